@@ -1,0 +1,46 @@
+# Two commands: `make tune` finds the best configuration on this machine, `make test` checks everything.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STUDY ?= search_spaces/studies/laptop.yaml
+
+.PHONY: tune test check serve venv test-slow test-gpu wheel clean
+
+tune: $(VENV)/.installed
+	$(BIN)/autotune tune $(STUDY)
+
+test: check
+	$(BIN)/pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+serve: $(VENV)/.installed
+	$(BIN)/autotune serve
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/pytest -m slow
+
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/pytest -m gpu
+
+wheel: $(VENV)/.installed-dev
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+venv: $(VENV)/.installed-dev
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "autotune needs Python 3.11 or newer; name one with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

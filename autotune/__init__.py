@@ -1,0 +1,54 @@
+"""autotune: the fastest stable configuration to train a model on a cluster, in a handful of short real trials.
+
+    study  = autotune.load_study("spec.yaml")
+    result = autotune.tune(study)                        # result.best.config, result.trials, result.speedup
+    table  = autotune.estimate(study.workload, configs)  # one config, or a list of them
+
+Names are loaded when they are first used, so that `import autotune` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.client import Client
+    from autotune.cost import estimate
+    from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Workload
+    from autotune.wiring import load_study, tune
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Client": "autotune.client",
+    "ClusterSpec": "autotune.spec",
+    "ModelSpec": "autotune.spec",
+    "ParallelConfig": "autotune.spec",
+    "Workload": "autotune.spec",
+    "estimate": "autotune.cost",
+    "load_study": "autotune.wiring",
+    "tune": "autotune.wiring",
+}
+
+__all__ = [
+    "Client",
+    "ClusterSpec",
+    "ModelSpec",
+    "ParallelConfig",
+    "Workload",
+    "__version__",
+    "estimate",
+    "load_study",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,48 @@
+"""Checks that the values of this package share: each raises `SpecError` with law, value and remedy."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+from autotune.errors import SpecError
+
+MAX_COUNT = 1 << 40
+"""Beyond this a count is a typing error: products of four such degrees would leave 64-bit integers."""
+
+
+def positive_int(name: str, value: object, *, at_most: int = MAX_COUNT, least: int = 1) -> int:
+    """`value` as an int of `least` to `at_most`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SpecError(f"{name} must be a whole number, but is {value!r}", field=name)
+    if not least <= value <= at_most:
+        raise SpecError(f"{name} must be {least} to {at_most}, but is {value}", field=name)
+    return value
+
+
+def positive(name: str, value: object, *, zero: bool = False) -> float:
+    """`value` as a finite float above zero (or at zero, where that is allowed)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise SpecError(f"{name} must be a finite number, but is {value!r}", field=name)
+    if value < 0 or (value == 0 and not zero):
+        raise SpecError(f"{name} must be {'at least' if zero else 'above'} zero, but is {value}", field=name)
+    return float(value)
+
+
+def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
+    """`value`, which must be one of the `allowed` words."""
+    words = tuple(allowed)
+    if not isinstance(value, str) or value not in words:
+        raise SpecError(
+            f"{name} must be one of {', '.join(words)}, but is {value!r}",
+            remedy=nearest(value, words),
+            field=name,
+        )
+    return value
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """ "did you mean X?", or nothing when no known word is near."""
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""

@@ -1,0 +1,145 @@
+"""What a config is predicted to cost. Every field is a float for one config, or an array of shape (N,) for N configs.
+
+Times are of one optimizer step on the slowest pipeline stage; the time parts add up to `step_time_s` and the memory parts to
+`peak_memory_bytes`. Only *exposed* communication counts as a part: what hides behind compute costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Number = float | NDArray[np.float64]
+
+
+class _Parts:
+    """Fields that add up to a total."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers (or lists) by name."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    @property
+    def total(self) -> Any:
+        """The sum of all parts."""
+        return sum(getattr(self, f.name) for f in fields(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeParts(_Parts):
+    """Seconds of one optimizer step by cause; they add up to the step time."""
+
+    compute: Number
+    """kernels of forward, backward and recomputation, with their launch overhead"""
+    tp_comm: Number
+    """exposed tensor- and sequence-parallel collectives"""
+    pp_comm: Number
+    """exposed pipeline sends and receives"""
+    dp_comm: Number
+    """exposed gradient reduction, ZeRO and FSDP traffic"""
+    cp_comm: Number
+    """exposed context-parallel exchange"""
+    ep_comm: Number
+    """exposed expert-parallel all-to-all"""
+    bubble: Number
+    """waiting for the pipeline to fill and drain, and for uneven stages"""
+    optimizer: Number
+    """the optimizer's own step"""
+    other: Number
+    """host overhead per step, stragglers"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryParts(_Parts):
+    """Peak bytes of the fullest rank by cause; they add up to the peak."""
+
+    weights: Number
+    """weights in the compute precision"""
+    gradients: Number
+    """gradient buffers"""
+    optimizer: Number
+    """master weights and moments"""
+    activations: Number
+    """saved for the backward pass"""
+    logits: Number
+    """output of the last stage and its loss"""
+    framework: Number
+    """communication buffers, workspace, allocator overhead"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Prediction for one config (floats) or for N configs (arrays)."""
+
+    step_time_s: Number
+    """median step time, s"""
+    step_time_low_s: Number
+    """lower end of the 90% interval, s"""
+    step_time_high_s: Number
+    """upper end of the 90% interval, s"""
+    time_parts_s: TimeParts
+    """the step time by cause"""
+    tokens_per_s: Number
+    """of the whole job"""
+    tokens_per_s_per_gpu: Number
+    """per rank in use"""
+    mfu: Number
+    """model FLOPs utilization of the ranks in use, 0 to 1"""
+    peak_memory_bytes: Number
+    """of the fullest rank"""
+    peak_memory_low_bytes: Number
+    """lower end of the 90% interval"""
+    peak_memory_high_bytes: Number
+    """upper end of the 90% interval"""
+    memory_parts_bytes: MemoryParts
+    """the peak by cause"""
+    oom_probability: Number
+    """probability that the peak exceeds the GPU's memory, 0 to 1"""
+
+    def __len__(self) -> int:
+        return int(np.size(self.step_time_s))
+
+    def row(self, index: int) -> Estimate:
+        """The estimate of config `index` alone, with floats."""
+        return self.map(lambda column: float(np.atleast_1d(column)[index]))
+
+    def take(self, index: Any) -> Estimate:
+        """The rows that `index` (integers or a mask) names."""
+        return self.map(lambda column: np.atleast_1d(column)[index])
+
+    def map(self, function: Any) -> Estimate:
+        """The estimate whose every number went through `function`."""
+        values: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, _Parts):
+                values[f.name] = type(value)(**{p.name: function(getattr(value, p.name)) for p in fields(value)})
+            else:
+                values[f.name] = function(value)
+        return Estimate(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values: numbers for one config, lists for many."""
+        return {
+            f.name: v.to_dict() if isinstance(v := getattr(self, f.name), _Parts) else _plain(v) for f in fields(self)
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Estimate:
+        """The estimate of `to_dict`'s values."""
+        rest = {k: v for k, v in values.items() if k not in ("time_parts_s", "memory_parts_bytes")}
+        return cls(
+            **rest,
+            time_parts_s=TimeParts(**values["time_parts_s"]),
+            memory_parts_bytes=MemoryParts(**values["memory_parts_bytes"]),
+        )
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

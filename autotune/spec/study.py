@@ -1,0 +1,130 @@
+"""What was asked: one tuning job, as frozen values. `autotune.schema` reads it from YAML, command line and REST."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from autotune.spec.config import ParallelConfig
+from autotune.spec.workload import Workload
+
+METRICS = ("throughput", "goodput", "cost")
+
+
+class StudyStatus(StrEnum):
+    """Where a study is in its life."""
+
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    STOPPING = "STOPPING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether this state never changes."""
+        return self in (StudyStatus.COMPLETED, StudyStatus.FAILED, StudyStatus.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceSpec:
+    """Which values each knob may take; everything legal among their combinations is enumerated."""
+
+    name: str = "inline"
+    """name of the file in search_spaces/, or `inline`"""
+    knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """allowed values by knob; knobs left out keep their default, dp and accumulation_steps left out are derived from the laws"""
+    world_sizes: tuple[int, ...] = ()
+    """numbers of ranks that may be used; empty means all GPUs of the cluster"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What makes a config better than another."""
+
+    metric: str = "throughput"
+    """throughput, goodput (throughput times statistical efficiency) or cost (tokens per unit of money or energy)"""
+    stability_weight: float = 0.2
+    """w in (1 - w) * throughput + w * stability, 0 to 1"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """When a study ends at the latest."""
+
+    max_trials: int = 20
+    """trials that the searcher may ask for (the baseline and the finals come on top)"""
+    max_wall_s: float = 3600.0
+    """seconds from the start of the study, without pauses"""
+    max_failed_trials: int = 10
+    """failed trials"""
+    max_gpu_s: float | None = None
+    """rank-seconds, where they are limited"""
+    min_gain: float = 0.01
+    """the search ends by itself when the expected relative gain of another trial falls under this; 0 means never"""
+    parallel_trials: int = 1
+    """trials at once, where the runner has room"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureSpec:
+    """How a trial is measured."""
+
+    warmup_steps: int = 2
+    """optimizer steps before the first that counts"""
+    min_steps: int = 5
+    """steps that count, at least"""
+    max_steps: int = 30
+    """steps that count, at most"""
+    precision: float = 0.03
+    """the trial ends when the 95% confidence interval of the median step is within +- this fraction"""
+    finalists: int = 2
+    """best configs that are measured again beside the baseline before a winner is named"""
+    final_rounds: int = 2
+    """rounds in which finalists and baseline are measured again, in turn"""
+    start_timeout_s: float = 120.0
+    """from launch to the first step"""
+    step_timeout_s: float = 60.0
+    """between two steps"""
+    trial_timeout_s: float = 600.0
+    """of a whole trial"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """One tuning job: workload x space x objective x budget x searcher."""
+
+    name: str
+    """what people call it"""
+    workload: Workload
+    """what is trained, where"""
+    space: SpaceSpec
+    """which configs exist"""
+    objective: Objective = Objective()
+    """what is maximized"""
+    budget: Budget = Budget()
+    """when it ends at the latest"""
+    measure: MeasureSpec = MeasureSpec()
+    """how a trial is measured"""
+    searcher: str = "bayesian"
+    """registered name of the searcher"""
+    trainer: str = "native"
+    """registered name of the trainer"""
+    trainer_options: Mapping[str, Any] = field(default_factory=dict)
+    """what else the trainer wants, e.g. argv and metrics of `command`"""
+    runner: str = "ray"
+    """registered name of the runner"""
+    runner_options: Mapping[str, Any] = field(default_factory=dict)
+    """what else the runner wants, e.g. the faults of `simulated`"""
+    seed: int = 0
+    """seed of searcher, weights and data"""
+    data: str | None = None
+    """text or .bin file to train on; None means the text that ships with the package"""
+    baseline: ParallelConfig | None = None
+    """the default config to beat; None means data parallel only, micro-batch 1, in the space's first precision"""
+    enqueue: tuple[ParallelConfig, ...] = ()
+    """the user's own guesses, tried first"""

@@ -1,0 +1,49 @@
+"""What is trained, and with what: the fixed part of a study, against which every config is judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.errors import SpecError
+from autotune.spec.checks import one_of, positive_int
+from autotune.spec.cluster import ClusterSpec
+from autotune.spec.model import ModelSpec
+
+OPTIMIZERS = ("adamw", "sgd")
+"""adamw keeps two fp32 moments per weight, sgd none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Model, cluster, sequence length, batch, optimizer and trainer."""
+
+    model: ModelSpec
+    """what is trained"""
+    cluster: ClusterSpec
+    """where"""
+    seq_len: int
+    """tokens per sequence, >= 1"""
+    global_batch_size: int | tuple[int, ...]
+    """sequences per optimizer step: one value, or the allowed ones in rising order"""
+    optimizer: str = "adamw"
+    """adamw or sgd"""
+    trainer: str = "native"
+    """whose training loop; the cost model's constants are per GPU type and trainer"""
+
+    def __post_init__(self) -> None:
+        positive_int("seq_len", self.seq_len, at_most=1 << 27)
+        if isinstance(self.global_batch_size, list):
+            object.__setattr__(self, "global_batch_size", tuple(self.global_batch_size))
+        sizes = self.global_batch_size if isinstance(self.global_batch_size, tuple) else (self.global_batch_size,)
+        if not sizes:
+            raise SpecError("global_batch_size must name at least one size", field="global_batch_size")
+        for size in sizes:
+            positive_int("global_batch_size", size, at_most=1 << 30)
+        if isinstance(self.global_batch_size, tuple):
+            object.__setattr__(self, "global_batch_size", tuple(sorted(set(sizes))))
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
+
+    @property
+    def global_batch_sizes(self) -> tuple[int, ...]:
+        """All allowed global batch sizes, in rising order."""
+        return self.global_batch_size if isinstance(self.global_batch_size, tuple) else (self.global_batch_size,)
