@@ -7,7 +7,7 @@ Times are of one optimizer step on the slowest pipeline stage; the time parts ad
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 Number = float | NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
     """Fields that add up to a total."""
-
-    __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Any]] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers (or lists) by name."""
