@@ -1,0 +1,25 @@
+"""What every test shares: no test reads or writes this machine's own data, settings or tokens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Redirects the user's data, config and cache folders under `tmp_path` and clears all AUTOTUNE_* variables.
+
+    Child processes inherit it, for it goes through the environment. Returns the data folder.
+    """
+    for name in list(os.environ):
+        if name.startswith("AUTOTUNE_"):
+            monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    data = home / "data"
+    monkeypatch.setenv("AUTOTUNE_DATA", str(data))
+    for name, folder in (("XDG_DATA_HOME", "share"), ("XDG_CONFIG_HOME", "config"), ("XDG_CACHE_HOME", "cache")):
+        monkeypatch.setenv(name, str(home / folder))
+    return data
