@@ -1,1 +1,103 @@
-"""To be described."""
+"""What to try next. A file's stem is the registered name of its searcher.
+
+    searcher.py      Searcher: ask, tell, expected_gain, reason; Problem: what is searched
+    dominance.py     what an out-of-memory failure rules out          worth.py   from step time to score
+    random.py        grid.py        cost_ranked.py        rule_of_thumb.py
+    bayesian.py      the default: the cost model's prediction, corrected by every trial; surrogate/ holds its models
+    reinforce.py     a policy trained on simulated clusters, adapted during the study
+    optuna.py        any Optuna sampler as a searcher; optuna_study.py: our searchers as Optuna samplers, and the export
+
+Assumptions: the candidates are enumerated (`SearchSpace`), a trial takes far longer than choosing it, one loop owns a searcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import CatalogError, SpecError
+from autotune.search.searcher import Problem, Searcher, score
+from autotune.spec import Estimate, Objective, ParallelConfig, Trial, Workload
+from autotune.spec.checks import nearest
+
+if TYPE_CHECKING:
+    from autotune.cost import Calibration
+    from autotune.space import SearchSpace
+
+OPTUNA_SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "qmc")
+
+
+def make_searcher(
+    name: str,
+    space: SearchSpace,
+    *,
+    seed: int = 0,
+    estimate: Estimate | None = None,
+    calibration: Calibration | None = None,
+    objective: Objective | None = None,
+    history: Iterable[tuple[Workload, Trial]] = (),
+    enqueue: Iterable[ParallelConfig] = (),
+    **options: Any,
+) -> Searcher:
+    """The searcher of that name over the candidates of `space`.
+
+    `estimate`: prediction for all of them (default: the cost model's); `calibration`: its constants, for the history and for configs
+    outside the space; `history`: trials of earlier studies, each with its workload; `enqueue`: guesses to try first. Raises
+    `CatalogError` for an unknown name, `SpecError` for an unknown option and `ConfigError` for a guess outside the space.
+    """
+    problem = Problem(
+        space=space,
+        seed=seed,
+        estimate=estimate,
+        calibration=calibration,
+        objective=objective or Objective(),
+        history=tuple(history),
+        enqueue=tuple(enqueue),
+        options=options,
+    )
+    kind, allowed = _find(name)
+    for option in options:
+        if option not in allowed:
+            raise SpecError(
+                f"searcher {name!r} has no option {option!r}",
+                remedy=nearest(option, allowed) or f"options: {', '.join(allowed) or 'none'}",
+                field="searcher",
+            )
+    return kind(problem)
+
+
+def searcher_names() -> tuple[str, ...]:
+    """All registered names."""
+    return (
+        "bayesian",
+        "reinforce",
+        "cost_ranked",
+        "rule_of_thumb",
+        "random",
+        "grid",
+        *(f"optuna:{sampler}" for sampler in OPTUNA_SAMPLERS),
+    )
+
+
+def _find(name: str) -> tuple[Callable[[Problem], Searcher], tuple[str, ...]]:
+    """The class of that name and the options that it takes; modules are imported when they are asked for."""
+    if name == "random":
+        from autotune.search.random import RandomSearcher
+
+        return RandomSearcher, ()
+    if name == "grid":
+        from autotune.search.grid import GridSearcher
+
+        return GridSearcher, ()
+    if name == "cost_ranked":
+        from autotune.search.cost_ranked import CostRankedSearcher
+
+        return CostRankedSearcher, ()
+    raise CatalogError(
+        f"no searcher is called {name!r}",
+        remedy=nearest(name, searcher_names()) or f"searchers: {', '.join(searcher_names())}",
+        field="searcher",
+    )
+
+
+__all__ = ["Problem", "Searcher", "make_searcher", "score", "searcher_names"]

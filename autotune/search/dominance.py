@@ -1,0 +1,39 @@
+"""Memory dominance: which configs need at least as much memory as one that ran out of it.
+
+Three rules, each with all other knobs equal. On 3257 published H100 configurations (1B to 80B parameters, 8 to 512 GPUs, the
+sweeps behind the Ultra-Scale Playbook) they were wrong on few pairs, so an out-of-memory failure rules candidates out for good:
+
+    larger micro-batch         2078 pairs, 0.6% wrong        the accumulation steps follow from the batch law
+    lower ZeRO stage            179 pairs, 0.0% wrong
+    same tp * pp, lower tp     1321 pairs, 1.0% wrong        pipeline stages hold 1F1B's micro-batches in flight, tensor shards do not
+
+By construction also: recomputing less, and sharding the sequence no longer. The performance counterparts of these rules were wrong
+on up to 67% of pairs, so speed is left to the model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.spec import FIELDS, ConfigTable, ParallelConfig
+from autotune.spec.config import encode
+
+ORDERED = ("tp", "pp", "micro_batch_size", "accumulation_steps", "zero_stage", "recompute", "sequence_parallel")
+"""The knobs with a rule of their own; all others must be equal."""
+
+
+def needs_as_much_memory(table: ConfigTable, failed: ParallelConfig) -> NDArray[np.bool_]:
+    """Which rows need at least the memory of `failed`, shape (N,); `failed` itself is among them."""
+    mask = table.tp * table.pp == failed.tp * failed.pp
+    for name in FIELDS:
+        if name not in ORDERED:
+            mask &= table.column(name) == encode(name, getattr(failed, name))
+    mask &= table.tp <= failed.tp
+    mask &= table.micro_batch_size >= failed.micro_batch_size
+    # the same tokens per step, cut up coarser: a larger global batch at the same micro-batch needs no less memory either
+    mask &= table.global_batch_size >= failed.global_batch_size
+    mask &= table.zero_stage <= failed.zero_stage
+    mask &= table.recompute <= encode("recompute", failed.recompute)
+    mask &= table.sequence_parallel.astype(np.int8) <= int(failed.sequence_parallel)
+    return np.asarray(mask)

@@ -1,0 +1,13 @@
+"""Grid search: the candidates in the order of the space, whatever comes of them."""
+
+from __future__ import annotations
+
+from autotune.search.searcher import Searcher
+
+
+class GridSearcher(Searcher):
+    """Every candidate once, in the order of the space."""
+
+    def propose(self) -> tuple[int, str] | None:
+        free = self.free()
+        return (int(free[0]), f"candidate {free[0] + 1} of {len(self.space)}") if len(free) else None

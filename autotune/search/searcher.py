@@ -1,0 +1,169 @@
+"""The base of all searchers: an enumerated list of configs, of which some are free, some are being tried, some are done.
+
+A searcher is a deterministic function of (space, seed, options, trials told so far): it keeps no random state that asking would
+advance, so that a restarted study tells the same trials again and goes on with the same next config. Subclasses write `propose`
+(which free candidate next, and why) and, where they learn, `learn`.
+
+    ask       a candidate leaves the free ones and becomes pending
+    tell      a terminal trial makes its candidate done; CANCELLED frees it again; a trial that still runs makes it pending
+    score     what is maximized: reward.total where the trial has a reward, else log(tokens_per_s)
+
+Trials of configs outside the space (a baseline, say) may be told too: searchers with a model learn from them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import ConfigError
+from autotune.search.dominance import needs_as_much_memory
+from autotune.spec import Estimate, FailureKind, Objective, ParallelConfig, Trial, TrialStatus, Workload
+
+if TYPE_CHECKING:
+    from autotune.cost import Calibration
+    from autotune.space import SearchSpace
+
+FREE, PENDING, DONE = 0, 1, 2
+"""States of a candidate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What a searcher is asked to search."""
+
+    space: SearchSpace
+    """the N candidates"""
+    seed: int = 0
+    """everything random follows from it"""
+    estimate: Estimate | None = None
+    """prediction for all N candidates; None: the cost model is asked when it is needed"""
+    calibration: Calibration | None = None
+    """constants of the cost model for configs outside the space and for the history; None: those of each workload"""
+    objective: Objective = field(default_factory=Objective)
+    """what the reward was made of"""
+    history: tuple[tuple[Workload, Trial], ...] = ()
+    """trials of earlier studies, each with its workload"""
+    enqueue: tuple[ParallelConfig, ...] = ()
+    """guesses of the user, tried first"""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """what else the searcher wants"""
+
+    def predict(self) -> Estimate:
+        """The estimate of all N candidates, as arrays of shape (N,)."""
+        if self.estimate is not None:
+            return self.estimate
+        from autotune.cost import estimate
+
+        return estimate(self.space.workload, self.space.table, calibration=self.calibration)
+
+
+class Searcher(ABC):
+    """Proposes candidates of a space and learns from their trials."""
+
+    def __init__(self, problem: Problem) -> None:
+        """Raises `ConfigError` when an enqueued config is not in the space."""
+        self.problem = problem
+        self.space = problem.space
+        self.state: NDArray[np.int8] = np.full(len(problem.space), FREE, dtype=np.int8)
+        self.ruled_out: NDArray[np.bool_] = np.zeros(len(problem.space), dtype=np.bool_)
+        self.trials: list[tuple[int | None, Trial]] = []
+        self._reasons: dict[int, str] = {}
+        self._enqueued = [self._index_of_guess(config) for config in problem.enqueue]
+
+    def ask(self, n: int = 1) -> list[ParallelConfig]:
+        """Up to `n` configs to try next, best first; fewer, or none, when nothing is left that could be worth a trial."""
+        configs = []
+        for _ in range(n):
+            chosen = self._next_guess() or self.propose()
+            if chosen is None:
+                break
+            index, reason = chosen
+            self.state[index] = PENDING
+            self._reasons[index] = reason
+            configs.append(self.space[index])
+        return configs
+
+    def tell(self, trials: Iterable[Trial]) -> None:
+        """Learns what became of these trials, in this order."""
+        for trial in trials:
+            index = self.space.index_of(trial.config)
+            if not trial.status.is_terminal or trial.status is TrialStatus.CANCELLED:
+                self._move(index, FREE if trial.status.is_terminal else PENDING)
+                continue
+            self._move(index, DONE)
+            if trial.status is TrialStatus.INFEASIBLE or (
+                trial.status is not TrialStatus.FAILED and not _has_time(trial)
+            ):
+                continue
+            self.trials.append((index, trial))
+            if trial.failure is not None and trial.failure.kind is FailureKind.OUT_OF_MEMORY:
+                self.ruled_out |= needs_as_much_memory(self.space.table, trial.config)
+            self.learn(index, trial)
+
+    @abstractmethod
+    def propose(self) -> tuple[int, str] | None:
+        """The next free candidate with the reason in words; None when there is none worth a trial. Changes nothing."""
+
+    def learn(self, index: int | None, trial: Trial) -> None:  # noqa: B027  most searchers have nothing to learn
+        """Takes in a measured or failed trial of candidate `index` (None: outside the space)."""
+
+    def expected_gain(self) -> float | None:
+        """Expected relative gain of one more trial over the best so far; None when this searcher cannot say."""
+        return None
+
+    def reason(self, config: ParallelConfig) -> str:
+        """Why this config was asked; empty when it was not."""
+        index = self.space.index_of(config)
+        return self._reasons.get(index, "") if index is not None else ""
+
+    def free(self) -> NDArray[np.intp]:
+        """Candidates that were neither asked nor told, in the order of the space."""
+        return np.flatnonzero(self.state == FREE)
+
+    def worth_trying(self) -> NDArray[np.intp]:
+        """Free candidates that no out-of-memory failure rules out."""
+        return np.flatnonzero((self.state == FREE) & ~self.ruled_out)
+
+    def pending(self) -> NDArray[np.intp]:
+        """Candidates that were asked and not yet told, in the order of the space."""
+        return np.flatnonzero(self.state == PENDING)
+
+    def _move(self, index: int | None, state: int) -> None:
+        if index is not None and self.state[index] != DONE:
+            self.state[index] = state
+
+    def _next_guess(self) -> tuple[int, str] | None:
+        return next(((i, "a guess of the user") for i in self._enqueued if self.state[i] == FREE), None)
+
+    def _index_of_guess(self, config: ParallelConfig) -> int:
+        index = self.space.index_of(config)
+        if index is None:
+            raise ConfigError(
+                f"an enqueued config must be in the space, but {config} is not: {self.space.why_not(config)}",
+                remedy="change the guess, or widen the space",
+                field="enqueue",
+            )
+        return index
+
+
+def score(trial: Trial) -> float:
+    """What is maximized: the reward, or the log of tokens per second where there is none."""
+    if trial.reward is not None:
+        return trial.reward.total
+    return math.log(trial.measurement.tokens_per_s) if trial.measurement is not None else math.nan
+
+
+def permutation(length: int, seed: int) -> Sequence[int]:
+    """A random order of 0..length-1 that follows from the seed alone."""
+    return np.random.default_rng(seed).permutation(length).tolist()  # type: ignore[no-any-return]
+
+
+def _has_time(trial: Trial) -> bool:
+    return trial.is_measured and trial.measurement is not None and trial.measurement.tokens_per_s > 0

@@ -1,0 +1,245 @@
+"""The contract of all searchers. Subclass `SearcherContract` in a test module and name the searcher; pytest runs every law.
+
+The world behind the trials is a small one in which everything is known: 2 nodes of 8 GPUs, some dozens of candidates, step times and
+memory from a formula of its own, so that the laws hold whatever the cost model says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from autotune.errors import ConfigError, SpecError
+from autotune.search import Searcher, make_searcher
+from autotune.space import SearchSpace
+from autotune.spec import (
+    ClusterSpec,
+    Failure,
+    FailureKind,
+    GpuSpec,
+    Measurement,
+    ModelSpec,
+    ParallelConfig,
+    Trial,
+    TrialStatus,
+    Workload,
+)
+
+GIB = 2.0**30
+GPU = GpuSpec(
+    name="a100-80gb", memory_bytes=80 * GIB, peak_flops_per_s={"bf16": 312e12, "fp32": 19.5e12}, memory_bytes_per_s=2e12
+)
+MODEL = ModelSpec(
+    name="contract-8b", num_layers=32, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32, vocab_size=50304
+)
+WORKLOAD = Workload(
+    model=MODEL,
+    cluster=ClusterSpec(name="contract-2x8", gpu=GPU, num_nodes=2, gpus_per_node=8),
+    seq_len=2048,
+    global_batch_size=64,
+)
+
+
+def candidates(workload: Workload = WORKLOAD) -> list[ParallelConfig]:
+    """Every tp, pp, dp, micro-batch and ZeRO stage 0 or 1 that fills the cluster and makes the batch."""
+    gpus, batch = workload.cluster.num_gpus, workload.global_batch_sizes[0]
+    powers = [1, 2, 4, 8]
+    return [
+        ParallelConfig(
+            tp=tp,
+            pp=pp,
+            dp=gpus // (tp * pp),
+            micro_batch_size=size,
+            accumulation_steps=batch * tp * pp // (gpus * size),
+            zero_stage=zero,
+        )
+        for tp in powers
+        for pp in powers
+        for size in powers
+        for zero in (0, 1)
+        if gpus % (tp * pp) == 0 and batch * tp * pp % (gpus * size) == 0
+    ]
+
+
+def truth(workload: Workload, config: ParallelConfig) -> tuple[float, float]:
+    """Step time (s) and peak memory (bytes) of the contract's world."""
+    c, m = config, workload.model
+    tokens = c.global_batch_size * workload.seq_len
+    parameters = 12.0 * m.num_layers * m.hidden_size**2
+    busy = 6 * parameters * tokens / (140e12 * c.world_size) * (1 + 0.3 / c.micro_batch_size)
+    bubble = busy * (c.pp - 1) / c.accumulation_steps
+    talk = 0.02 * math.log2(c.tp) * c.accumulation_steps / c.pp + 0.3 * (c.dp > 1) / (c.tp * c.pp)
+    held = 8 + (12 / c.dp if c.zero_stage else 12)
+    in_flight = min(c.pp, c.accumulation_steps) / c.pp
+    saved = 34 * workload.seq_len * m.hidden_size * m.num_layers * c.micro_batch_size * in_flight / c.tp
+    return busy + bubble + talk, parameters / (c.tp * c.pp) * held + saved + 4 * GIB
+
+
+def measured(config: ParallelConfig, workload: Workload = WORKLOAD, *, number: int = 0) -> Trial:
+    """The finished trial of a config in the contract's world: measured, or out of memory."""
+    step_time_s, peak_bytes = truth(workload, config)
+    if peak_bytes > workload.cluster.gpu.memory_bytes:
+        return failed(config, FailureKind.OUT_OF_MEMORY, number=number)
+    noise = (0.998, 1.0, 1.003, 0.999, 1.001)
+    return Trial(
+        config=config,
+        number=number,
+        status=TrialStatus.COMPLETED,
+        measurement=Measurement(
+            step_times_s=tuple(step_time_s * n for n in noise),
+            peak_memory_bytes=peak_bytes,
+            tokens_per_step=config.global_batch_size * workload.seq_len,
+            num_ranks=config.world_size,
+            memory_capacity_bytes=workload.cluster.gpu.memory_bytes,
+        ),
+    )
+
+
+def failed(config: ParallelConfig, kind: FailureKind, *, number: int = 0) -> Trial:
+    """The failed trial of a config."""
+    return Trial(
+        config=config,
+        number=number,
+        status=TrialStatus.FAILED,
+        failure=Failure(kind=kind, message=f"{kind} by request"),
+    )
+
+
+class SearcherContract:
+    """What every searcher keeps to."""
+
+    searcher: ClassVar[str]
+    """registered name"""
+    options: ClassVar[dict[str, Any]] = {}
+    """options to make it with"""
+    budget: ClassVar[int] = 40
+    """trials after which an unexhausted searcher is left alone"""
+
+    def make(self, configs: Sequence[ParallelConfig] | None = None, *, seed: int = 0, **keywords: Any) -> Searcher:
+        """A fresh searcher."""
+        space = SearchSpace.of(WORKLOAD, candidates() if configs is None else configs)
+        return make_searcher(self.searcher, space, seed=seed, **self.options, **keywords)
+
+    def play(self, searcher: Searcher, answer: Any = measured, *, trials: int | None = None) -> list[Trial]:
+        """Asks and tells one by one until the searcher ends or `trials` are done."""
+        told: list[Trial] = []
+        while len(told) < (self.budget if trials is None else trials) and (asked := searcher.ask(1)):
+            told.append(answer(asked[0], number=len(told)))
+            searcher.tell([told[-1]])
+        return told
+
+    def test_asks_only_candidates_and_none_twice(self) -> None:
+        configs = candidates()
+        told = [t.config for t in self.play(self.make())]
+        assert told
+        assert len(set(told)) == len(told)
+        assert set(told) <= set(configs)
+
+    def test_gives_a_reason(self) -> None:
+        searcher = self.make()
+        (config,) = searcher.ask(1)
+        assert searcher.reason(config)
+        assert all(not searcher.reason(c) for c in candidates() if c != config)
+
+    def test_same_seed_and_trials_same_next_config(self) -> None:
+        """The replay law: a restarted study goes on where it was."""
+        first = self.make(seed=3)
+        told = self.play(first, trials=6)
+        again = self.make(seed=3)
+        again.tell(told)
+        assert first.ask(2) == again.ask(2)
+        assert first.expected_gain() == again.expected_gain()
+
+    def test_replay_knows_what_still_runs(self) -> None:
+        first = self.make(seed=1)
+        told = self.play(first, trials=2)
+        pending = first.ask(2)
+        again = self.make(seed=1)
+        again.tell([*told, *(Trial(config=c, status=TrialStatus.RUNNING) for c in pending)])
+        assert first.ask(1) == again.ask(1)
+
+    def test_asking_in_bulk_keeps_pending_apart(self) -> None:
+        searcher = self.make()
+        batch = searcher.ask(4)
+        more = searcher.ask(2)
+        assert len({*batch, *more}) == len(batch) + len(more)
+        searcher.tell([measured(c) for c in reversed(batch)])
+        assert not {*searcher.ask(1)} & {*batch, *more}
+
+    def test_cancelled_may_be_asked_again(self) -> None:
+        searcher = self.make(candidates()[:1])
+        (config,) = searcher.ask(1)
+        searcher.tell([Trial(config=config, status=TrialStatus.CANCELLED)])
+        assert searcher.ask(1) == [config]
+
+    def test_failures_are_tolerated_and_not_asked_again(self) -> None:
+        def answer(config: ParallelConfig, *, number: int) -> Trial:
+            kinds = list(FailureKind)
+            return failed(config, kinds[number % len(kinds)]) if number % 2 else measured(config, number=number)
+
+        told = self.play(self.make(), answer)
+        assert len({t.config for t in told}) == len(told)
+
+    def test_all_fail(self) -> None:
+        """Ends cleanly, or goes on to untried candidates, when nothing works."""
+        configs = candidates()
+        told = self.play(self.make(), lambda c, number: failed(c, FailureKind.OUT_OF_MEMORY), trials=len(configs) + 1)
+        assert 1 <= len(told) <= len(configs)
+
+    def test_no_memory_reported(self) -> None:
+        """Trainers that do not say their peak are searched too."""
+
+        def answer(config: ParallelConfig, *, number: int) -> Trial:
+            time, _ = truth(WORKLOAD, config)
+            values = Measurement(step_times_s=(time,), tokens_per_step=config.global_batch_size * WORKLOAD.seq_len)
+            return Trial(config=config, number=number, status=TrialStatus.STOPPED, measurement=values)
+
+        assert len(self.play(self.make(), answer, trials=5)) == 5
+
+    def test_one_candidate(self) -> None:
+        (config,) = candidates()[:1]
+        searcher = self.make([config])
+        assert searcher.ask(3) == [config]
+        searcher.tell([measured(config)])
+        assert searcher.ask(1) == []
+
+    def test_exhausted_space_ends(self) -> None:
+        configs = candidates()[:9]
+        searcher = self.make(configs)
+        told = self.play(searcher, trials=20)
+        ruled_out = {c for c in configs if c not in {t.config for t in told}}
+        assert searcher.ask(1) == []
+        assert all(truth(WORKLOAD, c)[1] > WORKLOAD.cluster.gpu.memory_bytes for c in ruled_out)
+
+    def test_guesses_come_first(self) -> None:
+        guesses = [candidates()[5], candidates()[2]]
+        assert self.make(enqueue=guesses).ask(2) == guesses
+
+    def test_guesses_outside_the_space_are_refused(self) -> None:
+        outside = ParallelConfig(tp=16, accumulation_steps=64)
+        with pytest.raises(ConfigError, match="enqueue"):
+            self.make(enqueue=[outside])
+
+    def test_unknown_options_are_refused(self) -> None:
+        space = SearchSpace.of(WORKLOAD, candidates())
+        with pytest.raises(SpecError, match="nonsense"):
+            make_searcher(self.searcher, space, nonsense=1)
+
+    def test_baseline_outside_the_space_is_welcome(self) -> None:
+        searcher = self.make()
+        searcher.tell([measured(ParallelConfig(dp=16, micro_batch_size=4, accumulation_steps=1, recompute="full"))])
+        assert len(self.play(searcher, trials=3)) == 3
+
+    def test_repeats_are_welcome(self) -> None:
+        """Finalists are measured again and told again."""
+        searcher = self.make()
+        told = self.play(searcher, trials=3)
+        searcher.tell(_measured_only(told))
+        assert not {*searcher.ask(1)} & {t.config for t in told}
+
+
+def _measured_only(trials: Iterable[Trial]) -> list[Trial]:
+    return [t for t in trials if t.is_measured]

@@ -1,0 +1,33 @@
+"""The searchers without a model of their own keep the contract and their order."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.errors import CatalogError
+from autotune.search import make_searcher
+from autotune.space import SearchSpace
+from autotune.testing.searchers import WORKLOAD, SearcherContract, candidates
+
+
+class TestRandom(SearcherContract):
+    searcher = "random"
+
+    def test_seed_decides_the_order(self) -> None:
+        assert self.make(seed=0).ask(5) != self.make(seed=1).ask(5)
+
+
+class TestGrid(SearcherContract):
+    searcher = "grid"
+
+    def test_keeps_the_order_of_the_space(self) -> None:
+        assert self.make().ask(5) == candidates()[:5]
+
+
+class TestCostRanked(SearcherContract):
+    searcher = "cost_ranked"
+
+
+def test_unknown_name_names_the_nearest() -> None:
+    with pytest.raises(CatalogError, match="bayesian"):
+        make_searcher("bayesion", SearchSpace.of(WORKLOAD, candidates()))
