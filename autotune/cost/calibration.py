@@ -1,0 +1,157 @@
+"""Constants of the cost model for one GPU type and trainer: what a datasheet does not say.
+
+Each is a physical quantity: the fraction of a datasheet figure that is really reached, a size at which it is half reached, or a time of
+the host. They are fitted on published measurements (`python -m tests.benchmarks.fit_cost_model`) or measured on the cluster at hand
+(`autotune calibrate`), and kept with their provenance in `constants.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import SpecError
+from autotune.spec import Workload
+from autotune.spec.checks import nearest, positive
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Constants for one GPU type and trainer."""
+
+    gpu: str = ""
+    """GPU type that they hold for; empty for any"""
+    trainer: str = ""
+    """trainer that they hold for; empty for any"""
+    source: str = "datasheet"
+    """where they come from, in words"""
+
+    matmul_efficiency: float = 0.72
+    """fraction of the peak FLOP/s that large matmuls reach"""
+    half_size: float = 300.0
+    """side of a square matmul at which a third of that is left: time grows by half_size * (1/m + 1/n + 1/k)"""
+    attention_efficiency: float = 0.40
+    """fraction of the peak FLOP/s in attention's scores and values"""
+    memory_efficiency: float = 0.75
+    """fraction of the memory bandwidth in element-wise kernels"""
+    layer_host_s: float = 0.4e-3
+    """host time to launch one layer's forward and backward pass for one micro-batch, s"""
+    micro_batch_host_s: float = 1e-3
+    """host time per micro-batch and rank beside the layers', s"""
+    step_host_s: float = 10e-3
+    """host time per optimizer step, s"""
+    intra_efficiency: float = 0.70
+    """fraction of the link bandwidth inside a node"""
+    inter_efficiency: float = 0.60
+    """fraction of the link bandwidth between nodes"""
+    latency_factor: float = 2.0
+    """collective latency, as a multiple of the links' latency per doubling of the group"""
+    send_host_s: float = 0.1e-3
+    """host time of a pipeline send and receive, s"""
+    data_overlap: float = 0.5
+    """fraction of the data-parallel traffic that can hide behind the backward pass"""
+    straggler: float = 0.01
+    """relative growth of the step per doubling of the nodes"""
+    activation_factor: float = 1.0
+    """activations, as a multiple of those counted"""
+    fragmentation: float = 0.05
+    """share of the peak that the allocator adds"""
+    framework_bytes: float = 2.0e9
+    """context, workspace and communication buffers, bytes"""
+    time_sigma: float = 0.15
+    """standard deviation of log step time about the estimate"""
+    memory_sigma: float = 0.12
+    """standard deviation of log peak memory about the estimate"""
+
+    def __post_init__(self) -> None:
+        for name in NUMBERS:
+            positive(name, getattr(self, name), zero=name in _MAY_BE_ZERO)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
+        """The calibration of plain values; what is left out takes its default. Raises `SpecError` for unknown names."""
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise SpecError(f"a calibration has no constant called {name!r}", remedy=nearest(name, known))
+        return cls(**values)
+
+    def perturbed(self, rng: np.random.Generator, scale: float) -> Calibration:
+        """Another world: every constant multiplied by exp(scale * standard normal), fractions kept at most 1.
+
+        For trying searchers against a wrong model, and for drawing the worlds in which a policy is trained.
+        """
+        moved = {name: getattr(self, name) * float(_exp(scale * rng.standard_normal())) for name in PHYSICAL}
+        for name in _FRACTIONS:
+            moved[name] = min(moved[name], 1.0)
+        return replace(self, **moved, source=f"{self.source}, perturbed by {scale:g}")
+
+
+def _exp(value: float) -> float:
+    import math
+
+    return math.exp(min(max(value, -20.0), 20.0))
+
+
+NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "trainer", "source"))
+"""Names of all constants."""
+PHYSICAL = tuple(n for n in NUMBERS if n not in ("time_sigma", "memory_sigma"))
+"""Names of the constants that describe the hardware and the trainer."""
+_FRACTIONS = tuple(n for n in NUMBERS if n.endswith("_efficiency") or n == "data_overlap")
+_MAY_BE_ZERO = (
+    "layer_host_s",
+    "micro_batch_host_s",
+    "step_host_s",
+    "send_host_s",
+    "data_overlap",
+    "straggler",
+    "fragmentation",
+    "framework_bytes",
+    "latency_factor",
+    "half_size",
+)
+
+
+@cache
+def _fitted() -> Mapping[str, Mapping[str, Any]]:
+    path = Path(__file__).with_name("constants.json")
+    if not path.exists():
+        return {}
+    return dict(json.loads(path.read_text(encoding="utf-8"))["calibrations"])
+
+
+def calibration_for(workload: Workload) -> Calibration:
+    """Constants for the workload's GPU type and trainer: fitted ones, else those of its datasheet, which `source` says."""
+    gpu, trainer = workload.cluster.gpu.name, workload.trainer
+    found = _fitted().get(f"{gpu}/{trainer}")
+    if found is not None:
+        return Calibration.from_dict({"gpu": gpu, "trainer": trainer, **found})
+    if workload.cluster.gpu.is_cpu:
+        return Calibration(
+            gpu=gpu,
+            trainer=trainer,
+            source="datasheet of a CPU",
+            matmul_efficiency=0.6,
+            half_size=16.0,
+            attention_efficiency=0.2,
+            memory_efficiency=0.5,
+            layer_host_s=1.0e-3,
+            framework_bytes=3e8,
+            step_host_s=5e-3,
+            send_host_s=0.5e-3,
+            data_overlap=0.0,
+            time_sigma=0.5,
+            memory_sigma=0.3,
+        )
+    return Calibration(gpu=gpu, trainer=trainer, time_sigma=0.25, memory_sigma=0.15)

@@ -1,0 +1,49 @@
+"""Time of one collective: latency of its steps plus bytes over the narrowest link of its ring.
+
+    n members on k nodes, g = members per node, S bytes of the whole (gathered) tensor per rank
+
+Ring algorithms move (n-1)/n * S per rank for all-gather and reduce-scatter, twice that for all-reduce (Thakur et al., IJHPCA 2005). Over
+nodes the ring crosses each node's border once per group, and the g members of a node bring one network share each, so that the border
+has g shares of bandwidth (NCCL builds one ring per NIC). Latency: log2 of the members (NCCL's trees), inside a node and between nodes
+apart. Contention between unlike groups is neglected.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autotune.cost.calibration import Calibration
+from autotune.cost.layout import Column, Group
+from autotune.spec import ClusterSpec
+
+
+def ring_time_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
+    """Seconds of one all-gather or reduce-scatter of `gathered_bytes`; an all-reduce takes two. Zero for a group of one."""
+    across = group.size > group.per_node
+    intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
+    inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency * group.per_node
+    bandwidth = np.where(across, np.minimum(inter, intra), intra)
+    local = cluster.intra_node.latency_s * np.log2(np.maximum(group.per_node, 1.0))
+    remote = cluster.inter_node.latency_s * np.log2(np.maximum(group.nodes, 1.0))
+    latency = constants.latency_factor * (local + remote)
+    moved = (group.size - 1.0) / group.size * gathered_bytes
+    return np.where(group.size > 1, latency + moved / bandwidth, 0.0)
+
+
+def all_to_all_time_s(group: Group, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
+    """Seconds of an all-to-all in which every rank holds `sent_bytes`; what leaves the node goes over the rank's own network share."""
+    intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
+    inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency
+    inside = (group.per_node - 1.0) / group.size * sent_bytes / intra
+    outside = (group.size - group.per_node) / group.size * sent_bytes / inter
+    latency = constants.latency_factor * np.where(
+        group.size > group.per_node, cluster.inter_node.latency_s, cluster.intra_node.latency_s
+    )
+    return np.where(group.size > 1, latency + np.maximum(inside, outside), 0.0)
+
+
+def send_time_s(inside: Column, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
+    """Seconds of one send between neighbours; `inside` is the fraction of sends that stay in a node."""
+    intra = cluster.intra_node.latency_s + sent_bytes / (cluster.intra_node.bytes_per_s * constants.intra_efficiency)
+    inter = cluster.inter_node.latency_s + sent_bytes / (cluster.inter_node.bytes_per_s * constants.inter_efficiency)
+    return inside * intra + (1.0 - inside) * inter

@@ -1,0 +1,86 @@
+"""The estimate of one config or a million: one code path over columns, in blocks that keep memory small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+
+import numpy as np
+
+from autotune.cost.calibration import Calibration, calibration_for
+from autotune.cost.flops import model_flops_per_token
+from autotune.cost.layout import layout_of
+from autotune.cost.memory import memory_parts
+from autotune.cost.stages import stages_of
+from autotune.cost.step import time_parts
+from autotune.cost.traits import traits_of
+from autotune.cost.uncertainty import exceeds, interval
+from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
+
+BLOCK = 1 << 15
+"""rows that are computed at once: their columns stay in the processor's cache"""
+
+
+def estimate(
+    workload: Workload,
+    configs: ParallelConfig | Iterable[ParallelConfig] | ConfigTable,
+    *,
+    calibration: Calibration | None = None,
+) -> Estimate:
+    """Predicted step time and peak memory of one config (floats) or of many (arrays of shape (N,)), with their parts and error bars.
+
+    `calibration` defaults to the constants that are known for the workload's GPU type and trainer.
+    """
+    constants = calibration or calibration_for(workload)
+    if isinstance(configs, ParallelConfig):
+        return _block(workload, ConfigTable.of([configs]), constants).row(0)
+    table = configs if isinstance(configs, ConfigTable) else ConfigTable.of(configs)
+    if len(table) <= BLOCK:
+        return _block(workload, table, constants)
+    blocks = [
+        _block(workload, table.take(slice(start, start + BLOCK)), constants) for start in range(0, len(table), BLOCK)
+    ]
+    return _joined(blocks)
+
+
+def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Estimate:
+    traits = traits_of(workload.trainer)
+    layout = layout_of(workload, table)
+    stages = stages_of(workload.model, layout.pp, traits.split)
+    times = time_parts(workload, table, layout, stages, constants, traits)
+    memory = memory_parts(workload, table, layout, stages, constants, traits)
+    step, peak = times.total, memory.total
+    tokens = table.global_batch_size * float(workload.seq_len)
+    per_gpu = tokens / step / layout.world
+    gpu = workload.cluster.gpu
+    reference = gpu.peak_flops_per_s.get("bf16") or max(gpu.peak_flops_per_s.values())
+    low, high = interval(step, constants.time_sigma)
+    memory_low, memory_high = interval(peak, constants.memory_sigma)
+    return Estimate(
+        step_time_s=step,
+        step_time_low_s=low,
+        step_time_high_s=high,
+        time_parts_s=times,
+        tokens_per_s=tokens / step,
+        tokens_per_s_per_gpu=per_gpu,
+        mfu=per_gpu * model_flops_per_token(workload.model, workload.seq_len) / reference,
+        peak_memory_bytes=peak,
+        peak_memory_low_bytes=memory_low,
+        peak_memory_high_bytes=memory_high,
+        memory_parts_bytes=memory,
+        oom_probability=exceeds(peak, gpu.memory_bytes, constants.memory_sigma),
+    )
+
+
+def _joined(blocks: list[Estimate]) -> Estimate:
+    def join(kind: type, rows: list[object]) -> dict[str, object]:
+        values: dict[str, object] = {}
+        for f in fields(kind):
+            columns = [getattr(row, f.name) for row in rows]
+            if isinstance(columns[0], TimeParts | MemoryParts):
+                values[f.name] = type(columns[0])(**join(type(columns[0]), columns))
+            else:
+                values[f.name] = np.concatenate(columns)
+        return values
+
+    return Estimate(**join(Estimate, list(blocks)))

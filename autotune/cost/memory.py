@@ -1,0 +1,85 @@
+"""Peak memory of the fullest rank of the pipeline, by part."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autotune.cost.calibration import Calibration
+from autotune.cost.compute import element_bytes
+from autotune.cost.layout import Layout
+from autotune.cost.parameters import edge_weights, layer_weights
+from autotune.cost.pipeline import in_flight
+from autotune.cost.stages import Stages
+from autotune.cost.traits import Traits
+from autotune.spec import ConfigTable, MemoryParts, Workload
+
+
+def memory_parts(
+    workload: Workload, table: ConfigTable, layout: Layout, stages: Stages, constants: Calibration, traits: Traits
+) -> MemoryParts:
+    """Peak bytes by cause, of every row: those of the rank (first, middle or last) whose sum is largest."""
+    model = workload.model
+    size = element_bytes(table)
+    mixed = size < 4
+    dense, experts = layer_weights(model, layout)
+    embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
+    shards = layout.data_group.size
+    at_three, at_two, at_one = layout.zero >= 3, layout.zero >= 2, layout.zero >= 1
+
+    weight_bytes = np.where(mixed & traits.master_weights, 2.0, 4.0)
+    gradient_bytes = np.where(mixed & traits.master_weights, traits.gradient_bytes, 4.0)
+    moments = 8.0 if workload.optimizer == "adamw" else 4.0
+    state_bytes = moments + np.where(mixed & traits.master_weights, 4.0, 0.0)
+
+    per_layer = _activation_bytes(workload, table, layout, traits)
+    cut = layout.tp if traits.vocab_parallel else np.ones_like(layout.tp)
+    logits = layout.tokens * model.vocab_size / cut * (size + 8.0)
+
+    best: dict[str, np.ndarray] | None = None
+    alone = layout.pp == 1
+    ranks = (
+        (
+            np.zeros_like(layout.pp),
+            stages.first,
+            embedding + np.where(alone, projection, 0.0),
+            np.where(alone, logits, 0.0),
+        ),
+        (np.minimum(1.0, layout.pp - 1), stages.middle, np.zeros_like(embedding), np.zeros_like(logits)),
+        (layout.pp - 1, stages.last, projection + np.where(alone, embedding, 0.0), logits),
+    )
+    for rank, layers, edge, last in ranks:
+        count = layers * (dense + experts) + edge
+        held = in_flight(table, layout, rank)
+        live = 1.0 / shards
+        parts = {
+            "weights": count * weight_bytes * np.where(at_three, live, 1.0),
+            "gradients": count * gradient_bytes * np.where(at_two, live, 1.0),
+            "optimizer": count * state_bytes * np.where(at_one, live, 1.0),
+            "activations": constants.activation_factor * held * layers * per_layer,
+            "logits": last,
+        }
+        used = sum(parts.values())
+        parts["framework"] = constants.framework_bytes + constants.fragmentation * used
+        if best is None:
+            best = parts
+        else:
+            more = sum(parts.values()) > sum(best.values())
+            best = {name: np.where(more, parts[name], best[name]) for name in parts}
+    assert best is not None  # there are three ranks
+    return MemoryParts(**best)
+
+
+def _activation_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: Traits) -> np.ndarray:
+    """Bytes that one layer saves for one micro-batch (Korthikanti et al., arXiv 2205.05198, section 4, without the score matrix)."""
+    model = workload.model
+    size = element_bytes(table)
+    h = float(model.hidden_size)
+    q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
+    f = float(model.ffn_hidden_size) * max(1, model.experts_per_token)
+    cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
+    outer = (4.0 if traits.fused else 6.0) * h
+    inner = 2.0 * q + 2.0 * kv + (4.0 if model.gated_mlp else 2.0) * f
+    if not traits.fused:
+        inner = inner + q + kv
+    saved = layout.tokens * size * (outer / cut + inner / layout.tp)
+    return np.where(table.is_word("recompute", "full"), layout.tokens * size * h / cut, saved)

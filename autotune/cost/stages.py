@@ -1,0 +1,60 @@
+"""How layers are cut into pipeline stages: layers on the first, the last and the fullest middle rank.
+
+The first rank also has the embedding, the last one the output projection and the loss. 'even' trainers give every rank L/p layers, one more
+to the first ones when p does not divide L. 'by_cost' trainers (nanotron, `get_block_compute_costs`) count the output projection as layers of
+the same weight, and fill each rank up to its share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.cost.layout import Column
+from autotune.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Layers by rank of the pipeline, shape (N,) each."""
+
+    first: Column
+    """layers on the first rank"""
+    last: Column
+    """layers on the last rank; the same as `first` when there is one rank"""
+    middle: Column
+    """layers on the fullest rank between them; 0 when there is none"""
+
+
+def stages_of(model: ModelSpec, pp: Column, split: str) -> Stages:
+    """The stages of every row; each value of `pp` is cut once."""
+    degrees, where = np.unique(pp, return_inverse=True)
+    cuts = np.array([_cut(model, int(p), split) for p in degrees], dtype=np.float64).reshape(-1, 3)
+    return Stages(*(cuts[where, i] for i in range(3)))
+
+
+def _cut(model: ModelSpec, p: int, split: str) -> tuple[float, float, float]:
+    layers = layers_by_rank(model, p, split)
+    return layers[0], layers[-1], max(layers[1:-1], default=0.0)
+
+
+def layers_by_rank(model: ModelSpec, p: int, split: str = "even") -> list[float]:
+    """Layers on each of `p` ranks."""
+    total = model.num_layers
+    if p > 4 * total:
+        return [1.0] * min(p, 3)  # absurd, and refused by the laws of the space: any small answer does
+    if split == "even":
+        return [float(total // p + (rank < total % p)) for rank in range(p)]
+    matrices = 3 if model.gated_mlp else 2
+    attention = 4 * model.num_attention_heads * model.head_dim * model.hidden_size
+    layer = attention + matrices * model.ffn_hidden_size * model.hidden_size
+    blocks = [layer] * total + [model.vocab_size * model.hidden_size]
+    share = sum(blocks) / p
+    counts, rank, filled = [0.0] * p, 0, 0
+    for i, block in enumerate(blocks):
+        counts[rank] += i < total
+        filled += block
+        if filled > share * (rank + 1) and rank < p - 1:
+            rank += 1
+    return counts

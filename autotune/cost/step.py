@@ -1,0 +1,84 @@
+"""One optimizer step: the parts of `compute`, `traffic` and `pipeline` put together on the slowest rank of the pipeline."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autotune.cost.calibration import Calibration
+from autotune.cost.collectives import send_time_s
+from autotune.cost.compute import element_bytes, head_step_s, layer_forward_s, no_sooner_than
+from autotune.cost.layout import Layout
+from autotune.cost.parameters import edge_weights, layer_weights
+from autotune.cost.pipeline import bubble_time_s
+from autotune.cost.stages import Stages
+from autotune.cost.traffic import context_layer_s, data_step_s, expert_layer_s, tensor_layer_s
+from autotune.cost.traits import Traits
+from autotune.spec import ConfigTable, TimeParts, Workload
+
+
+def time_parts(
+    workload: Workload, table: ConfigTable, layout: Layout, stages: Stages, constants: Calibration, traits: Traits
+) -> TimeParts:
+    """Seconds of one step by cause, of every row."""
+    model, cluster = workload.model, workload.cluster
+    matmuls, attention, moved = layer_forward_s(workload, table, layout, constants, traits)
+    full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
+    passes = np.where(full, 4.0, 3.0)
+    # FlashAttention's backward pass computes the scores again: 2.5 forwards (Dao, arXiv 2307.08691)
+    score_passes = np.where(full | selective, 4.5, 3.5)
+    kernels = passes * (matmuls + moved) + score_passes * attention
+    layer = no_sooner_than(kernels, constants.layer_host_s * passes / 3.0)
+
+    rounds = np.where(full, 3.0, 2.0)  # forward, backward, and the forward again
+    tensor = rounds * tensor_layer_s(workload, table, layout, constants)
+    context = (rounds + 1.0) * context_layer_s(workload, table, layout, constants)
+    expert = rounds * expert_layer_s(workload, table, layout, constants)
+    head = head_step_s(workload, table, layout, constants, traits)
+
+    dense, experts = layer_weights(model, layout)
+    embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
+    own = np.stack([stages.first, stages.middle, stages.last])
+    edge = np.stack([np.where(layout.pp == 1, head, 0.0), np.zeros_like(head), head])
+    busy = own * (layer + tensor + context + expert) + edge
+    slowest = np.argmax(busy, axis=0)[None]
+
+    def at(rows: np.ndarray) -> np.ndarray:
+        return np.asarray(np.take_along_axis(rows, slowest, axis=0)[0])
+
+    layers, per_micro_batch, m = at(own), at(busy), layout.accumulation
+    per_layer = layer + tensor + context + expert
+    all_ranks = model.num_layers * per_layer + head
+    others = np.maximum(all_ranks - per_micro_batch, 0.0)
+
+    boundary = (
+        layout.tokens * model.hidden_size * element_bytes(table) / np.where(layout.sequence_parallel, layout.tp, 1.0)
+    )
+    inside = (layout.stages_per_node - 1.0) / np.maximum(layout.stages_per_node, 1.0)
+    send = constants.send_host_s + send_time_s(inside, boundary, cluster, constants)
+    sends = np.where(layout.pp > 1, 2.0 * layout.virtual * m + 2.0 * (layout.pp - 1.0), 0.0)
+
+    weights = layers * dense + np.maximum(embedding, projection)
+    once, each = data_step_s(workload, table, layout, constants, traits, weights, layers * experts)
+    backward = layers * kernels * 2.0 / 3.0
+    exposed_once = np.maximum(once - constants.data_overlap * backward, 0.1 * once)
+    exposed_each = np.maximum(each - constants.data_overlap * per_micro_batch, 0.1 * each)
+
+    shards = np.where(layout.zero >= 1, layout.data_group.size, 1.0)
+    states = 28.0 if workload.optimizer == "adamw" else 16.0
+    update = (weights + layers * experts) / shards * states
+    optimizer = update / (cluster.gpu.memory_bytes_per_s * constants.memory_efficiency)
+
+    compute = m * (layers * layer + at(edge)) + m * constants.micro_batch_host_s
+    parts = {
+        "compute": compute,
+        "tp_comm": m * layers * tensor,
+        "pp_comm": sends * send,
+        "dp_comm": exposed_once + m * exposed_each,
+        "cp_comm": m * layers * context,
+        "ep_comm": m * layers * expert,
+        "bubble": bubble_time_s(table, layout, per_micro_batch, others),
+        "optimizer": optimizer,
+    }
+    nodes = np.ceil(layout.world / cluster.gpus_per_node)
+    growth = constants.straggler * np.log2(np.maximum(nodes, 1.0))
+    return TimeParts(**parts, other=constants.step_host_s + growth * sum(parts.values()))

@@ -1,0 +1,71 @@
+"""Communication that a step exposes: tensor, context, expert and data parallel.
+
+Tensor parallel: two all-reduces per layer forward and two backward, of tokens * h elements; with sequence parallelism a reduce-scatter and an
+all-gather each, the same bytes (Korthikanti et al., arXiv 2205.05198, section 4.2). Data parallel: one all-reduce of the gradients, or under
+ZeRO a reduce-scatter and an all-gather of the weights (Rajbhandari et al., arXiv 1910.02054, section 7); ZeRO-3 gathers the weights once more
+before the backward pass, for every micro-batch. Context parallel: keys and values go around the ring (Liu et al., arXiv 2310.01889).
+Expert parallel: tokens go out and come back, forward and backward.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autotune.cost.calibration import Calibration
+from autotune.cost.collectives import all_to_all_time_s, ring_time_s
+from autotune.cost.compute import element_bytes
+from autotune.cost.layout import Column, Group, Layout
+from autotune.cost.traits import Traits
+from autotune.spec import ConfigTable, Workload
+
+
+def tensor_layer_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
+    """Seconds of tensor-parallel collectives in one layer's forward pass for one micro-batch."""
+    moved = layout.tokens * workload.model.hidden_size * element_bytes(table)
+    return 4.0 * ring_time_s(layout.tp_group, moved, workload.cluster, constants)
+
+
+def context_layer_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
+    """Seconds of the ring of keys and values in one layer's forward pass for one micro-batch."""
+    width = 2.0 * workload.model.num_kv_heads * workload.model.head_dim / layout.tp
+    moved = layout.tokens * layout.cp * width * element_bytes(table)
+    return ring_time_s(layout.cp_group, moved, workload.cluster, constants)
+
+
+def expert_layer_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
+    """Seconds of dispatch and return in one layer's forward pass for one micro-batch."""
+    visits = workload.model.experts_per_token
+    moved = layout.tokens * visits * workload.model.hidden_size * element_bytes(table) / layout.tp
+    return 2.0 * all_to_all_time_s(layout.ep_group, moved, workload.cluster, constants)
+
+
+def data_step_s(
+    workload: Workload,
+    table: ConfigTable,
+    layout: Layout,
+    constants: Calibration,
+    traits: Traits,
+    dense: Column,
+    experts: Column,
+) -> tuple[Column, Column]:
+    """Seconds of data-parallel traffic of a rank with `dense` and `experts` weights: (once per step, once per micro-batch)."""
+    cluster = workload.cluster
+    size = element_bytes(table)
+    reduce_bytes = np.where(size < 4, traits.reduce_bytes, 4.0)
+    expert_group = Group(
+        np.maximum(layout.data_group.size / layout.ep, 1.0),
+        np.clip(
+            np.floor(layout.data_group.per_node / layout.ep), 1.0, np.maximum(layout.data_group.size / layout.ep, 1.0)
+        ),
+    )
+
+    def ring(weight_bytes: Column) -> Column:
+        seconds = ring_time_s(layout.data_group, dense * weight_bytes, cluster, constants)
+        return seconds + np.where(
+            experts > 0, ring_time_s(expert_group, experts * weight_bytes, cluster, constants), 0.0
+        )
+
+    reduce, gather = ring(reduce_bytes), ring(size)
+    once = np.where(layout.zero == 0, 2.0 * reduce, reduce + gather)
+    sharded = layout.zero == 3
+    return np.where(sharded, 0.0, once), np.where(sharded, reduce + 2.0 * gather, 0.0)

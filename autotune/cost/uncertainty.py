@@ -1,0 +1,33 @@
+"""Error bars: intervals of time and memory, and the probability that a config runs out of memory. Errors are log-normal."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from autotune.cost.layout import Column
+
+Z90 = 1.6448536269514722
+"""half-width of the central 90% of a standard normal"""
+
+
+def interval(center: Column, sigma: Column | float) -> tuple[Column, Column]:
+    """Ends of the 90% interval."""
+    reach = np.exp(Z90 * np.asarray(sigma))
+    return center / reach, center * reach
+
+
+def exceeds(center: Column, limit: float, sigma: Column | float) -> Column:
+    """Probability that a log-normal quantity about `center` is above `limit`."""
+    z = (np.log(np.maximum(center, 1e-300)) - math.log(limit)) / np.maximum(sigma, 1e-9)
+    return normal_cdf(z)
+
+
+def normal_cdf(z: Column) -> Column:
+    """Standard normal distribution function, to 1e-7 (Abramowitz and Stegun 26.2.17)."""
+    a = np.abs(z)
+    t = 1.0 / (1.0 + 0.2316419 * a)
+    poly = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
+    tail = np.exp(-0.5 * np.minimum(a, 40.0) ** 2) / math.sqrt(2 * math.pi) * poly
+    return np.where(z >= 0, 1.0 - tail, tail)
