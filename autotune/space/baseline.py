@@ -1,0 +1,40 @@
+"""The config that nobody tuned: what a study has to beat.
+
+Data parallel over all ranks, micro-batch 1, no ZeRO, no recomputation, in the first precision that the space names: what a trainer does when it is
+told nothing but how many GPUs there are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autotune.space.constraint import why_not
+from autotune.space.space import SearchSpace
+from autotune.spec import ParallelConfig
+
+
+def default_config(space: SearchSpace) -> ParallelConfig:
+    """The default config of a space's workload: data parallel only, micro-batch 1.
+
+    It uses as many ranks as the space allows and the batch sizes can be dealt to; it need not be in the space itself, only legal. Where no
+    such config is legal (no batch size is a multiple of any world size), it is the config of the space that comes nearest: least model
+    parallelism, most ranks, smallest micro-batch.
+    """
+    named = space.spec.knobs.get("precision", ()) if space.spec else ()
+    precision = str(named[0]) if named else space[0].precision
+    for world_size in reversed(space.world_sizes):
+        for batch in space.workload.global_batch_sizes:
+            if batch % world_size == 0:
+                config = ParallelConfig(dp=world_size, accumulation_steps=batch // world_size, precision=precision)
+                if why_not(space.workload, config) is None:
+                    return config
+    table = space.table
+    plainness = (
+        ~table.is_word("precision", precision),
+        table.column("recompute"),
+        table.zero_stage,
+        table.micro_batch_size,
+        -table.world_size,
+        table.tp * table.pp * table.cp,
+    )
+    return space[int(np.lexsort(plainness)[0])]

@@ -1,0 +1,207 @@
+"""All legal configs of a space as columns, without ever building the illegal ones.
+
+The product of the knobs is grown one knob at a time; each law is checked as soon as the knobs that it reads are there, so a degree that breaks a
+law is cut before anything is multiplied onto it. A cut row counts as all the combinations that it would have grown into:
+the counts in `excluded` add up, with the legal rows, to the full product.
+
+    choices   the values (codes) of each knob, in rising order; for a derived dp the world sizes, for derived accumulation_steps the batch sizes
+
+Memory: growth goes in chunks of `CHUNK` rows, so beyond the legal rows themselves it needs a few hundred MB at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import ConfigError, SpecError
+from autotune.space.constraint import LAWS, Law, reasons, world_size_law
+from autotune.spec import FIELDS, ConfigTable, ParallelConfig, SpaceSpec, Workload
+from autotune.spec.checks import nearest
+from autotune.spec.config import DEFAULTS, decode, encode
+
+Columns = dict[str, NDArray[Any]]
+
+MAX_VALUES = 4096
+"""Values that one knob may have."""
+MAX_COMBINATIONS = 50_000_000
+"""Rows that one step of the growth may look at."""
+MAX_CONFIGS = 5_000_000
+"""Legal rows that a space may have."""
+CHUNK = 1 << 18
+
+ORDER = (
+    "tp",
+    "pp",
+    "cp",
+    "dp",
+    "zero_stage",
+    "ep",
+    "virtual_stages",
+    "pp_schedule",
+    "sequence_parallel",
+    "micro_batch_size",
+    "accumulation_steps",
+    "precision",
+    "recompute",
+    "compile",
+)
+"""The knobs in the order in which they are grown: those that laws cut most come first."""
+
+
+def choices_of(workload: Workload, space: SpaceSpec) -> dict[str, NDArray[np.int64]]:
+    """The values of every knob as codes, in rising order. Raises `SpecError` for knobs and values that do not exist."""
+    for name in space.knobs:
+        if name not in FIELDS:
+            raise SpecError(
+                f"no knob is called {name!r}",
+                remedy=nearest(name, FIELDS) or f"knobs: {', '.join(FIELDS)}",
+                field="space",
+            )
+    given = {name: _codes(name, values) for name, values in space.knobs.items()}
+    derived = {"dp": world_sizes(workload, space), "accumulation_steps": workload.global_batch_sizes}
+    return {
+        name: given[name]
+        if name in given
+        else np.array(sorted(derived.get(name, (encode(name, DEFAULTS[name]),))), dtype=np.int64)
+        for name in ORDER
+    }
+
+
+def world_sizes(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
+    """The numbers of ranks that a config of the space may use; all GPUs when the space does not say."""
+    sizes = tuple(sorted(set(space.world_sizes))) or (workload.cluster.num_gpus,)
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= workload.cluster.num_gpus:
+            raise SpecError(
+                f"world_sizes must be 1 to the {workload.cluster.num_gpus} GPUs of {workload.cluster.name}, but one is {size!r}",
+                field="space.world_sizes",
+            )
+    return sizes
+
+
+def laws_of(workload: Workload, space: SpaceSpec) -> tuple[Law, ...]:
+    """`LAWS`, with the world sizes of the space."""
+    exact = world_size_law(world_sizes(workload, space))
+    return tuple(exact if law.name == exact.name else law for law in LAWS)
+
+
+def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable, dict[str, int]]:
+    """All legal configs, and how many combinations each law cut. Raises `SpecError` when there are too many to list."""
+    choices, laws = choices_of(workload, space), laws_of(workload, space)
+    excluded = {law.name: 0 for law in laws}
+    rows: Columns = {}
+    known: set[str] = set()
+    for place, knob in enumerate(ORDER):
+        combinations = _length(rows) * len(choices[knob])
+        if combinations > MAX_COMBINATIONS:
+            raise _too_many(choices)
+        later = math.prod(len(choices[name]) for name in ORDER[place + 1 :])
+        due = [law for law in laws if knob in law.fields and known.issuperset(f for f in law.fields if f != knob)]
+        known.add(knob)
+        kept: list[Columns] = []
+        count = 0
+        for grown, illegal, law_name in _grow(rows, knob, choices[knob], space):
+            excluded[law_name] += illegal * later
+            columns = grown
+            for law in due:
+                holds = law.check(workload, ConfigTable(columns))
+                cut = len(holds) - int(np.count_nonzero(holds))
+                if cut:
+                    excluded[law.name] += cut * later
+                    columns = {name: column[holds] for name, column in columns.items()}
+            kept.append(columns)
+            count += _length(columns)
+            if count > MAX_CONFIGS:
+                raise _too_many(choices)
+        rows = {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
+    return ConfigTable(rows), {name: count for name, count in excluded.items() if count}
+
+
+def nearest_miss(workload: Workload, space: SpaceSpec, *, sample: int = 50_000) -> tuple[ParallelConfig, list[str]]:
+    """The combination that breaks fewest laws, and their reasons. Beyond `sample` combinations a fixed draw of them is looked at."""
+    choices, laws = choices_of(workload, space), laws_of(workload, space)
+    total = math.prod(len(values) for values in choices.values())
+    if total <= sample:
+        picks = np.unravel_index(np.arange(total), [len(choices[name]) for name in ORDER])
+    else:
+        random = np.random.default_rng(0)
+        picks = tuple(random.integers(0, len(choices[name]), sample) for name in ORDER)
+    columns: Columns = {name: choices[name][pick] for name, pick in zip(ORDER, picks, strict=True)}
+    if "dp" not in space.knobs:
+        columns["dp"] = np.maximum(1, columns["dp"] // (columns["tp"] * columns["pp"] * columns["cp"]))
+    if "accumulation_steps" not in space.knobs:
+        one_step = columns["micro_batch_size"] * columns["dp"]
+        columns["accumulation_steps"] = np.maximum(1, columns["accumulation_steps"] // one_step)
+    table = ConfigTable(columns)
+    broken = sum((~law.check(workload, table)).astype(np.int64) for law in laws)
+    config = table[int(np.argmin(broken))]
+    return config, reasons(workload, config, laws)
+
+
+def _grow(rows: Columns, knob: str, values: NDArray[np.int64], space: SpaceSpec) -> Iterator[tuple[Columns, int, str]]:
+    """Chunks of `rows` times `values`, with the number of combinations that no whole number completes, and the law that they break."""
+    length = _length(rows)
+    chunk = max(1, CHUNK // len(values))
+    for start in range(0, max(length, 1), chunk):
+        part = {name: np.repeat(column[start : start + chunk], len(values)) for name, column in rows.items()}
+        column = np.tile(values, min(chunk, length - start))
+        if knob == "dp" and "dp" not in space.knobs:
+            yield _derive(part, knob, column, by=part["tp"] * part["pp"] * part["cp"], law="world_size")
+        elif knob == "accumulation_steps" and knob not in space.knobs:
+            yield _derive(part, knob, column, by=part["micro_batch_size"] * part["dp"], law="batch")
+        else:
+            part[knob] = column.astype(np.int8) if knob in _SMALL else column
+            yield part, 0, "batch"
+
+
+def _derive(
+    part: Columns, knob: str, totals: NDArray[np.int64], *, by: NDArray[np.int64], law: str
+) -> tuple[Columns, int, str]:
+    """The knob as `totals / by` where that is whole."""
+    whole = totals % by == 0
+    columns = {name: column[whole] for name, column in part.items()}
+    columns[knob] = totals[whole] // by[whole]
+    return columns, len(whole) - int(np.count_nonzero(whole)), law
+
+
+_SMALL = frozenset(("precision", "recompute", "pp_schedule", "sequence_parallel", "compile"))
+
+
+def _length(rows: Mapping[str, NDArray[Any]]) -> int:
+    """Rows so far; the empty product has one."""
+    return len(next(iter(rows.values()))) if rows else 1
+
+
+def _codes(name: str, values: Sequence[Any]) -> NDArray[np.int64]:
+    """The values of a knob as codes, each once, in rising order."""
+    if not values:
+        raise SpecError(f"the knob {name} must have at least one value", field=f"space.{name}")
+    if len(values) > MAX_VALUES:
+        raise SpecError(f"a knob may have {MAX_VALUES} values, but {name} has {len(values)}", field=f"space.{name}")
+    for value in values:
+        try:
+            ParallelConfig(**{name: value})
+        except ConfigError as error:
+            raise SpecError(error.message, remedy=error.remedy, field=f"space.{name}") from None
+    return np.array(sorted({encode(name, value) for value in values}), dtype=np.int64)
+
+
+def _too_many(choices: Mapping[str, NDArray[np.int64]]) -> SpecError:
+    total = math.prod(len(values) for values in choices.values())
+    widest = sorted(choices, key=lambda name: -len(choices[name]))[:4]
+    return SpecError(
+        f"a space may hold {MAX_CONFIGS:,} legal configs, but this one has more, among {total:,} combinations",
+        remedy="narrow "
+        + ", ".join(f"{name} ({len(choices[name])} values)" for name in widest if len(choices[name]) > 1),
+        field="space",
+    )
+
+
+def decoded(name: str, codes: NDArray[Any]) -> tuple[Any, ...]:
+    """The knob's values that these codes stand for."""
+    return tuple(decode(name, code) for code in codes)

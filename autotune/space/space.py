@@ -1,0 +1,149 @@
+"""The space of one study: every config that may be tried, listed.
+
+    N   configs            d   knobs, in the order of `FIELDS`
+
+A space is made from knobs and laws (`SearchSpace.build`) or from a given list (`SearchSpace.of`), and never changes. Searchers speak of its
+configs by index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import ConfigError, InfeasibleError
+from autotune.space.constraint import why_not
+from autotune.space.enumeration import choices_of, decoded, enumerate_configs, laws_of, nearest_miss, world_sizes
+from autotune.spec import FIELDS, ConfigTable, ParallelConfig, SpaceSpec, Workload
+from autotune.spec.config import COUNTS, encode
+
+_DERIVED = ("dp", "accumulation_steps")
+
+
+@final
+class SearchSpace:
+    """All configs of a study as columns, with the count of what the laws cut away."""
+
+    __slots__ = ("_knobs", "excluded", "spec", "table", "workload")
+
+    def __init__(
+        self, workload: Workload, table: ConfigTable, *, excluded: Mapping[str, int], spec: SpaceSpec | None
+    ) -> None:
+        """Use `build` or `of`."""
+        self.workload = workload
+        """what is trained, where"""
+        self.table = table
+        """every config, N rows"""
+        self.excluded = dict(excluded)
+        """combinations of knob values that are no config, by the name of the law that they break"""
+        self.spec = spec
+        """the knobs it was built from; None when the configs were given"""
+        self._knobs: dict[str, tuple[Any, ...]] | None = None
+
+    @classmethod
+    def build(cls, workload: Workload, space: SpaceSpec) -> SearchSpace:
+        """Every legal combination of the knobs of `space`.
+
+        Raises `SpecError` for unknown knobs, impossible values and spaces that are too large to list, `InfeasibleError` (with counts by law and the nearest
+        miss) when no combination is legal.
+        """
+        table, excluded = enumerate_configs(workload, space)
+        if not len(table):
+            raise _nothing_legal(workload, space, excluded)
+        return cls(workload, table, excluded=excluded, spec=space)
+
+    @classmethod
+    def of(cls, workload: Workload, configs: Iterable[ParallelConfig] | ConfigTable) -> SearchSpace:
+        """Exactly these configs, in their order, each once. No law is applied: what was measured may be replayed.
+
+        Raises `InfeasibleError` when there are none, `ConfigError` when a column of a table holds a count below 1.
+        """
+        table = configs if isinstance(configs, ConfigTable) else ConfigTable.of(configs)
+        if not len(table):
+            raise InfeasibleError(
+                "a space needs at least one config, but the list is empty", remedy="give some configs"
+            )
+        for name in COUNTS:
+            if table.column(name).min() < 1:
+                raise ConfigError(f"{name} must be at least 1, but is {table.column(name).min()}", field=name)
+        rows = np.stack([table.column(name).astype(np.int64) for name in FIELDS], axis=1)
+        first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
+        return cls(workload, table if len(first) == len(table) else table.take(first), excluded={}, spec=None)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> ParallelConfig:
+        """Config `index`, 0 to N - 1."""
+        return self.table[index]
+
+    def __iter__(self) -> Iterator[ParallelConfig]:
+        return iter(self.table)
+
+    def __contains__(self, config: object) -> bool:
+        return isinstance(config, ParallelConfig) and self.index_of(config) is not None
+
+    def index_of(self, config: ParallelConfig) -> int | None:
+        """Where `config` is in the list, or None."""
+        rows: NDArray[np.intp] | None = None
+        for name in FIELDS:
+            column = self.table.column(name)
+            code = encode(name, getattr(config, name))
+            rows = np.flatnonzero(column == code) if rows is None else rows[column[rows] == code]
+            if not len(rows):
+                return None
+        return None if rows is None else int(rows[0])
+
+    def why_not(self, config: ParallelConfig) -> str | None:
+        """Why `config` is not in the space, in words; None when it is."""
+        if self.index_of(config) is not None:
+            return None
+        if self.spec is None:
+            broken = why_not(self.workload, config)
+            return broken or f"the space is a list of {len(self)} configs, and {config} is none of them"
+        broken = why_not(self.workload, config, laws_of(self.workload, self.spec))
+        if broken:
+            return broken
+        for name, codes in choices_of(self.workload, self.spec).items():
+            if name in _DERIVED and name not in self.spec.knobs:
+                continue
+            if encode(name, getattr(config, name)) not in codes:
+                values = ", ".join(str(value).lower() for value in decoded(name, codes))
+                given = str(getattr(config, name)).lower()
+                return f"the space gives {name} the values {values}, but {name}={given}; add it to the space's knobs"
+        raise AssertionError(f"{config} obeys every law and knob, but was not enumerated")
+
+    @property
+    def knobs(self) -> Mapping[str, tuple[Any, ...]]:
+        """The values of each knob that occur, in rising order (words in the order of their codes)."""
+        if self._knobs is None:
+            self._knobs = {name: decoded(name, np.unique(self.table.column(name))) for name in FIELDS}
+        return self._knobs
+
+    @property
+    def world_sizes(self) -> tuple[int, ...]:
+        """The numbers of ranks that configs may use, in rising order."""
+        if self.spec is not None:
+            return world_sizes(self.workload, self.spec)
+        return tuple(int(size) for size in np.unique(self.table.world_size))
+
+    def coordinates(self) -> NDArray[np.float64]:
+        """Where each config lies, shape (N, d): log2 of counts, codes of words, 0 or 1 for flags. One step in any column is one step of a knob."""
+        columns = []
+        for name in FIELDS:
+            column = self.table.column(name).astype(np.float64)
+            columns.append(np.log2(column) if name in COUNTS else column)
+        return np.stack(columns, axis=1)
+
+
+def _nothing_legal(workload: Workload, space: SpaceSpec, excluded: Mapping[str, int]) -> InfeasibleError:
+    config, reasons = nearest_miss(workload, space)
+    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(excluded.items(), key=lambda item: -item[1]))
+    return InfeasibleError(
+        f"no config of the space {space.name!r} is legal for {workload.model.name} on {workload.cluster.name}: "
+        f"all {sum(excluded.values()):,} combinations break a law ({counts}); the nearest miss is {config}: {'; and '.join(reasons)}",
+        field="space",
+    )

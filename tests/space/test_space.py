@@ -1,0 +1,195 @@
+"""The space is exactly what brute force over laws would list."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.errors import ConfigError, InfeasibleError, SpecError
+from autotune.space import SearchSpace, default_config, legal, why_not
+from autotune.space.enumeration import ORDER, choices_of
+from autotune.spec import FIELDS, ConfigTable, ModelSpec, ParallelConfig, SpaceSpec, Workload, catalog
+
+
+def workload(
+    cluster: str = "h100-sxm-2x4", *, batch: int | tuple[int, ...] = 16, seq_len: int = 64, **model: Any
+) -> Workload:
+    shape = {"num_layers": 6, "hidden_size": 96, "num_attention_heads": 12, "num_kv_heads": 6, "vocab_size": 50257}
+    spec = ModelSpec(name="toy", **{**shape, "ffn_hidden_size": 384, **model})
+    return Workload(model=spec, cluster=catalog.cluster(cluster), seq_len=seq_len, global_batch_size=batch)
+
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "tp": (1, 2, 3, 4, 6, 8),
+    "pp": (1, 2, 3, 4, 8),
+    "dp": (1, 2, 4, 8, 3),
+    "cp": (1, 2, 4, 3),
+    "ep": (1, 2, 3, 4),
+    "micro_batch_size": (1, 2, 3, 16),
+    "accumulation_steps": (1, 2, 4, 5, 16),
+    "precision": ("fp32", "bf16", "fp8", "tf32", "fp16"),
+    "recompute": ("none", "full"),
+    "zero_stage": (0, 1, 2, 3),
+    "sequence_parallel": (False, True),
+    "pp_schedule": ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble"),
+    "virtual_stages": (1, 2, 3),
+    "compile": (True, False),
+}
+
+
+@st.composite
+def small_spaces(draw: st.DrawFn) -> tuple[Workload, SpaceSpec]:
+    names = draw(st.lists(st.sampled_from(FIELDS), unique=True, min_size=1, max_size=5))
+    knobs = {
+        n: tuple(draw(st.lists(st.sampled_from(VALUES[n]), min_size=1, max_size=3, unique=True)))
+        for n in {*names, "tp"}
+    }
+    work = workload(
+        draw(st.sampled_from(["h100-sxm-2x4", "v100-32gb-1x6", "cpu-1x4", "a100-80gb-4x2"])),
+        batch=draw(st.sampled_from([16, 5, (4, 16), (1, 2, 24)])),
+        seq_len=draw(st.sampled_from([64, 63, 24])),
+        **draw(st.sampled_from([{}, {"num_experts": 4, "experts_per_token": 2}, {"num_layers": 1}])),
+    )
+    sizes = draw(st.lists(st.integers(1, work.cluster.num_gpus), max_size=3, unique=True))
+    return work, SpaceSpec(knobs=knobs, world_sizes=tuple(sizes))
+
+
+def brute_force(work: Workload, space: SpaceSpec) -> list[ParallelConfig]:
+    sizes = space.world_sizes or (work.cluster.num_gpus,)
+    defaults = ParallelConfig()
+    free = {name: space.knobs.get(name, (getattr(defaults, name),)) for name in FIELDS}
+    if "dp" not in space.knobs:
+        free["dp"] = tuple(range(1, max(sizes) + 1))
+    if "accumulation_steps" not in space.knobs:
+        free["accumulation_steps"] = tuple(range(1, max(work.global_batch_sizes) + 1))
+    found = []
+    for values in itertools.product(*free.values()):
+        row = dict(zip(free, values, strict=True))
+        if row["tp"] * row["pp"] * row["dp"] * row["cp"] not in sizes:
+            continue
+        if row["micro_batch_size"] * row["accumulation_steps"] * row["dp"] not in work.global_batch_sizes:
+            continue
+        config = ParallelConfig(**row)
+        if why_not(work, config) is None:
+            found.append(config)
+    return found
+
+
+@settings(deadline=None, derandomize=True, max_examples=150)
+@given(small_spaces())
+def test_enumeration_is_brute_force(case: tuple[Workload, SpaceSpec]) -> None:
+    work, spec = case
+    expected = brute_force(work, spec)
+    combinations = math.prod(len(values) for values in choices_of(work, spec).values())
+    if not expected:
+        with pytest.raises(InfeasibleError, match="nearest miss"):
+            SearchSpace.build(work, spec)
+        return
+    space = SearchSpace.build(work, spec)
+    assert set(space) == set(expected)
+    assert len(space) == len(expected)
+    assert sum(space.excluded.values()) + len(space) == combinations
+    assert legal(work, space.table).all()
+    assert all(space.why_not(config) is None for config in space)
+    assert [space.index_of(config) for config in space] == list(range(len(space)))
+
+
+def test_every_knob_is_grown_once() -> None:
+    assert sorted(ORDER) == sorted(FIELDS)
+
+
+def test_coordinates_tell_configs_apart() -> None:
+    space = SearchSpace.build(workload(), SpaceSpec(knobs={n: VALUES[n] for n in ("tp", "pp", "micro_batch_size")}))
+    points = space.coordinates()
+    assert points.shape == (len(space), len(FIELDS))
+    assert np.isfinite(points).all()
+    assert len(np.unique(points, axis=0)) == len(space)
+
+
+def test_why_not_names_law_value_and_remedy() -> None:
+    space = SearchSpace.build(workload(), SpaceSpec(knobs={"tp": (1, 2), "precision": ("bf16",)}))
+    assert space.why_not(ParallelConfig(tp=4, dp=2, accumulation_steps=8)) == (
+        "tp must divide num_kv_heads, but tp=4 and num_kv_heads=6; use 1, 2 or 3"
+    )
+    fp8 = ParallelConfig(tp=2, dp=4, accumulation_steps=4, precision="fp16")
+    assert space.why_not(fp8) == (
+        "the space gives precision the values bf16, but precision=fp16; add it to the space's knobs"
+    )
+    assert "tp * pp * dp * cp must be 8" in str(space.why_not(ParallelConfig(tp=2, dp=2, accumulation_steps=8)))
+
+
+def test_of_takes_what_was_measured_whatever_the_laws_say() -> None:
+    odd = ParallelConfig(tp=5, pp=7, dp=2, micro_batch_size=3)
+    plain = ParallelConfig(dp=8, accumulation_steps=2)
+    space = SearchSpace.of(workload(), [odd, plain, odd])
+    assert list(space) == [odd, plain]
+    assert space.index_of(plain) == 1
+    assert space.why_not(odd) is None
+    assert "none of them" in str(space.why_not(ParallelConfig(dp=4, accumulation_steps=4)))
+    assert space.world_sizes == (8, 70)
+    with pytest.raises(InfeasibleError):
+        SearchSpace.of(workload(), [])
+    with pytest.raises(ConfigError, match="dp must be at least 1"):
+        SearchSpace.of(workload(), ConfigTable({"dp": np.array([1, 0])}))
+
+
+def test_nothing_legal_says_why_and_what_comes_nearest() -> None:
+    with pytest.raises(InfeasibleError) as error:
+        SearchSpace.build(workload(), SpaceSpec(name="odd", knobs={"tp": (5, 7), "micro_batch_size": (1, 2)}))
+    text = str(error.value)
+    assert "'odd'" in text
+    assert "tp_heads" in text
+    assert "nearest miss is tp=5" in text
+    assert "num_attention_heads=12" in text
+
+
+@pytest.mark.parametrize(
+    ("space", "match"),
+    [
+        (SpaceSpec(knobs={"micro_batch": (1,)}), "no knob is called 'micro_batch'; did you mean micro_batch_size"),
+        (SpaceSpec(knobs={"tp": ()}), "at least one value"),
+        (SpaceSpec(knobs={"tp": (0,)}), "tp must be a whole number"),
+        (SpaceSpec(knobs={"precision": ("bf17",)}), "did you mean bf16"),
+        (SpaceSpec(knobs={"tp": tuple(range(1, 5000))}), "tp has 4999"),
+        (SpaceSpec(world_sizes=(9,)), "world_sizes must be 1 to the 8 GPUs"),
+    ],
+)
+def test_impossible_spaces_are_refused(space: SpaceSpec, match: str) -> None:
+    with pytest.raises(SpecError, match=match):
+        SearchSpace.build(workload(), space)
+
+
+def test_a_space_too_large_to_list_says_what_to_narrow() -> None:
+    wide = {name: VALUES[name] for name in ("precision", "recompute", "zero_stage", "compile")}
+    knobs = {**wide, "micro_batch_size": tuple(range(1, 3001))}
+    with pytest.raises(
+        SpecError, match="narrow micro_batch_size \\(3000 values\\), accumulation_steps \\(3000 values\\)"
+    ):
+        SearchSpace.build(
+            workload("h100-sxm-1x8", batch=tuple(range(1, 3001))),
+            SpaceSpec(knobs=knobs, world_sizes=tuple(range(1, 9))),
+        )
+
+
+def test_default_config_is_data_parallel_only() -> None:
+    knobs = {"tp": (1, 2), "precision": ("fp32", "bf16"), "micro_batch_size": (2, 4)}
+    space = SearchSpace.build(workload(), SpaceSpec(knobs=knobs))
+    assert default_config(space) == ParallelConfig(dp=8, accumulation_steps=2, precision="fp32")
+
+
+def test_default_config_uses_fewer_ranks_when_the_batch_cannot_be_dealt() -> None:
+    spec = SpaceSpec(knobs={"tp": (1, 2), "precision": ("fp32",)}, world_sizes=(2, 4, 8))
+    space = SearchSpace.build(workload(batch=12), spec)
+    assert default_config(space) == ParallelConfig(dp=4, accumulation_steps=3, precision="fp32")
+
+
+def test_default_config_falls_back_on_the_plainest_of_the_space() -> None:
+    space = SearchSpace.build(workload(batch=4), SpaceSpec(knobs={"tp": (1, 2), "pp": (1, 2)}))
+    config = default_config(space)
+    assert config == ParallelConfig(tp=2, dp=4)
