@@ -93,6 +93,10 @@ def _find(name: str) -> tuple[Callable[[Problem], Searcher], tuple[str, ...]]:
         from autotune.search.cost_ranked import CostRankedSearcher
 
         return CostRankedSearcher, ()
+    if name == "bayesian":
+        from autotune.search.bayesian import BayesianSearcher
+
+        return BayesianSearcher, ()
     raise CatalogError(
         f"no searcher is called {name!r}",
         remedy=nearest(name, searcher_names()) or f"searchers: {', '.join(searcher_names())}",

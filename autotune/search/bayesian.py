@@ -1,0 +1,77 @@
+"""Bayesian search: the cost model's prediction, corrected by every trial, decides what is worth trying next.
+
+Of the candidates that no failure rules out, the next is the one of greatest
+
+    log EI + log P(it runs)          EI: expected improvement of the score over the best so far
+
+where both come from `surrogate.Beliefs`. Pending trials count as if they came out as believed, which makes a batch spread out
+(kriging believer: Ginsbourger et al. 2010). Failures are never scored; they teach what runs. The expected relative gain of another
+trial, max EI * P, says when it is time to stop.
+
+Before anything is measured there is no best to improve on; the median of what probably runs stands in for it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.search.searcher import Problem, Searcher, score
+from autotune.search.surrogate.beliefs import Beliefs
+from autotune.search.surrogate.improvement import log_expected_improvement
+from autotune.spec import Trial
+
+Array = NDArray[np.float64]
+
+
+class BayesianSearcher(Searcher):
+    """Greatest expected improvement that probably runs, first."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._beliefs = Beliefs(problem)
+        self._stale = False
+
+    def learn(self, index: int | None, trial: Trial) -> None:
+        self._stale = True
+
+    def propose(self) -> tuple[int, str] | None:
+        candidates = self.worth_trying()
+        if not len(candidates):
+            return None
+        gain, runs = self._gains(candidates)
+        at = int(np.argmax(gain + runs))
+        slope = self._beliefs.slope
+        return int(candidates[at]), (
+            f"expected gain {math.expm1(math.exp(gain[at]) / slope):.1%} over the best so far, "
+            f"runs with probability {math.exp(runs[at]):.0%}"
+        )
+
+    def expected_gain(self) -> float | None:
+        """Of the best candidate left: expected relative improvement of the throughput; None before anything was measured."""
+        if self._best() is None:
+            return None
+        candidates = self.worth_trying()
+        if not len(candidates):
+            return 0.0
+        gain, runs = self._gains(candidates)
+        return math.expm1(math.exp(float(np.max(gain + runs))) / max(self._beliefs.slope, 1e-3))
+
+    def _gains(self, candidates: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Log EI and log P(it runs) of the candidates, shape (N,) each."""
+        if self._stale:
+            self._beliefs.update(self.trials)
+            self._stale = False
+        mean, sd = self._beliefs.score(candidates, self.pending())
+        runs = self._beliefs.log_runs(candidates)
+        best = self._best()
+        if best is None:
+            likely = mean[runs >= min(math.log(0.5), float(np.max(runs)))]
+            best = float(np.median(likely))
+        return log_expected_improvement(mean, sd, best), runs
+
+    def _best(self) -> float | None:
+        """Best score that a candidate or the baseline reached."""
+        return max((score(trial) for _, trial in self.trials if trial.is_measured), default=None)

@@ -1,0 +1,142 @@
+"""What is believed about every candidate after the trials so far: its score, and whether it will run.
+
+    score = slope * (log tokens - log step time - log cost) + rest      (`autotune.search.worth`)
+    runs  = P(peak <= memory) * (1 - hazard)
+
+The time and the memory model learn from trials outside the space and from the history too; `rest` (stability, efficiency, the baseline's
+constant) and the hazard only from trials of this workload.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+from scipy.special import log_ndtr
+
+from autotune.search.searcher import Problem
+from autotune.search.surrogate import evidence
+from autotune.search.surrogate.corrected import Corrected, Rows
+from autotune.search.surrogate.evidence import REPEAT_SD, Observed
+from autotune.search.surrogate.hazard import hazard
+from autotune.search.surrogate.kernel import distances, matern52
+from autotune.search.worth import log_cost, rest_of, slope
+from autotune.spec import Trial
+
+Array = NDArray[np.float64]
+
+MAX_HISTORY = 100
+"""trials of earlier studies that are used, the nearest kin first"""
+REST_LENGTH = 3.0
+"""doublings over which stability correlates"""
+
+
+class Beliefs:
+    """Models of all N candidates, conditioned on what was told."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._table = problem.space.table
+        self._estimate = problem.predict()
+        self._points = problem.space.coordinates()
+        self._time_rows = evidence.time_rows(self._estimate, self._points)
+        self._memory_rows = evidence.memory_rows(self._estimate, self._points)
+        self._log_tokens = np.log(self._table.global_batch_size * float(problem.space.workload.seq_len))
+        self._log_cost = log_cost(problem.objective, self._table)
+        self._log_capacity = math.log(problem.space.workload.cluster.gpu.memory_bytes)
+        self._history, kinships = _kin(problem)
+        self._kinships = np.array([1.0, *kinships])
+        self._observed: list[Observed] = list(self._history)
+        self._fit()
+
+    def update(self, trials: Sequence[tuple[int | None, Trial]]) -> None:
+        """Conditions on exactly these trials (and the history)."""
+        self._observed = [*self._history, *(self._observe(index, trial) for index, trial in trials)]
+        self._fit()
+
+    def _observe(self, index: int | None, trial: Trial) -> Observed:
+        if index is None:
+            return evidence.observe(self._problem, self._problem.space.workload, trial, number=0)
+        return Observed(
+            trial=trial,
+            workload=0,
+            capacity_bytes=self._problem.space.workload.cluster.gpu.memory_bytes,
+            estimate=self._estimate.take([index]),
+            point=self._points[[index]],
+        )
+
+    def _fit(self) -> None:
+        timed = [o for o in self._observed if o.has_time]
+        sized = [o for o in self._observed if o.has_memory]
+        rows = _joined([evidence.time_rows(o.estimate, o.point, o.workload) for o in timed], self._time_rows)
+        self.time = Corrected(evidence.time_prior(self._estimate, self._kinships), rows, evidence.time_sites(timed))
+        rows = _joined([evidence.memory_rows(o.estimate, o.point, o.workload) for o in sized], self._memory_rows)
+        self.memory = Corrected(
+            evidence.memory_prior(self._estimate, self._kinships), rows, evidence.memory_sites(sized)
+        )
+        self._ours = [o for o in self._observed if o.workload == 0]
+        self._rewarded = any(o.trial.reward is not None for o in self._ours)
+        self.slope = slope(self._problem.objective, rewarded=self._rewarded)
+
+    def score(self, candidates: NDArray[np.intp], pending: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Mean and standard deviation of the candidates' scores, shape (N,) each, as if `pending` came out as believed."""
+        model = self.time
+        if len(pending):
+            rows = self._time_rows.take(pending)
+            model = model.and_values(rows, model.predict(rows)[0], REPEAT_SD)
+        mean, sd = model.predict(self._time_rows.take(candidates))
+        throughput = self._log_tokens[candidates] - mean - self._log_cost[candidates]
+        rest, rest_sd = self._rest(self._points[candidates])
+        return self.slope * throughput + rest, np.hypot(self.slope * sd, rest_sd)
+
+    def log_runs(self, candidates: NDArray[np.intp]) -> Array:
+        """Log probability that each of the candidates runs, shape (N,)."""
+        mean, sd = self.memory.predict(self._memory_rows.take(candidates))
+        fits = log_ndtr((self._log_capacity - mean) / np.hypot(sd, REPEAT_SD))
+        return np.asarray(fits + np.log1p(-hazard(self._points[candidates], *self._hazards)))
+
+    @cached_property
+    def _nothing(self) -> Array:
+        return np.zeros((0, self._points.shape[1]))
+
+    @property
+    def _hazards(self) -> tuple[Array, NDArray[np.bool_]]:
+        """Where trials of this workload ran or failed for other reasons than memory, and which of them failed."""
+        seen = [o for o in self._ours if o.has_time or o.failed_otherwise]
+        points = np.concatenate([self._nothing, *(o.point for o in seen)])
+        return points, np.array([o.failed_otherwise for o in seen], dtype=np.bool_)
+
+    def _rest(self, points: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation of the rest at `points`: a Gaussian process about the mean of those seen, shape (N,) each."""
+        seen = [o for o in self._ours if o.trial.is_measured and o.trial.reward is not None]
+        if not seen:
+            return np.zeros(len(points)), np.zeros(len(points))
+        values = np.array([rest_of(o.trial, self._problem.objective) for o in seen])
+        at = np.concatenate([o.point for o in seen])
+        center, spread = float(values.mean()), max(float(values.std()), 1e-3)
+        factor = cho_factor(spread**2 * matern52(distances(at, at), REST_LENGTH) + 1e-2 * spread**2 * np.eye(len(at)))
+        across = spread**2 * matern52(distances(points, at), REST_LENGTH)
+        variance = spread**2 - np.einsum("ni,in->n", across, cho_solve(factor, across.T))
+        return center + across @ cho_solve(factor, values - center), np.sqrt(np.maximum(variance, 0.0))
+
+
+def _joined(rows: list[Rows], like: Rows) -> Rows:
+    return Rows.joined([like.take(slice(0, 0)), *rows])
+
+
+def _kin(problem: Problem) -> tuple[list[Observed], list[float]]:
+    """The history's nearest trials, and the kinship of each of its workloads by number from 1."""
+    workloads = list(dict.fromkeys(_key(workload) for workload, _ in problem.history))
+    by_key = {_key(workload): workload for workload, _ in problem.history}
+    kinships = [evidence.kinship(problem.space.workload, by_key[key]) for key in workloads]
+    nearest = sorted(problem.history, key=lambda pair: -kinships[workloads.index(_key(pair[0]))])[:MAX_HISTORY]
+    observed = [evidence.observe(problem, w, t, number=1 + workloads.index(_key(w))) for w, t in nearest]
+    return observed, kinships
+
+
+def _key(workload: object) -> str:
+    return repr(workload)

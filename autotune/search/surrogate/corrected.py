@@ -1,0 +1,226 @@
+"""A prediction that is a sum of parts, corrected by what was observed (Kennedy & O'Hagan 2001, with a factor for each part).
+
+    g(x) = log sum_k part_k(x) exp(f_k) + e(x)
+
+    part_k   the cost model's prediction by cause, K of them: seconds or bytes
+    f_k      log of the factor by which the cost model is wrong about cause k: f ~ N(0, S), S = diag(s_k^2) + s_all^2
+    e        what no factor explains: Gaussian process, covariance a^2 matern52
+
+Conditioning linearizes the sum about the mode of f (Gauss-Newton), where d g / d f_k is the share of part k; then everything is one
+Gaussian process with covariance J S J' + a^2 k. The scales of s and a and the length of k are those of greatest posterior
+density on a small grid, so that a bad cost model is found out after a few trials and a good one is trusted at once.
+
+Observations of other workloads (the history) have factors of their own that correlate with ours by `kinship`, 0 to 1: covariances between
+two workloads are multiplied by the product of both kinships (one common factor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_solve, cholesky, solve_triangular
+
+from autotune.search.surrogate.kernel import distances, matern52
+from autotune.search.surrogate.sites import Sites
+
+Array = NDArray[np.float64]
+
+BLOCK = 1 << 15
+"""candidates that are scored at once"""
+GRID: Mapping[str, tuple[float, ...]] = {
+    "factors": (0.5, 1.0, 2.0, 4.0),
+    "residual": (0.25, 0.5, 1.0, 2.0, 4.0),
+    "length": (1.5, 3.0, 6.0),
+}
+"""Values of the hyperparameters that are tried."""
+SCALE_SPREAD = 0.7
+"""standard deviation of the log of each scale, before any observation"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Configs as the model sees them."""
+
+    parts: Array
+    """predicted parts, shape (n, K), each >= 0, no row all zero"""
+    points: Array
+    """coordinates, shape (n, d)"""
+    workloads: NDArray[np.intp]
+    """0 for the workload that is searched, else which of the history, shape (n,)"""
+
+    def take(self, index: Any) -> Rows:
+        """The rows that `index` (integers, a slice or a mask) names."""
+        return Rows(parts=self.parts[index], points=self.points[index], workloads=self.workloads[index])
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @classmethod
+    def joined(cls, rows: list[Rows]) -> Rows:
+        """All rows, one after the other."""
+        return cls(
+            parts=np.concatenate([r.parts for r in rows]),
+            points=np.concatenate([r.points for r in rows]),
+            workloads=np.concatenate([r.workloads for r in rows]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is known before any observation."""
+
+    factor_sds: Array
+    """s_k, shape (K,)"""
+    common_sd: float
+    """s_all: error that all parts share"""
+    residual_sd: float
+    """a"""
+    kinships: Array
+    """of each workload to the searched one, by number; 1 for the first, shape (W,)"""
+
+    def kin(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
+        """Multipliers of covariances between observations of workloads a and b, shape (len(a), len(b))."""
+        between = np.outer(self.kinships[a], self.kinships[b])
+        return np.where(a[:, None] == b[None, :], 1.0, between)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """Hyperparameters."""
+
+    factors: float = 1.0
+    """multiplier of s_k and s_all"""
+    residual: float = 1.0
+    """multiplier of a"""
+    length: float = 3.0
+    """of the covariance, in doublings of a degree"""
+
+    @property
+    def log_prior(self) -> float:
+        """Log density, up to a constant: both multipliers are log-normal about one."""
+        return float(-0.5 * (np.log(self.factors) ** 2 + np.log(self.residual) ** 2) / SCALE_SPREAD**2)
+
+
+class Corrected:
+    """The posterior of g, given n observations (none is fine)."""
+
+    def __init__(self, prior: Prior, rows: Rows, sites: Sites, *, scales: Scales | None = None) -> None:
+        """`scales`: hyperparameters to take as they are, instead of the most probable ones."""
+        self._prior = prior
+        self._rows = rows
+        self._sites = sites
+        self._distances = distances(rows.points, rows.points)
+        self._f: Array = np.zeros(len(prior.factor_sds))
+        self.scales = scales or Scales()
+        if len(sites):
+            self._condition(self.scales)
+            if scales is None:
+                self._condition(self._most_probable())
+
+    def and_values(self, rows: Rows, values: Array, noise: float) -> Corrected:
+        """The posterior after these values were seen too, shape (m,), under the same hyperparameters."""
+        sites = self._sites.and_values(values, noise)
+        return Corrected(self._prior, Rows.joined([self._rows, rows]), sites, scales=self.scales)
+
+    @property
+    def factors(self) -> Array:
+        """By what each part is multiplied, most probably, shape (K,)."""
+        return np.exp(self._f)
+
+    def predict(self, rows: Rows) -> tuple[Array, Array]:
+        """Mean and standard deviation of g, shape (N,) each."""
+        means, sds = [], []
+        for start in range(0, len(rows), BLOCK):
+            mean, sd = self._predict(rows.take(slice(start, start + BLOCK)))
+            means.append(mean)
+            sds.append(sd)
+        return np.concatenate(means), np.concatenate(sds)
+
+    def _predict(self, rows: Rows) -> tuple[Array, Array]:
+        mean, shares = _log_sum(rows.parts, self._f)
+        variance = np.einsum("nk,kl,nl->n", shares, self._covariance(), shares) + self._residual_variance
+        if len(self._sites):
+            residual = self._residual(rows)
+            mean = mean + residual @ self._weights
+            across = self._kin_shares(rows, shares) + residual
+            explained = solve_triangular(self._lower, across.T, lower=True, check_finite=False)
+            variance = variance - np.einsum("ij,ij->j", explained, explained)
+        return mean, np.sqrt(np.maximum(variance, 1e-12))
+
+    def _most_probable(self) -> Scales:
+        """Of the grid, walking along one hyperparameter at a time, twice."""
+        best, best_log = self.scales, self._log_posterior(self.scales)
+        seen = {best}
+        for name, values in 2 * tuple(GRID.items()):
+            for value in values:
+                scales = replace(best, **{name: value})
+                if scales not in seen:
+                    seen.add(scales)
+                    log = self._log_posterior(scales)
+                    if log > best_log:
+                        best, best_log = scales, log
+        return best
+
+    def _log_posterior(self, scales: Scales) -> float:
+        """Log evidence (Laplace: Rasmussen & Williams 2006, eq. 3.32) plus the log prior of the scales."""
+        self._condition(scales)
+        fit = self._sites.log_likelihood(self._g) - 0.5 * float(self._weights @ self._moved)
+        spread = float(np.log(np.diag(self._lower)).sum()) - 0.5 * float(np.log(self._variances).sum())
+        return fit - spread + scales.log_prior
+
+    def _condition(self, scales: Scales, rounds: int = 15) -> None:
+        """Finds the mode of f and g from where they are, and the Gaussians that stand for the sites there."""
+        self.scales = scales
+        rows, sites = self._rows, self._sites
+        covariance = self._covariance()
+        residual = self._residual(rows)
+        to_f = self._prior.kin(rows.workloads, np.zeros(1, dtype=np.intp))
+        kin = self._prior.kin(rows.workloads, rows.workloads)
+        self._g = np.where(sites.sides == 0, sites.values, _log_sum(rows.parts, self._f)[0])
+        for _ in range(rounds):
+            center, shares = _log_sum(rows.parts, self._f)
+            targets, self._variances = sites.gaussians(self._g)
+            prior = kin * (shares @ covariance @ shares.T) + residual
+            self._lower = cholesky(prior + np.diag(self._variances + 1e-10), lower=True, check_finite=False)
+            mean = center - shares @ self._f
+            self._weights = cho_solve((self._lower, True), targets - mean, check_finite=False)
+            self._moved = prior @ self._weights
+            step = covariance @ ((shares * to_f).T @ self._weights) - self._f
+            # a long step leaves the region where the sum is linear in its factors
+            step *= min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
+            shift = mean + self._moved - self._g
+            self._f = self._f + step
+            self._g = self._g + (shift if not sites.sides.any() else 0.7 * shift)
+            if max(float(np.abs(step).max()), float(np.abs(shift[sites.sides != 0]).max(initial=0.0))) < 1e-3:
+                break
+
+    def _covariance(self) -> Array:
+        sds = self._prior.factor_sds * self.scales.factors
+        return np.diag(sds**2) + (self._prior.common_sd * self.scales.factors) ** 2
+
+    @property
+    def _residual_variance(self) -> float:
+        return (self._prior.residual_sd * self.scales.residual) ** 2
+
+    def _residual(self, rows: Rows) -> Array:
+        """Covariance of e between `rows` and the observations, shape (N, n)."""
+        away = self._distances if rows is self._rows else distances(rows.points, self._rows.points)
+        kin = self._prior.kin(rows.workloads, self._rows.workloads)
+        return matern52(away, self.scales.length) * kin * self._residual_variance
+
+    def _kin_shares(self, rows: Rows, shares: Array) -> Array:
+        """Covariance between `rows` and the observations that common factors make, shape (N, n)."""
+        _, ours = _log_sum(self._rows.parts, self._f)
+        kin = self._prior.kin(rows.workloads, self._rows.workloads)
+        return np.asarray(kin * (shares @ self._covariance() @ ours.T))
+
+
+def _log_sum(parts: Array, f: Array) -> tuple[Array, Array]:
+    """log sum_k part_k exp(f_k), shape (n,), and the share of each part in it, shape (n, K)."""
+    scaled = parts * np.exp(f)
+    total = scaled.sum(axis=1)
+    return np.log(total), scaled / total[:, None]

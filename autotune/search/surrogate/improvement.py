@@ -1,0 +1,27 @@
+"""Expected improvement of a normal quantity over the best so far, in logs so that it ranks candidates even where it underflows.
+
+    EI = sd h(z)    z = (mean - best) / sd    h(z) = phi(z) + z Phi(z)        (Jones et al. 1998, eq. 15)
+
+log h follows Ament et al. 2023 (arXiv:2310.20708), eq. 9: erfcx where the two terms of h cancel.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import erfcx, ndtr
+
+Array = NDArray[np.float64]
+_LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
+
+
+def log_expected_improvement(mean: Array, sd: Array, best: float) -> Array:
+    """log EI, shape (N,); -inf nowhere but where z is below -1e150."""
+    z = (mean - best) / sd
+    near = np.maximum(z, -1.0)
+    plain = np.log(np.exp(-0.5 * near**2 - _LOG_SQRT_2PI) + near * ndtr(near))
+    far = np.minimum(z, -1.0)
+    # phi(z) (1 - |z| sqrt(pi/2) erfcx(|z|/sqrt 2)); beyond -1e4 the bracket is 1/z^2 to double precision
+    bracket = 1.0 - np.sqrt(np.pi / 2) * -far * erfcx(-far / np.sqrt(2))
+    tail = np.where(far > -1e4, np.log(np.maximum(bracket, 1e-300)), -2.0 * np.log(-far))
+    return np.asarray(np.log(sd) + np.where(z > -1.0, plain, -0.5 * far**2 - _LOG_SQRT_2PI + tail))
