@@ -1,0 +1,60 @@
+"""The cost model that a replayed searcher is given: honest, shipped, wrong or useless."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import ndtr
+
+from autotune.cost import Calibration, calibration_for, estimate
+from autotune.space import SearchSpace
+from autotune.spec import Estimate
+
+MODELS = ("held_out", "shipped", "wrong", "useless")
+MEMORY_CONSTANTS = ("activation_factor", "fragmentation", "framework_bytes")
+"""Constants that are left alone when time is made wrong; memory is scaled as a whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """An estimate of all configs, and the constants behind it."""
+
+    estimate: Estimate
+    calibration: Calibration
+
+
+def prediction(space: SearchSpace, model: str, seed: int) -> Prediction:
+    """The estimate of all configs of a cell, by one of `MODELS`."""
+    rng = np.random.default_rng([seed, len(space)])
+    constants = calibration_for(space.workload) if model == "shipped" else held_out(space)
+    if model == "wrong":
+        constants = replace(
+            constants.perturbed(rng, math.log(2.0)), **{n: getattr(constants, n) for n in MEMORY_CONSTANTS}
+        )
+    predicted = estimate(space.workload, space.table, calibration=constants)
+    if model == "wrong":
+        predicted = _with_memory(predicted, rng.choice([0.75, 1.25]), space, constants)
+    if model == "useless":
+        predicted = predicted.take(rng.permutation(len(space)))
+    return Prediction(estimate=predicted, calibration=constants)
+
+
+def held_out(space: SearchSpace) -> Calibration:
+    """Constants fitted without any row of this model."""
+    return calibration_for(space.workload)
+
+
+def _with_memory(predicted: Estimate, factor: float, space: SearchSpace, constants: Calibration) -> Estimate:
+    parts = predicted.memory_parts_bytes
+    scaled = type(parts)(**{n: getattr(parts, n) * factor for n in type(parts).__dataclass_fields__})
+    z = np.log(scaled.total / space.workload.cluster.gpu.memory_bytes) / constants.memory_sigma
+    return replace(
+        predicted,
+        peak_memory_bytes=scaled.total,
+        peak_memory_low_bytes=predicted.peak_memory_low_bytes * factor,
+        peak_memory_high_bytes=predicted.peak_memory_high_bytes * factor,
+        memory_parts_bytes=scaled,
+        oom_probability=ndtr(z),
+    )

@@ -1,0 +1,172 @@
+"""Replays searchers on published sweeps: how many trials until the best so far is within 5% of the best there is?
+
+    python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ...] [--model held_out]
+
+Columns, over all cells and seeds: mean, median and 90th percentile of the trials to within 5%, failed trials on the way, mean regret
+after 3, 5 and 10 trials; and for searchers that know when they are done, trials and regret when the expected gain of another
+trial fell under 1%. The cost model is one of
+
+    held_out    constants fitted without the cell's model (the honest case)       shipped   the constants that ship
+    wrong       every time constant off by a random factor (log-normal, spread 2), memory off by 25% either way
+    useless     the estimates of all configs of a cell shuffled
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from time import process_time
+
+import numpy as np
+
+from autotune.search import make_searcher
+from autotune.space import SearchSpace
+from autotune.spec import FailureKind
+from tests.benchmarks.cells import Cell, read_cells
+from tests.benchmarks.figure import curves_svg
+from tests.benchmarks.models import MODELS, Prediction, prediction
+
+DATA = Path(__file__).with_name("data")
+DEFAULT = ("nanotron_h100.csv", "vtrain_single_node_a100.csv")
+FIGURE = Path(__file__).with_name("figures") / "search_regret.svg"
+CLOSE = 0.05
+"""regret that counts as found"""
+MIN_GAIN = 0.01
+"""expected relative gain under which a searcher stops itself, as `Budget.min_gain`"""
+CURVE = 30
+"""trials that the regret curve shows"""
+DETERMINISTIC = ("bayesian", "cost_ranked", "rule_of_thumb", "grid")
+"""searchers whose seed changes nothing: one run stands for all seeds where the model has none either"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One searcher on one cell with one seed."""
+
+    cell: str
+    trials: int
+    """until within 5% of the best"""
+    failed: int
+    """of these"""
+    curve: tuple[float, ...]
+    """regret after each trial"""
+    stopped_after: int | None
+    """trials when the searcher would have stopped itself"""
+    stopped_regret: float
+    """regret then"""
+    seconds: float
+    """processor time of the searcher"""
+
+
+def replay(cell: Cell, searcher_name: str, seed: int, *, model: str = "shipped", in_flight: int = 1) -> Run:
+    """Searches the cell until it is found, the curve is drawn and the searcher would stop (or nothing is left)."""
+    space = SearchSpace.of(cell.workload, _shuffled(cell, seed))
+    predicted: Prediction = prediction(space, model, seed)
+    began = process_time()
+    searcher = make_searcher(
+        searcher_name, space, seed=seed, estimate=predicted.estimate, calibration=predicted.calibration
+    )
+    regret, curve, failed, found, stopped = 1.0, [], 0, None, None
+    pending: list = []
+    while found is None or len(curve) < CURVE or (stopped is None and searcher.expected_gain() is not None):
+        pending += searcher.ask(in_flight - len(pending))
+        if not pending:
+            break
+        config = pending.pop(0)
+        trial = cell.trial(config, len(curve))
+        searcher.tell([trial])
+        regret = min(regret, cell.regret(config))
+        curve.append(regret)
+        if found is None:
+            failed += trial.failure is not None
+            found = len(curve) if regret <= CLOSE else None
+        gain = searcher.expected_gain()
+        if stopped is None and gain is not None and gain < MIN_GAIN:
+            stopped = len(curve), regret
+    return Run(
+        cell=cell.name,
+        trials=found if found is not None else len(space) + 1,
+        failed=failed,
+        curve=tuple((curve + [regret] * CURVE)[:CURVE]),
+        stopped_after=stopped[0] if stopped else None,
+        stopped_regret=stopped[1] if stopped else regret,
+        seconds=process_time() - began,
+    )
+
+
+def _shuffled(cell: Cell, seed: int) -> list:
+    """The cell's configs in an order that says nothing about them."""
+    configs = list(cell.rows)
+    return [configs[i] for i in np.random.default_rng(seed).permutation(len(configs))]
+
+
+def _job(job: tuple[Cell, str, int, str, int]) -> Run:
+    cell, name, seed, model, in_flight = job
+    return replay(cell, name, seed, model=model, in_flight=in_flight)
+
+
+def _runs(cells: Sequence[Cell], name: str, args: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterator[Run]:
+    once = name in DETERMINISTIC and args.model in ("held_out", "shipped")
+    seeds = range(1 if once else args.seeds)
+    yield from pool.map(_job, [(c, name, s, args.model, args.in_flight) for c in cells for s in seeds], chunksize=4)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the table and draws the figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", type=Path, action="append", help="measurements in the common header (repeatable)")
+    parser.add_argument("--searchers", default="bayesian,cost_ranked,rule_of_thumb,random", help="names, by commas")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--model", choices=MODELS, default="held_out")
+    parser.add_argument("--in-flight", type=int, default=1, help="trials that run at once")
+    parser.add_argument("--unknown-failure", type=FailureKind, default=FailureKind.OUT_OF_MEMORY)
+    parser.add_argument("--figure", type=Path, help=f"SVG to draw, e.g. {FIGURE.name}")
+    parser.add_argument("--cells", action="store_true", help="also print each cell")
+    args = parser.parse_args(arguments)
+    paths = args.csv or [DATA / name for name in DEFAULT]
+    cells = [cell for path in paths for cell in read_cells(path, unknown_cause=args.unknown_failure)]
+    print(f"{len(cells)} cells, {args.seeds} seeds, cost model: {args.model}, {args.in_flight} in flight")
+    print(
+        "| searcher | trials: mean | median | p90 | failed | regret at 3 | 5 | 10 | stops after | with regret | s per trial |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    curves = {}
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for name in args.searchers.split(","):
+            runs = list(_runs(cells, name, args, pool))
+            curves[name] = np.mean([r.curve for r in runs], axis=0).tolist()
+            print(_line(name, runs), flush=True)
+            if args.cells:
+                for cell in cells:
+                    own = [r for r in runs if r.cell == cell.name]
+                    print(
+                        f"  {cell.name}: {mean(r.trials for r in own):.1f} trials, {mean(r.failed for r in own):.1f} failed"
+                    )
+    if args.figure:
+        args.figure.parent.mkdir(exist_ok=True)
+        args.figure.write_text(
+            curves_svg(curves, title=f"Mean regret on {len(cells)} published cells"), encoding="utf-8"
+        )
+
+
+def _line(name: str, runs: list[Run]) -> str:
+    trials = [r.trials for r in runs]
+    stopped = [r for r in runs if r.stopped_after is not None]
+    stop = f"{mean(r.stopped_after for r in stopped):.1f}" if stopped else "-"
+    regret = f"{mean(r.stopped_regret for r in stopped):.1%}" if stopped else "-"
+    at = [f"{mean(r.curve[k - 1] for r in runs):.1%}" for k in (3, 5, 10)]
+    seconds = sum(r.seconds for r in runs) / sum(max(len(r.curve), r.trials) for r in runs)
+    return (
+        f"| {name} | {mean(trials):.2f} | {median(trials):g} | {np.percentile(trials, 90):.0f} | "
+        f"{mean(r.failed for r in runs):.2f} | {' | '.join(at)} | {stop} | {regret} | {seconds:.3f} |"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
