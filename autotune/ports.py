@@ -231,6 +231,14 @@ class Store(Protocol):
         """History after that sequence number."""
         ...
 
+    def record_event(self, study_id: str, kind: str, data: Mapping[str, Any]) -> None:
+        """Appends a line of one's own to the history, e.g. who asked for a pause."""
+        ...
+
+    def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
+        """Studies that should run (QUEUED, RUNNING, STOPPING) but that nobody holds, oldest first."""
+        ...
+
     def claim(self, study_id: str, owner: str, *, lease_s: float) -> Lease | None:
         """Takes the lease when nobody holds it (or it ran out); None when somebody does."""
         ...

@@ -1,0 +1,50 @@
+"""The history of a study: numbered from 1 without gaps, only ever appended to.
+
+The counter lives in the study's row, whose update is the study's lock: numbers are given in the order of commits, and a transaction that
+is undone gives its numbers back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from autotune.ports import HistoryEvent
+from autotune.store.database import now_us
+from autotune.store.rows import json_text, read_event
+from autotune.store.tables import events, studies
+
+Line = tuple[str, Mapping[str, Any]]
+"""(kind, data)"""
+
+
+def append(connection: Connection, study: int, lines: Sequence[Line]) -> None:
+    """Writes the lines at the end of the history of the study with that key, in this transaction."""
+    now = now_us()
+    last = connection.execute(
+        update(studies)
+        .where(studies.c.key == study)
+        .values(num_events=studies.c.num_events + len(lines), updated_us=now)
+        .returning(studies.c.num_events)
+    ).scalar_one()
+    first = last - len(lines) + 1
+    connection.execute(
+        insert(events),
+        [
+            {"study": study, "sequence": first + i, "at_us": now, "kind": kind, "data": json_text(data)}
+            for i, (kind, data) in enumerate(lines)
+        ],
+    )
+
+
+def read(connection: Connection, study: int, study_id: str, *, after: int, limit: int) -> list[HistoryEvent]:
+    """The lines after that number, in order."""
+    rows = connection.execute(
+        select(events)
+        .where(events.c.study == study, events.c.sequence > after)
+        .order_by(events.c.sequence)
+        .limit(limit)
+    )
+    return [read_event(study_id, row) for row in rows]

@@ -1,0 +1,1 @@
+"""How a database came to be, step by step; `autotune.store.schema` applies what is missing."""

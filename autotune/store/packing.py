@@ -1,0 +1,75 @@
+"""Evidence packed small: a trial's documents as compressed JSON, step metrics as fixed-size records.
+
+    document   byte 1 + deflate of canonical JSON with a preset dictionary of the keys that every trial repeats (RFC 1950 FDICT)
+    steps      28 bytes a step, little-endian: u32 step, f64 step_time_s, f64 loss, f64 grad_norm; in the order of arrival
+
+The leading byte names the dictionary. A dictionary never changes: a better one becomes byte 2, and both are read.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from autotune.errors import StoreCorruptError
+from autotune.ports import StepsReported
+
+_KEYS = (
+    b'{"estimate":{"memory_parts_bytes":{"activations":,"framework":,"gradients":,"logits":,"optimizer":,"weights":},"mfu":'
+    b',"oom_probability":0.0,"peak_memory_bytes":,"peak_memory_high_bytes":,"peak_memory_low_bytes":,"step_time_high_s":'
+    b',"step_time_low_s":,"step_time_s":,"time_parts_s":{"bubble":0.0,"compute":,"cp_comm":0.0,"dp_comm":,"ep_comm":0.0,"optimizer":'
+    b',"other":,"pp_comm":0.0,"tp_comm":},"tokens_per_s":,"tokens_per_s_per_gpu":},"failure":{"exception":"","kind":"OUT_OF_MEMORY",'
+    b'"log_tail":[],"message":"","rank":0,"step":null},"failure":null,"measurement":{"breakdown_s":{},"flops_per_token":null,'
+    b'"grad_norms":[],"gradient_noise_scale":null,"losses":[],"memory_capacity_bytes":,"nonfinite_steps":0,"num_ranks":'
+    b',"peak_flops_per_s":,"peak_memory_bytes":,"rank_peak_memory_bytes":[],"reference_losses":[],"setup_s":,"skipped_steps":0,'
+    b'"step_times_s":[0.,0.,0.],"tokens_per_step":,"utilization":{}},"reason":"","reward":{"parts":{},"stability":,"throughput":'
+    b',"total":}}'
+)
+
+STEP = np.dtype([("step", "<u4"), ("step_time_s", "<f8"), ("loss", "<f8"), ("grad_norm", "<f8")])
+"""One optimizer step in 28 bytes."""
+
+
+def pack_document(document: Mapping[str, Any]) -> bytes:
+    """Plain values, a few hundred bytes for a trial with a thirty-step measurement's numbers on top."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    squeeze = zlib.compressobj(level=6, zdict=_KEYS)
+    return b"\x01" + squeeze.compress(text) + squeeze.flush()
+
+
+def unpack_document(packed: bytes) -> dict[str, Any]:
+    """The values of `pack_document`. Raises `StoreCorruptError` when they are damaged."""
+    try:
+        if packed[:1] != b"\x01":
+            raise ValueError(f"unknown packing {packed[:1]!r}")
+        return json.loads(zlib.decompressobj(zdict=_KEYS).decompress(packed[1:]))  # type: ignore[no-any-return]
+    except (ValueError, zlib.error) as error:
+        raise StoreCorruptError(
+            f"a trial's document cannot be read: {error}", remedy="run `autotune store check`, restore a backup"
+        ) from error
+
+
+def append_steps(packed: bytes, report: StepsReported) -> bytes:
+    """The series with the report's steps that it does not hold yet; those it holds are left as they are."""
+    known = np.frombuffer(packed, STEP)["step"]
+    new = np.empty(len(report.step_times_s), STEP)
+    new["step"] = np.arange(report.first_step, report.first_step + len(new))
+    new["step_time_s"] = report.step_times_s
+    new["loss"] = report.losses
+    new["grad_norm"] = report.grad_norms
+    if len(known) and len(new) and new["step"][0] <= known.max():
+        new = new[~np.isin(new["step"], known)]
+    return packed + new.tobytes()
+
+
+def unpack_steps(packed: bytes) -> dict[str, list[float]]:
+    """The series by name, in the order of steps."""
+    if len(packed) % STEP.itemsize:
+        raise StoreCorruptError("a step series is cut short", remedy="run `autotune store check`, restore a backup")
+    rows = np.frombuffer(packed, STEP)
+    rows = rows[np.argsort(rows["step"], kind="stable")]
+    return {name: rows[name].tolist() for name in STEP.names or ()}

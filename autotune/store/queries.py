@@ -1,0 +1,168 @@
+"""What people and programs ask: one study, lists of studies, its trials and steps, the best across all history. Each by an index."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, func, select
+
+from autotune.errors import NotFoundError
+from autotune.ports import StudyRecord
+from autotune.spec import StudyStatus, Trial
+from autotune.store.packing import unpack_steps
+from autotune.store.rows import read_study, read_trial
+from autotune.store.tables import attempts, records, specs, studies, trials, workloads
+
+_LISTED = 5
+"""Candidates that an ambiguous name lists."""
+
+
+def _study_rows() -> Select[Any]:
+    columns = [c for c in studies.c if not c.name.startswith("lease_")]
+    return select(*columns, specs.c["values"].label("values_text"), specs.c.spec, specs.c.result).join(
+        specs, specs.c.study == studies.c.key
+    )
+
+
+def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
+    """(key, id) of the study with this id, unique name, or unique prefix of the id. Raises `NotFoundError`."""
+    wanted = (studies.c.id == study_id, studies.c.name == study_id)
+    for condition in (*wanted, studies.c.id.startswith(study_id, autoescape=True)):
+        rows = connection.execute(
+            select(studies.c.key, studies.c.id)
+            .where(condition)
+            .order_by(studies.c.created_us.desc())
+            .limit(_LISTED + 1)
+        ).all()
+        if len(rows) == 1:
+            return rows[0].key, rows[0].id
+        if rows:
+            some = ", ".join(row.id for row in rows[:_LISTED]) + (", ..." if len(rows) > _LISTED else "")
+            raise NotFoundError(f"{study_id!r} names more than one study: {some}", remedy="give the id of one")
+    raise NotFoundError(f"no study has the id or name {study_id!r}", remedy="`autotune list` shows them")
+
+
+def study(connection: Connection, study_id: str) -> StudyRecord:
+    """The record of that id, name or prefix."""
+    key, _ = resolve(connection, study_id)
+    row = connection.execute(_study_rows().where(studies.c.key == key)).one()
+    return read_study(row, _trial_counts(connection, [key])[key])
+
+
+def list_studies(
+    connection: Connection,
+    *,
+    statuses: Iterable[StudyStatus] = (),
+    model: str = "",
+    cluster: str = "",
+    owner: str = "",
+    name: str = "",
+    limit: int,
+    offset: int,
+) -> list[StudyRecord]:
+    """Records that match, newest first."""
+    query = _study_rows().order_by(studies.c.created_us.desc(), studies.c.key.desc()).limit(limit).offset(offset)
+    if wanted := [str(s) for s in statuses]:
+        query = query.where(studies.c.status.in_(wanted))
+    if owner:
+        query = query.where(studies.c.owner == owner)
+    if name:
+        query = query.where(studies.c.name == name)
+    if model or cluster:
+        query = query.join(workloads, workloads.c.key == studies.c.workload)
+        query = query.where(workloads.c.model == model) if model else query
+        query = query.where(workloads.c.cluster == cluster) if cluster else query
+    return _records(connection, connection.execute(query).all())
+
+
+def claimable(connection: Connection, now: int, *, limit: int) -> list[StudyRecord]:
+    """Studies that should run but that nobody holds, oldest first."""
+    wanted = [str(s) for s in (StudyStatus.QUEUED, StudyStatus.RUNNING, StudyStatus.STOPPING)]
+    query = (
+        _study_rows()
+        .where(studies.c.status.in_(wanted), studies.c.lease_expires_us <= now)
+        .order_by(studies.c.created_us, studies.c.key)
+        .limit(limit)
+    )
+    return _records(connection, connection.execute(query).all())
+
+
+def list_trials(connection: Connection, study_id: str) -> list[Trial]:
+    """All trials of a study by number."""
+    key, found = resolve(connection, study_id)
+    rows = connection.execute(select(trials).where(trials.c.study == key).order_by(trials.c.number))
+    return [read_trial(found, row) for row in rows]
+
+
+def steps(connection: Connection, study_id: str, number: int, attempt: int | None) -> dict[str, list[float]]:
+    """The step series of an attempt, by default the last."""
+    key, found = resolve(connection, study_id)
+    query = select(attempts.c.steps).where(attempts.c.study == key, attempts.c.number == number)
+    if attempt is not None:
+        query = query.where(attempts.c.attempt == attempt)
+    packed = connection.execute(query.order_by(attempts.c.attempt.desc()).limit(1)).scalar()
+    if packed is None:
+        if attempt is None and connection.scalar(
+            select(trials.c.key).where(trials.c.study == key, trials.c.number == number)
+        ):
+            return unpack_steps(b"")
+        which = f"trial {number}" if attempt is None else f"attempt {attempt} of trial {number}"
+        raise NotFoundError(f"study {found} has no {which}")
+    return unpack_steps(packed)
+
+
+def best(
+    connection: Connection, *, model: str = "", cluster: str = "", trainer: str = "", limit: int, **filters: Any
+) -> list[tuple[StudyRecord, Trial]]:
+    """Representatives of configs, by tokens per second and GPU of the cluster, best first.
+
+    `filters`: gpu, num_gpus, seq_len, owner, workload (a key of `known_workloads`). Raises `TypeError` for any other.
+    """
+    query = (
+        select(trials, studies.c.id.label("study_id"))
+        .select_from(records)
+        .join(trials, trials.c.key == records.c.trial)
+        .join(studies, studies.c.key == trials.c.study)
+        .order_by(records.c.throughput.desc(), records.c.trial)
+        .limit(limit)
+    )
+    for column, value in ((records.c.model, model), (records.c.cluster, cluster), (records.c.trainer, trainer)):
+        query = query.where(column == value) if value else query
+    columns: dict[str, Any] = {
+        "gpu": workloads.c.gpu,
+        "num_gpus": workloads.c.num_gpus,
+        "seq_len": workloads.c.seq_len,
+        "workload": records.c.workload,
+        "owner": studies.c.owner,
+    }
+    asked = {name: value for name, value in filters.items() if value not in (None, "")}
+    if unknown := [name for name in asked if name not in columns]:
+        raise TypeError(f"best has no filter called {unknown[0]!r}; filters: {', '.join(columns)}")
+    if {"gpu", "num_gpus", "seq_len"} & set(asked):
+        query = query.join(workloads, workloads.c.key == records.c.workload)
+    for name, value in asked.items():
+        query = query.where(columns[name] == value)
+    rows = connection.execute(query).all()
+    of = {record.id: record for record in _by_key(connection, {row.study for row in rows})}
+    return [(of[row.study_id], read_trial(row.study_id, row)) for row in rows]
+
+
+def _by_key(connection: Connection, keys: set[int]) -> list[StudyRecord]:
+    return _records(connection, connection.execute(_study_rows().where(studies.c.key.in_(sorted(keys)))).all())
+
+
+def _records(connection: Connection, rows: Iterable[Row[Any]]) -> list[StudyRecord]:
+    rows = list(rows)
+    counts = _trial_counts(connection, [row.key for row in rows])
+    return [read_study(row, counts[row.key]) for row in rows]
+
+
+def _trial_counts(connection: Connection, keys: list[int]) -> dict[int, dict[str, int]]:
+    counts: dict[int, dict[str, int]] = defaultdict(dict)
+    if keys:
+        query = select(trials.c.study, trials.c.status, func.count()).where(trials.c.study.in_(keys))
+        for key, status, count in connection.execute(query.group_by(trials.c.study, trials.c.status)):
+            counts[key][status] = count
+    return counts

@@ -1,0 +1,142 @@
+"""Rows as values, values as rows.
+
+A trial's row keeps what is asked about in columns; `document` holds estimate, measurement, reward, failure and reason. A config is known
+by `config_key`, the first 64 bits of its fingerprint, so that the same config is the same number in every study.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Row
+
+from autotune.ports import HistoryEvent, StudyRecord
+from autotune.spec import (
+    Estimate,
+    Failure,
+    Measurement,
+    ParallelConfig,
+    Reward,
+    StudyStatus,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
+from autotune.spec.plain import canonical, fingerprint, finite, study_from_dict
+from autotune.store.database import from_us, to_us
+from autotune.store.packing import pack_document, unpack_document
+
+
+def clean(text: str) -> str:
+    """Text that both databases can hold: no zero bytes, no lone surrogates."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def config_key(config: ParallelConfig) -> int:
+    """A signed 64-bit number that is the same for equal configs."""
+    return int.from_bytes(bytes.fromhex(fingerprint(config.to_dict())[:16]), "big", signed=True)
+
+
+def json_text(values: Any) -> str:
+    """Plain values as JSON that every reader takes; nan and infinities become null."""
+    return canonical(finite(values))
+
+
+def read_study(row: Row[Any], trial_counts: Mapping[str, int]) -> StudyRecord:
+    """The record of a row of `studies` joined with `specs`."""
+    return StudyRecord(
+        id=row.id,
+        study=study_from_dict(json.loads(row.values_text)),
+        spec=json.loads(row.spec),
+        status=StudyStatus(row.status),
+        created_at=from_us(row.created_us),
+        updated_at=from_us(row.updated_us),
+        started_at=from_us(row.started_us) if row.started_us is not None else None,
+        ended_at=from_us(row.ended_us) if row.ended_us is not None else None,
+        elapsed_s=row.elapsed_s,
+        message=row.message,
+        owner=row.owner,
+        baseline=row.baseline,
+        best=row.best,
+        speedup=row.speedup,
+        result=json.loads(row.result),
+        trial_counts=dict(trial_counts),
+    )
+
+
+def read_event(study_id: str, row: Row[Any]) -> HistoryEvent:
+    """The line of a row of `events`."""
+    return HistoryEvent(
+        study=study_id, sequence=row.sequence, at=from_us(row.at_us), kind=row.kind, data=json.loads(row.data)
+    )
+
+
+def read_trial(study_id: str, row: Row[Any]) -> Trial:
+    """The trial of a row of `trials`."""
+    document = unpack_document(row.document)
+    return Trial(
+        config=ParallelConfig.from_dict(json.loads(row.config)),
+        number=row.number,
+        study=study_id,
+        seed=row.seed,
+        status=TrialStatus(row.status),
+        purpose=TrialPurpose(row.purpose),
+        attempts=row.attempts,
+        estimate=Estimate.from_dict(document["estimate"]) if document["estimate"] else None,
+        measurement=Measurement.from_dict(document["measurement"]) if document["measurement"] else None,
+        reward=Reward.from_dict(document["reward"]) if document["reward"] else None,
+        failure=Failure.from_dict(document["failure"]) if document["failure"] else None,
+        reason=document["reason"],
+        created_at=from_us(row.created_us),
+        started_at=from_us(row.started_us) if row.started_us is not None else None,
+        ended_at=from_us(row.ended_us) if row.ended_us is not None else None,
+    )
+
+
+def new_trial_row(trial: Trial, *, study: int, workload: int, now: int) -> dict[str, Any]:
+    """The row of a trial that has not run."""
+    return {
+        "study": study,
+        "number": trial.number,
+        "workload": workload,
+        "config_key": config_key(trial.config),
+        "config": canonical(trial.config.to_dict()),
+        "seed": trial.seed,
+        "status": str(TrialStatus.PENDING),
+        "purpose": str(trial.purpose),
+        "attempts": 0,
+        "created_us": to_us(trial.created_at) if trial.created_at else now,
+        "document": pack_document(document_of(trial)),
+    }
+
+
+def ended_columns(asked: Trial, trial: Trial, *, num_gpus: int, now: int) -> dict[str, Any]:
+    """What changes in the row of `asked` when `trial` says how it ended; `num_gpus` are those of the cluster."""
+    kept = replace(trial, estimate=trial.estimate or asked.estimate, reason=trial.reason or asked.reason)
+    measured = trial.measurement if trial.is_measured else None
+    return {
+        "status": str(trial.status),
+        "failure": str(trial.failure.kind) if trial.failure else None,
+        "throughput": (finite(measured.tokens_per_s / num_gpus) or None) if measured else None,
+        "reward": finite(trial.reward.total) if trial.reward else None,
+        "ended_us": to_us(trial.ended_at) if trial.ended_at else now,
+        "document": pack_document(document_of(kept)),
+    }
+
+
+def document_of(trial: Trial) -> dict[str, Any]:
+    """The evidence of a trial as plain values, without what follows from the rest."""
+    measurement = trial.measurement.to_dict() if trial.measurement else None
+    return {
+        "estimate": trial.estimate.to_dict() if trial.estimate else None,
+        "measurement": {k: v for k, v in measurement.items() if k not in _DERIVED} if measurement else None,
+        "reward": trial.reward.to_dict() if trial.reward else None,
+        "failure": trial.failure.to_dict() if trial.failure else None,
+        "reason": trial.reason,
+    }
+
+
+_DERIVED = ("step_time_s", "step_time_spread", "tokens_per_s", "tokens_per_s_per_gpu", "mfu")

@@ -1,0 +1,101 @@
+"""The database's version: made on first opening, upgraded after a backup copy, refused when it is newer than this release.
+
+The version is one row of `autotune_version`. Steps run inside one transaction that first takes the database's lock, so that of many
+processes that open a new store at once, one makes it and the others find it made; an upgrade that fails leaves it as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, text
+
+from autotune.errors import StoreCorruptError, StoreUnavailableError, StoreVersionError
+from autotune.store.database import Database
+from autotune.store.diagnosis import diagnosed
+
+HEAD = "0002"
+"""The version that this release reads and writes."""
+_LOCK = 0x6175746F74756E65  # "autotune" in ASCII: the advisory lock of whoever upgrades
+
+
+def prepare(database: Database) -> None:
+    """Leaves the database at `HEAD`. Raises `StoreVersionError`, `StoreCorruptError`, `StoreUnavailableError`."""
+    path = database.place.path
+    if path is not None:
+        _make_folder(database, path)
+    with database.read() as connection:
+        found = version(connection)
+    if found == HEAD:
+        return
+    _refuse_unknown(database, found)
+    if found is not None and path is not None:
+        back_up(path, path.with_name(f"{path.name}.v{found}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.backup"))
+    with database.write() as connection:
+        if not database.is_sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        found = version(connection)
+        if found != HEAD:
+            _refuse_unknown(database, found)
+            upgrade(connection, HEAD)
+
+
+def version(connection: Connection) -> str | None:
+    """The version found; None in an empty database. Raises `StoreCorruptError` when it holds somebody else's tables."""
+    tables = set(inspect(connection).get_table_names())
+    if "autotune_version" in tables:
+        found = connection.execute(text("SELECT version_num FROM autotune_version")).scalar()
+        if found is not None:
+            return str(found)
+    if "studies" in tables or (tables and connection.dialect.name == "sqlite"):
+        raise StoreCorruptError(
+            f"this database is not a store of autotune: it holds {', '.join(sorted(tables)[:5])}",
+            remedy="name another file or database",
+        )
+    return None
+
+
+def upgrade(connection: Connection, target: str) -> None:
+    """Applies the steps up to `target`, in the caller's transaction."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "autotune.store:migrations")
+    config.attributes["connection"] = connection
+    command.upgrade(config, target)
+
+
+def back_up(source: Path, target: Path) -> None:
+    """Copies an SQLite store while others use it, whole or not at all: the copy appears under its name when it is complete."""
+    part = target.with_name(target.name + ".part")
+    try:
+        with contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as old:
+            with contextlib.closing(sqlite3.connect(part)) as new:
+                old.backup(new, pages=4096, sleep=0.01)
+                new.execute("PRAGMA journal_mode=DELETE")
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _make_folder(database: Database, path: Path) -> None:
+    if path.is_dir():
+        raise StoreUnavailableError(f"the store {path} is a folder", remedy="name a file in it")
+    with diagnosed(database.place):
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _refuse_unknown(database: Database, found: str | None) -> None:
+    if found is None or (found.isdigit() and found <= HEAD):
+        return
+    raise StoreVersionError(
+        f"the store {database.place} has version {found}, but this release reads up to {HEAD}",
+        remedy="upgrade autotune, or name another store",
+    )

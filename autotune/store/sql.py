@@ -1,0 +1,173 @@
+"""`SqlStore`: the store on a database. Every method is one transaction of the module that knows its subject."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy.exc import IntegrityError
+
+from autotune.errors import ConflictError
+from autotune.ports import HistoryEvent, Lease, StepsReported, StudyRecord
+from autotune.spec import Failure, Study, StudyStatus, Trial
+from autotune.store import history, lifecycle, queries, schema, submissions, trials
+from autotune.store import lease as leases
+from autotune.store.database import Database
+from autotune.store.place import Place
+
+
+class SqlStore:
+    """Implements `autotune.ports.Store`; threads may share one, processes open their own."""
+
+    def __init__(self, place: Place) -> None:
+        self.database = Database(place)
+        try:
+            schema.prepare(self.database)
+        except BaseException:
+            self.database.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"SqlStore({self.database.place})"
+
+    def submit(
+        self, study: Study, spec: Mapping[str, Any], *, idempotency_key: str | None = None, owner: str = ""
+    ) -> StudyRecord:
+        """Keeps a new study as QUEUED; the same key returns what it made first."""
+        try:
+            with self.database.write() as connection:
+                study_id = submissions.submit(connection, study, spec, idempotency_key, owner)
+        except IntegrityError:  # somebody else kept the same key between our look and our write: look again
+            with self.database.write() as connection:
+                study_id = submissions.submit(connection, study, spec, idempotency_key, owner)
+        return self.study(study_id)
+
+    def study(self, study_id: str) -> StudyRecord:
+        """The study of this id, unique name, or unique prefix of the id."""
+        with self.database.read() as connection:
+            return queries.study(connection, study_id)
+
+    def studies(
+        self,
+        *,
+        status: StudyStatus | None = None,
+        model: str = "",
+        cluster: str = "",
+        owner: str = "",
+        name: str = "",
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[StudyRecord]:
+        """Studies, newest first."""
+        statuses = () if status is None else (status,)
+        with self.database.read() as connection:
+            return queries.list_studies(
+                connection,
+                statuses=statuses,
+                model=model,
+                cluster=cluster,
+                owner=owner,
+                name=name,
+                limit=limit,
+                offset=offset,
+            )
+
+    def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
+        """Studies that should run (QUEUED, RUNNING, STOPPING) but that nobody holds, oldest first."""
+        with self.database.read() as connection:
+            return queries.claimable(connection, self.database.server_now_us(connection), limit=limit)
+
+    def trials(self, study_id: str) -> list[Trial]:
+        """All trials of a study by number."""
+        with self.database.read() as connection:
+            return queries.list_trials(connection, study_id)
+
+    def events(self, study_id: str, *, after: int = 0, limit: int = 1000) -> list[HistoryEvent]:
+        """History after that sequence number."""
+        with self.database.read() as connection:
+            key, found = queries.resolve(connection, study_id)
+            return history.read(connection, key, found, after=after, limit=limit)
+
+    def record_event(self, study_id: str, kind: str, data: Mapping[str, Any]) -> None:
+        """Appends a line of one's own to the history, e.g. who asked for a pause."""
+        with self.database.write() as connection:
+            history.append(connection, leases.find(connection, study_id).key, [(kind, data)])
+
+    def claim(self, study_id: str, owner: str, *, lease_s: float) -> Lease | None:
+        """Takes the lease when nobody holds it; None when somebody does."""
+        with self.database.write() as connection:
+            return leases.claim(self.database, connection, study_id, owner, lease_s)
+
+    def renew(self, lease: Lease, *, lease_s: float) -> Lease:
+        """The lease, longer."""
+        with self.database.write() as connection:
+            return leases.renew(self.database, connection, lease, lease_s)
+
+    def release(self, lease: Lease) -> None:
+        """Gives the lease back."""
+        with self.database.write() as connection:
+            leases.release(connection, lease)
+
+    def add_trial(self, lease: Lease, trial: Trial) -> None:
+        """Keeps a new PENDING trial."""
+        with self.database.write() as connection:
+            trials.add(connection, lease, trial)
+
+    def start_attempt(self, lease: Lease, number: int, attempt: int) -> None:
+        """PENDING or RUNNING (next attempt) -> RUNNING."""
+        with self.database.write() as connection:
+            trials.start_attempt(connection, lease, number, attempt)
+
+    def add_steps(self, lease: Lease, steps: Sequence[StepsReported]) -> None:
+        """Keeps step metrics, in bulk."""
+        if steps:
+            with self.database.write() as connection:
+                trials.add_steps(connection, lease, steps)
+
+    def steps(self, study_id: str, number: int, *, attempt: int | None = None) -> dict[str, list[float]]:
+        """Step metrics of a trial's attempt: step, step_time_s, loss, grad_norm."""
+        with self.database.read() as connection:
+            return queries.steps(connection, study_id, number, attempt)
+
+    def end_attempt(self, lease: Lease, number: int, attempt: int, failure: Failure | None) -> None:
+        """Closes an attempt that will be tried again."""
+        with self.database.write() as connection:
+            trials.end_attempt(connection, lease, number, attempt, failure)
+
+    def end_trial(self, lease: Lease, trial: Trial) -> bool:
+        """Makes the trial terminal, once. A report under a lease that was taken over is kept as late too, and raises `ConflictError`."""
+        with self.database.write() as connection:
+            try:
+                return trials.end_trial(connection, lease, trial)
+            except leases.FencedError as fenced:
+                trials.keep_late(connection, fenced.study, trial, "the lease was taken over", lease.fence)
+                refused: ConflictError = fenced
+        raise refused
+
+    def set_status(
+        self,
+        study_id: str,
+        status: StudyStatus,
+        *,
+        expect: Sequence[StudyStatus],
+        message: str = "",
+        lease: Lease | None = None,
+        **fields: Any,
+    ) -> StudyRecord:
+        """Moves the study on, when its status is one of `expect`."""
+        with self.database.write() as connection:
+            lifecycle.set_status(
+                connection, study_id, status, expect=expect, message=message, lease=lease, fields=fields
+            )
+            return queries.study(connection, study_id)
+
+    def best(
+        self, *, model: str = "", cluster: str = "", trainer: str = "", limit: int = 10, **filters: Any
+    ) -> list[tuple[StudyRecord, Trial]]:
+        """Best measured trials across all history by tokens per second and GPU of the cluster, one for each config."""
+        with self.database.read() as connection:
+            return queries.best(connection, model=model, cluster=cluster, trainer=trainer, limit=limit, **filters)
+
+    def close(self) -> None:
+        """Lets go of connections."""
+        self.database.close()

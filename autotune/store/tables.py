@@ -1,0 +1,234 @@
+"""The tables, as the newest migration leaves them (a test compares the two).
+
+    studies     one row per study: its state, its lease and the counters of its history; narrow, because every write touches it
+    specs       what was asked, and what came of it in the end
+    workloads   model, cluster, trainer and the rest of a workload, once however many studies share it
+    trials      a config in a study; columns for what is asked about, one packed document for the evidence
+    attempts    launches of trials, each with its packed series of step metrics
+    events      append-only history, numbered from 1 without gaps in each study
+    records     for each workload and config, the measured trial that stands for it: what `best` reads
+    submissions idempotency keys        calibrations, reference_losses   measured once, for all studies
+    tokens      hashed access tokens    audit   who did what
+
+Times end in `_us`: microseconds since 1970 UTC, whole numbers, so that both databases keep them exactly. `key` numbers a study inside the
+database; people see its `id`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+NARROW: Any = {"sqlite_with_rowid": False}
+"""Rows live in the primary key's own tree: right for narrow rows that are read in key order."""
+
+
+def _study_key() -> Column[int]:
+    return Column("study", Integer, ForeignKey("studies.key"), nullable=False)
+
+
+workloads = Table(
+    "workloads",
+    metadata,
+    Column("key", Integer, primary_key=True),
+    Column("fingerprint", Text, nullable=False, unique=True),
+    Column("model", Text, nullable=False),
+    Column("cluster", Text, nullable=False),
+    Column("gpu", Text, nullable=False),
+    Column("num_gpus", BigInteger, nullable=False),
+    Column("trainer", Text, nullable=False),
+    Column("seq_len", BigInteger, nullable=False),
+    Column("workload", Text, nullable=False),
+    Index(None, "model", "cluster"),
+)
+
+studies = Table(
+    "studies",
+    metadata,
+    Column("key", Integer, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False, index=True),
+    Column("owner", Text, nullable=False),
+    Column("workload", Integer, ForeignKey("workloads.key"), nullable=False),
+    Column("status", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("created_us", BigInteger, nullable=False, index=True),
+    Column("updated_us", BigInteger, nullable=False),
+    Column("started_us", BigInteger),
+    Column("ended_us", BigInteger),
+    Column("elapsed_s", Float, nullable=False),
+    Column("baseline", Integer),
+    Column("best", Integer),
+    Column("speedup", Float),
+    Column("lease_owner", Text, nullable=False),
+    Column("lease_expires_us", BigInteger, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("num_trials", Integer, nullable=False),
+    Column("num_events", BigInteger, nullable=False),
+    Index(None, "status", "created_us"),
+)
+
+specs = Table(
+    "specs",
+    metadata,
+    Column("study", Integer, ForeignKey("studies.key"), primary_key=True, autoincrement=False),
+    Column("values", Text, nullable=False),
+    Column("spec", Text, nullable=False),
+    Column("result", Text, nullable=False),
+)
+
+trials = Table(
+    "trials",
+    metadata,
+    Column("key", Integer, primary_key=True),
+    _study_key(),
+    Column("number", Integer, nullable=False),
+    Column("workload", Integer, ForeignKey("workloads.key"), nullable=False),
+    Column("config_key", BigInteger, nullable=False),
+    Column("config", Text, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("failure", Text),
+    Column("throughput", Float),  # tokens per second and GPU of the cluster; null unless measured
+    Column("reward", Float),
+    Column("created_us", BigInteger, nullable=False),
+    Column("started_us", BigInteger),
+    Column("ended_us", BigInteger),
+    Column("document", LargeBinary, nullable=False),
+    Index("uq_trials_study_number", "study", "number", unique=True),
+    Index(None, "study", "status"),
+    Index(None, "status", "failure"),
+    Index(
+        "ix_trials_measured",
+        "workload",
+        "config_key",
+        "throughput",
+        sqlite_where=text("throughput IS NOT NULL"),
+        postgresql_where=text("throughput IS NOT NULL"),
+    ),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("key", Integer, primary_key=True),
+    _study_key(),
+    Column("number", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("started_us", BigInteger, nullable=False),
+    Column("ended_us", BigInteger),
+    Column("failure", Text),
+    Column("steps", LargeBinary, nullable=False),
+    Index("uq_attempts_study_number_attempt", "study", "number", "attempt", unique=True),
+)
+
+events = Table(
+    "events",
+    metadata,
+    _study_key(),
+    Column("sequence", BigInteger, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("data", Text, nullable=False),
+    PrimaryKeyConstraint("study", "sequence"),
+    **NARROW,
+)
+
+submissions = Table(
+    "submissions",
+    metadata,
+    Column("owner", Text, nullable=False),
+    Column("idempotency_key", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    _study_key(),
+    PrimaryKeyConstraint("owner", "idempotency_key"),
+    **NARROW,
+)
+
+calibrations = Table(
+    "calibrations",
+    metadata,
+    Column("cluster", Text, nullable=False),
+    Column("trainer", Text, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    Column("values", Text, nullable=False),
+    PrimaryKeyConstraint("cluster", "trainer"),
+)
+
+records = Table(
+    "records",
+    metadata,
+    Column("workload", Integer, ForeignKey("workloads.key"), nullable=False),
+    Column("config_key", BigInteger, nullable=False),
+    Column("trial", Integer, ForeignKey("trials.key"), nullable=False),
+    Column("throughput", Float, nullable=False, index=True),
+    Column("model", Text, nullable=False),
+    Column("cluster", Text, nullable=False),
+    Column("trainer", Text, nullable=False),
+    PrimaryKeyConstraint("workload", "config_key"),
+    Index("ix_records_model_cluster", "model", "cluster", "throughput"),
+    Index("ix_records_model", "model", "throughput"),
+    Index("ix_records_cluster", "cluster", "throughput"),
+    **NARROW,
+)
+
+reference_losses = Table(
+    "reference_losses",
+    metadata,
+    Column("model", Text, nullable=False),
+    Column("data", Text, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    Column("losses", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("model", "data", "seed"),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("salt", LargeBinary, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+    Column("expires_us", BigInteger),
+    Column("revoked_us", BigInteger),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("sequence", Integer, primary_key=True),
+    Column("at_us", BigInteger, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("data", Text, nullable=False),
+)

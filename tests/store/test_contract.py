@@ -1,0 +1,27 @@
+"""Every store keeps the same laws: in memory, in a file, on a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.store import MemoryStore, SqlStore, open_store
+from autotune.testing.stores import StoreContract
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def store(self) -> Iterator[SqlStore]:
+        store = MemoryStore()
+        yield store
+        store.close()
+
+
+class TestSqliteStore(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[SqlStore]:
+        store = open_store(tmp_path / "store.db")
+        yield store
+        store.close()
