@@ -1,1 +1,32 @@
-"""To be described."""
+"""What a measurement is worth: throughput (or goodput, or cost) relative to the baseline, and stability by parts.
+
+total.py      reward           stability.py   parts, hard gates
+goodput.py    noise scale      price.py       cost of a token
+ranking.py    other objectives, Pareto front  explanation.py  why a trial won or lost, in words
+"""
+
+from autotune.reward.explanation import Explanation, explain
+from autotune.reward.goodput import NoiseScale, efficiency, learning_rate_factor, noise_scale
+from autotune.reward.price import TokenCost, token_cost
+from autotune.reward.ranking import merits, pareto, rerank
+from autotune.reward.stability import diverged, stability, stability_parts
+from autotune.reward.total import DIVERGED_CEILING, reward
+
+__all__ = [
+    "DIVERGED_CEILING",
+    "Explanation",
+    "NoiseScale",
+    "TokenCost",
+    "diverged",
+    "efficiency",
+    "explain",
+    "learning_rate_factor",
+    "merits",
+    "noise_scale",
+    "pareto",
+    "rerank",
+    "reward",
+    "stability",
+    "stability_parts",
+    "token_cost",
+]

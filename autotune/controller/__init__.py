@@ -1,0 +1,52 @@
+"""What a study does next, as a pure machine: events in, commands out; no clock and no I/O.
+
+commands.py   the events and commands              machine.py   Controller: phases, retries, pause, stop, cancel
+attempts.py   ranks, deadlines                     judge.py     a report becomes a terminal trial
+budget.py     what is used up                      finals.py    who is measured again, and who won
+"""
+
+from autotune.controller.commands import (
+    CancelAsked,
+    CancelAttempt,
+    CloseAttempt,
+    Command,
+    EndStudy,
+    EndTrial,
+    EnterPhase,
+    Event,
+    InterruptAsked,
+    KeepLate,
+    KeepSteps,
+    KeepTrial,
+    NoteStarted,
+    PauseAsked,
+    Phase,
+    ResumeAsked,
+    StartAttempt,
+    StopAsked,
+    Tick,
+)
+from autotune.controller.machine import Controller
+
+__all__ = [
+    "CancelAsked",
+    "CancelAttempt",
+    "CloseAttempt",
+    "Command",
+    "Controller",
+    "EndStudy",
+    "EndTrial",
+    "EnterPhase",
+    "Event",
+    "InterruptAsked",
+    "KeepLate",
+    "KeepSteps",
+    "KeepTrial",
+    "NoteStarted",
+    "PauseAsked",
+    "Phase",
+    "ResumeAsked",
+    "StartAttempt",
+    "StopAsked",
+    "Tick",
+]

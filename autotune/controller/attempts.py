@@ -1,0 +1,92 @@
+"""The attempts that hold ranks: who runs where, since when, and what is overdue.
+
+    capacity   ranks that may be in use at once
+    live       attempts whose end is awaited
+    lost       attempts that were given up on: they hold their ranks until the runner says that they are over
+
+The runner keeps its own deadlines and reports what it ended. Those here are a backstop for a runner that falls silent: after
+`DEADLINE_GRACE_S` beyond what a trial may take at most the attempt is cancelled, and when that is not confirmed within
+`CANCEL_GRACE_S` it is given up on. Its ranks are not handed out again before its end is reported: they may still be busy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.ports import AttemptId
+from autotune.spec import MeasureSpec
+
+DEADLINE_GRACE_S = 60.0
+"""given to the runner beyond start and trial timeout, s"""
+CANCEL_GRACE_S = 60.0
+"""from asking for an end to giving up on it, s"""
+MAX_LOST = 2
+"""attempts of a trial that may be lost and tried again"""
+MAX_ATTEMPTS = 10
+"""launches of a trial in all, restarts of the controller included: a config that takes its machine down must not do so for ever"""
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One launch whose end is awaited."""
+
+    id: AttemptId
+    ranks: int
+    since_s: float
+    deadline_s: float
+    cancelled: str = ""
+    """why its end was asked for, in words; empty while it may run"""
+    overdue: bool = False
+    """whether that was its deadline"""
+
+    @property
+    def number(self) -> int:
+        """Trial number."""
+        return self.id[1]
+
+
+class Attempts:
+    """Live and lost attempts, and the ranks that they hold."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.live: dict[AttemptId, Attempt] = {}
+        self.lost: dict[AttemptId, Attempt] = {}
+        self._gpu_s = 0.0
+
+    @property
+    def free(self) -> int:
+        """Ranks that may be handed out."""
+        return self.capacity - sum(a.ranks for a in (*self.live.values(), *self.lost.values()))
+
+    def begin(self, attempt: AttemptId, ranks: int, now_s: float, measure: MeasureSpec) -> None:
+        """Hands out ranks."""
+        longest = measure.start_timeout_s + measure.trial_timeout_s + DEADLINE_GRACE_S
+        self.live[attempt] = Attempt(id=attempt, ranks=ranks, since_s=now_s, deadline_s=now_s + longest)
+
+    def end(self, attempt: AttemptId, now_s: float) -> Attempt | None:
+        """Takes the ranks back; the attempt when its end was awaited, None when that comes too late or is unknown."""
+        late = self.lost.pop(attempt, None)
+        entry = self.live.pop(attempt, None)
+        if (over := entry or late) is not None:
+            self._gpu_s += over.ranks * (now_s - over.since_s)
+        return entry
+
+    def ask_end(self, attempt: Attempt, why: str, now_s: float, *, overdue: bool = False) -> bool:
+        """Notes that the attempt is to end; whether that is new."""
+        if attempt.cancelled:
+            return False
+        attempt.cancelled, attempt.overdue, attempt.deadline_s = why, overdue, now_s + CANCEL_GRACE_S
+        return True
+
+    def late(self, now_s: float) -> list[Attempt]:
+        """Live attempts whose deadline has passed."""
+        return [a for a in self.live.values() if now_s >= a.deadline_s]
+
+    def give_up(self, attempt: Attempt) -> None:
+        """No longer awaits the end; the ranks stay taken."""
+        self.lost[attempt.id] = self.live.pop(attempt.id)
+
+    def gpu_s(self, now_s: float) -> float:
+        """Rank-seconds of all attempts, up to now."""
+        return self._gpu_s + sum(a.ranks * (now_s - a.since_s) for a in (*self.live.values(), *self.lost.values()))

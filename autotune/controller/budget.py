@@ -1,0 +1,65 @@
+"""What a study has used up, and what of its budget says that the search must end.
+
+The last part of wall time and rank-seconds is kept for the finals: a search that ends with nothing left to confirm its winner has only
+a guess. What the finals will take is foreseen from the attempts so far; at most half of the budget is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autotune.spec import Budget, Trial, TrialPurpose, TrialStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Used up so far."""
+
+    trials: int
+    """that the searcher asked for; cancelled ones count for nothing"""
+    failed: int
+    """failed trials of any purpose"""
+    wall_s: float
+    """since the start, without pauses"""
+    gpu_s: float
+    """rank-seconds, of running attempts too"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """What the finals are expected to take."""
+
+    wall_s: float = 0.0
+    gpu_s: float = 0.0
+
+
+def counts(trials: Iterable[Trial]) -> tuple[int, int]:
+    """(trials that the searcher asked for and that were not cancelled, failed trials)."""
+    kept = [t for t in trials if t.status is not TrialStatus.CANCELLED]
+    asked = sum(t.purpose is TrialPurpose.SEARCH and t.status is not TrialStatus.INFEASIBLE for t in kept)
+    return asked, sum(t.status is TrialStatus.FAILED for t in kept)
+
+
+def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
+    """Why no further trial may be asked for, in words; empty while one may."""
+    if spent.trials >= budget.max_trials:
+        return f"the budget of {budget.max_trials} trials is spent"
+    if spent.failed >= budget.max_failed_trials:
+        return f"{spent.failed} trials failed, which is the budget of failed trials"
+    if spent.wall_s + min(reserve.wall_s, budget.max_wall_s / 2) >= budget.max_wall_s:
+        return f"of {budget.max_wall_s:.0f} s wall time, {spent.wall_s:.0f} s are spent and the rest is kept for the finals"
+    if budget.max_gpu_s is not None and spent.gpu_s + min(reserve.gpu_s, budget.max_gpu_s / 2) >= budget.max_gpu_s:
+        return (
+            f"of {budget.max_gpu_s:.0f} rank-seconds, {spent.gpu_s:.0f} are spent and the rest is kept for the finals"
+        )
+    return ""
+
+
+def everything_is_over(spent: Spent, budget: Budget) -> str:
+    """Why even what runs must end now, in words; empty while it may go on."""
+    if spent.wall_s >= budget.max_wall_s:
+        return f"the wall time of {budget.max_wall_s:.0f} s is spent"
+    if budget.max_gpu_s is not None and spent.gpu_s >= budget.max_gpu_s:
+        return f"the budget of {budget.max_gpu_s:.0f} rank-seconds is spent"
+    return ""

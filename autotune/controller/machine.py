@@ -1,0 +1,451 @@
+"""The controller: what a study does next. A pure machine: events in, commands out; no clock, no I/O, no randomness of its own.
+
+    baseline -> search -> finals -> ended
+
+It owns the status of every trial, the ranks in use, the budget, retries, deadlines, pause, stop and cancel. It is rebuilt from the
+trials of the store: what was told is told again in the same order, so the searcher goes on with the same next config, and a trial
+whose attempt was cut off by the end of its controller gets another attempt.
+
+Laws, checked by a state machine test over any order of events: never more ranks than the capacity, never more trials than the budget;
+a trial becomes terminal once and stays so; every trial that was asked is told exactly once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from autotune.controller.attempts import MAX_ATTEMPTS, MAX_LOST, Attempt, Attempts
+from autotune.controller.budget import Reserve, Spent, counts, everything_is_over, search_is_over
+from autotune.controller.commands import (
+    AttemptEnded,
+    AttemptStarted,
+    CancelAsked,
+    CancelAttempt,
+    CloseAttempt,
+    Command,
+    EndStudy,
+    EndTrial,
+    EnterPhase,
+    Event,
+    InterruptAsked,
+    KeepLate,
+    KeepSteps,
+    KeepTrial,
+    NoteStarted,
+    PauseAsked,
+    Phase,
+    ResumeAsked,
+    StartAttempt,
+    StepsReported,
+    StopAsked,
+    Tick,
+)
+from autotune.controller.finals import contenders, decide, next_final, participants
+from autotune.controller.judge import Judge
+from autotune.ports import TrialRequest
+from autotune.spec import (
+    Estimate,
+    Failure,
+    FailureKind,
+    ParallelConfig,
+    Study,
+    StudyStatus,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
+
+if TYPE_CHECKING:
+    from autotune.search import Searcher
+
+CUT_OFF = Failure(kind=FailureKind.WORKER_LOST, message="the controller of the study ended while this attempt ran")
+SILENT = "the runner did not say that it ended"
+
+
+class Controller:
+    """Decides for one study, from its first trial to its winner."""
+
+    def __init__(
+        self,
+        *,
+        study_id: str,
+        study: Study,
+        searcher: Searcher,
+        capacity: int,
+        baseline: ParallelConfig | None,
+        predict: Callable[[ParallelConfig], Estimate | None] = lambda _: None,
+        past: Sequence[Trial] = (),
+        elapsed_s: float = 0.0,
+        stop_reason: str = "",
+    ) -> None:
+        """`capacity`: ranks of the runner. `baseline`: the default config (None: there is none to beat). `past`: the trials of the
+        store, terminal ones in the order in which they ended. `elapsed_s`, `stop_reason`: as of the last checkpoint."""
+        self.study_id = study_id
+        self.study = study
+        self.searcher = searcher
+        self.attempts = Attempts(capacity)
+        self.trials: dict[int, Trial] = {}
+        self.phase = Phase.BASELINE
+        self.stop_reason = stop_reason
+        self._baseline = baseline
+        self._predict = predict
+        self._judge = Judge(study)
+        self._now_s: float | None = None
+        self._base_s = elapsed_s
+        self._elapsed_s = elapsed_s
+        self._past_gpu_s = 0.0
+        self._lost: dict[int, int] = {}
+        self._waiting: list[int] = []
+        self._cut_off: list[int] = []
+        self._quiet = ""
+        self._resting: StudyStatus | None = None
+        self._rest_reason = ""
+        self._out: list[Command] = []
+        self._restore(past)
+
+    def handle(self, event: Event) -> list[Command]:
+        """Takes in one event; what is to be done about it, in order."""
+        match event:
+            case Tick():
+                self._pass_time(event.now_s)
+            case AttemptEnded():
+                self._end_attempt(event)
+            case AttemptStarted() if event.id in self.attempts.live:
+                self._out.append(NoteStarted(number=event.id[1], attempt=event.id[2]))
+            case StepsReported() if event.id in self.attempts.live:
+                self._out.append(KeepSteps(steps=event))
+            case PauseAsked():
+                self._rest(StudyStatus.PAUSED, "paused")
+            case ResumeAsked() if self._resting is StudyStatus.PAUSED and self._rest_reason == "paused":
+                self._resting = None
+            case StopAsked():
+                self._rest(StudyStatus.COMPLETED, "stopped on request")
+            case CancelAsked():
+                self._rest(StudyStatus.CANCELLED, "cancelled on request")
+            case InterruptAsked():
+                self._rest(StudyStatus.PAUSED, event.reason)
+            case _:
+                pass
+        if self.phase is not Phase.ENDED and self._now_s is not None:
+            self._advance()
+        out, self._out = self._out, []
+        return out
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that the study has been running, without pauses."""
+        return self._elapsed_s
+
+    @property
+    def baseline(self) -> Trial | None:
+        """The baseline's first measurement."""
+        return next((t for t in self.trials.values() if t.purpose is TrialPurpose.BASELINE and t.is_measured), None)
+
+    @property
+    def best(self) -> Trial | None:
+        """The best measured so far."""
+        return next(iter(contenders(list(self.trials.values()))), None)
+
+    @property
+    def spent(self) -> Spent:
+        """What of the budget is used up."""
+        asked, failed = counts(self.trials.values())
+        gpu_s = self._past_gpu_s + self.attempts.gpu_s(self._now_s or 0.0)
+        return Spent(trials=asked, failed=failed, wall_s=self._elapsed_s, gpu_s=gpu_s)
+
+    def late(self, event: AttemptEnded) -> Trial | None:
+        """What a late report says of its trial; None when that trial is not over, so that the report must not touch it."""
+        trial = self.trials.get(event.id[1])
+        if trial is None or not trial.status.is_terminal:
+            return None
+        return trial if event.cancelled else self._judge.ended(trial, event)
+
+    # ---- what happened
+
+    def _restore(self, past: Sequence[Trial]) -> None:
+        for trial in past:
+            self.trials[trial.number] = trial
+            if trial.status.is_terminal:
+                self._learn(trial)
+                if trial.started_at and trial.ended_at:
+                    self._past_gpu_s += trial.config.world_size * (trial.ended_at - trial.started_at).total_seconds()
+        for trial in sorted(past, key=lambda t: t.number):
+            if not trial.status.is_terminal:
+                if trial.purpose is TrialPurpose.SEARCH:
+                    self.searcher.tell([trial])  # pending: not to be asked again
+                (self._cut_off if trial.status is TrialStatus.RUNNING else self._waiting).append(trial.number)
+        purposes = {t.purpose for t in past}
+        if TrialPurpose.FINAL in purposes:
+            self.phase = Phase.FINALS
+        elif TrialPurpose.SEARCH in purposes:
+            self.phase = Phase.SEARCH
+
+    def _pass_time(self, now_s: float) -> None:
+        if self._now_s is None:
+            self._now_s = now_s
+            for number in self._cut_off:
+                self._retry(number, CUT_OFF)
+            self._cut_off = []
+        self._elapsed_s += max(0.0, now_s - self._now_s)
+        self._now_s = max(self._now_s, now_s)
+
+    def _end_attempt(self, event: AttemptEnded) -> None:
+        attempt = self.attempts.end(event.id, self._now_s or 0.0)
+        if attempt is None:
+            self._out.append(KeepLate(event=event))
+            return
+        trial = self.trials[attempt.number]
+        if attempt.cancelled and (event.cancelled or attempt.overdue):
+            self._end_cancelled(attempt)
+        elif event.cancelled:
+            self._retry(
+                trial.number, Failure(kind=FailureKind.WORKER_LOST, message="the runner ended the attempt unasked")
+            )
+        elif event.failure is not None and event.failure.kind.is_retried:
+            self._retry(trial.number, event.failure)
+        else:
+            self._end_trial(self._judge.ended(trial, event))
+
+    def _end_cancelled(self, attempt: Attempt) -> None:
+        trial = self.trials[attempt.number]
+        if attempt.overdue:
+            failure = Failure(kind=FailureKind.TIMEOUT, message=attempt.cancelled)
+            self._end_trial(replace(trial, status=TrialStatus.FAILED, failure=failure))
+        else:
+            self._end_trial(replace(trial, status=TrialStatus.CANCELLED, reason=attempt.cancelled))
+
+    def _retry(self, number: int, failure: Failure) -> None:
+        trial = self.trials[number]
+        lost = self._lost[number] = self._lost.get(number, 0) + (failure is not CUT_OFF)
+        if self._kills:
+            self._end_trial(replace(trial, status=TrialStatus.CANCELLED, reason=self._rest_reason))
+        elif lost > MAX_LOST or trial.attempts >= MAX_ATTEMPTS:
+            self._end_trial(replace(trial, status=TrialStatus.FAILED, failure=failure))
+        else:
+            self._out.append(CloseAttempt(number=number, attempt=trial.attempts, failure=failure))
+            self._waiting.insert(0, number)
+
+    def _end_trial(self, trial: Trial) -> None:
+        self.trials[trial.number] = trial
+        self._out.append(EndTrial(trial=trial))
+        self._learn(trial)
+
+    def _learn(self, trial: Trial) -> None:
+        self._judge.learn(trial)
+        self._quiet = ""
+        if trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.SEARCH):
+            self.searcher.tell([trial])
+
+    def _rest(self, status: StudyStatus, reason: str) -> None:
+        order = (None, StudyStatus.PAUSED, StudyStatus.COMPLETED, StudyStatus.CANCELLED)
+        if order.index(status) >= order.index(self._resting):
+            self._resting, self._rest_reason = status, reason
+
+    @property
+    def _kills(self) -> bool:
+        """Whether running trials are not waited for."""
+        return self._resting is StudyStatus.CANCELLED or (
+            self._resting is StudyStatus.PAUSED and self._rest_reason != "paused"
+        )
+
+    # ---- what to do next
+
+    def _advance(self) -> None:
+        now_s = self._now_s or 0.0
+        for attempt in self.attempts.late(now_s):
+            if attempt.cancelled:
+                self.attempts.give_up(attempt)
+                self._end_cancelled(replace(attempt, cancelled=f"{attempt.cancelled}; {SILENT}"))
+            else:
+                self._cancel(
+                    attempt, "it took longer than a trial may take, and its runner did not end it", overdue=True
+                )
+        if self._kills:
+            self._cancel_all(self._rest_reason)
+        elif over := everything_is_over(self.spent, self.study.budget):
+            self.stop_reason = self.stop_reason or over
+            self._cancel_all(over)
+            self._rest(StudyStatus.COMPLETED, over)
+        if self._resting is None:
+            self._go_on()
+        elif not self.attempts.live:
+            self._come_to_rest()
+
+    def _cancel_all(self, why: str) -> None:
+        for attempt in self.attempts.live.values():
+            self._cancel(attempt, why)
+
+    def _cancel(self, attempt: Attempt, why: str, *, overdue: bool = False) -> None:
+        if self.attempts.ask_end(attempt, why, self._now_s or 0.0, overdue=overdue):
+            self._out.append(CancelAttempt(id=attempt.id))
+
+    def _go_on(self) -> None:
+        steps = {Phase.BASELINE: self._measure_baseline, Phase.SEARCH: self._search, Phase.FINALS: self._measure_again}
+        while self.phase is not Phase.ENDED:
+            while self._waiting and self._has_room(self.trials[self._waiting[0]].config):
+                self._start(self._waiting.pop(0))
+            if self._waiting:
+                if not self.attempts.live:
+                    self._finish("ranks of the runner are still taken by attempts that never ended")
+                return
+            if not steps[self.phase]():
+                return
+
+    def _measure_baseline(self) -> bool:
+        if self.attempts.live:
+            return False
+        known = {t.purpose for t in self.trials.values() if t.status is not TrialStatus.CANCELLED}
+        if self._baseline is not None and TrialPurpose.BASELINE not in known:
+            self._new(self._baseline, TrialPurpose.BASELINE, "the default config, which everything is compared with")
+            return True
+        if self.baseline is not None:
+            message = "the baseline is measured"
+        else:
+            message = "there is no measured baseline: rewards are relative to the first config that is measured"
+        self._enter(Phase.SEARCH, message)
+        return True
+
+    def _search(self) -> bool:
+        if len(self.attempts.live) >= max(1, self.study.budget.parallel_trials):
+            return False
+        reason = search_is_over(self.spent, self.study.budget, self._reserve()) or self._quiet or self._no_gain()
+        config = None if reason else next(iter(self.searcher.ask(1)), None)
+        if config is not None:
+            self._new(config, TrialPurpose.SEARCH, self.searcher.reason(config))
+            return True
+        self._quiet = reason = reason or "the searcher has nothing left that is worth a trial"
+        if self.attempts.live:
+            return False
+        self.stop_reason = reason
+        self._enter(Phase.FINALS, reason)
+        return True
+
+    def _no_gain(self) -> str:
+        least = self.study.budget.min_gain
+        searched = any(t.purpose is TrialPurpose.SEARCH and t.is_measured for t in self.trials.values())
+        gain = self.searcher.expected_gain() if least > 0 and searched else None
+        if gain is None or gain >= least:
+            return ""
+        return f"another trial is expected to gain {gain:.2%}, which is under the {least:.2%} asked for"
+
+    def _measure_again(self) -> bool:
+        if self.attempts.live:
+            return False
+        trials, measure = list(self.trials.values()), self.study.measure
+        finals = [t for t in trials if t.purpose is TrialPurpose.FINAL]
+        upcoming = next_final(participants(trials, self.baseline, measure.finalists), finals, measure.final_rounds)
+        if upcoming is None:
+            self._finish("")
+            return False
+        r, config = upcoming
+        self._new(config, TrialPurpose.FINAL, f"measured again: round {r + 1} of {measure.final_rounds}")
+        return True
+
+    # ---- how it is done
+
+    def _new(self, config: ParallelConfig, purpose: TrialPurpose, reason: str) -> None:
+        trial = Trial(
+            config=config,
+            number=len(self.trials),
+            study=self.study_id,
+            seed=self.study.seed,
+            purpose=purpose,
+            estimate=self._predict(config),
+            reason=reason,
+        )
+        self.trials[trial.number] = trial
+        self._out.append(KeepTrial(trial=trial))
+        refusal = self._judge.refusal(trial, self.attempts.capacity)
+        if refusal:
+            self._end_trial(replace(trial, status=TrialStatus.INFEASIBLE, reason=refusal))
+        else:
+            self._waiting.append(trial.number)
+
+    def _has_room(self, config: ParallelConfig) -> bool:
+        return config.world_size <= self.attempts.free
+
+    def _start(self, number: int) -> None:
+        trial = replace(self.trials[number], status=TrialStatus.RUNNING, attempts=self.trials[number].attempts + 1)
+        self.trials[number] = trial
+        study, is_final = self.study, trial.purpose is TrialPurpose.FINAL
+        request = TrialRequest(
+            study=self.study_id,
+            number=number,
+            attempt=trial.attempts,
+            workload=study.workload,
+            config=trial.config,
+            measure=study.measure,
+            seed=trial.seed,
+            trainer=study.trainer,
+            trainer_options=study.trainer_options,
+            data=study.data,
+            profile=is_final
+            and trial.reason.endswith(f"round {study.measure.final_rounds} of {study.measure.final_rounds}"),
+            beat_step_time_s=self._judge.time_to_beat(trial, self.best)
+            if trial.purpose is TrialPurpose.SEARCH
+            else None,
+        )
+        self.attempts.begin(request.id, trial.config.world_size, self._now_s or 0.0, study.measure)
+        self._out.append(StartAttempt(request=request))
+
+    def _reserve(self) -> Reserve:
+        """What the finals will take, foreseen from what the contenders took."""
+        measure = self.study.measure
+        runs = [t for t in contenders(list(self.trials.values()))[: measure.finalists] if t.config != self._baseline]
+        runs += [self.baseline] if self.baseline is not None else []
+        if len(runs) < 2:
+            return Reserve()
+        seconds = [t.measurement.setup_s + math.fsum(t.measurement.step_times_s) for t in runs if t.measurement]
+        ranks = [t.config.world_size for t in runs]
+        return Reserve(
+            wall_s=measure.final_rounds * math.fsum(seconds),
+            gpu_s=measure.final_rounds * math.fsum(s * r for s, r in zip(seconds, ranks, strict=True)),
+        )
+
+    def _enter(self, phase: Phase, message: str) -> None:
+        self.phase = phase
+        self._out.append(EnterPhase(phase=phase, message=message))
+
+    def _come_to_rest(self) -> None:
+        if self._resting is StudyStatus.PAUSED:
+            outcome = self._outcome()
+            self.phase = Phase.ENDED
+            self._out.append(EndStudy(status=StudyStatus.PAUSED, message=self._rest_reason, **outcome))
+        else:
+            self._finish(self._rest_reason, cancelled=self._resting is StudyStatus.CANCELLED)
+
+    def _finish(self, why: str, *, cancelled: bool = False) -> None:
+        """Ends the study with what is known; `why` is empty when it ran its course."""
+        for number in self._waiting:
+            self._end_trial(replace(self.trials[number], status=TrialStatus.CANCELLED, reason=why))
+        self._waiting = []
+        self.stop_reason = why or self.stop_reason
+        outcome = self._outcome()
+        if cancelled:
+            status, message = StudyStatus.CANCELLED, why
+        elif outcome["best"] is None:
+            status = StudyStatus.CANCELLED if why == "stopped on request" else StudyStatus.FAILED
+            message = f"no config could be measured: {self._judge.tally()}" if status is StudyStatus.FAILED else why
+        else:
+            status, message = StudyStatus.COMPLETED, self.stop_reason
+        self.phase = Phase.ENDED
+        self._out.append(EndStudy(status=status, message=message, **outcome))
+
+    def _outcome(self) -> dict[str, Any]:
+        verdict = decide(list(self.trials.values()), self.baseline, self.study.measure.finalists)
+        finals = [{"config": c.to_dict(), "tokens_per_s": v} for c, v in verdict.tokens_per_s.items()]
+        return {
+            "baseline": self.baseline.number if self.baseline else None,
+            "best": verdict.winner.number if verdict.winner else None,
+            "speedup": verdict.speedup,
+            "result": {
+                "phase": str(self.phase),
+                "stop_reason": self.stop_reason,
+                "final_rounds": verdict.rounds,
+                "finals": finals,
+                "notes": list(verdict.notes),
+            },
+        }

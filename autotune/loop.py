@@ -1,0 +1,168 @@
+"""The loop: ask -> run -> tell -> store. Here everything comes together; what each part does is in its own room.
+
+    controller   decides (`autotune.controller`): events in, commands out
+    runner       runs trials (`autotune.ports.TrialRunner`): commands in, events out
+    ledger       keeps every fact (`autotune.ledger`) before anything follows from it
+    on_event     is told what happens, for the live view (`autotune.progress`)
+
+Once round: hear the runner, look at the clock and at what people asked for, let the controller decide, carry out its commands in order.
+If this process dies at any point, the ledger holds enough to go on: see `Controller.__init__`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from autotune.controller import (
+    CancelAsked,
+    CancelAttempt,
+    CloseAttempt,
+    Command,
+    Controller,
+    EndStudy,
+    EndTrial,
+    EnterPhase,
+    Event,
+    InterruptAsked,
+    KeepLate,
+    KeepSteps,
+    KeepTrial,
+    NoteStarted,
+    PauseAsked,
+    ResumeAsked,
+    StartAttempt,
+    StopAsked,
+    Tick,
+)
+from autotune.ledger import Ledger
+from autotune.ports import StepsReported, StudyRecord, TrialRunner
+from autotune.progress import (
+    BestChanged,
+    OnEvent,
+    PhaseEntered,
+    StudyRested,
+    TrialAsked,
+    TrialEnded,
+    TrialRetried,
+    TrialStarted,
+    TrialStepped,
+)
+from autotune.spec import StudyStatus
+
+POLL_S = 0.2
+"""the longest wait for the runner's next event"""
+GLANCE_S = 1.0
+"""how often the store is asked whether somebody wants a pause, a stop or a cancel, and step metrics are kept"""
+CHECKPOINT_S = 10.0
+"""how often the elapsed time is kept"""
+
+ASKED: dict[StudyStatus, Event] = {
+    StudyStatus.RUNNING: ResumeAsked(),
+    StudyStatus.PAUSED: PauseAsked(),
+    StudyStatus.STOPPING: StopAsked(),
+    StudyStatus.CANCELLED: CancelAsked(),
+}
+"""What the status in the store, which anyone may change, asks of the loop."""
+
+
+class Loop:
+    """Runs one study until it ends or rests."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        runner: TrialRunner,
+        ledger: Ledger,
+        *,
+        on_event: OnEvent = lambda _: None,
+        interrupted: Callable[[], bool] = lambda: False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`interrupted()` turns true when the study shall rest at once. The runner stays the caller's, who closes it."""
+        self.controller, self.runner, self.ledger = controller, runner, ledger
+        self.on_event, self.interrupted, self.monotonic = on_event, interrupted, monotonic
+        self._steps: list[StepsReported] = []
+        self._best: int | None = controller.best.number if controller.best else None
+        self._end: StudyRecord | None = None
+
+    def run(self) -> StudyRecord:
+        """The study's record when nothing runs any more.
+
+        Raises `ConflictError` when another controller took over, `StoreUnavailableError` when the store stays away, `RunnerError` when
+        nothing can be run; then the caller's closing of the runner ends what still ran.
+        """
+        glanced = checked = self.monotonic()
+        self._handle(Tick(now_s=glanced))
+        while self._end is None:
+            events: list[Event] = [*self.runner.poll(POLL_S)]
+            now = self.monotonic()
+            if self.interrupted():
+                events.append(InterruptAsked())
+            if now - glanced >= GLANCE_S:
+                glanced = now
+                self._keep_steps()
+                if (record := self.ledger.glance()) is not None and record.status in ASKED:
+                    events.append(ASKED[record.status])
+            if now - checked >= CHECKPOINT_S:
+                checked = now
+                self.ledger.move(None, elapsed_s=self.controller.elapsed_s)
+            for event in [*events, Tick(now_s=now)]:
+                self._handle(event)
+            self.ledger.come_round()
+        return self._end
+
+    def _handle(self, event: Event) -> None:
+        for command in self.controller.handle(event):
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        ledger, tell = self.ledger, self.on_event
+        match command:
+            case KeepTrial(trial=trial):
+                ledger.add_trial(trial)
+                tell(TrialAsked(trial=trial))
+            case StartAttempt(request=request):
+                ledger.start_attempt(request.number, request.attempt)
+                self.runner.start(request)
+            case NoteStarted(number=number, attempt=attempt):
+                tell(TrialStarted(number=number, attempt=attempt))
+            case KeepSteps(steps=steps):
+                self._steps.append(steps)
+                tell(TrialStepped(number=steps.id[1], steps=steps))
+            case CancelAttempt(id=attempt_id):
+                self.runner.cancel(attempt_id)
+            case CloseAttempt(number=number, attempt=attempt, failure=failure):
+                self._keep_steps()
+                ledger.end_attempt(number, attempt, failure)
+                tell(TrialRetried(number=number, attempt=attempt, failure=failure))
+            case EndTrial(trial=trial):
+                self._keep_steps()
+                ledger.end_trial(trial)
+                tell(TrialEnded(trial=trial))
+                if (best := self.controller.best) is not None and best.number != self._best:
+                    self._best = best.number
+                    tell(BestChanged(trial=best))
+            case KeepLate(event=late):
+                if (said := self.controller.late(late)) is not None:
+                    ledger.end_trial(said)  # is written down as late and changes nothing
+            case EnterPhase(phase=phase, message=message):
+                tell(PhaseEntered(phase=phase, message=message))
+            case EndStudy():
+                self._rest(command)
+
+    def _keep_steps(self) -> None:
+        self.ledger.add_steps(self._steps)
+        self._steps = []
+
+    def _rest(self, end: EndStudy) -> None:
+        self._end = self.ledger.move(
+            end.status,
+            end.message,
+            elapsed_s=self.controller.elapsed_s,
+            baseline=end.baseline,
+            best=end.best,
+            speedup=end.speedup,
+            result=end.result,
+        )
+        self.on_event(StudyRested(record=self._end))

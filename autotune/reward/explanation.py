@@ -1,0 +1,187 @@
+"""Why a trial won or lost, in words and numbers: its reward by parts beside the baseline's and the runner-up's.
+
+share   what a term gives to the total: (1 - w) * throughput or w * stability; shares add up to the total
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.reward.goodput import learning_rate_factor
+from autotune.reward.stability import diverged, spikes, stability_parts
+from autotune.reward.total import reward
+from autotune.spec import FIELDS, Measurement, Objective, Reward, Trial, Workload
+
+WEAK = 0.95
+"""a part of stability below this is spoken of"""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One trial, explained."""
+
+    trial: Trial
+    text: tuple[str, ...]
+    """sentences, the most important first"""
+    shares: Mapping[str, float]
+    """throughput and stability as parts of the total; empty without a measurement"""
+    parts: Mapping[str, float]
+    """parts of stability and other terms of the reward"""
+    against: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """by name (baseline, runner_up): number, config_changes {knob: [theirs, this]}, speed_ratio, total_difference"""
+    step_parts_s: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    """seconds of a step by cause: (baseline, this trial), profiled where both were, else predicted"""
+    step_parts_source: str = ""
+    """profiled or predicted"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "trial": self.trial.to_dict(),
+            "text": list(self.text),
+            "shares": dict(self.shares),
+            "parts": dict(self.parts),
+            "against": {name: dict(other) for name, other in self.against.items()},
+            "step_parts_s": {name: list(pair) for name, pair in self.step_parts_s.items()},
+            "step_parts_source": self.step_parts_source,
+        }
+
+
+def explain(
+    trial: Trial,
+    *,
+    baseline: Trial | None,
+    runner_up: Trial | None,
+    objective: Objective,
+    workload: Workload,
+    profiles: Mapping[int, Mapping[str, float]] | None = None,
+) -> Explanation:
+    """Explains `trial` against `baseline` and `runner_up` (the best other trial; for a loser: the winner).
+
+    `profiles`: seconds of a step by cause, by trial number, where they were taken in the final rounds.
+    """
+    m = trial.measurement
+    if not trial.is_measured or m is None:
+        return Explanation(trial=trial, text=tuple(_failed(trial)), shares={}, parts=stability_parts(m) if m else {})
+    reference = baseline.measurement if baseline is not None and baseline.is_measured else None
+    worth = reward(m, baseline=reference, objective=objective, workload=workload, config=trial.config)
+    w = objective.stability_weight
+    others = {"baseline": baseline, "runner_up": runner_up}
+    against = {
+        name: _compare(trial, worth, other, reference, objective, workload)
+        for name, other in others.items()
+        if other is not None and other.is_measured and other.number != trial.number
+    }
+    step_parts, source = _step_parts(trial, baseline, profiles or {})
+    text = [*_speech(trial, worth, objective, against), *_shrunk(step_parts, source), *_weaknesses(m)]
+    if reference is not None and (batches := m.tokens_per_step / max(reference.tokens_per_step, 1)) != 1:
+        factor = learning_rate_factor(batches, 1.0, workload.optimizer)
+        text.append(f"its global batch is {batches:g} times the baseline's: multiply the learning rate by {factor:.3g}")
+    return Explanation(
+        trial=trial,
+        text=tuple(text),
+        shares={"throughput": (1 - w) * worth.throughput, "stability": w * worth.stability},
+        parts=worth.parts,
+        against=against,
+        step_parts_s=step_parts,
+        step_parts_source=source,
+    )
+
+
+def _failed(trial: Trial) -> list[str]:
+    text = [f"trial {trial.number} ({trial.config}) has no result: it is {trial.status}"]
+    if trial.failure is not None:
+        where = ", ".join(
+            f"{k} {v}" for k, v in (("rank", trial.failure.rank), ("step", trial.failure.step)) if v is not None
+        )
+        text.append(f"{trial.failure.kind}: {trial.failure.message}" + (f" ({where})" if where else ""))
+        if trial.failure.exception:
+            text.append(trial.failure.exception)
+    elif trial.reason:
+        text.append(trial.reason)
+    return text
+
+
+def _compare(
+    trial: Trial, worth: Reward, other: Trial, reference: Measurement | None, objective: Objective, workload: Workload
+) -> dict[str, Any]:
+    assert trial.measurement is not None
+    assert other.measurement is not None
+    theirs = reward(other.measurement, baseline=reference, objective=objective, workload=workload, config=other.config)
+    mine, yours = trial.config.to_dict(), other.config.to_dict()
+    return {
+        "number": other.number,
+        "config_changes": {name: [yours[name], mine[name]] for name in FIELDS if mine[name] != yours[name]},
+        "speed_ratio": trial.measurement.tokens_per_s / other.measurement.tokens_per_s,
+        "total_difference": worth.total - theirs.total,
+        "stability": theirs.stability,
+    }
+
+
+def _speech(trial: Trial, worth: Reward, objective: Objective, against: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    text = []
+    for name, other in against.items():
+        ratio = other["speed_ratio"]
+        speed = f"{ratio:.2f} times as fast as" if ratio >= 1 else f"slower ({ratio:.2f} times the speed) than"
+        changed = ", ".join(f"{knob} {a} -> {b}" for knob, (a, b) in other["config_changes"].items()) or "nothing"
+        text.append(
+            f"trial {trial.number} is {speed} the {name.replace('_', '-')} (trial {other['number']}); it changes {changed}"
+        )
+        text.append(
+            f"its reward is {abs(other['total_difference']):.3f} {'above' if other['total_difference'] >= 0 else 'below'} that, "
+            f"with stability {worth.stability:.2f} against {other['stability']:.2f}"
+        )
+    w = objective.stability_weight
+    text.append(
+        f"reward {worth.total:.3f} = {1 - w:g} x {worth.throughput:.3f} ({objective.metric}, ln against the baseline) "
+        f"+ {w:g} x {worth.stability:.2f} (stability)"
+    )
+    return text
+
+
+def _step_parts(
+    trial: Trial, baseline: Trial | None, profiles: Mapping[int, Mapping[str, float]]
+) -> tuple[dict[str, tuple[float | None, float | None]], str]:
+    if baseline is None or baseline.number == trial.number:
+        return {}, ""
+    before, after, source = profiles.get(baseline.number), profiles.get(trial.number), "profiled"
+    if not before or not after:
+        if trial.estimate is None or baseline.estimate is None:
+            return {}, ""
+        before, after, source = (
+            baseline.estimate.time_parts_s.to_dict(),
+            trial.estimate.time_parts_s.to_dict(),
+            "predicted",
+        )
+    names = [n for n in dict.fromkeys([*before, *after]) if before.get(n) or after.get(n)]
+    return {n: (before.get(n), after.get(n)) for n in names}, source
+
+
+def _shrunk(parts: Mapping[str, tuple[float | None, float | None]], source: str) -> list[str]:
+    """The causes that changed most, in words."""
+    moved = sorted(((a or 0.0) - (b or 0.0), name, a or 0.0, b or 0.0) for name, (a, b) in parts.items())
+    shrunk = [f"{name} from {a * 1e3:.3g} to {b * 1e3:.3g} ms" for gain, name, a, b in reversed(moved) if gain > 0][:3]
+    grown = [f"{name} from {a * 1e3:.3g} to {b * 1e3:.3g} ms" for gain, name, a, b in moved if gain < 0][:1]
+    text = [f"parts of the step that shrank against the baseline ({source}): {', '.join(shrunk)}"] if shrunk else []
+    return text + ([f"what it pays for that ({source}): {', '.join(grown)}"] if grown and shrunk else [])
+
+
+def _weaknesses(m: Measurement) -> list[str]:
+    """What costs stability, with the evidence."""
+    evidence = {
+        "headroom": lambda: (
+            f"peak memory is {(m.peak_memory_bytes or 0) / GIB:.2f} of {(m.memory_capacity_bytes or 0) / GIB:.2f} GiB"
+        ),
+        "spikes": f"the gradient norm spikes at steps {', '.join(map(str, spikes(m)))}",
+        "skipped": f"loss scaling skipped {m.skipped_steps} steps",
+        "fidelity": "the losses leave those of the fp32 reference",
+        "trend": "the loss grows",
+        "jitter": f"step times spread by {m.step_time_spread:.0%}",
+        "finite": f"{m.nonfinite_steps} steps were not finite",
+    }
+    text = [f"{name} {value:.2f}: {evidence[name]}" for name, value in stability_parts(m).items() if value < WEAK]
+    broken = diverged(m)
+    return text + ([f"it diverged: {broken.message}"] if broken else [])

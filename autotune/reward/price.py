@@ -1,0 +1,35 @@
+"""Cost of a token: in money where a price is known, in energy where the power is, else in rank-seconds.
+
+    cost per token = ranks * rate / tokens_per_s         rate: USD per rank-second, W per rank, or 1
+
+Only ranks in use are paid for. A measured power (the trial's `power_watts`, mean per rank) goes before the datasheet's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.spec import GpuSpec, Measurement
+
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCost:
+    """What one token costs."""
+
+    value: float
+    """per token"""
+    unit: str
+    """USD, J or rank_s"""
+
+
+def token_cost(measurement: Measurement, gpu: GpuSpec) -> TokenCost:
+    """Cost of one token at the median step."""
+    rank_seconds = measurement.num_ranks / measurement.tokens_per_s
+    if gpu.usd_per_hour is not None:
+        return TokenCost(value=rank_seconds * gpu.usd_per_hour / SECONDS_PER_HOUR, unit="USD")
+    watts = measurement.utilization.get("power_watts") or gpu.power_watts
+    if watts:
+        return TokenCost(value=rank_seconds * watts, unit="J")
+    return TokenCost(value=rank_seconds, unit="rank_s")

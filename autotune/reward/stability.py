@@ -1,0 +1,184 @@
+"""Stability: how likely it is that a run of days with this config ends well, from what a short trial shows. In [0, 1], by parts.
+
+    n          steps after warm-up                           x[i]   loss of step i, nats per token
+    r[i]       loss of an fp32 reference, same data and step  g[i]   global gradient norm of step i
+    ramp(v, good, bad)   1 up to `good`, 0 from `bad` on, linear between: how all parts are scored
+
+    part       value that is scored                                                      good   bad
+    finite     share of steps with a non-finite loss or gradient, skipped ones aside     0      0.05
+    trend      median loss of the last quarter / of the first quarter                    1.05   1.5
+    fidelity   the worst of: 1 - correlation(x, r)                                       0.05   0.5
+                             |mean of the last quarter of x and of r, relative|          0.03   0.15
+                             share of steps with |x - r| > 5% of r                       0.1    0.5
+    spikes     share of steps with g[i] > 4 * median of its up to six neighbours         0      0.2
+    skipped    share of steps that dynamic loss scaling skipped                          0.05   0.5
+    headroom   peak memory / capacity of the fullest rank                                0.92   1.0
+    jitter     1.4826 * median absolute deviation of the step time / median              0.15   1.0
+
+A part without data is left out. Parts are hazards that a run must survive one and all, so they multiply; jitter, which costs time and
+not the run, counts with the exponent 1/4. A correlation is asked for only where the two curves are more than 1% apart somewhere: between
+flat curves it says nothing.
+
+The limits of `fidelity` (0.95, 3%, a tenth of outliers) are those of Megatron-Bridge's convergence check; the margin of `headroom` stands
+for fragmentation: the allocator's reserve grows in long runs. The other limits are ours.
+
+Assumptions: all configs of a study see the same batches in the same order, and the reference has the same global batch and seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.spec import Failure, FailureKind, Measurement
+
+LIMITS: Mapping[str, tuple[float, float]] = {
+    "finite": (0.0, 0.05),
+    "trend": (1.05, 1.5),
+    "correlation": (0.05, 0.5),
+    "final_loss": (0.03, 0.15),
+    "outliers": (0.1, 0.5),
+    "spikes": (0.0, 0.2),
+    "skipped": (0.05, 0.5),
+    "headroom": (0.92, 1.0),
+    "jitter": (0.15, 1.0),
+}
+"""(good, bad) of every value that is scored."""
+EXPONENTS: Mapping[str, float] = {"jitter": 0.25}
+"""of the parts that do not count in full"""
+SPIKE_FACTOR = 4.0
+"""a gradient norm is a spike above this multiple of its neighbours' median"""
+NEIGHBOURS = 3
+"""on either side"""
+POINTWISE = 0.05
+"""relative difference from the reference that makes a step an outlier"""
+SAME = 0.01
+"""curves that differ by less than this everywhere are the same"""
+MIN_STEPS = 4
+"""steps below which curves are not judged"""
+
+Series = NDArray[np.float64]
+
+
+def stability(measurement: Measurement) -> float:
+    """All parts as one number in [0, 1]; 0 when a hard gate is broken."""
+    if diverged(measurement) is not None:
+        return 0.0
+    parts = stability_parts(measurement)
+    return math.prod((float(value ** EXPONENTS.get(name, 1.0)) for name, value in parts.items()), start=1.0)
+
+
+def stability_parts(measurement: Measurement) -> dict[str, float]:
+    """The parts that could be judged, each in [0, 1]; names and formulas are in the module's docstring."""
+    parts = {"finite": _ramp("finite", _nonfinite_share(measurement))}
+    losses, norms = _finite(measurement.losses), _finite(measurement.grad_norms)
+    if len(losses) >= MIN_STEPS:
+        parts["trend"] = _ramp("trend", loss_trend(measurement))
+    reference = np.asarray(measurement.reference_losses, dtype=float)
+    if (fidelity := _fidelity(np.asarray(measurement.losses, dtype=float), reference)) is not None:
+        parts["fidelity"] = fidelity
+    if len(norms) >= MIN_STEPS:
+        parts["spikes"] = _ramp("spikes", len(spikes(measurement)) / len(norms))
+    parts["skipped"] = _ramp("skipped", _skipped_share(measurement))
+    if measurement.peak_memory_bytes is not None and measurement.memory_capacity_bytes:
+        parts["headroom"] = _ramp("headroom", measurement.peak_memory_bytes / measurement.memory_capacity_bytes)
+    parts["jitter"] = _ramp("jitter", measurement.step_time_spread)
+    return parts
+
+
+def diverged(measurement: Measurement) -> Failure | None:
+    """The hard gates: a non-finite step that loss scaling does not explain, (nearly) every step skipped, a loss that grows by half."""
+    if (count := _nonfinite_steps(measurement)) > 0:
+        series = np.asarray(measurement.losses or measurement.grad_norms, dtype=float)
+        where = next((int(i) for i in np.flatnonzero(~np.isfinite(series))), None)
+        message = f"{count} of {_steps(measurement)} steps had a loss or gradient that is not finite"
+        return Failure(kind=FailureKind.DIVERGED, message=message, step=where)
+    if (share := _skipped_share(measurement)) >= 0.9:
+        message = (
+            f"loss scaling skipped {share:.0%} of {_steps(measurement)} steps: the gradients overflow at any scale"
+        )
+        return Failure(kind=FailureKind.DIVERGED, message=message)
+    if len(_finite(measurement.losses)) >= MIN_STEPS and (trend := loss_trend(measurement)) >= LIMITS["trend"][1]:
+        first, last = measurement.losses[0], measurement.losses[-1]
+        message = f"the loss grew by a factor of {trend:.2f} (from {first:.3f} to {last:.3f}) instead of falling"
+        return Failure(kind=FailureKind.DIVERGED, message=message, step=len(measurement.losses) - 1)
+    return None
+
+
+def loss_trend(measurement: Measurement) -> float:
+    """Median loss of the last quarter over that of the first quarter; 1 where there are no losses above zero."""
+    losses = _finite(measurement.losses)
+    quarter = max(1, len(losses) // 4)
+    first, last = (float(np.median(part)) if len(part) else 0.0 for part in (losses[:quarter], losses[-quarter:]))
+    return last / first if first > 0 else 1.0
+
+
+def spikes(measurement: Measurement) -> list[int]:
+    """Steps (from 0, after warm-up) whose gradient norm stands out of its neighbours'. A norm that falls from step to step is none."""
+    norms = np.asarray(measurement.grad_norms, dtype=float)
+    found = []
+    for i, norm in enumerate(norms):
+        around = np.concatenate([norms[max(0, i - NEIGHBOURS) : i], norms[i + 1 : i + 1 + NEIGHBOURS]])
+        around = around[np.isfinite(around)]
+        if np.isfinite(norm) and len(around) >= NEIGHBOURS and norm > SPIKE_FACTOR * float(np.median(around)) > 0:
+            found.append(i)
+    return found
+
+
+def _fidelity(losses: Series, reference: Series) -> float | None:
+    """How well losses follow the reference, over the steps that both have."""
+    n = min(len(losses), len(reference))
+    losses, reference = losses[:n], reference[:n]
+    both = np.isfinite(losses) & np.isfinite(reference) & (reference > 0)
+    losses, reference = losses[both], reference[both]
+    if len(losses) < MIN_STEPS:
+        return None
+    apart = np.abs(losses - reference) / reference
+    quarter = max(1, len(losses) // 4)
+    last, wanted = float(np.mean(losses[-quarter:])), float(np.mean(reference[-quarter:]))
+    scores = [
+        _ramp("final_loss", abs(last - wanted) / wanted),
+        _ramp("outliers", float(np.mean(apart > POINTWISE))),
+    ]
+    if float(apart.max()) > SAME:
+        scores.append(_ramp("correlation", 1.0 - _correlation(losses, reference)))
+    return min(scores)
+
+
+def _correlation(a: Series, b: Series) -> float:
+    """Pearson's correlation; 0 where one of them does not vary."""
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / scale if scale > 0 else 0.0
+
+
+def _steps(measurement: Measurement) -> int:
+    return max(len(measurement.step_times_s), len(measurement.losses), 1)
+
+
+def _nonfinite_steps(measurement: Measurement) -> int:
+    seen = max(
+        int(np.sum(~np.isfinite(np.asarray(s, dtype=float)))) for s in (measurement.losses, measurement.grad_norms)
+    )
+    return max(measurement.nonfinite_steps, seen - measurement.skipped_steps, 0)
+
+
+def _nonfinite_share(measurement: Measurement) -> float:
+    return min(1.0, _nonfinite_steps(measurement) / _steps(measurement))
+
+
+def _skipped_share(measurement: Measurement) -> float:
+    return min(1.0, measurement.skipped_steps / _steps(measurement))
+
+
+def _finite(series: tuple[float, ...]) -> Series:
+    values = np.asarray(series, dtype=float)
+    return np.asarray(values[np.isfinite(values)], dtype=float)
+
+
+def _ramp(name: str, value: float) -> float:
+    good, bad = LIMITS[name]
+    return float(np.clip((bad - value) / (bad - good), 0.0, 1.0)) if math.isfinite(value) else 0.0

@@ -1,0 +1,71 @@
+"""The reward of a trial: what the study maximizes.
+
+    total = (1 - w) * throughput + w * stability          w = objective.stability_weight
+
+    throughput   ln of how many times better than the baseline the metric is, so that 0 is the baseline and doubling is worth the same
+                 everywhere: tokens/s of the whole job (throughput), that times the statistical efficiency of the batch (goodput),
+                 or tokens per unit of cost (cost)
+    stability    0 to 1, see `stability.py`
+
+With w = 0.2 a config that is sure to fail (stability 0) must be 28% faster to tie with a healthy one; hard gates are no matter of weight:
+a diverged trial gets `DIVERGED_CEILING`, as much as a healthy config that is e^10 = 22,000 times slower than the baseline (w = 0).
+Only ratios of measurements enter, so units cancel.
+"""
+
+from __future__ import annotations
+
+import math
+
+from autotune.reward.goodput import efficiency, study_noise_scale
+from autotune.reward.price import token_cost
+from autotune.reward.stability import diverged, stability, stability_parts
+from autotune.spec import Measurement, Objective, ParallelConfig, Reward, Workload
+
+DIVERGED_CEILING = -10.0
+"""total of a trial that broke a hard gate"""
+
+
+def reward(
+    measurement: Measurement,
+    *,
+    baseline: Measurement | None,
+    objective: Objective,
+    workload: Workload,
+    config: ParallelConfig,
+) -> Reward:
+    """The worth of a measured trial relative to the baseline (None: relative to itself, so that its throughput term is 0).
+
+    `parts` holds the parts of stability (0 to 1) and the terms that were used, by these names: tokens_per_s_ratio, efficiency (relative to
+    the baseline's batch), noise_scale (sequences), cost_ratio.
+    """
+    reference = baseline if baseline is not None and _is_sound(baseline) else measurement
+    parts = stability_parts(measurement)
+    if not _is_sound(measurement) or diverged(measurement) is not None:
+        return Reward(total=DIVERGED_CEILING, throughput=DIVERGED_CEILING, stability=0.0, parts=parts)
+    ratio = measurement.tokens_per_s / reference.tokens_per_s
+    terms = {"tokens_per_s_ratio": ratio}
+    if objective.metric == "goodput":
+        phi = study_noise_scale(measurement, baseline)
+        gained = efficiency(config.global_batch_size, reference.tokens_per_step / workload.seq_len, phi)
+        terms |= {"efficiency": gained} | ({"noise_scale": phi} if phi is not None and math.isfinite(phi) else {})
+        throughput = math.log(ratio * gained)
+    elif objective.metric == "cost":
+        paid, paid_by_reference = (
+            token_cost(measurement, workload.cluster.gpu),
+            token_cost(reference, workload.cluster.gpu),
+        )
+        if paid.unit == paid_by_reference.unit:
+            terms["cost_ratio"] = paid.value / paid_by_reference.value
+        else:  # power was measured in one of the two only: ranks and seconds are what both know
+            terms["cost_ratio"] = measurement.num_ranks / reference.num_ranks / ratio
+        throughput = -math.log(terms["cost_ratio"])
+    else:
+        throughput = math.log(ratio)
+    steady = stability(measurement)
+    w = objective.stability_weight
+    total = max((1.0 - w) * throughput + w * steady, DIVERGED_CEILING)
+    return Reward(total=total, throughput=throughput, stability=steady, parts=parts | terms)
+
+
+def _is_sound(measurement: Measurement) -> bool:
+    return math.isfinite(measurement.tokens_per_s) and measurement.tokens_per_s > 0
