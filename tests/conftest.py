@@ -18,8 +18,6 @@ def own_house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if name.startswith("AUTOTUNE_"):
             monkeypatch.delenv(name)
     home = tmp_path / "home"
-    data = home / "data"
-    monkeypatch.setenv("AUTOTUNE_DATA", str(data))
-    for name, folder in (("XDG_DATA_HOME", "share"), ("XDG_CONFIG_HOME", "config"), ("XDG_CACHE_HOME", "cache")):
+    for name, folder in (("XDG_DATA_HOME", "data"), ("XDG_CONFIG_HOME", "config"), ("XDG_CACHE_HOME", "cache")):
         monkeypatch.setenv(name, str(home / folder))
-    return data
+    return home / "data" / "autotune"

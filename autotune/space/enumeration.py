@@ -73,14 +73,23 @@ def choices_of(workload: Workload, space: SpaceSpec) -> dict[str, NDArray[np.int
 
 
 def world_sizes(workload: Workload, space: SpaceSpec) -> tuple[int, ...]:
-    """The numbers of ranks that a config of the space may use; all GPUs when the space does not say."""
-    sizes = tuple(sorted(set(space.world_sizes))) or (workload.cluster.num_gpus,)
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= workload.cluster.num_gpus:
+    """The numbers of ranks that a config of the space may use on this cluster; all its GPUs when the space does not say.
+
+    A space may name more ranks than a cluster has, so that one space serves many clusters; but it must leave some.
+    """
+    asked = tuple(sorted(set(space.world_sizes))) or (workload.cluster.num_gpus,)
+    for size in asked:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise SpecError(
-                f"world_sizes must be 1 to the {workload.cluster.num_gpus} GPUs of {workload.cluster.name}, but one is {size!r}",
-                field="space.world_sizes",
+                f"world_sizes must be whole numbers above zero, but one is {size!r}", field="space.world_sizes"
             )
+    sizes = tuple(size for size in asked if size <= workload.cluster.num_gpus)
+    if not sizes:
+        raise SpecError(
+            f"{workload.cluster.name} has {workload.cluster.num_gpus} GPUs, but the smallest of the space's world_sizes is {asked[0]}",
+            remedy="use a larger cluster, or smaller world_sizes",
+            field="space.world_sizes",
+        )
     return sizes
 
 

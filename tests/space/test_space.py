@@ -157,7 +157,7 @@ def test_nothing_legal_says_why_and_what_comes_nearest() -> None:
         (SpaceSpec(knobs={"tp": (0,)}), "tp must be a whole number"),
         (SpaceSpec(knobs={"precision": ("bf17",)}), "did you mean bf16"),
         (SpaceSpec(knobs={"tp": tuple(range(1, 5000))}), "tp has 4999"),
-        (SpaceSpec(world_sizes=(9,)), "world_sizes must be 1 to the 8 GPUs"),
+        (SpaceSpec(world_sizes=(9,)), "h100-sxm-2x4 has 8 GPUs, but the smallest"),
     ],
 )
 def test_impossible_spaces_are_refused(space: SpaceSpec, match: str) -> None:
@@ -175,6 +175,12 @@ def test_a_space_too_large_to_list_says_what_to_narrow() -> None:
             workload("h100-sxm-1x8", batch=tuple(range(1, 3001))),
             SpaceSpec(knobs=knobs, world_sizes=tuple(range(1, 9))),
         )
+
+
+def test_world_sizes_beyond_the_cluster_are_left_out() -> None:
+    space = SearchSpace.build(workload(), SpaceSpec(knobs={"tp": (1, 2)}, world_sizes=(4, 8, 16)))
+    assert space.world_sizes == (4, 8)
+    assert set(space.table.world_size) == {4, 8}
 
 
 def test_default_config_is_data_parallel_only() -> None:

@@ -1,0 +1,59 @@
+"""The data that ships beside the code: search spaces, ready-made studies, dashboards.
+
+In a wheel the folders lie inside the package (`autotune/data/NAME`), in a checkout beside it (`NAME/`). The packaged copy comes first: whatever
+happens to lie beside an installed package is somebody else's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autotune.errors import CatalogError
+from autotune.spec.checks import nearest
+
+_PACKAGE = Path(__file__).parent
+
+
+def search_spaces() -> Path:
+    """The folder of search spaces; `studies/` in it holds ready-made study specs."""
+    return _folder("search_spaces")
+
+
+def dashboards() -> Path:
+    """The folder of web templates and static files, Grafana dashboards and Prometheus rules."""
+    return _folder("dashboards")
+
+
+def space_files() -> dict[str, Path]:
+    """The search spaces that ship: file by name, in alphabetical order."""
+    return {path.stem: path for path in sorted(search_spaces().glob("*.yaml"))}
+
+
+def study_files() -> dict[str, Path]:
+    """The study specs that ship: file by name, in alphabetical order."""
+    return {path.stem: path for path in sorted((search_spaces() / "studies").glob("*.yaml"))}
+
+
+def space_file(name: str) -> Path:
+    """The file of the search space of that name. Raises `CatalogError` with the nearest name."""
+    files = space_files()
+    if name not in files:
+        raise CatalogError(
+            f"no search space is called {name!r}",
+            remedy=nearest(name, files) or f"there are {', '.join(files)}; or give the knobs inline",
+            field="space",
+        )
+    return files[name]
+
+
+def _folder(name: str, package: Path | None = None) -> Path:
+    """The folder of that name: inside the package, else beside it."""
+    home = _PACKAGE if package is None else package
+    places = (home / "data" / name, home.parent / name)
+    for place in places:
+        if place.is_dir():
+            return place
+    raise CatalogError(
+        f"the data folder {name!r} is missing: it is neither in {places[0].parent} nor in {places[1].parent}",
+        remedy="install the package again",
+    )

@@ -1,0 +1,186 @@
+"""What is here: the cluster `local`.
+
+CUDA GPUs where a driver is, seen by a child process through the driver's own library (so that CUDA_VISIBLE_DEVICES and MIG slices count, torch
+is not imported, and no CUDA context is left in this process); else up to `MAX_CPU_RANKS` ranks that are processes on the CPU and share the
+machine's memory evenly. Limits of the control group (containers) count as the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autotune.spec import ClusterSpec, GpuSpec
+from autotune.spec.catalog import cluster_of, gpu
+
+MAX_CPU_RANKS = 4
+MIN_RANK_BYTES = 1 << 30
+"""A rank with torch and gloo loaded needs most of this before it has a model."""
+PROBE_TIMEOUT_S = 60.0
+_DRIVER_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/proc/driver/nvidia/version")
+_NO_LIMIT = 1 << 60
+"""Control groups without a limit report a number beyond this, or a word."""
+
+_PROBE = """
+import ctypes, json
+cuda = ctypes.CDLL("libcuda.so.1")
+devices, count = [], ctypes.c_int()
+if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0:
+    for index in range(count.value):
+        device, name, memory = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_size_t()
+        cuda.cuDeviceGet(ctypes.byref(device), index)
+        cuda.cuDeviceGetName(name, 256, device)
+        cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+        entry = {"name": name.value.decode(), "memory_bytes": memory.value}
+        for key, number in (("sms", 16), ("clock_khz", 13), ("memory_clock_khz", 36), ("bus_bits", 37), ("major", 75), ("minor", 76)):
+            value = ctypes.c_int()
+            cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device)
+            entry[key] = value.value
+        devices.append(entry)
+print(json.dumps(devices))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaDevice:
+    """A GPU as the driver describes it."""
+
+    name: str
+    """the product's name"""
+    memory_bytes: int
+    """all of its memory"""
+    sms: int
+    """streaming multiprocessors"""
+    clock_khz: int
+    """highest clock of the cores"""
+    memory_clock_khz: int
+    """highest clock of the memory; 0 where the driver does not say"""
+    bus_bits: int
+    """width of the memory bus"""
+    major: int
+    """compute capability, before the dot"""
+    minor: int
+    """compute capability, after the dot"""
+
+
+def local_cluster() -> ClusterSpec:
+    """This machine: its CUDA GPUs where it has any, else ranks on the CPU."""
+    devices = cuda_devices()
+    if not devices:
+        return cpu_cluster(memory_bytes())
+    alike = [device for device in devices if device.name == devices[0].name]
+    return cluster_of(gpu_of(devices[0]), num_nodes=1, gpus_per_node=len(alike))
+
+
+def cpu_cluster(memory: int, *, max_ranks: int = MAX_CPU_RANKS) -> ClusterSpec:
+    """As many CPU ranks as memory allows (a power of two, `max_ranks` at most), each with an even share of it."""
+    ranks = max_ranks
+    while ranks > 1 and memory // ranks < MIN_RANK_BYTES:
+        ranks //= 2
+    return cluster_of(replace(gpu("cpu"), memory_bytes=float(memory // ranks)), num_nodes=1, gpus_per_node=ranks)
+
+
+def cuda_devices() -> list[CudaDevice]:
+    """The CUDA devices that this process would see; none when there is no driver, or it does not answer."""
+    if not any(os.path.exists(path) for path in _DRIVER_FILES):
+        return []
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-I", "-c", _PROBE], capture_output=True, timeout=PROBE_TIMEOUT_S, check=True
+        )
+        return [CudaDevice(**entry) for entry in json.loads(probe.stdout)]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
+
+
+_KNOWN = (
+    (r"H100 80GB HBM3$", "h100-sxm"),
+    (r"H200$", "h200-sxm"),
+    (r"B200$", "b200-sxm"),
+    (r"L40S$", "l40s"),
+    (r"A100-SXM4-80GB$", "a100-80gb"),
+    (r"A100-SXM4-40GB$", "a100-40gb"),
+    (r"V100-SXM[23]-32GB", "v100-32gb"),
+)
+"""Product names, as the driver gives them, of the catalog's GPUs."""
+
+
+def gpu_of(device: CudaDevice) -> GpuSpec:
+    """The catalog's GPU of that product, with the memory that is really there; another product by its own description."""
+    for pattern, name in _KNOWN:
+        if re.search(pattern, device.name):
+            return replace(gpu(name), memory_bytes=float(device.memory_bytes))
+    return _described(device)
+
+
+_TENSOR_FLOPS = {(7, 0): 1024, (7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192}
+"""Dense fp16 FLOPs per SM and clock of the tensor cores, by compute capability (NVIDIA architecture white papers)."""
+_FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
+"""fp32 multiply-adds per SM and clock; 128 for all others."""
+_MEMORY_CLOCK_KHZ = 5_000_000
+"""Taken for the memory clock where the driver does not say."""
+
+
+def _described(device: CudaDevice) -> GpuSpec:
+    """A GPU that the catalog does not know, by multiprocessors, clocks and bus: peaks are right to the order of magnitude."""
+    capability = (device.major, device.minor)
+    clock = device.clock_khz * 1e3
+    tensor = device.sms * _TENSOR_FLOPS.get(capability, 1024) * clock
+    peaks = {"fp32": device.sms * 2 * _FP32_LANES.get(capability, 128) * clock, "fp16": tensor}
+    if capability >= (8, 0):
+        peaks |= {"tf32": tensor / 2, "bf16": tensor}
+    if capability >= (8, 9):
+        peaks |= {"fp8": 2 * tensor}
+    return GpuSpec(
+        name=re.sub(r"[^a-z0-9]+", "-", device.name.lower().removeprefix("nvidia ")).strip("-") or "cuda",
+        memory_bytes=float(device.memory_bytes),
+        peak_flops_per_s=peaks,
+        memory_bytes_per_s=2e3 * (device.memory_clock_khz or _MEMORY_CLOCK_KHZ) * max(device.bus_bits, 64) / 8,
+        source=f"the driver's description of {device.name}: {device.sms} SMs at {device.clock_khz / 1e6:.2f} GHz; not a datasheet",
+    )
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process may use, bytes: the machine's, or the tightest limit of the control groups that it is in.
+
+    `root`: where /proc and /sys are.
+    """
+    limits = [_machine_bytes(root), *_cgroup_limits(root)]
+    return min(limit for limit in limits if limit > 0)
+
+
+def _machine_bytes(root: Path) -> int:
+    found = re.search(r"^MemTotal:\s+(\d+) kB", _text(root / "proc/meminfo"), flags=re.MULTILINE)
+    if found:
+        return int(found[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # not Linux
+
+
+def _cgroup_limits(root: Path) -> list[int]:
+    """The limits of this process's control group and of all that it lies in, versions 1 and 2."""
+    limits = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
+        file = "memory.limit_in_bytes" if controllers else "memory.max"
+        parts: Sequence[str] = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            text = _text(base.joinpath(*parts[:depth], file)).strip()
+            if text.isdigit() and 0 < int(text) < _NO_LIMIT:
+                limits.append(int(text))
+    return limits
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""

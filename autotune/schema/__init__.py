@@ -1,0 +1,12 @@
+"""The study spec, one schema for YAML, command line and REST, turned into frozen values here.
+
+reading.py     file, standard input -> plain document, within limits
+documents.py   what keys there are: pydantic models, JSON schema
+study.py       document -> Study; names looked up, rules written out
+"""
+
+from autotune.schema.documents import StudyDocument
+from autotune.schema.reading import read_spec
+from autotune.schema.study import json_schema, parse_space, parse_study
+
+__all__ = ["StudyDocument", "json_schema", "parse_space", "parse_study", "read_spec"]

@@ -1,0 +1,137 @@
+"""A file or standard input as a plain document: mappings, lists, text, numbers, true, false, null.
+
+YAML is read by the safe loader; a document that is JSON, as JSON. Limits keep a hostile document cheap: its size in bytes, its depth, and its
+number of nodes with every alias followed, so that a few lines of aliases cannot stand for billions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.assets import study_files
+from autotune.errors import SpecError
+
+MAX_BYTES = 1 << 18
+MAX_NODES = 50_000
+MAX_DEPTH = 20
+
+
+def read_spec(source: str | Path) -> dict[str, Any]:
+    """The document of a YAML or JSON file, of standard input (`-`), or of a study that ships (its name, e.g. `laptop`).
+
+    Raises `SpecError` when it cannot be read, is too large, is no YAML or is not a mapping.
+    """
+    shipped = study_files()
+    if str(source) in shipped and not Path(source).exists():
+        source = shipped[str(source)]
+    return read_document(source, what="study spec")
+
+
+def read_document(source: str | Path, *, what: str) -> dict[str, Any]:
+    """The mapping that the file holds; `what` names it in errors."""
+    if str(source) == "-":
+        return parse_text(sys.stdin.read(MAX_BYTES + 1), where="standard input", what=what)
+    path = Path(source)
+    try:
+        if not path.is_file():
+            raise SpecError(
+                f"the {what} {str(source)!r} " + ("is not a file" if path.exists() else "does not exist"),
+                remedy="give the path of a YAML or JSON file, or - for standard input",
+            )
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        return parse_text(content.decode("utf-8"), where=str(source), what=what)
+    except UnicodeDecodeError:
+        raise SpecError(f"the {what} {str(source)!r} is not UTF-8 text") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, SpecError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise SpecError(f"the {what} {str(source)!r} cannot be read: {reason}") from None
+
+
+def parse_text(text: str, *, where: str, what: str) -> dict[str, Any]:
+    """The mapping that the text holds, as YAML or JSON."""
+    import yaml
+
+    if len(text.encode("utf-8", errors="replace")) > MAX_BYTES:
+        raise SpecError(f"the {what} in {where} is larger than {MAX_BYTES >> 10} KiB")
+    try:
+        document = _json(text) if text.lstrip().startswith("{") else None
+        if document is None:
+            document = yaml.load(text, Loader=_loader())
+    except SpecError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise SpecError(f"the {what} in {where} is not YAML: {reason}") from None
+    if not isinstance(document, dict):
+        found = "nothing" if document is None else f"a {type(document).__name__}"
+        raise SpecError(f"the {what} in {where} must hold keys and values, but holds {found}")
+    check_size(document)
+    return document
+
+
+def check_size(document: Mapping[str, Any]) -> None:
+    """Raises `SpecError` when the document is too deep, too large (aliases followed), or holds what JSON cannot."""
+    left = MAX_NODES
+    stack: list[tuple[Any, int]] = [(document, 0)]
+    while stack:
+        node, depth = stack.pop()
+        left -= 1
+        if left < 0 or depth > MAX_DEPTH:
+            raise SpecError(f"a spec may have {MAX_NODES:,} values, nested {MAX_DEPTH} deep, but this one has more")
+        if isinstance(node, Mapping):
+            stack.extend((key, depth + 1) for key in node)
+            stack.extend((value, depth + 1) for value in node.values())
+        elif isinstance(node, list | tuple):
+            stack.extend((value, depth + 1) for value in node)
+        elif isinstance(node, int) and abs(node) >= 1 << 63:
+            raise SpecError("a spec's whole numbers must be below 2^63, but one is larger")
+        elif isinstance(node, float) and not math.isfinite(node):
+            raise SpecError(f"a spec's numbers must be finite, but one is {node}")
+        elif not isinstance(node, str | int | float | bool | None):
+            raise SpecError(
+                f"a spec holds text, numbers, true, false and null, but a value is a {type(node).__name__}: {str(node)[:40]!r}",
+                remedy="put quotes around it if it is meant as text",
+            )
+
+
+def _json(text: str) -> Any:
+    """The JSON document, or None when it is no JSON (a YAML flow mapping begins with a brace as well)."""
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError:
+        return None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise SpecError(f"the key {next(n for n in names if names.count(n) > 1)!r} is given twice")
+    return document
+
+
+def _loader() -> Any:
+    """The safe loader, which also refuses a key that is given twice (YAML would silently take the last)."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                    if key.value in seen:
+                        raise yaml.constructor.ConstructorError(
+                            None, None, f"the key {key.value!r} is given twice", key.start_mark
+                        )
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    return Loader

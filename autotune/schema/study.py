@@ -1,0 +1,297 @@
+"""From a document to a `Study`: names looked up, files read, rules written out, every number checked.
+
+base            folder against which paths in the document are read; None: paths are refused (a document that came over the wire
+                must not make this machine read its files)
+local_cluster   finds out what is here, when the cluster is `local`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from autotune.assets import space_file, space_files
+from autotune.errors import AutotuneError, CatalogError, ConfigError, SpecError
+from autotune.schema.documents import (
+    KNOBS,
+    ClusterDocument,
+    KindDocument,
+    ModelDocument,
+    SpaceDocument,
+    StudyDocument,
+    Values,
+)
+from autotune.schema.reading import check_size, read_document
+from autotune.search import searcher_names
+from autotune.space import reasons
+from autotune.spec import (
+    Budget,
+    ClusterSpec,
+    GpuSpec,
+    LinkSpec,
+    MeasureSpec,
+    ModelSpec,
+    Objective,
+    ParallelConfig,
+    SpaceSpec,
+    Study,
+    Workload,
+    catalog,
+)
+from autotune.spec.checks import nearest
+from autotune.trainers import trainer_names
+
+LOCAL = "local"
+MODEL_BYTES = 1 << 22
+"""A `config.json` larger than this is none."""
+
+_PLAIN = {
+    "missing": "this key is required, but is missing",
+    "model_type": "must hold keys and values",
+    "dict_type": "must hold keys and values",
+    "list_type": "must be a list",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text, or keys and values where the field has them",
+    "string_pattern_mismatch": "must begin with a letter or digit and hold only letters, digits, spaces and _.:+-, 100 at most",
+    "too_short": "must not be empty",
+}
+"""Pydantic's messages in this house's words, by error type; those that say enough stay as they are."""
+
+D = TypeVar("D", bound=BaseModel)
+
+
+def parse_study(
+    document: Mapping[str, Any],
+    *,
+    base: Path | None = None,
+    local_cluster: Callable[[], ClusterSpec] | None = None,
+) -> Study:
+    """The study that the document asks for. Raises `SpecError` (or `CatalogError` for an unknown name), with the field."""
+    asked = _checked(StudyDocument, document)
+    cluster = _cluster(asked.cluster, local_cluster)
+    trainer, trainer_options = _kind(asked.trainer)
+    if trainer not in trainer_names():
+        raise _unknown("trainer", trainer, trainer_names())
+    if asked.searcher not in searcher_names():
+        raise _unknown("searcher", asked.searcher, searcher_names())
+    runner, runner_options = _kind(asked.runner)
+    model = _for_sequence(_model(asked.model, base), asked.workload.seq_len)
+    workload: Workload = _located(
+        "workload",
+        lambda: Workload(
+            model=model,
+            cluster=cluster,
+            seq_len=asked.workload.seq_len,
+            global_batch_size=_sizes(asked.workload.global_batch_size),
+            optimizer=asked.workload.optimizer,
+            trainer=trainer,
+        ),
+    )
+    enqueue = [_config(config, f"enqueue.{i}") for i, config in enumerate(asked.enqueue)]
+    if asked.cluster == LOCAL:  # the spec was written before anybody knew this machine
+        enqueue = [config for config in enqueue if not reasons(workload, config)]
+    return Study(
+        name=asked.name or f"{workload.model.name}-{cluster.name}",
+        workload=workload,
+        space=parse_space(asked.space, base=base),
+        objective=Objective(**asked.objective.model_dump()),
+        budget=Budget(**asked.budget.model_dump()),
+        measure=MeasureSpec(**asked.measure.model_dump()),
+        searcher=asked.searcher,
+        trainer=trainer,
+        trainer_options=trainer_options,
+        runner=runner,
+        runner_options=runner_options,
+        seed=asked.seed,
+        data=_data(asked.data, base),
+        baseline=None if asked.baseline is None else _config(asked.baseline, "baseline"),
+        enqueue=tuple(dict.fromkeys(enqueue)),
+    )
+
+
+def parse_space(
+    space: str | Mapping[str, Any] | SpaceDocument, *, name: str = "", base: Path | None = None
+) -> SpaceSpec:
+    """The space of a name that ships, of a path to a YAML file, or of inline knobs. Raises `SpecError` or `CatalogError`."""
+    if isinstance(space, str):
+        if space not in space_files() and _is_path(space, (".yaml", ".yml", ".json")):
+            path = _path(space, base, field="space")
+        else:
+            path = space_file(space)
+        return parse_space(read_document(path, what="search space"), name=path.stem, base=base)
+    asked = space if isinstance(space, SpaceDocument) else _checked(SpaceDocument, space, field="space")
+    given = {knob: getattr(asked, knob) for knob in KNOBS}
+    knobs = {knob: _listed(values) for knob, values in given.items() if values is not None}
+    for knob, values in knobs.items():
+        for value in values:
+            _located(f"space.{knob}", partial(ParallelConfig, **{knob: value}))
+    return SpaceSpec(
+        name=asked.name or name or "inline",
+        knobs=knobs,
+        world_sizes=() if asked.world_sizes is None else tuple(sorted(set(_listed(asked.world_sizes)))),
+    )
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a study spec."""
+    return StudyDocument.model_json_schema()
+
+
+def _checked(kind: type[D], document: Any, *, field: str = "") -> D:
+    """The document as `kind`, or a `SpecError` that says where and why not."""
+    if not isinstance(document, Mapping):
+        raise SpecError(f"must hold keys and values, but is {document!r:.80}", field=field)
+    check_size(document)
+    try:
+        return kind.model_validate(dict(document))
+    except ValidationError as error:
+        raise _readable(error, field) from None
+
+
+def _readable(error: ValidationError, field: str) -> SpecError:
+    """The first problem in words; the others by their fields."""
+    problems = error.errors(include_url=False)
+    first, rest = problems[0], problems[1:]
+    extra: Mapping[str, Any] = first.get("ctx", {})
+    message = _PLAIN.get(first["type"]) or first["msg"].replace("Input should", "must")
+    if first["type"] not in ("missing", "unknown_key") and not isinstance(first["input"], Mapping | BaseModel):
+        message += f", but is {first['input']!r:.80}"
+    where = _where(first["loc"], field)
+    if first["type"] == "unknown_key":
+        where = f"{where}.{extra['key']}" if where else str(extra["key"])
+    others = ", ".join(dict.fromkeys(_where(problem["loc"], field) for problem in rest[:5]))
+    remedy = str(extra.get("remedy", "")) or (f"see also {others}" if others else "")
+    return SpecError(message, remedy=remedy, field=where)
+
+
+def _where(location: Sequence[int | str], field: str) -> str:
+    parts = [str(part) for part in location if not str(part).startswith("<") and part != "[key]"]
+    return ".".join(([field] if field else []) + parts)
+
+
+def _located(field: str, make: Callable[[], Any]) -> Any:
+    """What `make` returns; its errors name the field of the spec."""
+    try:
+        return make()
+    except CatalogError:
+        raise
+    except (SpecError, ConfigError) as error:
+        nested = error.field and not field.endswith(error.field) and not error.field.startswith(field)
+        where = f"{field}.{error.field}" if nested else error.field if error.field.startswith(field) else field
+        raise SpecError(error.message, remedy=error.remedy, field=where) from None
+    except (TypeError, ValueError) as error:
+        if isinstance(error, AutotuneError):
+            raise
+        raise SpecError(str(error), field=field) from None
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> CatalogError:
+    remedy = nearest(name, known) or f"there are {', '.join(known)}"
+    return CatalogError(f"no {what} is called {name!r}", remedy=remedy, field=what)
+
+
+def _model(asked: str | ModelDocument, base: Path | None) -> ModelSpec:
+    if isinstance(asked, ModelDocument):
+        model: ModelSpec = _located("model", lambda: ModelSpec(**asked.model_dump()))
+        return model
+    if asked in catalog.model_names() or not _is_path(asked, (".json",)):
+        return catalog.model(asked)
+    path = _path(asked, base, field="model")
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file() or path.stat().st_size > MODEL_BYTES:
+        raise SpecError(
+            f"{asked!r} is no config.json", remedy="give its path, or the model's fields inline", field="model"
+        )
+    return ModelSpec.from_hf(path, name=path.parent.name if path.name == "config.json" else path.stem)
+
+
+def _for_sequence(model: ModelSpec, seq_len: int) -> ModelSpec:
+    """Learnt positions reach as far as the sequence: a model that is trained from scratch may have more of them than its namesake."""
+    return replace(model, max_positions=seq_len) if 0 < model.max_positions < seq_len else model
+
+
+def _cluster(asked: str | ClusterDocument, local_cluster: Callable[[], ClusterSpec] | None) -> ClusterSpec:
+    if isinstance(asked, ClusterDocument):
+        cluster: ClusterSpec = _located("cluster", lambda: _inline_cluster(asked))
+        return cluster
+    if asked != LOCAL:
+        return catalog.cluster(asked)
+    if local_cluster is None:
+        raise SpecError(
+            "the cluster 'local' is this machine, which is not looked at here",
+            remedy="name the cluster, e.g. h100-sxm-1x8",
+            field="cluster",
+        )
+    return local_cluster()
+
+
+def _inline_cluster(asked: ClusterDocument) -> ClusterSpec:
+    gpu = catalog.gpu(asked.gpu) if isinstance(asked.gpu, str) else GpuSpec(**asked.gpu.model_dump())
+    if asked.usd_per_hour is not None:
+        gpu = replace(gpu, usd_per_hour=asked.usd_per_hour)
+    cluster = catalog.cluster_of(gpu, num_nodes=asked.num_nodes, gpus_per_node=asked.gpus_per_node)
+    cluster = replace(cluster, name=asked.name or cluster.name)
+    if asked.intra_node is not None:
+        cluster = replace(cluster, intra_node=LinkSpec(**asked.intra_node.model_dump()))
+    if asked.inter_node is not None:
+        cluster = replace(cluster, inter_node=LinkSpec(**asked.inter_node.model_dump()))
+    return cluster
+
+
+def _kind(asked: str | KindDocument) -> tuple[str, dict[str, Any]]:
+    return (asked, {}) if isinstance(asked, str) else (asked.kind, asked.options)
+
+
+def _config(asked: str | Mapping[str, Any], field: str) -> ParallelConfig:
+    make = ParallelConfig.parse if isinstance(asked, str) else ParallelConfig.from_dict
+    config: ParallelConfig = _located(field, lambda: make(asked))  # type: ignore[arg-type]
+    return config
+
+
+def _listed(values: Any) -> tuple[Any, ...]:
+    """A knob's values written out: a rule, a list or one value."""
+    if isinstance(values, Values):
+        return values.listed()
+    return tuple(dict.fromkeys(values)) if isinstance(values, list) else (values,)
+
+
+def _sizes(values: Any) -> int | tuple[int, ...]:
+    return values if isinstance(values, int) else _listed(values)
+
+
+def _data(asked: str | None, base: Path | None) -> str | None:
+    """Where the training data is. Over the wire it stays as it was written: the service knows which folders it may read."""
+    if asked is None or base is None:
+        return asked
+    path = _path(asked, base, field="data")
+    if not path.is_file():
+        raise SpecError(
+            f"the data file {asked!r} does not exist",
+            remedy="give a text or .bin file, or leave `data` out for the text that ships",
+            field="data",
+        )
+    return str(path)
+
+
+def _is_path(text: str, suffixes: tuple[str, ...]) -> bool:
+    return "/" in text or "\\" in text or text.endswith(suffixes)
+
+
+def _path(text: str, base: Path | None, *, field: str) -> Path:
+    if base is None:
+        raise SpecError(
+            f"a path is read only where the spec itself is a file, but {field} is {text!r}",
+            remedy="give the contents inline",
+            field=field,
+        )
+    if "\0" in text:
+        raise SpecError("a path cannot hold a zero byte", field=field)
+    return (base / Path(text).expanduser()).resolve()

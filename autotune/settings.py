@@ -1,0 +1,50 @@
+"""The service's environment, read when it is asked for and nowhere else.
+
+AUTOTUNE_DATA    folder of what is kept for the user (default: the platform's user data folder)
+AUTOTUNE_STORE   the results database, a path or URL (default: autotune.db in the data folder)
+AUTOTUNE_URL     address of a service; commands then talk to it
+AUTOTUNE_TOKEN   token for that service; never shown
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the environment says."""
+
+    data_folder: Path
+    """where results, calibrations and logs are kept; made when something is written"""
+    store: str
+    """path or URL of the results database"""
+    url: str | None = None
+    """address of the service, where there is one"""
+    token: str | None = field(default=None, repr=False)
+    """token for the service"""
+
+
+def settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings of that environment (default: this process's). An empty variable counts as none."""
+    given = {name: value.strip() for name, value in (os.environ if environment is None else environment).items()}
+    folder = data_folder(given)
+    return Settings(
+        data_folder=folder,
+        store=given.get("AUTOTUNE_STORE") or str(folder / "autotune.db"),
+        url=given.get("AUTOTUNE_URL") or None,
+        token=given.get("AUTOTUNE_TOKEN") or None,
+    )
+
+
+def data_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """The folder of the user's data: `AUTOTUNE_DATA`, else what the platform provides. It may not be there yet."""
+    asked = (os.environ if environment is None else environment).get("AUTOTUNE_DATA", "").strip()
+    if asked:
+        return Path(asked).expanduser().absolute()
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("autotune", appauthor=False))
