@@ -1,0 +1,92 @@
+"""When a trial has been measured enough, and when it can no longer win. Pure functions of the step times seen so far.
+
+    n steps seen, in any order    t_(1) <= ... <= t_(n) the same sorted    alpha = 1 - confidence
+
+Assumes that steps after warm-up are drawn independently around one median. Means and normal intervals are useless here: a shared
+machine has steps ten times slower than the rest. Everything below rests on signs alone, so that no outlier can move it far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.spec import MeasureSpec
+
+STAKES = (0.5, 0.9)
+"""Fractions of its wealth that the bettor of `evidence_slower` stakes: cautious, and quick when every step is slower."""
+LOSING_ERROR = 0.05
+"""Chance at most that a trial whose median is not above the best is ended as a loser, however often it is looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether the trial ends now."""
+
+    stop: bool
+    """no further step is needed"""
+    reason: str = ""
+    """why, in words"""
+    stopped_early: bool = False
+    """it ends because it can no longer win"""
+
+
+def median_interval(step_times: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Confidence interval (low, high) of the median, s: the order statistics t_(k), t_(n+1-k) with the largest k that keeps
+    2 * P(Binomial(n, 1/2) < k) <= alpha (Conover 1999, section 3.2; Hahn and Meeker 1991, section 5.2).
+
+    Holds for every distribution, at a number of steps that was fixed beforehand. (0, inf) where n is too small: under 6 at 95%.
+    """
+    times = sorted(step_times)
+    k = _rank_below(len(times), 1.0 - confidence)
+    return (times[k - 1], times[-k]) if k else (0.0, math.inf)
+
+
+def _rank_below(n: int, alpha: float) -> int:
+    """Largest k with 2 * P(Binomial(n, 1/2) < k) <= alpha; 0 when there is none."""
+    k, tail = 0, 0.0
+    while 2 * k < n:
+        tail += math.comb(n, k) * 0.5**n
+        if 2 * tail > alpha:
+            break
+        k += 1
+    return k
+
+
+def evidence_slower(step_times: Sequence[float], best_s: float) -> float:
+    """How strongly the steps speak against "the median is at most `best_s`": a bettor's wealth, from 1.
+
+    Each step the bettor stakes a fraction of the wealth on "slower than best_s" at even odds. Under the hypothesis the odds are at most
+    fair, so wealth is a supermartingale and ever exceeds 1 / alpha with probability alpha at most (Ville 1939; Shafer 2021,
+    "Testing by betting", section 2): it may be looked at after every step. The mean over `STAKES` is such a wealth again.
+    """
+    slower = sum(t > best_s for t in step_times)
+    rest = len(step_times) - slower
+    return sum((1 + s) ** slower * (1 - s) ** rest for s in STAKES) / len(STAKES)
+
+
+def trial_verdict(step_times: Sequence[float], measure: MeasureSpec, beat_step_time_s: float | None) -> Verdict:
+    """Whether a trial with these steps (s, after warm-up) ends now: measured to the asked precision, out of steps, or unable to win."""
+    n = len(step_times)
+    if n < measure.min_steps:
+        return Verdict(stop=False)
+    low, high = median_interval(step_times)
+    middle = _median(step_times)
+    if max(high - middle, middle - low) <= measure.precision * middle:
+        share = max(high - middle, middle - low) / middle
+        return Verdict(stop=True, reason=f"median known to within {share:.1%} after {n} steps")
+    if beat_step_time_s is not None and evidence_slower(step_times, beat_step_time_s) >= 1 / LOSING_ERROR:
+        return Verdict(
+            stop=True,
+            reason=f"cannot win: median {middle:.4g} s after {n} steps is above the best, {beat_step_time_s:.4g} s",
+            stopped_early=True,
+        )
+    if n >= measure.max_steps:
+        return Verdict(stop=True, reason=f"step limit of {measure.max_steps} reached")
+    return Verdict(stop=False)
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered, n = sorted(values), len(values)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2

@@ -1,0 +1,56 @@
+"""Collectives on flat tensors under the names that every supported torch knows, and differentiable ones.
+
+torch 2.13 renamed `all_gather_into_tensor` and `reduce_scatter_tensor`, and warns of the old names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class GatherFirst(torch.autograd.Function):
+    """Puts the ranks' tensors one behind the other along the first axis; backward sums what each rank wants of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """(n, ...) -> (n * ranks, ...)."""
+        ctx.group = group
+        out = x.new_empty(x.shape[0] * group.size(), *x.shape[1:])
+        all_gather_single(out, x.contiguous(), group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """The transpose: a reduce-scatter, in fp32 because it sums."""
+        grad = grads[0].float().contiguous()
+        out = grad.new_empty(grad.shape[0] // ctx.group.size(), *grad.shape[1:])
+        reduce_scatter_single(out, grad, group=ctx.group)
+        return out.to(grads[0].dtype), None
+
+
+class Exchange(torch.autograd.Function):
+    """All-to-all of rows: `sent[r]` rows go to rank r, `received[r]` rows come from it; backward sends them home."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+        """(sum of sent, h) -> (sum of received, h)."""
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _exchange(x, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        """The same exchange the other way."""
+        return _exchange(grads[0], ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _exchange(x: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    out = x.new_empty(sum(received), *x.shape[1:])
+    dist.all_to_all_single(out, x.contiguous(), received, sent, group=group)
+    return out

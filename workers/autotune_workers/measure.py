@@ -1,0 +1,65 @@
+"""What a rank can say of itself: synchronized time, and the peak memory of this trial alone.
+
+On a GPU the peak is the allocator's (bytes allocated; bytes reserved are told beside it). On a CPU it is the rise of the resident
+set: its high-water mark since the trial began, which Linux lets a process reset, less what was resident at the beginning, after freed
+memory was given back to the system. So neither torch itself nor an earlier trial counts. Where the mark cannot be reset, the peak
+is unknown and is reported as such.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import torch
+
+from autotune_workers.machine import give_back_memory, status_bytes
+
+
+class PeakMemory:
+    """Peak memory of this rank since `start`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before: int | None = None
+
+    def start(self) -> None:
+        """Forgets all earlier peaks."""
+        release(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self._before = status_bytes("VmRSS") if _reset_high_water() else None
+
+    def bytes(self) -> int | None:
+        """Bytes at the peak; None where this system cannot tell."""
+        if self._device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self._device))
+        peak = status_bytes("VmHWM")
+        return None if self._before is None or peak is None else max(0, peak - self._before)
+
+    def reserved_bytes(self) -> int | None:
+        """Bytes that the GPU allocator held at its peak; None on a CPU."""
+        return int(torch.cuda.max_memory_reserved(self._device)) if self._device.type == "cuda" else None
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def release(device: torch.device) -> None:
+    """Gives memory that nobody uses back to the system."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    give_back_memory()
+
+
+def _reset_high_water() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set size
+    except OSError:
+        return False
+    return True

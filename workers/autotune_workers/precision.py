@@ -1,0 +1,91 @@
+"""Number formats of a trial: what the hardware can do, which dtype flows, and dynamic loss scaling for fp16.
+
+Weights, gradients and optimizer state are fp32 in every precision (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1); what the
+precision decides is the dtype of activations and matrix products. A precision that the hardware lacks is refused, never replaced.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from autotune.errors import ConfigError
+
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
+"""Dtype of the activations; fp8 multiplies in 8 bits and keeps bf16 between."""
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raises `ConfigError` when this device cannot compute in the precision."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    where = f"this rank computes on {device.type}" + (
+        f" of capability {capability[0]}.{capability[1]}" if any(capability) else ""
+    )
+    needed = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9)}.get(precision)
+    if precision == "bf16" and device.type == "cpu":
+        return
+    if needed is not None and capability < needed:
+        raise ConfigError(
+            f"precision {precision} needs a CUDA device of capability {needed[0]}.{needed[1]} or newer, but {where}",
+            remedy="use fp32" if device.type == "cpu" else "use fp16 or fp32",
+            field="precision",
+        )
+    if precision == "fp8" and importlib.util.find_spec("torchao") is None:
+        raise ConfigError(
+            "precision fp8 needs torchao, which is not installed", remedy="install torchao", field="precision"
+        )
+
+
+@contextmanager
+def matrix_products(precision: str) -> Iterator[None]:
+    """Lets fp32 matrix products round to tf32 inside, when the precision says so, and forbids it otherwise."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def to_float8(module: nn.Module) -> None:
+    """Replaces the projections of the layers by torchao's fp8 ones (tensor-wise dynamic scaling)."""
+    from torchao.float8 import convert_to_float8_training
+
+    convert_to_float8_training(module, module_filter_fn=lambda m, name: isinstance(m, nn.Linear) and "layers." in name)
+
+
+class LossScaler:
+    """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2): halved on overflow, doubled after a run of clean steps.
+
+    Every rank holds the same state, because every rank is told the same verdict.
+    """
+
+    def __init__(self, precision: str, *, start: float = 2.0**16, clean_steps: int = 2000) -> None:
+        """`start` as in torch.amp; precisions other than fp16 keep the scale 1."""
+        self.enabled = precision == "fp16"
+        self.scale = start if self.enabled else 1.0
+        self._clean_steps = clean_steps
+        self._clean = 0
+
+    def update(self, finite: bool) -> bool:
+        """Takes the step's verdict; returns whether the overflow is explained by scaling, and the step is to be skipped."""
+        if not self.enabled:
+            return False
+        if not finite:
+            explained = self.scale > 1.0
+            self.scale, self._clean = max(1.0, self.scale / 2), 0
+            return explained
+        self._clean += 1
+        if self._clean == self._clean_steps:
+            self.scale, self._clean = self.scale * 2, 0
+        return False

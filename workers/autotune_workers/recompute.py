@@ -1,0 +1,38 @@
+"""Activation checkpointing and compilation of the layers of a stage.
+
+`full` keeps only each layer's input and runs the layer again in the backward pass (Chen et al. 2016, arXiv:1604.06174); `selective`
+does so for attention alone, the part whose activations are large for what they cost (Korthikanti et al. 2022, section 5).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from autotune_workers.model import Stage
+
+
+def recompute_layers(stage: Stage, mode: str) -> None:
+    """Checkpoints nothing, the attention or the whole of each layer."""
+    for block in stage.layers.values():
+        if mode == "full":
+            _replace_forward(block, functools.partial(checkpoint, block.forward, use_reentrant=False))
+        elif mode == "selective":
+            attention = block.attention
+            _replace_forward(attention, functools.partial(checkpoint, attention.forward, use_reentrant=False))
+
+
+def compile_layers(stage: Stage) -> None:
+    """Compiles each layer by itself: equal layers share one compilation."""
+    for block in stage.layers.values():
+        _replace_forward(block, torch.compile(block.forward, dynamic=False))
+
+
+def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
+    # on the instance, so that parameter names and the hooks of tensor and data parallelism stay as they are
+    module.forward = forward  # type: ignore[method-assign]
