@@ -1,0 +1,340 @@
+"""What the terminal shows of studies: labels, sizes, times, tables and bars.
+
+Tables are rich renderables; a `Palette` says which signs and colours the terminal can show, so that a log file, a dumb terminal or an
+ASCII locale gets the same facts in plain characters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus
+from autotune.spec.estimate import MemoryParts, TimeParts
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PART_NAMES: Mapping[str, str] = {
+    "compute": "compute",
+    "tp_comm": "tp comm",
+    "pp_comm": "pp comm",
+    "dp_comm": "dp comm",
+    "cp_comm": "cp comm",
+    "ep_comm": "ep comm",
+    "bubble": "bubble",
+    "optimizer": "optimizer",
+    "other": "other",
+    "weights": "weights",
+    "gradients": "gradients",
+    "activations": "activations",
+    "logits": "logits",
+    "framework": "framework",
+}
+"""How people call the parts of a step and of the memory peak."""
+PART_COLOURS: Mapping[str, str] = {
+    "compute": "#4c78a8",
+    "tp_comm": "#f58518",
+    "pp_comm": "#eeca3b",
+    "dp_comm": "#e45756",
+    "cp_comm": "#b279a2",
+    "ep_comm": "#ff9da6",
+    "bubble": "#9d9da1",
+    "optimizer": "#54a24b",
+    "other": "#bab0ac",
+    "weights": "#4c78a8",
+    "gradients": "#e45756",
+    "activations": "#f58518",
+    "logits": "#eeca3b",
+    "framework": "#9d9da1",
+}
+"""One colour per part, the same in terminals and in the HTML report."""
+STATUS_COLOURS: Mapping[str, str] = {
+    "COMPLETED": "green",
+    "STOPPED": "cyan",
+    "RUNNING": "yellow",
+    "PENDING": "dim",
+    "FAILED": "red",
+    "CANCELLED": "dim",
+    "INFEASIBLE": "magenta",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Palette:
+    """Signs that the terminal can show."""
+
+    unicode: bool = True
+    """whether block and arrow characters can be written"""
+
+    @classmethod
+    def of(cls, stream: TextIO) -> Palette:
+        """The palette of a stream, by its encoding."""
+        encoding = getattr(stream, "encoding", None) or "ascii"
+        try:
+            "█▏×→…".encode(encoding)
+        except (UnicodeEncodeError, LookupError):
+            return cls(unicode=False)
+        return cls(unicode=True)
+
+    @property
+    def times(self) -> str:
+        """The sign of a factor."""
+        return "×" if self.unicode else "x"
+
+    @property
+    def best(self) -> str:
+        """The mark of the best trial."""
+        return "★" if self.unicode else "*"
+
+    @property
+    def nothing(self) -> str:
+        """What stands for a missing value."""
+        return "–" if self.unicode else "-"
+
+
+FULL = Palette()
+
+
+def config_label(config: ParallelConfig) -> str:
+    """The config in a few words: `tp2 pp2 dp4 mb1 acc8 bf16 zero1 full-recompute`; knobs without effect are left out."""
+    words = [f"tp{config.tp}", f"pp{config.pp}", f"dp{config.dp}"]
+    words += [f"{name}{degree}" for name, degree in (("cp", config.cp), ("ep", config.ep)) if degree > 1]
+    words += [f"mb{config.micro_batch_size}", f"acc{config.accumulation_steps}", config.precision]
+    if config.zero_stage:
+        words.append(f"zero{config.zero_stage}")
+    if config.recompute != "none":
+        words.append(f"{config.recompute}-recompute")
+    if config.sequence_parallel:
+        words.append("sp")
+    if config.pp > 1:
+        words.append(config.pp_schedule.replace("interleaved_", "i-").replace("zero_bubble", "zb"))
+        if config.virtual_stages > 1:
+            words.append(f"v{config.virtual_stages}")
+    if config.compile:
+        words.append("compile")
+    return " ".join(words)
+
+
+def format_bytes(value: float | None) -> str:
+    """`1.5 GiB`, with three significant digits; `-` when unknown."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    size = abs(value)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            sign = "-" if value < 0 else ""
+            return f"{sign}{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{sign}{size:.3g} {unit}"
+        size /= 1024
+    raise AssertionError("the last unit always answers")
+
+
+def format_duration(seconds: float | None) -> str:
+    """`850 us`, `12.3 ms`, `4.21 s`, `3 min 05 s`, `2 h 10 min`; `-` when unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else "1 s"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def format_count(value: float | None) -> str:
+    """`1.23k`, `45.6M`: three significant digits and an SI prefix; `-` when unknown."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    size = abs(value)
+    for unit in ("", "k", "M", "G", "T"):
+        if size < 999.5 or unit == "T":
+            return ("-" if value < 0 else "") + (f"{size:.3g}" if size < 999.5 else f"{size:.0f}") + unit
+        size /= 1000
+    raise AssertionError("the last unit always answers")
+
+
+def time_bar(parts: TimeParts | MemoryParts | Mapping[str, float], *, width: int = 40, palette: Palette = FULL) -> str:
+    """A stacked bar of `width` characters with its legend: one letter (or block, in rich markup) per part, in proportion.
+
+    With a plain palette a part is drawn by the first letter of its name and the text holds no markup.
+    """
+    values = _positive(parts)
+    total = sum(values.values())
+    if not total:
+        return " " * width
+    cells = _shares(values, width)
+    if palette.unicode:
+        bar = "".join(f"[{PART_COLOURS.get(name, 'white')}]{'█' * cells[name]}[/]" for name in values if cells[name])
+    else:
+        bar = "".join(_letter(name) * cells[name] for name in values)
+    return bar
+
+
+def time_legend(
+    parts: TimeParts | MemoryParts | Mapping[str, float], *, palette: Palette = FULL, least: float = 0.005
+) -> str:
+    """`compute 71%  bubble 12%  dp comm 9%`: the parts of at least that share, largest first."""
+    values = _positive(parts)
+    total = sum(values.values())
+    shown = sorted(((v / total, n) for n, v in values.items() if v >= least * total), reverse=True) if total else []
+    words = []
+    for share, name in shown:
+        mark = f"[{PART_COLOURS.get(name, 'white')}]█[/] " if palette.unicode else f"{_letter(name)}="
+        words.append(f"{mark}{PART_NAMES.get(name, name)} {share:.0%}")
+    return "  ".join(words)
+
+
+def stacked_bar(
+    rows: Sequence[tuple[str, TimeParts | Mapping[str, float]]], *, width: int = 40, palette: Palette = FULL
+) -> Table:
+    """Rows of labelled bars on one scale: the longest fills `width`, so that what shrank is seen."""
+    longest = max((sum(_positive(parts).values()) for _, parts in rows), default=0.0)
+    table = _table(palette)
+    table.add_column("")
+    table.add_column("step", justify="right")
+    table.add_column("where the time goes", no_wrap=True)
+    for label, parts in rows:
+        total = sum(_positive(parts).values())
+        cells = max(1, round(width * total / longest)) if longest and total else 0
+        table.add_row(label, format_duration(total), time_bar(parts, width=cells, palette=palette) if cells else "")
+    if rows:
+        names: dict[str, float] = {}
+        for _, parts in rows:
+            for name, value in _positive(parts).items():
+                names[name] = names.get(name, 0.0) + value
+        table.caption = time_legend(names, palette=palette)
+    return table
+
+
+def trials_table(
+    trials: Iterable[Trial], *, best: int | None = None, palette: Palette = FULL, title: str = ""
+) -> Table:
+    """One row per trial: config, status, predicted and measured tokens per second and GPU, step time, memory, why."""
+    table = _table(palette, title=title)
+    for name in ("#", "config", "status"):
+        table.add_column(name, justify="right" if name == "#" else "left", no_wrap=name != "config")
+    for name in ("predicted", "measured", "step", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("note", overflow="ellipsis", max_width=48)
+    for trial in trials:
+        measured = trial.measurement if trial.is_measured else None
+        nothing = palette.nothing
+        number = f"{trial.number}{palette.best if trial.number == best else ''}"
+        label = config_label(trial.config)
+        if trial.purpose is not TrialPurpose.SEARCH:
+            label += f" ({trial.purpose})"
+        memory = trial.measurement.peak_memory_bytes if trial.measurement else None
+        table.add_row(
+            number,
+            label,
+            _status(trial.status),
+            format_count(float(trial.estimate.tokens_per_s_per_gpu)) if trial.estimate else nothing,
+            format_count(measured.tokens_per_s_per_gpu) if measured else nothing,
+            format_duration(measured.step_time_s) if measured else nothing,
+            format_bytes(memory) if memory else nothing,
+            _escape(_plain(note_of(trial), palette)),
+            style="bold" if trial.number == best else "",
+        )
+    table.caption = "tokens per second and GPU"
+    return table
+
+
+def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) -> Table:
+    """The ranked rows of a plan: anything with `rows` of `rank`, `config` and `estimate`, or the rows themselves."""
+    rows = getattr(plan, "rows", plan)
+    table = _table(palette)
+    table.add_column("rank", justify="right")
+    table.add_column("config")
+    for name in ("tokens/s/GPU", "step", "MFU", "memory", "OOM risk"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("step by parts", no_wrap=True)
+    shown = list(rows)[:top]
+    for row in shown:
+        estimate = row.estimate
+        table.add_row(
+            str(row.rank),
+            config_label(row.config),
+            format_count(float(estimate.tokens_per_s_per_gpu)),
+            format_duration(float(estimate.step_time_s)),
+            f"{float(estimate.mfu):.1%}",
+            format_bytes(float(estimate.peak_memory_bytes)),
+            f"{float(estimate.oom_probability):.0%}",
+            time_bar(estimate.time_parts_s, width=24, palette=palette),
+        )
+    if shown:
+        table.caption = time_legend(shown[0].estimate.time_parts_s, palette=palette)
+    return table
+
+
+def note_of(trial: Trial) -> str:
+    """The most telling sentence about a trial: how it failed, or why it was asked."""
+    if trial.failure is not None:
+        return f"{trial.failure.kind}: {trial.failure.message}"
+    return trial.reason
+
+
+def _table(palette: Palette, title: str = "") -> Table:
+    from rich import box  # rich takes a while to import, and most commands print no table
+    from rich.table import Table
+
+    return Table(
+        title=title or None,
+        box=box.SIMPLE_HEAD if palette.unicode else box.ASCII,
+        caption_justify="left",
+        title_justify="left",
+        highlight=False,
+    )
+
+
+def _status(status: TrialStatus) -> str:
+    return f"[{STATUS_COLOURS[status]}]{status.lower()}[/]"
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape("".join(c if c.isprintable() else " " for c in text))
+
+
+def _plain(text: str, palette: Palette) -> str:
+    return text if palette.unicode else text.encode("ascii", "replace").decode()
+
+
+def _positive(parts: TimeParts | MemoryParts | Mapping[str, float]) -> dict[str, float]:
+    values = parts if isinstance(parts, Mapping) else parts.to_dict()
+    return {n: float(v) for n, v in values.items() if math.isfinite(float(v)) and float(v) > 0}
+
+
+def _shares(values: Mapping[str, float], width: int) -> dict[str, int]:
+    """Whole cells in proportion that add up to `width` (largest remainder)."""
+    total = sum(values.values())
+    exact = {name: width * value / total for name, value in values.items()}
+    cells = {name: int(value) for name, value in exact.items()}
+    left = width - sum(cells.values())
+    for name in sorted(exact, key=lambda n: exact[n] - cells[n], reverse=True)[:left]:
+        cells[name] += 1
+    return cells
+
+
+_LETTERS = {
+    "tp_comm": "T",
+    "pp_comm": "P",
+    "dp_comm": "D",
+    "cp_comm": "X",
+    "ep_comm": "E",
+    "optimizer": "O",
+    "other": ".",
+}
+
+
+def _letter(name: str) -> str:
+    return _LETTERS.get(name, name[:1].upper() or "?")

@@ -1,0 +1,217 @@
+"""The contract of all trainers. Subclass `TrainerContract` in a test module, name the trainer and give log lines that it really prints.
+
+The laws are checked over a grid of configs on a cluster of 2 nodes of 8 GPUs: each is either launched completely, or refused by limits
+that name the knob, and whose nearest values lead to a launch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from autotune.errors import CatalogError, ExportError, SpecError
+from autotune.spec import FIELDS, ClusterSpec, GpuSpec, ModelSpec, ParallelConfig, Workload
+from autotune.trainers import Launch, StepMetrics, Trainer, trainer, trainer_names, write_launch
+
+GPU = GpuSpec(
+    name="a100-80gb",
+    memory_bytes=80 * 2.0**30,
+    peak_flops_per_s={"bf16": 312e12, "fp32": 19.5e12},
+    memory_bytes_per_s=2e12,
+)
+MODEL = ModelSpec(
+    name="contract-llama",
+    num_layers=16,
+    hidden_size=1024,
+    ffn_hidden_size=2816,
+    num_attention_heads=16,
+    num_kv_heads=8,
+    vocab_size=32000,
+    gated_mlp=True,
+)
+GPT = ModelSpec(
+    name="contract-gpt",
+    num_layers=16,
+    hidden_size=1024,
+    num_attention_heads=16,
+    vocab_size=50304,
+    tied_embeddings=True,
+    max_positions=2048,
+)
+WORKLOAD = Workload(
+    model=MODEL,
+    cluster=ClusterSpec(name="contract-2x8", gpu=GPU, num_nodes=2, gpus_per_node=8),
+    seq_len=2048,
+    global_batch_size=64,
+)
+
+
+def configs() -> Iterator[ParallelConfig]:
+    """Some hundreds of configs that fill 8 or 16 GPUs and make a batch of 64."""
+    shapes = [(1, 1, 8, 1), (2, 2, 2, 1), (2, 1, 4, 2), (1, 4, 2, 1), (8, 1, 1, 1), (1, 2, 8, 1), (4, 1, 4, 1)]
+    schedules = [("1f1b", 1), ("gpipe", 1), ("interleaved_1f1b", 2), ("interleaved_zero_bubble", 2)]
+    words = itertools.product(("bf16", "fp32", "fp16", "fp8"), ("none", "selective", "full"), (0, 1, 2, 3))
+    for (tp, pp, dp, cp), (precision, recompute, zero) in itertools.product(shapes, words):
+        for schedule, stages in schedules if pp > 1 else schedules[:1]:
+            yield ParallelConfig(
+                tp=tp,
+                pp=pp,
+                dp=dp,
+                cp=cp,
+                micro_batch_size=2,
+                accumulation_steps=64 // (2 * dp),
+                precision=precision,
+                recompute=recompute,
+                zero_stage=zero,
+                sequence_parallel=tp > 1 and zero % 2 == 0,
+                pp_schedule=schedule,
+                virtual_stages=stages,
+                compile=recompute == "none",
+            )
+
+
+class TrainerContract:
+    """Laws of a trainer. A subclass sets `trainer`, and `options` that make it complete."""
+
+    trainer: ClassVar[str]
+    """registered name"""
+    options: ClassVar[Mapping[str, Any]] = {}
+    """what a launch needs beside the config"""
+    workload: ClassVar[Workload] = WORKLOAD
+    """what is launched"""
+    log_lines: ClassVar[Mapping[str, StepMetrics | None]] = {}
+    """lines that it prints, with what they say; None for lines that say nothing about a step"""
+
+    def subject(self) -> Trainer:
+        """The trainer."""
+        return trainer(self.trainer)
+
+    def launched(self, **knobs: Any) -> Launch:
+        """The launch of a config with these knobs; the batch is made whole by accumulation."""
+        config = ParallelConfig(**knobs)
+        if "accumulation_steps" not in knobs:
+            config = replace(config, accumulation_steps=64 // (config.dp * config.micro_batch_size))
+        return self.subject().launch(self.workload, config, self._with_meeting())
+
+    def test_it_is_found_by_its_name(self) -> None:
+        assert self.trainer in trainer_names()
+        assert self.subject().name == self.trainer
+        assert self.subject().summary
+
+    def test_every_config_is_launched_or_refused_with_the_knob(self) -> None:
+        subject, launched = self.subject(), 0
+        given = self._with_meeting()
+        for config in configs():
+            limits = subject.limits(self.workload, config, given)
+            if not limits:
+                self._check_launch(subject.launch(self.workload, config, given), config)
+                launched += 1
+                continue
+            for limit in limits:
+                assert limit.knob in FIELDS or limit.knob.split(".")[0] in ("model", "workload")
+                assert limit.message
+            with pytest.raises(ExportError) as caught:
+                subject.launch(self.workload, config, given)
+            assert all(limit.knob in str(caught.value) for limit in limits)
+            assert caught.value.field == limits[0].knob
+        assert launched > 0
+
+    def test_nearest_values_lead_to_a_launch_that_says_so(self) -> None:
+        subject = self.subject()
+        if "nearest" not in {option.name for option in subject.options}:
+            pytest.skip("it takes configs as they are")
+        given = {**self._with_meeting(), "nearest": True}
+        for config in configs():
+            limits = subject.limits(self.workload, config, given)
+            if not limits or any(limit.nearest is None for limit in limits):
+                continue
+            try:
+                launch = subject.launch(self.workload, config, given)
+            except ExportError:
+                continue  # the nearest values themselves met another limit: refused with its name
+            assert all(any(note.startswith(f"changed to {limit.knob}=") for note in launch.notes) for limit in limits)
+
+    def test_limits_do_not_depend_on_knobs_without_effect(self) -> None:
+        subject = self.subject()
+        plain = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
+        idle = replace(plain, sequence_parallel=True, pp_schedule="gpipe")
+        assert subject.limits(self.workload, idle, self._with_meeting()) == subject.limits(
+            self.workload, plain, self._with_meeting()
+        )
+
+    def test_ranks_that_do_not_fit_are_refused(self) -> None:
+        config = ParallelConfig(dp=32, micro_batch_size=2, accumulation_steps=1)
+        with pytest.raises(ExportError, match="32 ranks do not fit 2 nodes of 8"):
+            self.subject().launch(self.workload, config, self._with_meeting())
+
+    def test_unknown_options_are_named(self) -> None:
+        with pytest.raises(SpecError, match=r"no option called 'stpes'.*did you mean steps"):
+            self.subject().launch(self.workload, ParallelConfig(dp=8, micro_batch_size=8), {"stpes": 3})
+
+    def test_options_of_a_wrong_type_are_named(self) -> None:
+        with pytest.raises(SpecError, match="steps must be a whole number"):
+            self.subject().launch(self.workload, ParallelConfig(dp=8, micro_batch_size=8), {"steps": "many"})
+
+    def test_unknown_names_are_answered_with_the_nearest(self) -> None:
+        with pytest.raises(CatalogError, match=f"did you mean {self.trainer}"):
+            trainer(self.trainer[:-1] + "_")
+
+    def test_its_log_lines_are_read(self) -> None:
+        read = self.subject().reader(self.options)
+        for line, metrics in self.log_lines.items():
+            found = read(line)
+            assert (None if found is None else asdict(found)) == (
+                None if metrics is None else pytest.approx(asdict(metrics))
+            ), line
+
+    def test_any_other_line_says_nothing_and_raises_nothing(self) -> None:
+        read = self.subject().reader(self.options)
+        for line in (
+            "",
+            "\n",
+            "Traceback (most recent call last):",
+            "{" * 5000,
+            "step:" * 5000,
+            string.printable,
+            "\0\x1b[",
+            "nan",
+        ):
+            assert read(line) is None, line[:40]
+
+    def test_a_launch_lands_whole_and_again(self, tmp_path: Path) -> None:
+        launch = self.launched(dp=8, micro_batch_size=2)
+        folder = tmp_path / "out"
+        written = write_launch(launch, folder)
+        assert {path.relative_to(folder.resolve()).as_posix() for path in written} == {
+            *launch.files,
+            "launch.sh",
+            "launch.json",
+        }
+        assert json.loads((folder / "launch.json").read_text())["argv"] == list(launch.argv)
+        assert write_launch(launch, folder) == written
+
+    def _with_meeting(self) -> dict[str, Any]:
+        known = {option.name for option in self.subject().options}
+        return {**({"master_addr": "node0"} if "master_addr" in known else {}), **self.options}
+
+    @staticmethod
+    def _check_launch(launch: Launch, config: ParallelConfig) -> None:
+        assert all(isinstance(argument, str) and "\n" not in argument for argument in launch.argv)
+        text = " ".join(launch.argv)
+        if launch.argv[0] == "torchrun":
+            per_node = min(config.world_size, 8)
+            assert f"--nproc-per-node={per_node}" in text
+            assert f"--nnodes={config.world_size // per_node}" in text
+            assert ("--standalone" in text) == (config.world_size <= 8)
+        for name, content in launch.files.items():
+            if name.endswith(".json"):
+                json.loads(content)
+            elif name.endswith(".py"):
+                compile(content, name, "exec")

@@ -1,0 +1,1 @@
+"""One trainer per file; the stem is its name and `TRAINER` its instance."""

@@ -1,0 +1,187 @@
+"""Any program: an argument list with placeholders, and regular expressions that read its log.
+
+    trainer:
+      kind: command
+      argv: [torchrun, "--nproc-per-node={nproc_per_node}", train.py, "--tp={tp}", "--micro-batch={micro_batch_size}"]
+      metrics: {step_time_s: 'step time: ([0-9.]+) s', loss: 'loss: ([0-9.]+)', step: '^step ([0-9]+)'}
+
+Placeholders are the knobs of the config, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
+{nproc_per_node} {model} {seed} {steps}`; `{{` and `}}` are braces. There is no shell. Without `metrics`, the program reports one JSON
+object per step (see `steplines.py`). A knob that differs from its default and that no placeholder mentions is an error: the program
+would not train what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from string import Formatter
+from typing import Any
+
+from autotune.errors import SpecError
+from autotune.spec import FIELDS, ModelSpec, ParallelConfig, Workload
+from autotune.spec.checks import nearest
+from autotune.trainers.effective import effective
+from autotune.trainers.launch import Launch
+from autotune.trainers.limit import Limit
+from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
+from autotune.trainers.steplines import MEASURED, parse_step_line
+from autotune.trainers.torchrun import place
+from autotune.trainers.trainer import LineReader, Option, StepMetrics, Trainer, clean, needs, number
+
+SCALES: Mapping[str, tuple[str, float]] = {
+    **{name: (name, 1.0) for name in MEASURED},
+    "step": ("step", 1.0),
+    "step_time_ms": ("step_time_s", 1e-3),
+    "peak_memory_gib": ("peak_memory_bytes", float(1 << 30)),
+    "peak_memory_mib": ("peak_memory_bytes", float(1 << 20)),
+}
+"""Names that `metrics` may use: the metric that each means, and the factor into its unit."""
+MAX_ARGUMENTS = 512
+_IMPLIED = {
+    "dp": ("dp", "world_size", "nnodes", "nproc_per_node"),
+    "accumulation_steps": ("accumulation_steps", "global_batch_size"),
+}
+"""Knobs that follow from others: any of these placeholders carries them."""
+
+
+class CommandTrainer(Trainer):
+    """A program that the user names."""
+
+    name = "command"
+    summary = "any program, by an argument list with placeholders"
+    options = (
+        Option(name="argv", meaning="the command, one string per argument, with placeholders", default=()),
+        Option(name="env", meaning="environment variables, with placeholders", default={}),
+        Option(name="metrics", meaning="regular expression with one group by metric name", default={}),
+        Option(name="steps", meaning="what {steps} stands for", default=50),
+        Option(name="seed", meaning="what {seed} stands for", default=1234),
+    )
+
+    def limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
+    ) -> tuple[Limit, ...]:
+        """Knobs that no placeholder carries to the program."""
+        values = self.checked(options)
+        if not values["argv"]:
+            return ()
+        named = {name for text in self._texts(values) for name in placeholders(text)}
+        asked, default = effective(config), ParallelConfig()
+        return tuple(
+            Limit(
+                knob=knob,
+                value=getattr(asked, knob),
+                message=f"argv and env have no placeholder {{{knob}}}, so the program would not know of it",
+                nearest=getattr(default, knob) if knob not in ("tp", "pp", "dp", "cp", "ep") else None,
+            )
+            for knob in FIELDS
+            if getattr(asked, knob) != getattr(default, knob) and not named.intersection(_IMPLIED.get(knob, (knob,)))
+        )
+
+    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+        """The command with its placeholders filled in."""
+        needs(options, "argv", "the trainer `command` starts what argv says")
+        self.reader(options)
+        known = self._values(workload, config, options)
+        return Launch(
+            argv=tuple(fill(argument, known) for argument in options["argv"]),
+            env={str(name): fill(str(text), known) for name, text in options["env"].items()},
+        )
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """A JSON object per step; see `reader` for programs that print something else."""
+        return parse_step_line(line)
+
+    def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
+        """The reader that `metrics` describes. Raises `SpecError` for names and patterns that are not allowed."""
+        patterns = {}
+        for name, pattern in self.checked(options)["metrics"].items():
+            if name not in SCALES:
+                raise SpecError(
+                    f"no metric is called {name!r}",
+                    remedy=nearest(name, SCALES) or f"metrics: {', '.join(SCALES)}",
+                    field=f"trainer.metrics.{name}",
+                )
+            patterns[name] = compile_pattern(pattern, field=f"trainer.metrics.{name}")
+        if not patterns:
+            return self.parse_line
+
+        def read(line: str) -> StepMetrics | None:
+            text = clean(line)[:MAX_SEARCHED]
+            values: dict[str, Any] = {}
+            for name, pattern in patterns.items():
+                found = pattern.search(text)
+                value = number(next((group for group in found.groups() if group), None)) if found else None
+                if value is not None:
+                    metric, factor = SCALES[name]
+                    values[metric] = int(value) if metric == "step" and abs(value) < 1e15 else value * factor
+            return StepMetrics(**values) if values.keys() & set(MEASURED) else None
+
+        return read
+
+    @staticmethod
+    def _texts(options: Mapping[str, Any]) -> list[str]:
+        texts = [*options["argv"], *options["env"].values()]
+        if len(texts) > MAX_ARGUMENTS or not all(isinstance(text, str) and len(text) <= 4096 for text in texts):
+            raise SpecError(
+                f"argv and env must be at most {MAX_ARGUMENTS} texts of at most 4096 characters", field="trainer.argv"
+            )
+        return texts
+
+    @staticmethod
+    def _values(workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+        placement = place(workload.cluster, config)
+        model = {f.name: getattr(workload.model, f.name) for f in fields(ModelSpec) if f.name != "name"}
+        return {
+            **model,
+            **config.to_dict(),
+            "model": workload.model.name,
+            "head_dim": workload.model.head_dim,
+            "seq_len": workload.seq_len,
+            "global_batch_size": config.global_batch_size,
+            "world_size": placement.world_size,
+            "nnodes": placement.nnodes,
+            "nproc_per_node": placement.nproc_per_node,
+            "steps": options["steps"],
+            "seed": options["seed"],
+        }
+
+
+def placeholders(text: str) -> tuple[str, ...]:
+    """Names in braces. Raises `SpecError` for anything beyond plain `{name}`."""
+    try:
+        parts = list(Formatter().parse(text))
+    except ValueError as error:
+        raise SpecError(
+            f"{text!r} is no text with placeholders: {error}",
+            remedy="write {{ and }} for braces",
+            field="trainer.argv",
+        ) from None
+    names = []
+    for _, name, form, conversion in parts:
+        if name is None:
+            continue
+        if form or conversion or not name.isidentifier():
+            raise SpecError(
+                f"a placeholder is a name in braces, but {text!r} has {{{name}}}",
+                remedy="write {{ and }} for braces",
+                field="trainer.argv",
+            )
+        names.append(name)
+    return tuple(names)
+
+
+def fill(text: str, known: Mapping[str, Any]) -> str:
+    """`text` with every `{name}` replaced; flags become true and false."""
+    for name in placeholders(text):
+        if name not in known:
+            raise SpecError(
+                f"nothing is called {{{name}}}",
+                remedy=nearest(name, known) or f"placeholders: {', '.join(sorted(known))}",
+                field="trainer.argv",
+            )
+    values = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in known.items()}
+    return text.format_map(values)
+
+
+TRAINER = CommandTrainer()

@@ -1,0 +1,151 @@
+"""DeepSpeed: `ds_config.json` (0.19), the model as Hugging Face's config, and a training program.
+
+The program that goes along (`train.py`) builds the model from its config and trains on your tokens, or on random ones; name your own
+by the option `script`. Pipeline stages are not a matter of the JSON: DeepSpeed cuts a `PipelineModule` that a program must build.
+Tensor parallelism is AutoTP (`tensor_parallel.autotp_size`): its batch law is train_batch_size = micro * accumulation * dp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.spec import ParallelConfig, Workload
+from autotune.trainers.documents import hf_config, to_json
+from autotune.trainers.effective import cpu_note, effective, word_limit
+from autotune.trainers.launch import Launch
+from autotune.trainers.limit import Limit
+from autotune.trainers.programs import program
+from autotune.trainers.steplines import parse_step_line
+from autotune.trainers.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, number
+
+_SPEED = re.compile(r"global_step=(\d+), RunningAvgSamplesPerSec=[-0-9.einf]+, CurrSamplesPerSec=([0-9.]+)")
+_MEMORY = re.compile(r"MaxMemAllocated=([0-9.]+)GB")
+_PIPE = re.compile(r"\bsteps: (\d+) loss: *([-+0-9.eEnaif]+) iter time \(s\): *([0-9.]+) samples/sec: *([0-9.]+)")
+
+
+class DeepspeedTrainer(Trainer):
+    """DeepSpeed's engine around a Hugging Face model."""
+
+    name = "deepspeed"
+    summary = "DeepSpeed 0.19, ds_config.json with ZeRO and AutoTP"
+    options = (
+        *SHARED_OPTIONS,
+        Option(name="script", meaning="your own program; left out: one that trains a Hugging Face model", default=""),
+        Option(name="script_args", meaning="arguments of your own program", default=()),
+        Option(name="data", meaning="text or .bin file of tokens; left out: random tokens", default=""),
+    )
+
+    def limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
+    ) -> tuple[Limit, ...]:
+        """Pipelines, context and expert parallelism, fp8, selective recomputation, ZeRO 3 beside tensor parallelism."""
+        c = effective(config)
+        own = bool(self.checked(options)["script"])
+        limits = [
+            *word_limit(c, "precision", {"fp8": "bf16"}, "ds_config.json has bf16 and fp16"),
+            *word_limit(
+                c, "recompute", {"selective": "full"} if not own else {}, "the program recomputes whole layers or none"
+            ),
+        ]
+
+        def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
+            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
+
+        if c.pp > 1 and not own:
+            limit("pp", c.pp, "stages need a program that builds a PipelineModule: name yours by the option script")
+        if c.pp > 1 and own and (c.pp_schedule != "1f1b" or c.virtual_stages > 1):
+            limit("pp_schedule", c.pp_schedule, "its pipeline engine knows only 1f1b with one stage per rank", "1f1b")
+        if c.pp > 1 and c.zero_stage > 1:
+            limit("zero_stage", c.zero_stage, "its pipeline engine works with ZeRO 0 and 1", 1)
+        if c.tp > 1 and c.zero_stage == 3:
+            limit("zero_stage", 3, "AutoTP trains with ZeRO 0 to 2", 2)
+        if c.tp > 1 and c.sequence_parallel:
+            limit("sequence_parallel", True, "AutoTP keeps whole sequences on every rank", False)
+        if c.cp > 1:
+            limit("cp", c.cp, "sequence parallelism of DeepSpeed (Ulysses) needs a model that calls it")
+        if c.ep > 1:
+            limit("ep", c.ep, "experts are spread only in models built from deepspeed.moe layers", 1)
+        return tuple(limits)
+
+    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+        """torchrun, the program, ds_config.json and the model's config."""
+        c = effective(config)
+        start = torchrun(
+            place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
+        )
+        files = {"ds_config.json": to_json(_settings(workload, c, options))}
+        notes = list(cpu_note(workload, "DeepSpeed"))
+        if options["script"]:
+            if c.recompute != "none" or c.compile:
+                notes.append("recomputation and torch.compile are switched on by your program, not by ds_config.json")
+            command = (options["script"], "--deepspeed_config", "ds_config.json", *map(str, options["script_args"]))
+            return Launch(argv=(*start, *command), env=tf32_environment(c.precision), files=files, notes=tuple(notes))
+        files |= {
+            "model/config.json": to_json(hf_config(workload.model, workload.seq_len)),
+            "train.py": program("train_deepspeed.py"),
+            "batches.py": program("batches.py"),
+        }
+        if not options["data"]:
+            notes.append("it trains on random tokens; for your own give the option data")
+        command = (
+            *("train.py", "--deepspeed_config", "ds_config.json", "--model", "model/config.json"),
+            *("--seq-len", str(workload.seq_len), "--steps", str(options["steps"]), "--seed", str(options["seed"])),
+            *(("--data", options["data"]) if options["data"] else ()),
+            *("--recompute", c.recompute),
+            *(("--compile",) if c.compile else ()),
+        )
+        return Launch(argv=(*start, *command), env=tf32_environment(c.precision), files=files, notes=tuple(notes))
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """`... global_step=12, RunningAvgSamplesPerSec=9.4, CurrSamplesPerSec=9.5, ... MaxMemAllocated=11.2GB`, the pipeline engine's
+        `steps: 10 loss: 2.3 iter time (s): 0.41 samples/sec: 39.0`, and the program's own JSON lines."""
+        text = clean(line)
+        if speed := _SPEED.search(text):
+            memory = _MEMORY.search(text)
+            gib = number(memory[1]) if memory else None
+            return StepMetrics(
+                step=int(speed[1]),
+                samples_per_s=number(speed[2]),
+                peak_memory_bytes=None if gib is None else gib * (1 << 30),
+            )
+        if pipe := _PIPE.search(text):
+            return StepMetrics(step=int(pipe[1]), loss=number(pipe[2]), step_time_s=number(pipe[3]))
+        return parse_step_line(line)
+
+
+def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    rate = options["learning_rate"]
+    optimizer = (
+        {
+            "type": "AdamW",
+            "params": {"lr": rate, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "torch_adam": True},
+        }
+        if workload.optimizer == "adamw"
+        else {"type": "SGD", "params": {"lr": rate}}
+    )
+    settings: dict[str, Any] = {
+        "train_batch_size": c.global_batch_size,
+        "train_micro_batch_size_per_gpu": c.micro_batch_size,
+        "gradient_accumulation_steps": c.accumulation_steps,
+        "gradient_clipping": 1.0,
+        "steps_per_print": 1,
+        "optimizer": optimizer,
+        "zero_optimization": {"stage": c.zero_stage},
+    }
+    if c.zero_stage:
+        settings["zero_optimization"] |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}
+    if workload.optimizer == "sgd":
+        settings["zero_allow_untested_optimizer"] = True
+    if c.precision == "bf16":
+        settings["bf16"] = {"enabled": True}
+    elif c.precision == "fp16":
+        settings["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000}
+    if c.tp > 1:
+        settings["tensor_parallel"] = {"autotp_size": c.tp}
+    return settings
+
+
+TRAINER = DeepspeedTrainer()

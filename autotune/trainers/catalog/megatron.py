@@ -1,0 +1,252 @@
+"""Megatron-LM: `pretrain_gpt.py` with flags, as the 0.14 to 0.20 trees name them (megatron/training/arguments.py, megatron/core).
+
+The data-parallel degree and the accumulation steps are no flags there: dp = world / (tp * pp * cp), and the accumulation is
+global_batch_size / (micro_batch_size * dp). ZeRO 1 is its distributed optimizer; ZeRO 2 and 3 are Megatron-FSDP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.spec import ModelSpec, ParallelConfig, Workload
+from autotune.trainers.effective import cpu_note, effective, word_limit
+from autotune.trainers.launch import Launch
+from autotune.trainers.limit import Limit
+from autotune.trainers.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
+
+_ITERATION = re.compile(r"\biteration +(\d+)/ *(?:\d+|infinity) +\|")
+_FIELD = {
+    "time": re.compile(r"elapsed time per iteration \(ms\): *([0-9.]+)"),
+    "loss": re.compile(r"\blm loss: *([-+0-9.eEnaif]+)"),
+    "norm": re.compile(r"\| grad norm: *([-+0-9.eEnaif]+)"),
+    "skipped": re.compile(r"number of skipped iterations: *(\d+)"),
+}
+_MEMORY = re.compile(r"\bmemory \(MB\) \|.{0,400}?max reserved: *([0-9.]+)")
+
+
+class MegatronTrainer(Trainer):
+    """Megatron-LM's GPT pretraining."""
+
+    name = "megatron"
+    summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
+    options = (
+        *SHARED_OPTIONS,
+        Option(
+            name="entrypoint", meaning="path of pretrain_gpt.py in a checkout of Megatron-LM", default="pretrain_gpt.py"
+        ),
+        Option(name="data_path", meaning="prefix of an indexed dataset; left out: Megatron's mock data", default=""),
+        Option(name="tokenizer_type", meaning="Megatron's tokenizer class, with data_path", default=""),
+        Option(name="tokenizer_model", meaning="path or name of the tokenizer, with data_path", default=""),
+        Option(name="transformer_impl", meaning="transformer_engine or local", default="transformer_engine"),
+        Option(name="overlap", meaning="overlap gradient and weight communication with compute", default=True),
+    )
+
+    def limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
+    ) -> tuple[Limit, ...]:
+        """Schedules other than (interleaved) 1F1B, torch.compile, uneven stages, and the combinations that its checks refuse."""
+        c, model = effective(config), workload.model
+        limits = [
+            *word_limit(
+                c,
+                "pp_schedule",
+                {"gpipe": "1f1b", "interleaved_zero_bubble": "interleaved_1f1b"},
+                "Megatron-LM has the schedules 1f1b and interleaved_1f1b",
+            )
+        ]
+
+        def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
+            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
+
+        if c.compile:
+            limit("compile", True, "Megatron-LM has fused kernels of its own and no switch for torch.compile", False)
+        if model.num_layers % (c.pp * c.virtual_stages):
+            limit("pp", c.pp, f"{model.num_layers} layers do not part evenly into {c.pp * c.virtual_stages} stages")
+        if c.virtual_stages > 1 and c.accumulation_steps % c.pp:
+            limit(
+                "virtual_stages",
+                c.virtual_stages,
+                f"interleaving needs a multiple of pp={c.pp} micro-batches, but accumulation_steps={c.accumulation_steps}",
+            )
+        if c.cp > 1 and workload.seq_len % (2 * c.cp):
+            limit("cp", c.cp, f"seq_len={workload.seq_len} must be a multiple of 2 * cp")
+        if c.zero_stage == 1 and workload.optimizer == "sgd":
+            limit("zero_stage", 1, "the distributed optimizer knows only Adam", 0)
+        if c.zero_stage >= 2 and c.pp > 1:
+            limit("zero_stage", c.zero_stage, "Megatron-FSDP is not launched together with pipeline stages here", 1)
+        if model.num_experts and c.tp > 1 and not c.sequence_parallel:
+            limit("sequence_parallel", False, "experts with tensor parallelism need sequence parallelism", True)
+        if c.ep > 1 and not model.num_experts:
+            limit("ep", c.ep, "a dense model has no experts to spread", 1)
+        if c.ep > 1 and c.precision == "fp16":
+            limit("precision", "fp16", "expert parallelism does not train in fp16", "bf16")
+        if c.precision == "fp8" and self.checked(options)["transformer_impl"] != "transformer_engine":
+            limit("precision", "fp8", "fp8 needs transformer_impl=transformer_engine", "bf16")
+        return tuple(limits)
+
+    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+        """torchrun, pretrain_gpt.py and its flags; no files."""
+        c = effective(config)
+        start = torchrun(
+            place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
+        )
+        flags: dict[str, Any] = {
+            **_model_flags(workload.model, workload.seq_len),
+            **_parallel_flags(c, overlap=options["overlap"]),
+            **_training_flags(workload, c, options),
+            **_data_flags(workload.model, options),
+        }
+        env = dict(tf32_environment(c.precision))
+        if c.zero_stage < 2 and (c.tp > 1 or c.cp > 1):
+            env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+        notes = [*cpu_note(workload, "Megatron-LM")]
+        if options["entrypoint"] == "pretrain_gpt.py":
+            notes.append("run it in a checkout of Megatron-LM, or name its pretrain_gpt.py by the option entrypoint")
+        if not options["data_path"]:
+            notes.append("it trains on mock data; for your own give data_path, tokenizer_type and tokenizer_model")
+        return Launch(argv=(*start, options["entrypoint"], *_spell(flags)), env=env, notes=tuple(notes))
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """` iteration 122/ 250000 | ... | elapsed time per iteration (ms): 865.2 | ... | lm loss: 2.5E+00 | ...`, and memory reports."""
+        text = clean(line)
+        memory = _MEMORY.search(text)
+        if memory:
+            mib = number(memory[1])
+            return None if mib is None else StepMetrics(peak_memory_bytes=mib * (1 << 20))
+        iteration = _ITERATION.search(text)
+        if not iteration:
+            return None
+        found = {name: pattern.search(text) for name, pattern in _FIELD.items()}
+        values = {name: number(match[1]) if match else None for name, match in found.items()}
+        milliseconds = values["time"]
+        return StepMetrics(
+            step=int(iteration[1]),
+            step_time_s=None if milliseconds is None else milliseconds / 1e3,
+            loss=values["loss"],
+            grad_norm=values["norm"],
+            skipped=bool(values["skipped"]),
+        )
+
+
+def _model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
+    flags: dict[str, Any] = {
+        "num-layers": model.num_layers,
+        "hidden-size": model.hidden_size,
+        "ffn-hidden-size": model.ffn_hidden_size,
+        "num-attention-heads": model.num_attention_heads,
+        "kv-channels": model.head_dim,
+        "seq-length": seq_len,
+        "max-position-embeddings": max(model.max_positions, seq_len),
+        "attention-dropout": 0.0,
+        "hidden-dropout": 0.0,
+    }
+    if model.num_kv_heads != model.num_attention_heads:
+        flags |= {"group-query-attention": True, "num-query-groups": model.num_kv_heads}
+    if model.gated_mlp:
+        flags |= {
+            "swiglu": True,
+            "normalization": "RMSNorm",
+            "position-embedding-type": "rope",
+            "disable-bias-linear": True,
+        }
+    else:
+        flags |= {"normalization": "LayerNorm", "position-embedding-type": "learned_absolute"}
+    if not model.tied_embeddings:
+        flags["untie-embeddings-and-output-weights"] = True
+    if model.num_experts:
+        flags |= {
+            "num-experts": model.num_experts,
+            "moe-router-topk": model.experts_per_token,
+            "moe-ffn-hidden-size": model.ffn_hidden_size,
+            "moe-router-load-balancing-type": "aux_loss",
+            "moe-aux-loss-coeff": 0.01,
+            "moe-token-dispatcher-type": "alltoall",
+        }
+    return flags
+
+
+def _parallel_flags(c: ParallelConfig, *, overlap: bool) -> dict[str, Any]:
+    flags: dict[str, Any] = {
+        "tensor-model-parallel-size": c.tp,
+        "pipeline-model-parallel-size": c.pp,
+        "context-parallel-size": c.cp,
+        "expert-model-parallel-size": c.ep,
+    }
+    if c.virtual_stages > 1:
+        flags["num-virtual-stages-per-pipeline-rank"] = c.virtual_stages
+    if c.sequence_parallel:
+        flags["sequence-parallel"] = True
+    if c.zero_stage == 1:
+        flags["use-distributed-optimizer"] = True
+    elif c.zero_stage >= 2:
+        flags |= {
+            "use-megatron-fsdp": True,
+            "use-distributed-optimizer": True,
+            "data-parallel-sharding-strategy": "optim_grads" if c.zero_stage == 2 else "optim_grads_params",
+            "no-gradient-accumulation-fusion": True,
+            "ckpt-format": "fsdp_dtensor",
+        }
+    if overlap and c.dp * c.cp > 1:
+        flags["overlap-grad-reduce"] = True
+        if c.zero_stage:
+            flags["overlap-param-gather"] = True
+    return flags
+
+
+def _training_flags(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    flags: dict[str, Any] = {
+        "micro-batch-size": c.micro_batch_size,
+        "global-batch-size": c.global_batch_size,
+        "train-iters": options["steps"],
+        "optimizer": "adam" if workload.optimizer == "adamw" else "sgd",
+        "lr": options["learning_rate"],
+        "min-lr": f"{options['learning_rate'] / 10:g}",
+        "lr-decay-style": "cosine",
+        "clip-grad": 1.0,
+        "weight-decay": 0.1,
+        "init-method-std": 0.02,
+        "seed": options["seed"],
+        "log-interval": 1,
+        "log-throughput": True,
+        "eval-iters": 0,
+        "transformer-impl": options["transformer_impl"],
+    }
+    if c.precision in ("bf16", "fp8"):
+        flags["bf16"] = True
+    elif c.precision == "fp16":
+        flags["fp16"] = True
+    if c.precision == "fp8":
+        flags["fp8-format"] = "hybrid"
+    if workload.model.num_experts and c.precision in ("bf16", "fp8"):
+        flags["moe-grouped-gemm"] = True
+    if c.recompute == "selective":
+        flags["recompute-granularity"] = "selective"
+    elif c.recompute == "full":
+        flags |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+    return flags
+
+
+def _data_flags(model: ModelSpec, options: Mapping[str, Any]) -> dict[str, Any]:
+    if not options["data_path"]:
+        # NullTokenizer adds one token, the end of a document, to the vocabulary that it is given.
+        return {"mock-data": True, "tokenizer-type": "NullTokenizer", "vocab-size": max(1, model.vocab_size - 1)}
+    because = "a dataset is read with the tokenizer that made it"
+    return {
+        "data-path": options["data_path"],
+        "split": "99,1,0",
+        "tokenizer-type": needs(options, "tokenizer_type", because),
+        "tokenizer-model": needs(options, "tokenizer_model", because),
+    }
+
+
+def _spell(flags: Mapping[str, Any]) -> tuple[str, ...]:
+    argv: list[str] = []
+    for name, value in flags.items():
+        argv += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return tuple(argv)
+
+
+TRAINER = MegatronTrainer()

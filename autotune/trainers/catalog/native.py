@@ -1,0 +1,88 @@
+"""The training loop that trials run: `torchrun -m autotune_workers.launch request.json`.
+
+The request is a `TrialRequest` as plain values, the same that crosses to the ranks of a trial; the program prints one JSON object per
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from autotune.spec import MeasureSpec, ParallelConfig, Workload
+from autotune.trainers.documents import to_json
+from autotune.trainers.effective import effective, word_limit
+from autotune.trainers.launch import Launch
+from autotune.trainers.limit import Limit
+from autotune.trainers.steplines import parse_step_line
+from autotune.trainers.torchrun import place, torchrun
+from autotune.trainers.trainer import Option, StepMetrics, Trainer
+
+FOREVER_S = 1e9
+"""an exported run has no deadline"""
+
+
+class NativeTrainer(Trainer):
+    """autotune's own loop."""
+
+    name = "native"
+    summary = "autotune's own training loop, which trials run"
+    options = (
+        Option(name="steps", meaning="optimizer steps to run", default=50),
+        Option(name="seed", meaning="seed of weights and data", default=0),
+        Option(name="data", meaning="text or .bin file; left out: the text that ships", default=""),
+        Option(name="master_addr", meaning="host at which several nodes meet", default=""),
+        Option(name="master_port", meaning="port at which several nodes meet", default=29500),
+        Option(name="nearest", meaning="take the nearest values that the trainer can express", default=False),
+    )
+
+    def limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
+    ) -> tuple[Limit, ...]:
+        """Context and expert parallelism, and what CPU ranks cannot do."""
+        c = effective(config)
+        limits = []
+        if c.cp > 1:
+            limits.append(Limit(knob="cp", value=c.cp, message="the native loop has no context parallelism"))
+        if c.ep > 1:
+            limits.append(
+                Limit(knob="ep", value=c.ep, message="the native loop keeps all experts on every rank", nearest=1)
+            )
+        if workload.cluster.gpu.is_cpu:
+            limits += word_limit(
+                c,
+                "precision",
+                {"fp16": "bf16", "fp8": "bf16", "tf32": "fp32"},
+                "CPU ranks train in fp32 or bf16",
+            )
+        return tuple(limits)
+
+    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+        """torchrun, the module and a request file."""
+        steps = options["steps"]
+        request = {
+            "study": "export",
+            "number": 0,
+            "attempt": 1,
+            "workload": asdict(workload),
+            "config": config.to_dict(),
+            "measure": asdict(MeasureSpec(min_steps=steps, max_steps=steps, trial_timeout_s=FOREVER_S)),
+            "seed": options["seed"],
+            "data": options["data"] or None,
+        }
+        start = torchrun(
+            place(workload.cluster, config), master_addr=options["master_addr"], master_port=options["master_port"]
+        )
+        return Launch(
+            argv=(*start, "-m", "autotune_workers.launch", "request.json"),
+            env={"OMP_NUM_THREADS": "1"} if workload.cluster.gpu.is_cpu else {},
+            files={"request.json": to_json(request)},
+        )
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """One JSON object per step."""
+        return parse_step_line(line)
+
+
+TRAINER = NativeTrainer()

@@ -1,0 +1,85 @@
+"""Configuration files as trainers read them: TOML, YAML, JSON, and Hugging Face's `config.json` of a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.spec import ModelSpec
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """The document as JSON text."""
+    return json.dumps(document, indent=2) + "\n"
+
+
+def to_yaml(document: Mapping[str, Any]) -> str:
+    """The document as YAML text, in the order of its keys."""
+    import yaml  # read only when a launch is written: it takes a while to import
+
+    text: str = yaml.safe_dump(dict(document), sort_keys=False, default_flow_style=False)
+    return text
+
+
+def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Sections of scalars and lists as TOML 1.0: JSON's strings, numbers and arrays are TOML's too."""
+    lines: list[str] = []
+    for section, values in sections.items():
+        lines.append(f"[{section}]")
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:
+    """The model as Hugging Face's `config.json`: GPT-2, Llama or Mixtral, whichever has its shape.
+
+    Raises nothing: shapes that none of them has are found by `hf_limits`.
+    """
+    if not model.gated_mlp:
+        return {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "n_layer": model.num_layers,
+            "n_embd": model.hidden_size,
+            "n_head": model.num_attention_heads,
+            "n_inner": model.ffn_hidden_size,
+            "n_positions": max(model.max_positions, seq_len),
+            "vocab_size": model.vocab_size,
+            "tie_word_embeddings": model.tied_embeddings,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+            "use_cache": False,
+            "bos_token_id": model.vocab_size - 1,
+            "eos_token_id": model.vocab_size - 1,
+        }
+    document = {
+        "model_type": "mixtral" if model.num_experts else "llama",
+        "architectures": ["MixtralForCausalLM" if model.num_experts else "LlamaForCausalLM"],
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": max(model.max_positions, seq_len),
+        "vocab_size": model.vocab_size,
+        "tie_word_embeddings": model.tied_embeddings,
+        "attention_dropout": 0.0,
+        "use_cache": False,
+        "bos_token_id": 0,
+        "eos_token_id": model.vocab_size - 1,
+    }
+    if model.num_experts:
+        document |= {"num_local_experts": model.num_experts, "num_experts_per_tok": model.experts_per_token}
+    return document
+
+
+def hf_layer_class(model: ModelSpec) -> str:
+    """The class of one layer in `transformers`, which FSDP wraps."""
+    if not model.gated_mlp:
+        return "GPT2Block"
+    return "MixtralDecoderLayer" if model.num_experts else "LlamaDecoderLayer"

@@ -1,0 +1,171 @@
+"""A launch: the command, its environment and its files, and how they get onto a disk without harm to what is there.
+
+File names are relative to the folder of the launch, which is the working directory of its command. A launch without files may be
+started anywhere. `launch.json` is the manifest: it names every file that was written and its SHA-256, so that a second export can
+tell its own files from somebody else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import ExportError
+
+MANIFEST = "launch.json"
+SCRIPT = "launch.sh"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A training job that is ready to start."""
+
+    argv: tuple[str, ...]
+    """the command, one string per argument; never passed through a shell"""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """what is added to the environment"""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """text by file name, relative to the folder in which the command runs"""
+    notes: tuple[str, ...] = ()
+    """what a person should know before starting it"""
+
+    def __post_init__(self) -> None:
+        if not self.argv or any("\0" in argument for argument in self.argv):
+            raise ExportError("a launch needs a command of at least one argument, without NUL characters")
+        for name in self.env:
+            if not _VARIABLE.fullmatch(name):
+                raise ExportError(f"{name!r} is no name of an environment variable", field="env")
+        for name in self.files:
+            check_file_name(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "argv": list(self.argv),
+            "env": dict(self.env),
+            "files": dict(self.files),
+            "notes": list(self.notes),
+        }
+
+    @property
+    def command_line(self) -> str:
+        """The command as it is typed into a POSIX shell, quoted."""
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        return " ".join([*assignments, shlex.join(self.argv)])
+
+    @property
+    def script(self) -> str:
+        """A POSIX shell script that starts the command, in its own folder when there are files."""
+        lines = [
+            "#!/bin/sh",
+            "# Written by autotune export; arguments given to it are appended to the command.",
+            "set -e",
+        ]
+        if self.files:
+            lines.append('cd "$(dirname "$0")"')
+        for note in self.notes:
+            lines.extend(f"# {line}" for line in note.splitlines())
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in self.env.items()]
+        words = [(" \\\n  " if word.startswith("-") else " ") + shlex.quote(word) for word in self.argv]
+        lines.append("exec" + "".join(words) + ' "$@"')
+        return "\n".join(lines) + "\n"
+
+
+def check_file_name(name: str) -> str:
+    """`name`, when it is a safe relative path: letters, digits, `_.-`, at most four parts, none of them hidden or `..`."""
+    if not _NAME.fullmatch(name) or name in (MANIFEST, SCRIPT):
+        raise ExportError(
+            f"a file of a launch must have a plain relative name, but is called {name!r}",
+            remedy="use letters, digits, '_', '-' and '.', and no '..'",
+            field="files",
+        )
+    return name
+
+
+def write_launch(launch: Launch, directory: str | Path) -> tuple[Path, ...]:
+    """Writes the files of the launch, `launch.sh` and `launch.json` into `directory` and returns their paths, manifest last.
+
+    Each file appears whole or not at all. Files that are there already are replaced only when they are what an earlier export wrote,
+    unchanged; anything else, a link, or a folder in the way raises `ExportError` before anything is written.
+    """
+    folder = Path(directory)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        root = folder.resolve(strict=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    texts = {**launch.files, SCRIPT: launch.script}
+    digests = {name: _digest(text.encode()) for name, text in texts.items()}
+    texts[MANIFEST] = json.dumps({**launch.to_dict(), "sha256": digests}, indent=2) + "\n"
+    mine = _manifest(root)
+    for name in texts:
+        _check_free(root, name, texts[name], mine)
+    written = []
+    for name, text in texts.items():
+        path = root / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_whole(path, text, executable=name == SCRIPT)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        written.append(path)
+    return tuple(written)
+
+
+def _manifest(root: Path) -> Mapping[str, str]:
+    try:
+        digests = json.loads((root / MANIFEST).read_bytes()[: 1 << 22]).get("sha256", {})
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return digests if isinstance(digests, dict) else {}
+
+
+def _check_free(root: Path, name: str, text: str, mine: Mapping[str, str]) -> None:
+    path = root / name
+    if not path.parent.resolve().is_relative_to(root):
+        raise ExportError(f"{name} would leave the folder {root}: a part of it is a link", field="files")
+    if not path.is_symlink() and not path.exists():
+        return
+    if path.is_symlink() or not path.is_file():
+        raise ExportError(f"{path} is in the way: it is not a plain file", remedy="export into another folder")
+    present = path.read_bytes()
+    ours = name == MANIFEST and bool(mine)
+    if present != text.encode() and not ours and mine.get(name) != _digest(present):
+        raise ExportError(
+            f"{path} exists and was not written by an export, or was edited since",
+            remedy="export into another folder, or move that file away",
+        )
+
+
+def _write_whole(path: Path, text: str, *, executable: bool) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o755 if executable else 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _unwritable(path: Path, error: OSError) -> ExportError:
+    return ExportError(f"{path} cannot be written: {error.strerror or error}", remedy="name another folder")

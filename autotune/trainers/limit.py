@@ -1,0 +1,48 @@
+"""What a trainer cannot express: one knob (or a trait of the model), its value, the reason, and the nearest value that it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import ExportError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One thing that stands between a config and a trainer."""
+
+    knob: str
+    """a field of ParallelConfig, or `model.FIELD` of ModelSpec, or `workload.FIELD`"""
+    value: Any
+    """its value that cannot be expressed"""
+    message: str
+    """why not, in words"""
+    nearest: Any = None
+    """the nearest value that the trainer can do; None when there is none"""
+
+    def __str__(self) -> str:
+        remedy = "" if self.nearest is None else f"; it could do {self.knob}={_word(self.nearest)}"
+        return f"{self.knob}={_word(self.value)}: {self.message}{remedy}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"knob": self.knob, "value": self.value, "message": self.message, "nearest": self.nearest}
+
+
+def refuse(trainer: str, limits: Iterable[Limit]) -> None:
+    """Raises `ExportError` that names every limit; does nothing when there is none."""
+    found = tuple(limits)
+    if not found:
+        return
+    bridgeable = all(limit.nearest is not None for limit in found)
+    raise ExportError(
+        f"{trainer} cannot express " + "; ".join(str(limit) for limit in found),
+        remedy="export with the option nearest=true to take those values" if bridgeable else "",
+        field=found[0].knob,
+    )
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

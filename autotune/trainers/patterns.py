@@ -1,0 +1,120 @@
+"""Regular expressions that come from a spec and run over the log of a training job, line by line.
+
+Python's matcher backtracks, so that some patterns take longer than the age of the universe on a line of a hundred characters. Only
+patterns whose worst case is a small power of the line's length are let in: a repetition may not contain another repetition of open
+length, nor alternatives; few repetitions are open, and two of a kind may not follow each other; lines are cut at `MAX_SEARCHED`.
+The bound keeps out accidents. It is no defence against a spec that wants to waste time: such a spec names the command, too.
+"""
+
+from __future__ import annotations
+
+import re
+import re._constants as op  # type: ignore[import-not-found]
+import re._parser as parser  # type: ignore[import-not-found]
+from itertools import pairwise
+from typing import Any
+
+from autotune.errors import SpecError
+
+MAX_PATTERN = 300
+"""characters of a pattern"""
+MAX_SEARCHED = 500
+"""characters of a line that are searched"""
+MAX_OPEN = 6
+"""repetitions of open length in one pattern"""
+MAX_WIDE = 2
+"""of them, those that match nearly anything (`.`, `[^x]`)"""
+_LONG = 64
+"""a repetition of up to this many is a closed one"""
+
+
+def compile_pattern(pattern: object, *, field: str) -> re.Pattern[str]:
+    """The pattern, compiled. Raises `SpecError` when it is no pattern, has no group to read, or could run for ages."""
+    if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN:
+        raise SpecError(f"a pattern must be text of 1 to {MAX_PATTERN} characters, but is {pattern!r}", field=field)
+    try:
+        compiled = re.compile(pattern)
+        tree = parser.parse(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise SpecError(f"{pattern!r} is no regular expression: {error}", field=field) from None
+    if not compiled.groups:
+        raise SpecError(
+            f"the pattern {pattern!r} has no group",
+            remedy="put brackets around the number, as in 'loss=([0-9.]+)'",
+            field=field,
+        )
+    counts = {"open": 0, "wide": 0}
+    _walk(tree, counts, inside=False, pattern=pattern, field=field)
+    kinds = _kinds(tree)
+    if any(kind and kind == after for kind, after in pairwise(kinds)):
+        raise SpecError(
+            f"the pattern {pattern!r} has two open repetitions of a kind side by side",
+            remedy="put the text that stands between them",
+            field=field,
+        )
+    if counts["open"] > MAX_OPEN or counts["wide"] > MAX_WIDE:
+        raise SpecError(
+            f"the pattern {pattern!r} has {counts['open']} open repetitions, {counts['wide']} of them of nearly any character; "
+            f"at most {MAX_OPEN} and {MAX_WIDE} are allowed",
+            remedy="match only the text around the number",
+            field=field,
+        )
+    return compiled
+
+
+def _walk(tree: Any, counts: dict[str, int], *, inside: bool, pattern: str, field: str) -> None:
+    for code, argument in tree:
+        if code in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
+            least, most, body = argument
+            is_open = most > _LONG or (most != least and inside)
+            if is_open and inside:
+                raise _endless(pattern, field)
+            if is_open:
+                counts["open"] += 1
+                counts["wide"] += any(_is_wide(item) for item in body)
+            _walk(body, counts, inside=inside or most > 1, pattern=pattern, field=field)
+        elif code is op.BRANCH:
+            if inside:
+                raise _endless(pattern, field)
+            for branch in argument[1]:
+                _walk(branch, counts, inside=inside, pattern=pattern, field=field)
+        elif code is op.SUBPATTERN:
+            _walk(argument[3], counts, inside=inside, pattern=pattern, field=field)
+        elif code in (op.ASSERT, op.ASSERT_NOT):
+            _walk(argument[1], counts, inside=inside, pattern=pattern, field=field)
+        elif code in (op.GROUPREF, op.GROUPREF_EXISTS):
+            raise SpecError(f"the pattern {pattern!r} refers back to a group, which is not allowed", field=field)
+
+
+def _kinds(tree: Any) -> list[str]:
+    """The items in a row: "wide" or the repeated class for open repetitions, "" for what must be there; what may be missing is left out."""
+    kinds: list[str] = []
+    for code, argument in tree:
+        if code in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
+            least, most, body = argument
+            if most > _LONG:
+                kinds.append("wide" if any(_is_wide(item) for item in body) else str(body))
+            elif least:
+                kinds.append("")
+        elif code is op.SUBPATTERN:
+            kinds += _kinds(argument[3])
+        elif code is not op.AT:
+            kinds.append("")
+    return kinds
+
+
+def _is_wide(item: tuple[Any, Any]) -> bool:
+    code, argument = item
+    if code is op.IN:
+        return any(part[0] is op.NEGATE for part in argument)
+    if code is op.SUBPATTERN:
+        return any(_is_wide(inner) for inner in argument[3])
+    return code in (op.ANY, op.NOT_LITERAL)
+
+
+def _endless(pattern: str, field: str) -> SpecError:
+    return SpecError(
+        f"the pattern {pattern!r} has a repetition or alternatives inside a repetition, which can run for ages",
+        remedy="match only the text around the number",
+        field=field,
+    )

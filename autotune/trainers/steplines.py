@@ -1,0 +1,37 @@
+"""One JSON object per optimizer step on a line of its own: how programs that `autotune` wrote, or that people wrote for it, report.
+
+    {"step": 3, "step_time_s": 0.41, "loss": 2.31, "grad_norm": 0.8, "peak_memory_bytes": 812000000}
+
+All keys but one measured value may be left out; other keys and text before the object are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from autotune.trainers.trainer import MAX_LINE, StepMetrics, clean
+
+MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "samples_per_s", "loss", "grad_norm", "peak_memory_bytes")
+"""Metrics that a line may carry, as `StepMetrics` names them."""
+
+
+def parse_step_line(line: str) -> StepMetrics | None:
+    """The metrics of such a line; None for every other line."""
+    start = line.find("{")
+    if start < 0 or len(line) - start > MAX_LINE or '"' not in line:
+        return None
+    try:
+        document = json.loads(clean(line[start:]))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or not any(_is_number(document.get(key)) for key in MEASURED):
+        return None
+    values: dict[str, Any] = {key: float(document[key]) for key in MEASURED if _is_number(document.get(key))}
+    if isinstance(document.get("step"), int):
+        values["step"] = document["step"]
+    return StepMetrics(**values, skipped=document.get("skipped") is True)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,230 @@
+"""The trainer: somebody's training loop, as a way to launch a config and to read what it prints.
+
+A trainer is one file in `autotune/trainers/catalog/`; the file's stem is its name, and its last line is `TRAINER = TheClass()`. It says
+what it cannot express (`limits`), writes the launch (`build`) and reads its own log lines (`parse_line`). Everything that all
+trainers share, the checks of options, ranks and batch among them, is in `launch` here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
+
+from autotune.errors import ExportError, SpecError
+from autotune.spec import ParallelConfig, Workload
+from autotune.spec.checks import nearest
+from autotune.trainers.launch import Launch
+from autotune.trainers.limit import Limit, refuse
+from autotune.trainers.torchrun import place
+
+MAX_LINE = 2000
+"""characters of a log line that are read; the rest is ignored"""
+MAX_OPTION = 4096
+"""characters of an option's text"""
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """What one log line says about one optimizer step; None where it is silent."""
+
+    step: int | None = None
+    """the step, as the trainer counts"""
+    step_time_s: float | None = None
+    """seconds of the step (mean since the last line, where the trainer logs every few steps)"""
+    tokens_per_s_per_gpu: float | None = None
+    """tokens per second and rank, where the trainer says that instead of a time"""
+    samples_per_s: float | None = None
+    """sequences per second of the whole job, where the trainer says that instead of a time"""
+    loss: float | None = None
+    """training loss, nats per token"""
+    grad_norm: float | None = None
+    """global gradient norm"""
+    peak_memory_bytes: float | None = None
+    """peak device memory of the rank that wrote the line"""
+    skipped: bool = False
+    """whether loss scaling skipped the step"""
+
+    def time_of(self, *, tokens_per_step: int, sequences_per_step: int, num_ranks: int) -> float | None:
+        """Seconds of the step, from whatever the line says: the time itself, or tokens or sequences per second."""
+        if self.step_time_s is not None:
+            return self.step_time_s
+        if self.tokens_per_s_per_gpu:
+            return tokens_per_step / (self.tokens_per_s_per_gpu * num_ranks)
+        if self.samples_per_s:
+            return sequences_per_step / self.samples_per_s
+        return None
+
+
+LineReader = Callable[[str], StepMetrics | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Something that a trainer wants to know beside the config."""
+
+    name: str
+    """how it is written"""
+    meaning: str
+    """one line, for people"""
+    default: Any = None
+    """its value when it is left out; its type is the type that is asked for (None: text)"""
+
+    def check(self, value: Any) -> Any:
+        """`value` in the option's type; text from a command line is turned into numbers, flags, and JSON
+        lists and mappings. Raises `SpecError`."""
+        kind = str if self.default is None else type(self.default)
+        if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        if kind in (int, float) and isinstance(value, str):
+            try:
+                return kind(value)
+            except ValueError:
+                raise self._wrong(value, kind) from None
+        if kind in (tuple, dict) and isinstance(value, str):
+            try:
+                value = json.loads(value[:MAX_OPTION])
+            except (ValueError, RecursionError):
+                raise self._wrong(value, kind) from None
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if kind is tuple and isinstance(value, list | tuple):
+            return tuple(value)
+        if kind is dict and isinstance(value, Mapping):
+            return dict(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self._wrong(value, kind)
+        if isinstance(value, str) and (len(value) > MAX_OPTION or not value.isprintable()):
+            raise SpecError(
+                f"{self.name} must be printable text of at most {MAX_OPTION} characters", field=f"trainer.{self.name}"
+            )
+        return value
+
+    def _wrong(self, value: Any, kind: type) -> SpecError:
+        words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+        return SpecError(
+            f"{self.name} must be {words.get(kind, 'a list' if kind is tuple else 'a mapping')}, but is {value!r}",
+            field=f"trainer.{self.name}",
+        )
+
+
+SHARED_OPTIONS = (
+    Option(name="nearest", meaning="take the nearest values that the trainer can express", default=False),
+    Option(name="steps", meaning="optimizer steps to run", default=50),
+    Option(name="master_addr", meaning="host at which several nodes meet", default=""),
+    Option(name="master_port", meaning="port at which several nodes meet", default=29500),
+    Option(name="learning_rate", meaning="peak learning rate", default=3e-4),
+    Option(name="seed", meaning="seed of weights and data", default=1234),
+)
+"""Options of every trainer that starts through torchrun."""
+
+
+class Trainer(ABC):
+    """A training loop by name. Stateless: one instance serves everybody."""
+
+    name: ClassVar[str]
+    """the name under which it is asked for"""
+    summary: ClassVar[str]
+    """one line, with the release whose names it writes"""
+    options: ClassVar[tuple[Option, ...]] = SHARED_OPTIONS
+    """what it wants to know beside the config"""
+
+    @abstractmethod
+    def limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
+    ) -> tuple[Limit, ...]:
+        """What it cannot express of this config; empty when it can do all of it. `options` as they are given to `launch`."""
+
+    @abstractmethod
+    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+        """The launch of a config without limits; `options` are checked and complete."""
+
+    @abstractmethod
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """What a line of its log says about a step; None for every other line. Never raises."""
+
+    def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
+        """`parse_line`, for trainers whose log depends on options."""
+        return self.parse_line
+
+    @final
+    def checked(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
+        """All options with their values, defaults filled in. Raises `SpecError` for an unknown one or a wrong type."""
+        known = {option.name: option for option in self.options}
+        for name in options or {}:
+            if name not in known:
+                raise SpecError(
+                    f"{self.name} has no option called {name!r}",
+                    remedy=nearest(name, known) or f"options: {', '.join(known)}",
+                    field=f"trainer.{name}",
+                )
+        given = {name: known[name].check(value) for name, value in (options or {}).items()}
+        return {name: given.get(name, option.default) for name, option in known.items()}
+
+    @final
+    def launch(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None) -> Launch:
+        """The config as a launch of this trainer.
+
+        Raises `SpecError` for wrong options, and `ExportError` when the ranks do not fit the cluster or when the trainer cannot
+        express the config; with the option `nearest`, values that it can express are taken instead, and a note says which.
+        """
+        values = self.checked(options)
+        limits = self.limits(workload, config, values)
+        notes: tuple[str, ...] = ()
+        if values.get("nearest") and limits and all(limit.nearest is not None for limit in limits):
+            workload, config = _moved(workload, config, limits)
+            notes = tuple(f"changed to {limit.knob}={limit.nearest}: {limit}" for limit in limits)
+            limits = self.limits(workload, config, values)
+        refuse(self.name, limits)
+        place(workload.cluster, config)
+        launch = self.build(workload, config, values)
+        return replace(launch, notes=(*notes, *launch.notes))
+
+
+def _moved(workload: Workload, config: ParallelConfig, limits: tuple[Limit, ...]) -> tuple[Workload, ParallelConfig]:
+    model = {limit.knob.removeprefix("model."): limit.nearest for limit in limits if limit.knob.startswith("model.")}
+    fixed = {
+        limit.knob.removeprefix("workload."): limit.nearest for limit in limits if limit.knob.startswith("workload.")
+    }
+    knobs = {limit.knob: limit.nearest for limit in limits if "." not in limit.knob}
+    return replace(workload, model=replace(workload.model, **model), **fixed), replace(config, **knobs)
+
+
+def needs(options: Mapping[str, Any], name: str, because: str) -> Any:
+    """The option's value. Raises `ExportError` that says why it is needed when it was left out."""
+    if not options.get(name):
+        raise ExportError(f"{because}, but {name} is not set", remedy=f"give the option {name}=...", field=name)
+    return options[name]
+
+
+def clean(line: str) -> str:
+    """The line as patterns see it: without colour codes, and cut at `MAX_LINE` characters."""
+    return _COLOUR.sub("", line[: 2 * MAX_LINE])[:MAX_LINE]
+
+
+def number(text: str | None) -> float | None:
+    """A number as trainers print it (`1,024`, `nan`, `2.5E+00`); None when it is none."""
+    if text is None:
+        return None
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+__all__ = [
+    "MAX_LINE",
+    "SHARED_OPTIONS",
+    "ExportError",
+    "LineReader",
+    "Option",
+    "StepMetrics",
+    "Trainer",
+    "clean",
+    "needs",
+    "number",
+]

@@ -1,0 +1,149 @@
+"""Labels, sizes, times, tables and bars of the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from autotune.report.terminal import (
+    Palette,
+    config_label,
+    format_bytes,
+    format_count,
+    format_duration,
+    plan_table,
+    stacked_bar,
+    time_bar,
+    time_legend,
+    trials_table,
+)
+from autotune.spec import Failure, FailureKind, ParallelConfig, TrialStatus
+from tests.report.worlds import estimate, trial
+
+ASCII = Palette(unicode=False)
+
+
+def shown(renderable: Any, width: int = 160) -> str:
+    """What a terminal without colours prints."""
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None).print(renderable)
+    return stream.getvalue()
+
+
+def test_labels_leave_out_what_has_no_effect() -> None:
+    assert config_label(ParallelConfig(tp=2, dp=4)) == "tp2 pp1 dp4 mb1 acc1 bf16"
+    config = ParallelConfig(
+        tp=2,
+        pp=4,
+        cp=2,
+        micro_batch_size=3,
+        accumulation_steps=8,
+        precision="fp16",
+        recompute="full",
+        zero_stage=1,
+        sequence_parallel=True,
+        pp_schedule="interleaved_1f1b",
+        virtual_stages=2,
+        compile=True,
+    )
+    assert config_label(config) == "tp2 pp4 dp1 cp2 mb3 acc8 fp16 zero1 full-recompute sp i-1f1b v2 compile"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (80 * 2**30, "80 GiB"),
+        (-(2**20), "-1 MiB"),
+        (None, "-"),
+        (math.nan, "-"),
+        (2.0**60, "1048576 TiB"),
+    ],
+)
+def test_bytes(value: float | None, text: str) -> None:
+    assert format_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (8.5e-4, "850 us"),
+        (0.0123, "12.3 ms"),
+        (0.9999, "1 s"),
+        (4.21, "4.21 s"),
+        (185, "3 min 05 s"),
+        (7800, "2 h 10 min"),
+        (-2, "-2 s"),
+        (None, "-"),
+        (math.inf, "-"),
+    ],
+)
+def test_durations(value: float | None, text: str) -> None:
+    assert format_duration(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (999.4, "999"), (999.9, "1k"), (1234, "1.23k"), (4.56e7, "45.6M"), (None, "-"), (-2e3, "-2k")],
+)
+def test_counts(value: float | None, text: str) -> None:
+    assert format_count(value) == text
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    st.dictionaries(st.sampled_from(["compute", "bubble", "tp_comm", "optimizer"]), st.floats(0, 1e6), min_size=1),
+    st.integers(1, 200),
+)
+def test_a_plain_bar_fills_its_width(parts: dict[str, float], width: int) -> None:
+    assert len(time_bar(parts, width=width, palette=ASCII)) == width
+
+
+def test_a_plain_bar_is_ascii_and_in_proportion() -> None:
+    assert time_bar({"compute": 3.0, "bubble": 1.0}, width=8, palette=ASCII) == "CCCCCCBB"
+    assert time_legend({"compute": 3.0, "bubble": 1.0}, palette=ASCII) == "C=compute 75%  B=bubble 25%"
+
+
+def test_bars_share_one_scale() -> None:
+    text = shown(stacked_bar([("baseline", {"compute": 2.0}), ("winner", {"compute": 1.0})], width=20, palette=ASCII))
+    assert "C" * 20 in text
+    assert " " + "C" * 10 + " " in text
+
+
+def test_the_palette_follows_the_encoding() -> None:
+    utf8 = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    assert Palette.of(utf8).unicode
+    assert not Palette.of(latin).unicode
+
+
+def test_the_plain_trials_table_is_ascii_and_keeps_foreign_text_harmless() -> None:
+    failed = replace(
+        trial(2),
+        status=TrialStatus.FAILED,
+        measurement=None,
+        failure=Failure(kind=FailureKind.OUT_OF_MEMORY, message="[red]rank 3\x1b[31m ran out – of memory"),
+    )
+    text = shown(trials_table([trial(0), trial(1), failed], best=1, palette=ASCII), width=220)
+    assert text.isascii()
+    assert "1*" in text
+    assert "[red]rank 3" in text
+    assert "\x1b" not in text
+
+
+def test_a_plan_is_ranked_rows() -> None:
+    rows = [SimpleNamespace(rank=1, config=ParallelConfig(dp=8), estimate=estimate(1.5))]
+    text = shown(plan_table(SimpleNamespace(rows=rows), palette=ASCII), width=200)
+    assert "1.5 s" in text
+    assert "tp1 pp1 dp8" in text
+    assert text.isascii()

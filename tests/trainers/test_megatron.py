@@ -1,0 +1,157 @@
+"""Megatron-LM: the flags of a config, what it refuses, and its log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+
+from autotune.errors import ExportError
+from autotune.spec import ParallelConfig
+from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract
+from autotune.trainers import Launch, StepMetrics, trainer
+
+ITERATION = (
+    " [2026-05-28 22:26:20.123456] iteration      122/  250000 | consumed samples:       124928 | "
+    "elapsed time per iteration (ms): 26813.0 | throughput per GPU (TFLOP/s/GPU): 410.2 | learning rate: 9.150E-06 | "
+    "global batch size:  1024 | lm loss: 2.504220E+00 | loss scale: 1.0 | grad norm: 0.231 | number of skipped iterations:   0 | "
+    "number of nan iterations:   0 |"
+)
+SKIPPED = (
+    " iteration       10/ 1000000 | consumed samples:           40 | elapsed time per iteration (ms): 356.2 | "
+    "learning rate: 0.000E+00 | global batch size:     4 | loss scale: 8388608.0 | number of skipped iterations:  10 | "
+    "number of nan iterations:   0 |"
+)
+MEMORY = (
+    "[Rank 0] (after 2 iterations) memory (MB) | allocated: 5361.1 | max allocated: 9721.7 | reserved: 10240.0 | "
+    "max reserved: 10240.0"
+)
+
+
+def flag(launch: Launch, name: str) -> str | bool:
+    """The value after a flag, True for a flag alone, False without it."""
+    if name not in launch.argv:
+        return False
+    after = launch.argv[launch.argv.index(name) + 1 :]
+    return after[0] if after and not after[0].startswith("--") else True
+
+
+class TestMegatron(TrainerContract):
+    trainer = "megatron"
+    log_lines: ClassVar[dict[str, StepMetrics | None]] = {
+        ITERATION: StepMetrics(step=122, step_time_s=26.813, loss=2.50422, grad_norm=0.231),
+        SKIPPED: StepMetrics(step=10, step_time_s=0.3562, skipped=True),
+        MEMORY: StepMetrics(peak_memory_bytes=10240 * 2**20),
+        "time (ms) | forward-compute: 193.77 | backward-compute: 72.23": None,
+        "using world size: 8, data-parallel size: 4": None,
+    }
+
+    def test_degrees_and_batch(self) -> None:
+        launch = self.launched(tp=2, pp=2, dp=4, micro_batch_size=2, zero_stage=1, sequence_parallel=True)
+        assert launch.argv[:3] == ("torchrun", "--nnodes=2", "--nproc-per-node=8")
+        assert "--rdzv-endpoint=node0:29500" in launch.argv
+        wanted = {
+            "--tensor-model-parallel-size": "2",
+            "--pipeline-model-parallel-size": "2",
+            "--context-parallel-size": "1",
+            "--micro-batch-size": "2",
+            "--global-batch-size": "64",
+            "--sequence-parallel": True,
+            "--use-distributed-optimizer": True,
+            "--bf16": True,
+            "--fp16": False,
+            "--recompute-granularity": False,
+            "--num-virtual-stages-per-pipeline-rank": False,
+        }
+        assert {name: flag(launch, name) for name in wanted} == wanted
+        assert launch.env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+
+    def test_the_llama_model_is_complete(self) -> None:
+        launch = self.launched(dp=8)
+        wanted = {
+            "--num-layers": "16",
+            "--hidden-size": "1024",
+            "--ffn-hidden-size": "2816",
+            "--num-attention-heads": "16",
+            "--kv-channels": "64",
+            "--group-query-attention": True,
+            "--num-query-groups": "8",
+            "--swiglu": True,
+            "--normalization": "RMSNorm",
+            "--position-embedding-type": "rope",
+            "--disable-bias-linear": True,
+            "--untie-embeddings-and-output-weights": True,
+            "--vocab-size": "31999",  # NullTokenizer adds one
+            "--mock-data": True,
+        }
+        assert {name: flag(launch, name) for name in wanted} == wanted
+
+    def test_the_gpt_model_is_complete(self) -> None:
+        launch = trainer("megatron").launch(
+            replace(WORKLOAD, model=GPT), ParallelConfig(dp=8, micro_batch_size=8, accumulation_steps=1)
+        )
+        wanted = {
+            "--normalization": "LayerNorm",
+            "--position-embedding-type": "learned_absolute",
+            "--swiglu": False,
+            "--group-query-attention": False,
+            "--disable-bias-linear": False,
+            "--untie-embeddings-and-output-weights": False,
+        }
+        assert {name: flag(launch, name) for name in wanted} == wanted
+
+    @pytest.mark.parametrize(("stage", "strategy"), [(2, "optim_grads"), (3, "optim_grads_params")])
+    def test_high_zero_stages_are_megatron_fsdp(self, stage: int, strategy: str) -> None:
+        launch = self.launched(dp=8, zero_stage=stage)
+        assert flag(launch, "--use-megatron-fsdp") is True
+        assert flag(launch, "--data-parallel-sharding-strategy") == strategy
+        assert flag(launch, "--ckpt-format") == "fsdp_dtensor"
+        assert "CUDA_DEVICE_MAX_CONNECTIONS" not in launch.env
+
+    def test_recompute_fp8_and_interleaving(self) -> None:
+        launch = self.launched(
+            pp=2,
+            dp=4,
+            micro_batch_size=2,
+            precision="fp8",
+            recompute="full",
+            pp_schedule="interleaved_1f1b",
+            virtual_stages=4,
+        )
+        wanted = {
+            "--fp8-format": "hybrid",
+            "--bf16": True,
+            "--recompute-granularity": "full",
+            "--recompute-method": "uniform",
+            "--recompute-num-layers": "1",
+            "--num-virtual-stages-per-pipeline-rank": "4",
+        }
+        assert {name: flag(launch, name) for name in wanted} == wanted
+
+    def test_tf32_is_switched_by_the_environment(self) -> None:
+        assert self.launched(dp=8, precision="tf32").env == {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+
+    def test_experts(self) -> None:
+        model = replace(MODEL, num_experts=8, experts_per_token=2)
+        launch = trainer("megatron").launch(
+            replace(WORKLOAD, model=model), ParallelConfig(dp=8, ep=4, micro_batch_size=8, accumulation_steps=1)
+        )
+        assert flag(launch, "--num-experts") == "8"
+        assert flag(launch, "--moe-router-topk") == "2"
+        assert flag(launch, "--expert-model-parallel-size") == "4"
+        assert flag(launch, "--moe-grouped-gemm") is True
+
+    def test_a_dataset_needs_its_tokenizer(self) -> None:
+        config = ParallelConfig(dp=8, micro_batch_size=8)
+        with pytest.raises(ExportError, match="tokenizer_type is not set"):
+            trainer("megatron").launch(WORKLOAD, config, {"data_path": "/data/mine"})
+        options = {"data_path": "/data/mine", "tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "/tok"}
+        launch = trainer("megatron").launch(WORKLOAD, config, options)
+        assert flag(launch, "--data-path") == "/data/mine"
+        assert flag(launch, "--tokenizer-model") == "/tok"
+        assert not flag(launch, "--mock-data")
+
+    def test_two_nodes_need_a_place_to_meet(self) -> None:
+        with pytest.raises(ExportError, match="master_addr is not set"):
+            trainer("megatron").launch(WORKLOAD, ParallelConfig(dp=16, micro_batch_size=4))
