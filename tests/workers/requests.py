@@ -1,0 +1,42 @@
+"""Requests of tiny trials on CPU ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from autotune.ports import TrialRequest
+from autotune.spec import ClusterSpec, GpuSpec, LinkSpec, MeasureSpec, ModelSpec, ParallelConfig, Workload
+
+GIB = float(1 << 30)
+DOUBLE = "tests.workers.double_trial:run_trial"
+NANO = ModelSpec(name="nano", num_layers=2, hidden_size=32, num_attention_heads=4, vocab_size=256, max_positions=64)
+CPU = GpuSpec(name="cpu", memory_bytes=2 * GIB, peak_flops_per_s={"fp32": 1e10, "bf16": 1e10}, memory_bytes_per_s=1e10)
+LINK = LinkSpec(latency_s=1e-5, bytes_per_s=1e9)
+PATIENT = MeasureSpec(
+    warmup_steps=1,
+    min_steps=4,
+    max_steps=8,
+    precision=0.5,
+    start_timeout_s=90.0,
+    step_timeout_s=60.0,
+    trial_timeout_s=200.0,
+)
+
+
+def request(
+    number: int = 0, *, dp: int = 2, attempt: int = 1, measure: MeasureSpec = PATIENT, **fields: Any
+) -> TrialRequest:
+    """A trial on `dp` ranks; `fields` replace those of the request, `config` those of the config."""
+    config = {"dp": dp, "precision": "fp32", **fields.pop("config", {})}
+    cluster = ClusterSpec(name="cpu-1x8", gpu=CPU, num_nodes=1, gpus_per_node=8, intra_node=LINK, inter_node=LINK)
+    workload = Workload(model=NANO, cluster=cluster, seq_len=16, global_batch_size=(1, 2, 4, 8, 16))
+    base = TrialRequest(
+        study="s",
+        number=number,
+        attempt=attempt,
+        workload=workload,
+        config=ParallelConfig(**config),
+        measure=measure,
+    )
+    return replace(base, **fields)

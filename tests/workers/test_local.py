@@ -1,0 +1,104 @@
+"""The local runner keeps the runner's contract, keeps its ranks warm, and runs trials side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.errors import RunnerError, SpecError
+from autotune.ports import AttemptEnded, AttemptStarted, TrialRequest
+from autotune.spec import FailureKind
+from autotune.testing.runners import RunnerContract, ended, events_until_ended
+from autotune_workers.local import LocalRunner
+from autotune_workers.machine import is_alive
+from tests.workers.requests import DOUBLE, request
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[LocalRunner]:
+    with LocalRunner(max_ranks=8, device="cpu", trial=DOUBLE) as runner:
+        yield runner
+
+
+@pytest.mark.flaky(reruns=2)
+class TestLocalRunner(RunnerContract):
+    @pytest.fixture
+    def runner(self) -> Iterator[LocalRunner]:
+        runner = LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE)
+        try:
+            yield runner
+        finally:
+            runner.close()
+
+    @pytest.fixture
+    def request_for(self):
+        return lambda number: request(number, dp=1)
+
+
+@pytest.mark.flaky(reruns=2)
+def test_ranks_stay_warm_between_trials(warm: LocalRunner) -> None:
+    pids = []
+    for number in range(3):
+        asked = request(number, dp=2)
+        warm.start(asked)
+        assert ended(events_until_ended(warm, [asked.id])).failure is None
+        pids.append(warm.rank_pids)
+    assert pids[0] == pids[1] == pids[2]
+
+
+@pytest.mark.flaky(reruns=2)
+def test_trials_run_at_once_on_disjoint_ranks(warm: LocalRunner) -> None:
+    all_up = request(9, dp=4)
+    warm.start(all_up)
+    events_until_ended(warm, [all_up.id])
+    slow = {"step_s": 0.1}
+    asked = [request(n, dp=2, trainer_options=slow) for n in range(2)]
+    for one in asked:
+        warm.start(one)
+    events = events_until_ended(warm, [r.id for r in asked])
+    started = [i for i, e in enumerate(events) if isinstance(e, AttemptStarted)]
+    first_end = min(i for i, e in enumerate(events) if isinstance(e, AttemptEnded))
+    assert len(started) == 2
+    assert max(started) < first_end
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_gang_of_eight_works_here(warm: LocalRunner) -> None:
+    asked = request(0, dp=8)
+    warm.start(asked)
+    end = ended(events_until_ended(warm, [asked.id]))
+    assert end.failure is None
+    assert end.measurement is not None
+    assert end.measurement.num_ranks == 8
+
+
+def test_a_config_that_is_larger_than_the_runner_is_invalid(warm: LocalRunner) -> None:
+    asked = request(0, dp=16)
+    warm.start(asked)
+    failure = ended(events_until_ended(warm, [asked.id])).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.INVALID
+    assert "16" in failure.message
+
+
+def test_another_trainer_is_refused_at_once(warm: LocalRunner) -> None:
+    with pytest.raises(RunnerError, match="megatron"):
+        warm.start(request(0, trainer="megatron"))
+
+
+def test_closing_leaves_no_process() -> None:
+    runner = LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE)
+    asked: TrialRequest = request(0, dp=2, trainer_options={"step_s": 30.0})
+    runner.start(asked)
+    pids = runner.rank_pids
+    assert len(pids) == 2
+    runner.close()
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(SpecError, match="max_ranks"):
+        LocalRunner(max_ranks=0)
+    with pytest.raises(SpecError, match="device"):
+        LocalRunner(device="tpu")

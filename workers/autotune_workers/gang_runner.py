@@ -1,0 +1,276 @@
+"""Runs attempts on gangs: what the `local` and the `ray` runner share. They differ only in where ranks come from (`Crews`).
+
+One turn: listen to the ranks, hand what they say to their gangs, look at the deadlines, carry out the gangs' orders, give the ranks of
+finished gangs back, start what waits. The clock that gangs see stands still while nobody polls (see `gang`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from autotune.errors import RunnerError
+from autotune.ports import AttemptEnded, AttemptId, RunnerEvent, TrialRequest
+from autotune.spec import Failure, FailureKind
+from autotune_workers.faults import Fault
+from autotune_workers.gang import Gang, Patience
+from autotune_workers.wire import Message
+
+LONGEST_TURN_S = 0.5
+"""a turn listens at most this long, and this much time passes at most for the gangs between two turns, twice over"""
+
+
+class RankHandle(Protocol):
+    """A rank as the runner sees it. None of these raises when the rank is gone."""
+
+    name: str
+    ready: bool
+
+    def send(self, message: Message) -> None:
+        """Sends a message."""
+        ...
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        ...
+
+    def begin(self) -> None:
+        """A trial begins on it."""
+        ...
+
+    def log_tail(self) -> tuple[str, ...]:
+        """Last lines of its log."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Crew:
+    """Ranks that run one attempt together, in the order of their rank numbers."""
+
+    handles: list[Any]
+    """`RankHandle`s"""
+    token: Any = None
+    """what the source of ranks knows it by"""
+
+
+class Crews(Protocol):
+    """Where ranks come from."""
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        ...
+
+    def form(self, size: int) -> Crew | None:
+        """A crew of that size, warm where possible; its ranks may still be starting. None when there is no room now."""
+        ...
+
+    def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
+        """What ranks say, (handle, message), waiting up to `timeout_s` for the first; `gone` is a rank's last word."""
+        ...
+
+    def disband(self, crew: Crew, healthy: frozenset[int]) -> None:
+        """Takes the crew back. Ranks that are not healthy are gone or going; they are replaced."""
+        ...
+
+    def shortage(self, crew: Crew) -> str:
+        """Why ranks of this crew cannot come up here, ever, in words; empty when it is a matter of time or luck."""
+        ...
+
+    def close(self) -> None:
+        """Ends everything."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    gang: Gang
+    crew: Crew
+    rank_of: dict[int, int] = field(default_factory=dict)
+
+
+class GangRunner:
+    """A `TrialRunner` over a source of ranks."""
+
+    trainers: Sequence[str] = ("native",)
+    """names of the trainers that it can really run"""
+
+    def __init__(
+        self, crews: Crews, *, faults: Iterable[Fault | Mapping[str, Any]] = (), patience: Patience | None = None
+    ) -> None:
+        """`faults`: injected by the ranks, for tests and drills."""
+        self._crews = crews
+        self._faults = [Fault.of(f) for f in faults]
+        self._patience = patience or Patience()
+        self._waiting: deque[TrialRequest] = deque()
+        self._running: dict[AttemptId, _Running] = {}
+        self._owner: dict[int, _Running] = {}
+        self._events: list[RunnerEvent] = []
+        self._launches = 0
+        self._now_s = 0.0
+        self._turned_s = time.monotonic()
+        self._closed = False
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        return self._crews.capacity
+
+    def start(self, request: TrialRequest) -> None:
+        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when nothing can be run."""
+        if self._closed:
+            raise RunnerError("the runner is closed", remedy="make a new one")
+        if request.trainer not in self.trainers:
+            raise RunnerError(
+                f"this runner runs the trainers {', '.join(self.trainers)}, but the study asks for {request.trainer!r}",
+                remedy="use trainer: native, or export the config as a launch of that trainer",
+                field="trainer",
+            )
+        if any(r.id == request.id for r in self._waiting) or request.id in self._running:
+            raise RunnerError(f"attempt {request.id} is running already")
+        self._waiting.append(request)
+        self._launch_what_fits()
+
+    def poll(self, timeout_s: float) -> list[RunnerEvent]:
+        """Events since the last call; waits up to `timeout_s` for the first one."""
+        end_s = time.monotonic() + timeout_s
+        self._turn(0.0)
+        while not self._events and not self._closed:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self._turn(min(left_s, LONGEST_TURN_S))
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Ends the attempt: cooperative stop, then kill. Unknown ids are ignored."""
+        for request in list(self._waiting):
+            if request.id == attempt:
+                self._waiting.remove(request)
+                self._events.append(AttemptEnded(id=attempt, cancelled=True))
+        if attempt in self._running:
+            running = self._running[attempt]
+            running.gang.cancel(self._now_s)
+            self._carry_out(running)
+
+    def close(self) -> None:
+        """Kills what runs and frees everything."""
+        if not self._closed:
+            self._closed = True
+            self._waiting.clear()
+            self._running.clear()
+            self._owner.clear()
+            self._crews.close()
+
+    def __enter__(self) -> GangRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _turn(self, timeout_s: float) -> None:
+        if self._closed:
+            return
+        for running in self._running.values():
+            timeout_s = min(timeout_s, max(0.0, running.gang.deadline_s() - self._now_s))
+        spoken = self._crews.wait(timeout_s)
+        now_s = time.monotonic()
+        self._now_s += min(now_s - self._turned_s, 2 * LONGEST_TURN_S)
+        self._turned_s = now_s
+        for handle, message in spoken:
+            owner = self._owner.get(id(handle))
+            if owner is not None:
+                self._hand_over(owner, handle, message)
+        for running in list(self._running.values()):
+            self._check(running)
+            self._carry_out(running)
+        self._launch_what_fits()
+
+    def _hand_over(self, running: _Running, handle: RankHandle, message: Message) -> None:
+        rank, gang = running.rank_of[id(handle)], running.gang
+        if message["say"] == "gone":
+            gang.lose(
+                rank,
+                self._now_s,
+                code=message["code"],
+                log_tail=handle.log_tail(),
+                kernel_oom=message["kernel_oom"],
+                why=message["why"],
+            )
+        else:
+            tail = handle.log_tail() if message["say"] == "failed" else ()
+            gang.hear(rank, message, self._now_s, tail)
+
+    def _check(self, running: _Running) -> None:
+        gang = running.gang
+        if gang.is_unready and self._now_s >= gang.deadline_s():
+            shortage = self._crews.shortage(running.crew)
+            if shortage:
+                gang.refuse(FailureKind.INVALID, shortage, self._now_s)
+        gang.tick(self._now_s)
+
+    def _carry_out(self, running: _Running) -> None:
+        gang, crew = running.gang, running.crew
+        for order in gang.orders():
+            handle = crew.handles[order.rank]
+            if order.message is not None:
+                handle.send(order.message)
+            elif order.signal == "TERM":
+                handle.terminate()
+            else:
+                handle.kill()
+        if gang.over:
+            del self._running[gang.request.id]
+            for handle in crew.handles:
+                self._owner.pop(id(handle), None)
+            self._crews.disband(crew, gang.healthy)
+        self._events += gang.events()
+
+    def _launch_what_fits(self) -> None:
+        """Starts waiting attempts in their order, until one does not fit."""
+        while self._waiting:
+            request = self._waiting[0]
+            crew = self._crews.form(request.config.world_size)
+            if crew is None:
+                if request.config.world_size <= self.capacity:
+                    return
+                self._waiting.popleft()
+                self._events.append(AttemptEnded(id=request.id, failure=self._too_large(request)))
+                continue
+            self._waiting.popleft()
+            self._launch(request, crew)
+
+    def _launch(self, request: TrialRequest, crew: Crew) -> None:
+        self._launches += 1
+        gang = Gang(
+            request,
+            now_s=self._now_s,
+            run=self._launches,
+            patience=self._patience,
+            faults=[f for f in self._faults if f.meets(request.number, request.attempt)],
+        )
+        running = _Running(gang=gang, crew=crew, rank_of={id(h): r for r, h in enumerate(crew.handles)})
+        self._running[request.id] = running
+        for rank, handle in enumerate(crew.handles):
+            self._owner[id(handle)] = running
+            handle.begin()
+            if handle.ready:
+                gang.hear(rank, {"say": "ready"}, self._now_s)
+        self._carry_out(running)
+
+    def _too_large(self, request: TrialRequest) -> Failure:
+        return Failure(
+            kind=FailureKind.INVALID,
+            message=(
+                "a config may use as many ranks as the runner has, but this one needs "
+                f"{request.config.world_size} and there are {self.capacity}; use a smaller world size or more ranks"
+            ),
+        )

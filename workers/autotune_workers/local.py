@@ -1,0 +1,175 @@
+"""The `local` runner: warm rank processes on this machine, without Ray. A GPU per rank where there are GPUs, else CPU ranks.
+
+Ranks are started when they are first needed and stay: torch is imported and the CUDA context made once. A rank that failed its trial but
+came back clean is kept; one that died, hung or leaks is replaced at once, in the background.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from autotune.errors import RunnerError, SpecError
+from autotune.spec.checks import one_of, positive_int
+from autotune_workers.faults import Fault
+from autotune_workers.gang import Patience
+from autotune_workers.gang_runner import Crew, GangRunner
+from autotune_workers.machine import cpu_count
+from autotune_workers.ranks import TRIAL, RankProcess
+from autotune_workers.wire import Message
+
+MIN_CPU_RANKS = 8
+"""CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small machine"""
+
+
+class LocalRunner(GangRunner):
+    """Runs trials on ranks of this machine."""
+
+    def __init__(
+        self,
+        *,
+        max_ranks: int | None = None,
+        device: str = "auto",
+        faults: Iterable[Fault | Mapping[str, Any]] = (),
+        patience: Patience | None = None,
+        trial: str = TRIAL,
+    ) -> None:
+        """`max_ranks`: ranks at once; None means one per GPU, or on CPU one per CPU and at least 8. `device`: auto, cpu or cuda.
+
+        `trial`: `module:function` of the training loop, for tests. Raises `RunnerError` when cuda is asked for and not there.
+        """
+        one_of("runner.device", device, ("auto", "cpu", "cuda"))
+        if max_ranks is not None:
+            positive_int("runner.max_ranks", max_ranks, at_most=1024)
+        gpus = visible_gpus() if device != "cpu" else []
+        if device == "cuda" and not gpus:
+            raise RunnerError("device cuda was asked for, but no GPU is visible", remedy="use device: cpu, or auto")
+        if gpus and max_ranks is not None and max_ranks > len(gpus):
+            raise SpecError(
+                f"max_ranks may not exceed the visible GPUs, but max_ranks={max_ranks} and there are {len(gpus)}",
+                field="runner.max_ranks",
+            )
+        capacity = max_ranks or len(gpus) or max(MIN_CPU_RANKS, cpu_count())
+        super().__init__(LocalRanks(capacity, gpus=gpus, trial=trial), faults=faults, patience=patience)
+
+    @property
+    def rank_pids(self) -> tuple[int, ...]:
+        """Process numbers of all living ranks."""
+        ranks = self._crews
+        return ranks.pids if isinstance(ranks, LocalRanks) else ()
+
+
+class LocalRanks:
+    """Up to `capacity` rank processes in numbered places; with GPUs, the place is the GPU."""
+
+    def __init__(self, capacity: int, *, gpus: list[str], trial: str) -> None:
+        """`gpus`: names for CUDA_VISIBLE_DEVICES; empty means CPU ranks."""
+        self._capacity, self._gpus, self._trial = capacity, gpus, trial
+        self._places: dict[int, RankProcess] = {}
+        self._busy: set[int] = set()
+        self._selector = selectors.DefaultSelector()
+        self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autotune-spawner")
+        self._started = 0
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        return self._capacity
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process numbers of the living ranks."""
+        return tuple(r.pid for r in self._places.values())
+
+    def form(self, size: int) -> Crew | None:
+        """The warmest free places: ranks that are up, then those that start, then new ones."""
+        free = [p for p in range(self._capacity) if p not in self._busy]
+        if len(free) < size:
+            return None
+        warm = [p for p in free if p in self._places and self._places[p].ready]
+        cold = [p for p in free if p in self._places and not self._places[p].ready]
+        new = [p for p in free if p not in self._places]
+        places = sorted([*warm, *cold, *new][:size])
+        for place in places:
+            if place not in self._places:
+                self._start(place)
+        self._busy.update(places)
+        return Crew(handles=[self._places[p] for p in places], token=places)
+
+    def wait(self, timeout_s: float) -> list[tuple[RankProcess, Message]]:
+        """What ranks say; a dead process is noticed by its closed channel, or at the next look."""
+        self._selector.select(timeout_s)
+        spoken: list[tuple[RankProcess, Message]] = []
+        for place, rank in list(self._places.items()):
+            number = rank.fileno()
+            messages = rank.receive()
+            if messages and messages[-1]["say"] == "gone":
+                self._forget(place, number)
+                if place not in self._busy:
+                    rank.close()
+            spoken += [(rank, message) for message in messages]
+        return spoken
+
+    def disband(self, crew: Crew, healthy: frozenset[int]) -> None:
+        """Frees the places; what is not healthy is replaced."""
+        for index, place in enumerate(crew.token):
+            self._busy.discard(place)
+            rank: RankProcess = crew.handles[index]
+            if index in healthy and self._places.get(place) is rank:
+                continue
+            if self._places.get(place) is rank:
+                self._forget(place, rank.fileno())
+            rank.close()
+            self._start(place)
+
+    def shortage(self, crew: Crew) -> str:
+        """Processes can always be started here."""
+        return ""
+
+    def close(self) -> None:
+        """Kills all ranks and waits until they are gone."""
+        for rank in self._places.values():
+            rank.kill()
+        for rank in self._places.values():
+            rank.close()
+        self._places.clear()
+        self._selector.close()
+        self._spawner.shutdown()
+
+    def _start(self, place: int) -> None:
+        self._started += 1
+        gpu = {"CUDA_VISIBLE_DEVICES": self._gpus[place]} if self._gpus else {"CUDA_VISIBLE_DEVICES": ""}
+        rank = RankProcess(
+            name=f"rank-{place}",
+            spawner=self._spawner,
+            device="cuda" if self._gpus else "cpu",
+            trial=self._trial,
+            environment=gpu,
+        )
+        self._places[place] = rank
+        self._selector.register(rank.fileno(), selectors.EVENT_READ)
+
+    def _forget(self, place: int, number: int) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(number)
+        del self._places[place]
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; makes no CUDA context."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
+    return [str(index) for index in range(_count_gpus())]
+
+
+def _count_gpus() -> int:
+    """GPUs that the driver shows under /proc; 0 without a driver."""
+    try:
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        return 0

@@ -1,0 +1,96 @@
+"""What this machine says about its processes: memory in use, kernel kills, death with the parent, memory limits. Linux.
+
+Readings that the system does not offer are None (or 0 for counters): they are evidence, never a condition for running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Has the kernel SIGKILL this process when the thread that started it ends, even while this process is stopped.
+
+    Exits at once when the parent died before the call.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(0)
+
+
+def status_bytes(key: str, pid: int | str = "self") -> int | None:
+    """A size of /proc/PID/status in bytes: VmRSS (resident), VmData (private writable), ..."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def oom_kills() -> int:
+    """Processes that the kernel's out-of-memory killer has ended so far, in this cgroup and on the whole machine."""
+    count = 0
+    for path in (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")):
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    count += int(line.split()[1])
+    return count
+
+
+@contextlib.contextmanager
+def memory_limit(limit_bytes: float | None) -> Iterator[None]:
+    """Lets this process take at most `limit_bytes` of private memory more than it holds now, until the block ends.
+
+    Uses RLIMIT_DATA, which counts private writable mappings and not libraries: an allocation beyond it fails with ENOMEM, so that
+    running out of memory is an exception in the rank and not the kernel's choice of a victim.
+    """
+    held = status_bytes("VmData")
+    if limit_bytes is None or held is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = int(held + limit_bytes)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def give_back_memory() -> None:
+    """Returns what the allocator holds in reserve to the system, so that a resident size says what is really in use."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def total_memory() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this number exists and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in ("Z", "X")
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,74 @@
+"""How the ranks of a gang find one another: a TCP store that rank 0 opens on a port of the system's choice, then a process group.
+
+The store listens on one address only (loopback for ranks of one machine, else the node's own), never on all interfaces, and no port
+is fixed. Collectives run over gloo on CPU tensors and NCCL on GPU tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def open_store(host: str, world_size: int, timeout_s: float) -> tuple[dist.TCPStore, int]:
+    """Opens the gang's store on `host` and returns it with its port; does not wait for the others."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.bind((host, 0))
+        listener.listen(128)
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            host,
+            port,
+            world_size,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+            master_listen_fd=listener.detach(),  # the store owns the socket from here on
+        )
+    return store, port
+
+
+def join_store(host: str, port: int, world_size: int, timeout_s: float) -> dist.TCPStore:
+    """Connects to the store that rank 0 opened."""
+    return dist.TCPStore(
+        host, port, world_size, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+    )
+
+
+@contextlib.contextmanager
+def process_group(
+    store: dist.Store, *, rank: int, world_size: int, device: torch.device, timeout_s: float
+) -> Iterator[None]:
+    """The default process group of exactly these ranks, for the length of the block; torn down however the block ends."""
+    on_gpu = device.type == "cuda"
+    extra: dict[str, Any] = {"device_id": device} if on_gpu else {}
+    dist.init_process_group(
+        backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+        **extra,
+    )
+    try:
+        yield
+    except BaseException:
+        abort()  # peers that wait for this rank in a collective must learn of it now
+        raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def abort() -> None:
+    """Breaks off what the process group is doing, from whatever thread; its collectives raise. No group, no effect."""
+    with contextlib.suppress(Exception):  # a backend that cannot abort is ended by its peers' closed connections
+        if dist.is_initialized():
+            torch.distributed.distributed_c10d._abort_process_group()

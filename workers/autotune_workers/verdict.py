@@ -1,0 +1,156 @@
+"""Evidence -> failure: pure functions that tell apart why an attempt failed.
+
+A failure has one primary cause and many echoes: when one rank runs out of memory, its peers only see a broken connection. Evidence
+of all ranks is therefore weighed together, and the gravest kind of statement wins (`WEIGHTS`): a trainer's own verdict, exhausted
+memory, a dead process, an exception, and last the echoes "a peer is gone" and "a collective timed out".
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.spec import Failure, FailureKind
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|cannot allocate memory|std::bad_alloc|unable to allocate"
+    r"|STATUS_ALLOC_FAILED|DefaultCPUAllocator: not enough memory|Failed to allocate",
+    re.IGNORECASE,
+)
+_PEER_GONE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited|socket (closed|error)"
+    r"|not (currently )?connected|application timeout caused pair closure|failed to recv|recvValue failed|sendBytes failed"
+    r"|NCCL communicator was aborted|aborted on|process group .*(destroyed|aborted)|unhandled system error"
+    r"|connectFullMesh failed|store.*(closed|shut ?down)",
+    re.IGNORECASE,
+)
+_TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+WEIGHTS = ("verdict", "memory", "death", "exception", "timeout", "echo")
+"""Classes of statements, the gravest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What one rank's end says."""
+
+    weight: str
+    """one of WEIGHTS"""
+    kind: FailureKind
+    """the class that it speaks for"""
+    message: str
+    """in one sentence"""
+    exception: str = ""
+    """type and text, or the signal"""
+    rank: int | None = None
+    """who says it"""
+    step: int | None = None
+    """in which step, from 0 with warm-up"""
+    log_tail: tuple[str, ...] = ()
+    """last lines of its log"""
+
+    def failure(self) -> Failure:
+        """As the failure of the attempt."""
+        return Failure(
+            kind=self.kind,
+            message=self.message,
+            exception=self.exception,
+            log_tail=self.log_tail,
+            rank=self.rank,
+            step=self.step,
+        )
+
+
+def place(rank: int, step: int | None, phase: str) -> str:
+    """ "rank 1 in step 4", or in which phase before the first step."""
+    return f"rank {rank} in step {step}" if step is not None else f"rank {rank} during {phase or 'start'}"
+
+
+def of_exception(said: Mapping[str, Any], *, rank: int, phase: str = "", log_tail: Sequence[str] = ()) -> Evidence:
+    """Judges an exception that a rank reported: `type`, `text`, `errno`, `step`, and `failure` when the trainer judged itself."""
+    step = said.get("step")
+    where = place(rank, step, phase)
+    name, text = str(said.get("type", "Exception")), str(said.get("text", ""))
+    exception = f"{name}: {text}" if text else name
+    tail = tuple(log_tail)
+    if said.get("failure"):
+        own = Failure.from_dict(said["failure"])
+        return Evidence(
+            weight="verdict",
+            kind=own.kind,
+            message=own.message,
+            exception=own.exception or exception,
+            rank=rank if own.rank is None else own.rank,
+            step=step if own.step is None else own.step,
+            log_tail=own.log_tail or tail,
+        )
+
+    def evidence(weight: str, kind: FailureKind, message: str) -> Evidence:
+        return Evidence(
+            weight=weight, kind=kind, message=message, exception=exception, rank=rank, step=step, log_tail=tail
+        )
+
+    first_line = text.strip().splitlines()[0][:300] if text.strip() else name
+    if name in ("MemoryError", "OutOfMemoryError") or said.get("errno") == errno.ENOMEM or _OUT_OF_MEMORY.search(text):
+        return evidence("memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory: {first_line}")
+    if said.get("errno") in _DISK_FULL:
+        return evidence("exception", FailureKind.ERROR, f"{where} found the disk full: {first_line}")
+    if "Dist" in name or name in ("RuntimeError", "ConnectionError", "ConnectionResetError", "BrokenPipeError"):
+        if _PEER_GONE.search(text):
+            return evidence("echo", FailureKind.WORKER_LOST, f"{where} lost the connection to a peer: {first_line}")
+        if _TIMED_OUT.search(text):
+            return evidence("timeout", FailureKind.HANG, f"{where} waited in vain in a collective: {first_line}")
+    return evidence("exception", FailureKind.ERROR, f"{where} raised {name}: {first_line}")
+
+
+def of_death(
+    *,
+    rank: int,
+    code: int | None,
+    step: int | None = None,
+    phase: str = "",
+    log_tail: Sequence[str] = (),
+    kernel_oom: bool = False,
+    why: str = "",
+) -> Evidence:
+    """Judges a process that is gone. `code`: exit status, negative for a signal, None when nobody knows; `why`: what else is known."""
+    where, tail = place(rank, step, phase), tuple(log_tail)
+    text = "\n".join(tail)
+
+    def evidence(weight: str, kind: FailureKind, message: str, exception: str) -> Evidence:
+        return Evidence(
+            weight=weight, kind=kind, message=message, exception=exception, rank=rank, step=step, log_tail=tail
+        )
+
+    if code is None:
+        return evidence("death", FailureKind.WORKER_LOST, f"{where} is gone: {why or 'its host is lost'}", why)
+    if code >= 0:
+        if _OUT_OF_MEMORY.search(text):
+            return evidence(
+                "memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory and left", f"exit code {code}"
+            )
+        kind = FailureKind.WORKER_LOST if code == 0 else FailureKind.ERROR
+        return evidence("death", kind, f"{where} left with exit code {code}", f"exit code {code}")
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    if name == "SIGKILL" and kernel_oom:
+        message = f"{where} was killed by the kernel: the machine ran out of memory"
+        return evidence("memory", FailureKind.OUT_OF_MEMORY, message, "SIGKILL by the kernel's out-of-memory killer")
+    if name in ("SIGABRT", "SIGSEGV", "SIGBUS") and _OUT_OF_MEMORY.search(text):
+        return evidence("memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory and died of {name}", name)
+    if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"):
+        return evidence("death", FailureKind.ERROR, f"{where} crashed with {name}", name)
+    return evidence("death", FailureKind.WORKER_LOST, f"{where} was killed by {name}", name)
+
+
+def weigh(evidence: Iterable[Evidence]) -> Evidence | None:
+    """The statement that explains the others: the gravest, and of equals the first."""
+    statements = list(evidence)
+    return min(statements, key=lambda e: WEIGHTS.index(e.weight)) if statements else None
