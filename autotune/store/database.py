@@ -1,7 +1,8 @@
 """Connections and transactions: one way to read, one way to write, on SQLite and PostgreSQL alike.
 
-SQLite runs in WAL mode, so that readers never wait, with `synchronous=FULL`: what was committed survives the death of any process and
-also a power cut. Writers begin with BEGIN IMMEDIATE, so that a transaction that has started never fails for a lock; threads of one
+SQLite runs in WAL mode, so that readers never wait. What was committed survives the death of any process; transactions marked durable
+(submissions, ends of trials, changes of a study's status) are also forced to disk, with all that was committed before them, and
+survive a power cut: `synchronous=FULL` for those, `NORMAL` for the rest. Writers begin with BEGIN IMMEDIATE, so that a transaction that has started never fails for a lock; threads of one
 process queue on a lock of their own first, because SQLite's is unfair and polls. PostgreSQL runs at READ COMMITTED: each write
 begins with an UPDATE of the study's row, which is its lock.
 """
@@ -68,13 +69,13 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
+    def write(self, *, durable: bool = False) -> Iterator[Connection]:
         """A transaction that is kept when the block ends and undone when it raises. Raises the store's errors.
 
         After `StoreUnavailableError` the caller does not know whether it was kept; asking again is safe, see `autotune.store.trials`.
         """
         with diagnosed(self.place), self._turns(True), self.engine.connect() as connection:
-            connection = connection.execution_options(autotune_write=True)
+            connection = connection.execution_options(autotune_write="FULL" if durable else "NORMAL")
             with connection.begin():
                 yield connection
 
@@ -130,14 +131,17 @@ def _make_engine(place: Place, is_memory: bool) -> Engine:
     def prepare(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=FULL")
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.execute("PRAGMA cache_size=-16384")
         cursor.close()
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get("autotune_write", False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        synchronous = connection.get_execution_options().get("autotune_write")
+        cursor = connection.connection.cursor()
+        if synchronous:
+            cursor.execute(f"PRAGMA synchronous={synchronous}")
+        cursor.execute("BEGIN IMMEDIATE" if synchronous else "BEGIN")
+        cursor.close()
 
     return engine

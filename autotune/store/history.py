@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from autotune.ports import HistoryEvent
 from autotune.store.database import now_us
@@ -19,24 +19,29 @@ from autotune.store.tables import events, studies
 Line = tuple[str, Mapping[str, Any]]
 """(kind, data)"""
 
-
-def append(connection: Connection, study: int, lines: Sequence[Line]) -> None:
-    """Writes the lines at the end of the history of the study with that key, in this transaction."""
-    now = now_us()
-    last = connection.execute(
-        update(studies)
-        .where(studies.c.key == study)
-        .values(num_events=studies.c.num_events + len(lines), updated_us=now)
-        .returning(studies.c.num_events)
-    ).scalar_one()
-    first = last - len(lines) + 1
-    connection.execute(
-        insert(events),
-        [
-            {"study": study, "sequence": first + i, "at_us": now, "kind": kind, "data": json_text(data)}
-            for i, (kind, data) in enumerate(lines)
-        ],
+_COUNT = (
+    update(studies)
+    .where(studies.c.key == bindparam("of_study"))
+    .values(
+        num_events=studies.c.num_events + bindparam("new_events"),
+        num_trials=studies.c.num_trials + bindparam("new_trials"),
+        updated_us=bindparam("now"),
     )
+    .returning(studies.c.num_events)
+)
+_INSERT = insert(events)
+
+
+def append(connection: Connection, study: int, lines: Sequence[Line], *, new_trials: int = 0) -> None:
+    """Writes the lines at the end of the history of the study with that key, in this transaction, and counts its new trials."""
+    now = now_us()
+    counts = {"of_study": study, "new_events": len(lines), "new_trials": new_trials, "now": now}
+    first = connection.execute(_COUNT, counts).scalar_one() - len(lines) + 1
+    rows = [
+        {"study": study, "sequence": first + i, "at_us": now, "kind": kind, "data": json_text(data)}
+        for i, (kind, data) in enumerate(lines)
+    ]
+    connection.execute(_INSERT, rows if len(rows) > 1 else rows[0])
 
 
 def read(connection: Connection, study: int, study_id: str, *, after: int, limit: int) -> list[HistoryEvent]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from sqlalchemy import Connection, Row, or_, select, update
+from sqlalchemy import Connection, Row, bindparam, or_, select, update
 
 from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import Lease
@@ -19,6 +19,15 @@ from autotune.store.rows import clean
 from autotune.store.tables import studies
 
 TERMINAL = tuple(str(status) for status in StudyStatus if status.is_terminal)
+
+_HELD = (
+    studies.c.id == bindparam("of_study"),
+    studies.c.fence == bindparam("of_fence"),
+    studies.c.lease_owner == bindparam("of_owner"),
+)
+_HOLD = select(studies).where(*_HELD).with_for_update()
+_EXTEND = update(studies).where(*_HELD).values(lease_expires_us=bindparam("expires"))
+_FIND = select(studies).where(studies.c.id == bindparam("of_study"))
 
 
 class FencedError(ConflictError):
@@ -58,29 +67,22 @@ def claim(database: Database, connection: Connection, study_id: str, owner: str,
 def renew(database: Database, connection: Connection, lease: Lease, lease_s: float) -> Lease:
     """The lease, longer; also one that ran out, as long as nobody took it."""
     expires = database.server_now_us(connection) + round(lease_s * 1e6)
-    done = connection.execute(update(studies).where(*held(lease)).values(lease_expires_us=expires))
-    if not done.rowcount:
+    if not connection.execute(_EXTEND, {**_named(lease), "expires": expires}).rowcount:
         refuse(connection, lease)
     return Lease(study=lease.study, owner=lease.owner, fence=lease.fence, expires_at=from_us(expires))
 
 
 def release(connection: Connection, lease: Lease) -> None:
     """Gives the lease back, if it is still ours."""
-    row = connection.execute(
-        update(studies).where(*held(lease)).values(lease_owner="", lease_expires_us=0).returning(studies.c.key)
-    ).first()
-    if row is not None:
-        append(connection, row.key, [("study.released", {"owner": lease.owner, "fence": lease.fence})])
-
-
-def held(lease: Lease) -> tuple[Any, ...]:
-    """The conditions under which a write with this lease goes through."""
-    return (studies.c.id == lease.study, studies.c.fence == lease.fence, studies.c.lease_owner == lease.owner)
+    held = connection.execute(_HOLD, _named(lease)).first()
+    if held is not None:
+        connection.execute(update(studies).where(studies.c.key == held.key).values(lease_owner="", lease_expires_us=0))
+        append(connection, held.key, [("study.released", {"owner": lease.owner, "fence": lease.fence})])
 
 
 def hold(connection: Connection, lease: Lease) -> Row[Any]:
-    """The study's row, locked until the transaction ends. Raises `ConflictError` when the lease was taken over."""
-    row = connection.execute(select(studies).where(*held(lease)).with_for_update()).first()
+    """The study's row, locked until the transaction ends. Raises `FencedError` when the lease was taken over."""
+    row = connection.execute(_HOLD, _named(lease)).first()
     if row is None:
         refuse(connection, lease)
     return row
@@ -100,7 +102,11 @@ def refuse(connection: Connection, lease: Lease) -> NoReturn:
 
 def find(connection: Connection, study_id: str) -> Row[Any]:
     """The row of this exact id. Raises `NotFoundError`."""
-    row = connection.execute(select(studies).where(studies.c.id == study_id)).first()
+    row = connection.execute(_FIND, {"of_study": study_id}).first()
     if row is None:
         raise NotFoundError(f"no study has the id {study_id!r}", remedy="`autotune list` shows them")
     return row
+
+
+def _named(lease: Lease) -> dict[str, Any]:
+    return {"of_study": lease.study, "of_fence": lease.fence, "of_owner": lease.owner}

@@ -35,10 +35,10 @@ class SqlStore:
     ) -> StudyRecord:
         """Keeps a new study as QUEUED; the same key returns what it made first."""
         try:
-            with self.database.write() as connection:
+            with self.database.write(durable=True) as connection:
                 study_id = submissions.submit(connection, study, spec, idempotency_key, owner)
         except IntegrityError:  # somebody else kept the same key between our look and our write: look again
-            with self.database.write() as connection:
+            with self.database.write(durable=True) as connection:
                 study_id = submissions.submit(connection, study, spec, idempotency_key, owner)
         return self.study(study_id)
 
@@ -136,7 +136,7 @@ class SqlStore:
 
     def end_trial(self, lease: Lease, trial: Trial) -> bool:
         """Makes the trial terminal, once. A report under a lease that was taken over is kept as late too, and raises `ConflictError`."""
-        with self.database.write() as connection:
+        with self.database.write(durable=True) as connection:
             try:
                 return trials.end_trial(connection, lease, trial)
             except leases.FencedError as fenced:
@@ -155,7 +155,7 @@ class SqlStore:
         **fields: Any,
     ) -> StudyRecord:
         """Moves the study on, when its status is one of `expect`."""
-        with self.database.write() as connection:
+        with self.database.write(durable=True) as connection:
             lifecycle.set_status(
                 connection, study_id, status, expect=expect, message=message, lease=lease, fields=fields
             )

@@ -3,27 +3,66 @@
 Whoever lost an acknowledgement may ask again: the same trial added again, the same attempt started or closed again are acknowledged and
 change nothing. Anything else that the present state forbids is a `ConflictError`. A trial ends once: later reports are kept in the
 history as `trial.late`.
+
+Statements are built once: building them costs more than running them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import Lease, StepsReported
 from autotune.spec import Failure, Trial, TrialStatus
 from autotune.store import lease as leases
 from autotune.store.database import now_us
-from autotune.store.history import append
+from autotune.store.history import Line, append
 from autotune.store.packing import append_steps
 from autotune.store.records import keep_record
 from autotune.store.rows import ended_columns, json_text, new_trial_row, read_trial
-from autotune.store.tables import attempts, studies, trials, workloads
+from autotune.store.tables import attempts, trials, workloads
 
 OPEN = (str(TrialStatus.PENDING), str(TrialStatus.RUNNING))
+
+_TRIAL = (
+    select(trials, workloads.c.num_gpus)
+    .join(workloads, workloads.c.key == trials.c.workload)
+    .where(trials.c.study == bindparam("of_study"), trials.c.number == bindparam("of_number"))
+)
+_ADD = insert(trials)
+_RUN = (
+    update(trials)
+    .where(trials.c.key == bindparam("of_key"))
+    .values(
+        status=str(TrialStatus.RUNNING),
+        attempts=bindparam("attempt"),
+        started_us=func.coalesce(trials.c.started_us, bindparam("now")),
+    )
+)
+_END = (
+    update(trials)
+    .where(trials.c.key == bindparam("of_key"))
+    .values({name: bindparam(name) for name in ("status", "failure", "throughput", "reward", "ended_us", "document")})
+)
+_ATTEMPT = select(attempts).where(
+    attempts.c.study == bindparam("of_study"),
+    attempts.c.number == bindparam("of_number"),
+    attempts.c.attempt == bindparam("of_attempt"),
+)
+_ADD_ATTEMPT = insert(attempts)
+_STEPS = update(attempts).where(attempts.c.key == bindparam("of_key")).values(steps=bindparam("steps"))
+_CLOSE = (
+    update(attempts)
+    .where(
+        attempts.c.study == bindparam("of_study"),
+        attempts.c.number == bindparam("of_number"),
+        attempts.c.ended_us.is_(None),
+    )
+    .values(ended_us=bindparam("ended_us"), failure=bindparam("failure"))
+)
 
 
 def add(connection: Connection, lease: Lease, trial: Trial) -> None:
@@ -31,24 +70,24 @@ def add(connection: Connection, lease: Lease, trial: Trial) -> None:
     study = leases.hold(connection, lease)
     if trial.status is not TrialStatus.PENDING:
         raise ConflictError(f"a new trial is PENDING, but trial {trial.number} is {trial.status}")
-    if trial.number < study.num_trials:
+    if 0 <= trial.number < study.num_trials:
         asked = read_trial(lease.study, _trial(connection, study, trial.number))
         if (asked.config, asked.seed, asked.purpose) == (trial.config, trial.seed, trial.purpose):
             return
     if trial.number != study.num_trials:
         raise ConflictError(
-            f"trials are numbered without gaps: the next of study {lease.study} is {study.num_trials}, but is {trial.number}"
+            f"trials are numbered without gaps: the next of study {lease.study} is {study.num_trials}, "
+            f"but is {trial.number}"
         )
     _refuse_terminal(study)
-    connection.execute(insert(trials), new_trial_row(trial, study=study.key, workload=study.workload, now=now_us()))
-    connection.execute(update(studies).where(studies.c.key == study.key).values(num_trials=studies.c.num_trials + 1))
+    connection.execute(_ADD, new_trial_row(trial, study=study.key, workload=study.workload, now=now_us()))
     line = {
         "number": trial.number,
         "config": trial.config.to_dict(),
         "purpose": str(trial.purpose),
         "reason": trial.reason,
     }
-    append(connection, study.key, [("trial.asked", line)])
+    append(connection, study.key, [("trial.asked", line)], new_trials=1)
 
 
 def start_attempt(connection: Connection, lease: Lease, number: int, attempt: int) -> None:
@@ -65,17 +104,9 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
     if row.attempts and _attempt(connection, study, number, row.attempts).ended_us is None:
         raise ConflictError(f"attempt {row.attempts} of trial {number} still runs")
     now = now_us()
-    started = row.started_us if row.started_us is not None else now
-    connection.execute(
-        update(trials)
-        .where(trials.c.key == row.key)
-        .values(status=str(TrialStatus.RUNNING), attempts=attempt, started_us=started)
-    )
-    connection.execute(
-        insert(attempts).values(
-            study=study.key, number=number, attempt=attempt, fence=lease.fence, started_us=now, steps=b""
-        )
-    )
+    connection.execute(_RUN, {"of_key": row.key, "attempt": attempt, "now": now})
+    started = {"study": study.key, "number": number, "attempt": attempt, "fence": lease.fence, "started_us": now}
+    connection.execute(_ADD_ATTEMPT, {**started, "steps": b""})
     append(connection, study.key, [("trial.started", {"number": number, "attempt": attempt})])
 
 
@@ -93,16 +124,15 @@ def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReporte
         key, packed = grown[number, attempt]
         grown[number, attempt] = (key, append_steps(packed, report))
     for key, packed in grown.values():
-        connection.execute(update(attempts).where(attempts.c.key == key).values(steps=packed))
+        connection.execute(_STEPS, {"of_key": key, "steps": packed})
 
 
 def end_attempt(connection: Connection, lease: Lease, number: int, attempt: int, failure: Failure | None) -> None:
     """Closes an attempt whose trial goes on."""
     study = leases.hold(connection, lease)
-    row = _attempt(connection, study, number, attempt)
-    if row.ended_us is not None:
+    if _attempt(connection, study, number, attempt).ended_us is not None:
         return
-    _close_attempt(connection, row.key, failure, now_us())
+    _close(connection, study, number, failure, now_us())
     line = {"number": number, "attempt": attempt, "failure": failure.to_dict() if failure else None}
     append(connection, study.key, [("attempt.ended", line)])
 
@@ -111,8 +141,6 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> bool:
     """Makes the trial terminal with what `trial` says of status, measurement, reward, failure and reason; False if it was already."""
     study = leases.hold(connection, lease)
     row = _trial(connection, study, trial.number)
-    if not trial.status.is_terminal:
-        raise ConflictError(f"a trial ends in a terminal state, but trial {trial.number} is {trial.status}")
     asked = read_trial(lease.study, row)
     if asked.config != trial.config:
         raise ConflictError(
@@ -121,47 +149,40 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> bool:
     if row.status not in OPEN:
         keep_late(connection, study.key, trial, f"already {row.status}", lease.fence)
         return False
-    if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED) and not trial.is_measured:
-        raise ConflictError(f"trial {trial.number} cannot be {trial.status} without a measurement")
-    if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED) and row.status != TrialStatus.RUNNING:
-        raise ConflictError(f"trial {trial.number} cannot be {trial.status}: it was never started")
-    if trial.status is TrialStatus.FAILED and trial.failure is None:
-        raise ConflictError(f"trial {trial.number} cannot be FAILED without a failure")
+    _refuse_senseless(trial, was_started=row.status == TrialStatus.RUNNING)
     now = now_us()
-    num_gpus = connection.execute(select(workloads.c.num_gpus).where(workloads.c.key == row.workload)).scalar_one()
-    columns = ended_columns(asked, trial, num_gpus=num_gpus, now=now)
-    connection.execute(update(trials).where(trials.c.key == row.key).values(**columns))
+    columns = ended_columns(asked, trial, num_gpus=row.num_gpus, now=now)
+    connection.execute(_END, {"of_key": row.key, **columns})
     if row.attempts:
-        last = _attempt(connection, study, trial.number, row.attempts)
-        if last.ended_us is None:
-            _close_attempt(connection, last.key, trial.failure, now)
+        _close(connection, study, trial.number, trial.failure, now)
     if columns["throughput"] is not None:
         keep_record(connection, row.workload, row.config_key)
     append(connection, study.key, [("trial.ended", _ending(trial, columns["throughput"], row.attempts))])
     return True
 
 
-def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[tuple[str, dict[str, Any]]]:
+def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Line]:
     """Makes every open trial of an ending study CANCELLED; returns the lines for its history."""
     rows = connection.execute(
-        select(trials).where(trials.c.study == study.key, trials.c.status.in_(OPEN)).order_by(trials.c.number)
+        select(trials.c.number, trials.c.attempts)
+        .where(trials.c.study == study.key, trials.c.status.in_(OPEN))
+        .order_by(trials.c.number)
     ).all()
-    now = now_us()
-    lines = []
+    now, status = now_us(), str(TrialStatus.CANCELLED)
+    connection.execute(
+        update(trials).where(trials.c.study == study.key, trials.c.status.in_(OPEN)).values(status=status, ended_us=now)
+    )
     for row in rows:
-        connection.execute(
-            update(trials).where(trials.c.key == row.key).values(status=str(TrialStatus.CANCELLED), ended_us=now)
-        )
-        open_attempts = (attempts.c.study == study.key, attempts.c.number == row.number, attempts.c.ended_us.is_(None))
-        connection.execute(update(attempts).where(*open_attempts).values(ended_us=now))
-        line = {"number": row.number, "status": str(TrialStatus.CANCELLED), "attempts": row.attempts, "reason": reason}
-        lines.append(("trial.ended", line))
-    return lines
+        _close(connection, study, row.number, None, now)
+    return [
+        ("trial.ended", {"number": row.number, "status": status, "attempts": row.attempts, "reason": reason})
+        for row in rows
+    ]
 
 
 def keep_late(connection: Connection, study: int, trial: Trial, why: str, fence: int) -> None:
     """Writes a report that came too late into the history, with its evidence."""
-    line = {"number": trial.number, "why": why, "fence": fence, "trial": trial.to_dict()}
+    line: Mapping[str, Any] = {"number": trial.number, "why": why, "fence": fence, "trial": trial.to_dict()}
     append(connection, study, [("trial.late", line)])
 
 
@@ -176,27 +197,37 @@ def _ending(trial: Trial, throughput: float | None, attempts_made: int) -> dict[
     return line
 
 
-def _close_attempt(connection: Connection, key: int, failure: Failure | None, now: int) -> None:
+def _close(connection: Connection, study: Row[Any], number: int, failure: Failure | None, now: int) -> None:
     text = json_text(failure.to_dict()) if failure else None
-    connection.execute(update(attempts).where(attempts.c.key == key).values(ended_us=now, failure=text))
+    connection.execute(_CLOSE, {"of_study": study.key, "of_number": number, "ended_us": now, "failure": text})
 
 
 def _trial(connection: Connection, study: Row[Any], number: int) -> Row[Any]:
-    row = connection.execute(select(trials).where(trials.c.study == study.key, trials.c.number == number)).first()
+    row = connection.execute(_TRIAL, {"of_study": study.key, "of_number": number}).first()
     if row is None:
         raise NotFoundError(f"study {study.id} has no trial {number}")
     return row
 
 
 def _attempt(connection: Connection, study: Row[Any], number: int, attempt: int) -> Row[Any]:
-    row = connection.execute(
-        select(attempts).where(
-            attempts.c.study == study.key, attempts.c.number == number, attempts.c.attempt == attempt
-        )
-    ).first()
+    of = {"of_study": study.key, "of_number": number, "of_attempt": attempt}
+    row = connection.execute(_ATTEMPT, of).first()
     if row is None:
         raise NotFoundError(f"trial {number} of study {study.id} has no attempt {attempt}")
     return row
+
+
+def _refuse_senseless(trial: Trial, *, was_started: bool) -> None:
+    where = f"trial {trial.number} cannot be {trial.status}"
+    if not trial.status.is_terminal:
+        raise ConflictError(f"{where} at its end: only terminal states end a trial")
+    if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED):
+        if not trial.is_measured:
+            raise ConflictError(f"{where} without a measurement")
+        if not was_started:
+            raise ConflictError(f"{where}: it was never started")
+    if trial.status is TrialStatus.FAILED and trial.failure is None:
+        raise ConflictError(f"{where} without a failure")
 
 
 def _refuse_terminal(study: Row[Any]) -> None:
