@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from autotune.controller import (
+    PAUSED_ON_REQUEST,
     CancelAsked,
     CancelAttempt,
     CloseAttempt,
@@ -35,6 +36,7 @@ from autotune.controller import (
     StopAsked,
     Tick,
 )
+from autotune.errors import ConflictError
 from autotune.ledger import Ledger
 from autotune.ports import StepsReported, StudyRecord, TrialRunner
 from autotune.progress import (
@@ -92,7 +94,17 @@ class Loop:
         Raises `ConflictError` when another controller took over, `StoreUnavailableError` when the store stays away, `RunnerError` when
         nothing can be run; then the caller's closing of the runner ends what still ran.
         """
+        try:
+            return self._run()
+        except ConflictError:
+            if (record := self.ledger.record()).status.is_terminal:
+                return record  # cancelled by somebody just before a write
+            raise
+
+    def _run(self) -> StudyRecord:
         glanced = checked = self.monotonic()
+        if (asked := ASKED.get(self.ledger.record().status)) is not None:
+            self._handle(asked)
         self._handle(Tick(now_s=glanced))
         while self._end is None:
             events: list[Event] = [*self.runner.poll(POLL_S)]
@@ -156,8 +168,9 @@ class Loop:
         self._steps = []
 
     def _rest(self, end: EndStudy) -> None:
+        by_request = end.status is StudyStatus.PAUSED and end.message == PAUSED_ON_REQUEST
         self._end = self.ledger.move(
-            end.status,
+            None if by_request else end.status,  # then the store says PAUSED, or somebody has just taken it back
             end.message,
             elapsed_s=self.controller.elapsed_s,
             baseline=end.baseline,

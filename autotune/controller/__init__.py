@@ -6,6 +6,8 @@ budget.py     what is used up                      finals.py    who is measured 
 """
 
 from autotune.controller.commands import (
+    PAUSED_ON_REQUEST,
+    STOPPED_ON_REQUEST,
     CancelAsked,
     CancelAttempt,
     CloseAttempt,
@@ -26,9 +28,12 @@ from autotune.controller.commands import (
     StopAsked,
     Tick,
 )
+from autotune.controller.finals import Verdict, contenders, decide
 from autotune.controller.machine import Controller
 
 __all__ = [
+    "PAUSED_ON_REQUEST",
+    "STOPPED_ON_REQUEST",
     "CancelAsked",
     "CancelAttempt",
     "CloseAttempt",
@@ -49,4 +54,7 @@ __all__ = [
     "StartAttempt",
     "StopAsked",
     "Tick",
+    "Verdict",
+    "contenders",
+    "decide",
 ]

@@ -24,6 +24,8 @@ class Spent:
     """since the start, without pauses"""
     gpu_s: float
     """rank-seconds, of running attempts too"""
+    refused: int = 0
+    """configs that the searcher asked for and that cannot be run at all"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +36,20 @@ class Reserve:
     gpu_s: float = 0.0
 
 
-def counts(trials: Iterable[Trial]) -> tuple[int, int]:
-    """(trials that the searcher asked for and that were not cancelled, failed trials)."""
+REFUSED_PER_TRIAL = 10
+"""the search ends when it has asked for so many times `max_trials` configs that cannot be run"""
+
+
+def counts(trials: Iterable[Trial]) -> dict[str, int]:
+    """`trials`, `failed` and `refused` of `Spent`."""
     kept = [t for t in trials if t.status is not TrialStatus.CANCELLED]
-    asked = sum(t.purpose is TrialPurpose.SEARCH and t.status is not TrialStatus.INFEASIBLE for t in kept)
-    return asked, sum(t.status is TrialStatus.FAILED for t in kept)
+    searched = [t for t in kept if t.purpose is TrialPurpose.SEARCH]
+    refused = sum(t.status is TrialStatus.INFEASIBLE for t in searched)
+    return {
+        "trials": len(searched) - refused,
+        "failed": sum(t.status is TrialStatus.FAILED for t in kept),
+        "refused": refused,
+    }
 
 
 def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
@@ -47,6 +58,8 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
         return f"the budget of {budget.max_trials} trials is spent"
     if spent.failed >= budget.max_failed_trials:
         return f"{spent.failed} trials failed, which is the budget of failed trials"
+    if spent.refused >= REFUSED_PER_TRIAL * budget.max_trials:
+        return f"{spent.refused} configs that the searcher asked for cannot be run here"
     if spent.wall_s + min(reserve.wall_s, budget.max_wall_s / 2) >= budget.max_wall_s:
         return f"of {budget.max_wall_s:.0f} s wall time, {spent.wall_s:.0f} s are spent and the rest is kept for the finals"
     if budget.max_gpu_s is not None and spent.gpu_s + min(reserve.gpu_s, budget.max_gpu_s / 2) >= budget.max_gpu_s:

@@ -36,6 +36,14 @@ class Tick:
     """seconds on a clock that never goes backwards; only differences count"""
 
 
+PAUSED_ON_REQUEST = "paused on request"
+"""why a study rests after `PauseAsked`"""
+STOPPED_ON_REQUEST = "stopped on request"
+"""why it ends after `StopAsked`"""
+CANCELLED_ON_REQUEST = "cancelled on request"
+"""why it ends after `CancelAsked`"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseAsked:
     """Start nothing new; rest when the running trials are over."""
@@ -176,6 +184,9 @@ Command = (
 )
 
 __all__ = [
+    "CANCELLED_ON_REQUEST",
+    "PAUSED_ON_REQUEST",
+    "STOPPED_ON_REQUEST",
     "AttemptEnded",
     "AttemptStarted",
     "CancelAsked",

@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 from autotune.controller.attempts import MAX_ATTEMPTS, MAX_LOST, Attempt, Attempts
 from autotune.controller.budget import Reserve, Spent, counts, everything_is_over, search_is_over
 from autotune.controller.commands import (
+    CANCELLED_ON_REQUEST,
+    PAUSED_ON_REQUEST,
+    STOPPED_ON_REQUEST,
     AttemptEnded,
     AttemptStarted,
     CancelAsked,
@@ -77,12 +80,13 @@ class Controller:
         capacity: int,
         baseline: ParallelConfig | None,
         predict: Callable[[ParallelConfig], Estimate | None] = lambda _: None,
+        refuse: Callable[[ParallelConfig], str] = lambda _: "",
         past: Sequence[Trial] = (),
         elapsed_s: float = 0.0,
         stop_reason: str = "",
     ) -> None:
-        """`capacity`: ranks of the runner. `baseline`: the default config (None: there is none to beat). `past`: the trials of the
-        store, terminal ones in the order in which they ended. `elapsed_s`, `stop_reason`: as of the last checkpoint."""
+        """`capacity`: ranks of the runner. `baseline`: the default config (None: there is none to beat). `refuse`: why a config cannot be run
+        at all, e.g. by this trainer; empty when it can. `past`: the trials of the store, terminal ones in the order in which they ended. `elapsed_s`, `stop_reason`: as of the last checkpoint."""
         self.study_id = study_id
         self.study = study
         self.searcher = searcher
@@ -92,6 +96,7 @@ class Controller:
         self.stop_reason = stop_reason
         self._baseline = baseline
         self._predict = predict
+        self._refuse = refuse
         self._judge = Judge(study)
         self._now_s: float | None = None
         self._base_s = elapsed_s
@@ -118,13 +123,13 @@ class Controller:
             case StepsReported() if event.id in self.attempts.live:
                 self._out.append(KeepSteps(steps=event))
             case PauseAsked():
-                self._rest(StudyStatus.PAUSED, "paused")
-            case ResumeAsked() if self._resting is StudyStatus.PAUSED and self._rest_reason == "paused":
+                self._rest(StudyStatus.PAUSED, PAUSED_ON_REQUEST)
+            case ResumeAsked() if self._resting is StudyStatus.PAUSED and self._rest_reason == PAUSED_ON_REQUEST:
                 self._resting = None
             case StopAsked():
-                self._rest(StudyStatus.COMPLETED, "stopped on request")
+                self._rest(StudyStatus.COMPLETED, STOPPED_ON_REQUEST)
             case CancelAsked():
-                self._rest(StudyStatus.CANCELLED, "cancelled on request")
+                self._rest(StudyStatus.CANCELLED, CANCELLED_ON_REQUEST)
             case InterruptAsked():
                 self._rest(StudyStatus.PAUSED, event.reason)
             case _:
@@ -152,9 +157,8 @@ class Controller:
     @property
     def spent(self) -> Spent:
         """What of the budget is used up."""
-        asked, failed = counts(self.trials.values())
         gpu_s = self._past_gpu_s + self.attempts.gpu_s(self._now_s or 0.0)
-        return Spent(trials=asked, failed=failed, wall_s=self._elapsed_s, gpu_s=gpu_s)
+        return Spent(**counts(self.trials.values()), wall_s=self._elapsed_s, gpu_s=gpu_s)
 
     def late(self, event: AttemptEnded) -> Trial | None:
         """What a late report says of its trial; None when that trial is not over, so that the report must not touch it."""
@@ -248,7 +252,7 @@ class Controller:
     def _kills(self) -> bool:
         """Whether running trials are not waited for."""
         return self._resting is StudyStatus.CANCELLED or (
-            self._resting is StudyStatus.PAUSED and self._rest_reason != "paused"
+            self._resting is StudyStatus.PAUSED and self._rest_reason != PAUSED_ON_REQUEST
         )
 
     # ---- what to do next
@@ -358,7 +362,7 @@ class Controller:
         )
         self.trials[trial.number] = trial
         self._out.append(KeepTrial(trial=trial))
-        refusal = self._judge.refusal(trial, self.attempts.capacity)
+        refusal = self._refuse(config) or self._judge.refusal(trial, self.attempts.capacity)
         if refusal:
             self._end_trial(replace(trial, status=TrialStatus.INFEASIBLE, reason=refusal))
         else:
@@ -427,7 +431,7 @@ class Controller:
         if cancelled:
             status, message = StudyStatus.CANCELLED, why
         elif outcome["best"] is None:
-            status = StudyStatus.CANCELLED if why == "stopped on request" else StudyStatus.FAILED
+            status = StudyStatus.CANCELLED if why == STOPPED_ON_REQUEST else StudyStatus.FAILED
             message = f"no config could be measured: {self._judge.tally()}" if status is StudyStatus.FAILED else why
         else:
             status, message = StudyStatus.COMPLETED, self.stop_reason

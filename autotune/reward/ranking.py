@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.reward.price import token_cost
 from autotune.reward.stability import stability
 from autotune.reward.total import reward
-from autotune.spec import Measurement, Objective, Trial, Workload
+from autotune.spec import Measurement, Objective, Trial, TrialPurpose, Workload
 
 
 def rerank(
@@ -28,23 +27,22 @@ def rerank(
     return sorted(rewarded, key=lambda t: (-t.reward.total if t.reward else 0.0, t.number))
 
 
-def merits(trial: Trial, workload: Workload) -> tuple[float, ...] | None:
-    """(tokens/s, stability, memory headroom as a share of the capacity, -cost per token), each the higher the better; None without a
-    measurement. Unknown memory counts as none free."""
-    m = trial.measurement
-    if not trial.is_measured or m is None:
-        return None
-    headroom = (
-        1.0 - m.peak_memory_bytes / m.memory_capacity_bytes
-        if m.peak_memory_bytes is not None and m.memory_capacity_bytes
-        else 0.0
-    )
-    return (m.tokens_per_s, stability(m), headroom, -token_cost(m, workload.cluster.gpu).value)
+def merits(measurement: Measurement) -> tuple[float, float, float, float]:
+    """(tokens/s, stability, memory headroom as a share of the capacity, -cost per token), each the higher the better.
+
+    Unknown memory counts as none free. The cost is in rank-seconds: a price or a datasheet's power multiplies that of every config of a
+    study alike.
+    """
+    m = measurement
+    used, capacity = m.peak_memory_bytes, m.memory_capacity_bytes
+    headroom = 1.0 - used / capacity if used is not None and capacity else 0.0
+    return (m.tokens_per_s, stability(m), headroom, -m.num_ranks / m.tokens_per_s)
 
 
-def pareto(trials: Sequence[Trial], workload: Workload) -> list[Trial]:
-    """The measured trials that none other matches in all four merits and beats in one, by number."""
-    scored = [(t, scores) for t in trials if (scores := merits(t, workload)) is not None]
+def pareto(trials: Sequence[Trial]) -> list[Trial]:
+    """The measured trials that none other matches in all four merits and beats in one, by number; repeats of the finals left aside."""
+    first = [t for t in trials if t.purpose is not TrialPurpose.FINAL]
+    scored = [(t, merits(t.measurement)) for t in first if t.is_measured and t.measurement is not None]
     return [
         t
         for t, mine in sorted(scored, key=lambda pair: pair[0].number)

@@ -1,0 +1,43 @@
+"""Where the parts meet: a spec becomes a study, a study becomes a running loop, a finished loop becomes an answer.
+
+    sources.py    load_study, open_store, plan_of       assembly.py   what a study's loop needs
+    running.py    tune, submit_study, run_study, act    answers.py    result_of, document, explain, rerank, past_studies
+    measuring.py  calibrate
+
+Everything that these choose by name (searcher, runner, trainer, store) is imported when it is asked for.
+"""
+
+from autotune.reward import pareto
+from autotune.wiring.answers import (
+    Result,
+    document,
+    explain,
+    past_studies,
+    rerank,
+    result_of,
+    study_document,
+    trial_document,
+)
+from autotune.wiring.running import ACTIONS, act, run_study, submit_study, tune
+from autotune.wiring.sources import load_study, open_store, plan_of, read_document
+
+__all__ = [
+    "ACTIONS",
+    "Result",
+    "act",
+    "document",
+    "explain",
+    "load_study",
+    "open_store",
+    "pareto",
+    "past_studies",
+    "plan_of",
+    "read_document",
+    "rerank",
+    "result_of",
+    "run_study",
+    "study_document",
+    "submit_study",
+    "trial_document",
+    "tune",
+]

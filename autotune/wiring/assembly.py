@@ -1,0 +1,159 @@
+"""A study taken apart into what its loop needs: space, predictions, baseline, searcher, runner.
+
+Before anything starts the whole space is looked at: when nothing is legal, or everything is predicted not to fit into memory, the answer is an
+`InfeasibleError` with the nearest miss, and no rank is touched. The prediction is only that, so a study with guesses of its user's is run in
+any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autotune.errors import InfeasibleError, RunnerError
+from autotune.ports import Store, TrialRunner
+from autotune.space import SearchSpace, default_config
+from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
+
+if TYPE_CHECKING:
+    from autotune.cost import Calibration
+    from autotune.search import Searcher
+
+FITS = 0.5
+"""predicted probability of running out of memory up to which a config counts as one that fits"""
+PAST_STUDIES = 10
+"""earlier studies that a searcher learns from"""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """What a study means, worked out."""
+
+    study: Study
+    space: SearchSpace
+    calibration: Calibration | None
+    """of this cluster, where it was measured; None: the cost model's own"""
+    estimate: Estimate
+    """of every config of the space"""
+    baseline: ParallelConfig
+
+    def predict(self, config: ParallelConfig) -> Estimate:
+        """What one config is predicted to cost."""
+        index = self.space.index_of(config)
+        if index is not None:
+            return self.estimate.row(index)
+        from autotune.cost import estimate
+
+        return estimate(self.study.workload, config, calibration=self.calibration)
+
+    def searcher(self, history: Sequence[tuple[Workload, Trial]] = ()) -> Searcher:
+        """A fresh searcher, which has been told nothing yet."""
+        from autotune.search import make_searcher
+
+        study = self.study
+        return make_searcher(
+            study.searcher,
+            self.space,
+            seed=study.seed,
+            estimate=self.estimate,
+            calibration=self.calibration,
+            objective=study.objective,
+            history=history,
+            enqueue=study.enqueue,
+        )
+
+    def refuse(self, config: ParallelConfig) -> str:
+        """Why the trainer cannot run this config, in words; empty when it can."""
+        from autotune.trainers import trainer
+
+        limits = trainer(self.study.trainer).limits(self.study.workload, config)
+        return "; ".join(str(limit) for limit in limits)
+
+    def check_fit(self) -> None:
+        """Raises `InfeasibleError` when nothing is expected to fit and the user has no guess of their own."""
+        chances = np.asarray(self.estimate.oom_probability, dtype=float)
+        if self.study.enqueue or bool((chances <= FITS).any()):
+            return
+        peaks = np.asarray(self.estimate.peak_memory_bytes, dtype=float)
+        index = int(np.lexsort((peaks, chances))[0])
+        peak = float(peaks[index])
+        gpu = self.study.workload.cluster.gpu
+        raise InfeasibleError(
+            f"a config must fit into the memory of its GPUs, but none of the {len(self.space):,} legal ones is expected to: the nearest miss, "
+            f"{self.space[index]}, needs about {peak / GIB:.1f} GiB of the {gpu.memory_bytes / GIB:.1f} GiB of a {gpu.name}",
+            remedy="allow more model parallelism (tp, pp), recompute: full, a higher zero_stage or a smaller micro_batch_size in the space, use "
+            "more or larger GPUs, or enqueue a config that you know to fit",
+            field="space",
+        )
+
+
+def assemble(study: Study, store: Store | None = None) -> Assembly:
+    """Works the study out. Raises `InfeasibleError` when no config of its space is legal."""
+    from autotune.cost import estimate
+
+    space = SearchSpace.build(study.workload, study.space)
+    calibration = stored_calibration(study.workload, store)
+    return Assembly(
+        study=study,
+        space=space,
+        calibration=calibration,
+        estimate=estimate(study.workload, space.table, calibration=calibration),
+        baseline=study.baseline or default_config(space),
+    )
+
+
+def stored_calibration(workload: Workload, store: Store | None) -> Calibration | None:
+    """What `autotune calibrate` measured on this cluster for this trainer, where the store has it."""
+    read = getattr(store, "calibration", None)
+    values = read(cluster=workload.cluster.name, trainer=workload.trainer) if read is not None else None
+    if values is None:
+        return None
+    from autotune.cost import Calibration
+
+    return Calibration.from_dict(values)
+
+
+def history_of(study: Study, store: Store, *, before: datetime) -> list[tuple[Workload, Trial]]:
+    """Ended trials of earlier studies of the same model, cluster and trainer, oldest study first.
+
+    Only studies that had ended when this one was submitted: a restart must find the same history.
+    """
+    workload = study.workload
+    records = [
+        r
+        for r in store.studies(model=workload.model.name, cluster=workload.cluster.name, limit=200)
+        if r.ended_at is not None and r.ended_at < before and r.study.workload.trainer == workload.trainer
+    ]
+    return [
+        (r.study.workload, trial)
+        for r in reversed(records[:PAST_STUDIES])
+        for trial in store.trials(r.id)
+        if trial.status.is_terminal
+    ]
+
+
+def make_runner_of(assembly: Assembly) -> TrialRunner:
+    """The study's runner. Raises `RunnerError` when it cannot run this trainer, or has too few ranks for any config."""
+    from autotune.registry import make_runner
+
+    study = assembly.study
+    runner = make_runner(study.runner, **dict(study.runner_options))
+    least = int(assembly.space.table.world_size.min())
+    trouble = ""
+    if study.trainer not in runner.trainers:
+        trouble = (
+            f"the runner {study.runner!r} cannot run the trainer {study.trainer!r}, only {', '.join(runner.trainers)}"
+        )
+        remedy = "choose another runner or trainer, or use `autotune plan` and `autotune export`, which run nothing"
+    elif runner.capacity < least:
+        trouble = f"the smallest config of the space needs {least} ranks, but the runner {study.runner!r} has {runner.capacity} here"
+        remedy = "name the cluster that is here (`cluster: local`), or allow smaller world_sizes in the space"
+    if trouble:
+        runner.close()
+        raise RunnerError(trouble, remedy=remedy)
+    return runner

@@ -1,0 +1,197 @@
+"""Running studies: in the foreground, or claimed from the store by a service.
+
+A study that was interrupted, or whose controller died, goes on: everything that it needs is in the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.controller import STOPPED_ON_REQUEST, Controller
+from autotune.errors import AutotuneError, ConflictError, RunnerError, StoreError
+from autotune.ledger import Ledger
+from autotune.loop import Loop
+from autotune.ports import Store, StudyRecord
+from autotune.progress import OnEvent, Said, StudyOpened
+from autotune.spec import Study, StudyStatus
+from autotune.spec.plain import study_to_dict
+from autotune.wiring.answers import Result, result_of
+from autotune.wiring.assembly import assemble, history_of, make_runner_of
+from autotune.wiring.sources import load_study, open_store, read_document
+
+ACTIONS = ("pause", "resume", "stop", "cancel")
+
+
+def tune(
+    study: Study | str | Path | Mapping[str, Any],
+    *,
+    store: Store | str | Path | None = None,
+    on_event: OnEvent | None = None,
+    resume: bool = True,
+    spec: Mapping[str, Any] | None = None,
+    study_id: str | None = None,
+    owner: str = "",
+) -> Result:
+    """Runs a study in the foreground, to its end or to Ctrl-C (then the record is PAUSED and the same call goes on).
+
+    `resume`: an unfinished study of the same name and spec goes on instead of a new one; `study_id` names it outright; `spec`: the
+    document as written, kept beside the study. Raises `InfeasibleError` before anything starts, `RunnerError`, `StoreError`,
+    `ConflictError` when another live controller has it.
+    """
+    if not isinstance(study, Study):
+        spec = read_document(study) if spec is None else spec
+        study = load_study(study)
+    opened = open_store(store) if store is None or isinstance(store, str | Path) else None
+    database = opened or store
+    assert database is not None
+    assert not isinstance(database, str | Path)
+    try:
+        if study_id is None:
+            found = _unfinished(database, study, spec or {}) if resume else None
+            study_id = (found or submit_study(database, study, spec, owner=owner)).id
+        with _signals() as interrupted:
+            return run_study(database, study_id, on_event=on_event, interrupted=interrupted)
+    finally:
+        if opened is not None:
+            opened.close()
+
+
+def submit_study(
+    store: Store,
+    study: Study,
+    spec: Mapping[str, Any] | None = None,
+    *,
+    idempotency_key: str | None = None,
+    owner: str = "",
+) -> StudyRecord:
+    """Checks that the study can be run at all (space, searcher, guesses, memory: `InfeasibleError`, `ConfigError`) and keeps it as QUEUED."""
+    assembly = assemble(study, store)
+    assembly.check_fit()
+    assembly.searcher()
+    return store.submit(study, spec or {}, idempotency_key=idempotency_key, owner=owner)
+
+
+def run_study(
+    store: Store,
+    study_id: str,
+    *,
+    on_event: OnEvent | None = None,
+    interrupted: Callable[[], bool] | None = None,
+    lease_s: float = 10.0,
+) -> Result:
+    """Claims a submitted study and runs it until it ends, is paused, or `interrupted()` says so. For `tune` and the supervisor.
+
+    A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds it and `StoreError` when the store stays
+    away; both leave the study to whoever comes next. Any other trouble makes the study FAILED with a message, or PAUSED when it had
+    measured something that is worth going on from, and is raised too.
+    """
+    tell, stop = on_event or (lambda _: None), interrupted or (lambda: False)
+    record = store.study(study_id)
+    if record.status.is_terminal:
+        return result_of(store, record.id)
+    trouble = {"on_trouble": lambda text: tell(Said(message=text)), "impatient": stop}
+    with Ledger.claim(store, record.id, lease_s=lease_s, **trouble) as ledger:
+        try:
+            _run(store, ledger, tell, stop)
+        except (ConflictError, StoreError):
+            raise
+        except Exception as error:
+            said = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
+            can_go_on = isinstance(error, RunnerError) and any(t.is_measured for t in store.trials(record.id))
+            ledger.move(StudyStatus.PAUSED if can_go_on else StudyStatus.FAILED, said)
+            raise
+    return result_of(store, record.id)
+
+
+def act(store: Store, study_id: str, action: str) -> StudyRecord:
+    """pause, resume, stop or cancel a study, whether it is being run or not. Raises `ConflictError` when its state forbids that."""
+    record = store.study(study_id)
+    queued, running, paused = StudyStatus.QUEUED, StudyStatus.RUNNING, StudyStatus.PAUSED
+    if action == "pause":
+        return store.set_status(record.id, paused, expect=[queued, running, paused], message="pause asked for")
+    if action == "resume":
+        status = running if record.started_at else queued
+        return store.set_status(record.id, status, expect=[paused, status], message="")
+    if action == "cancel":
+        expect = [s for s in StudyStatus if not s.is_terminal]
+        return store.set_status(record.id, StudyStatus.CANCELLED, expect=expect, message="cancelled on request")
+    if action != "stop":
+        raise ValueError(f"an action is one of {', '.join(ACTIONS)}, but is {action!r}")
+    if record.status in (queued, paused):  # nobody runs it: end it with what is known
+        result = result_of(store, record.id)
+        status = StudyStatus.COMPLETED if result.best else StudyStatus.CANCELLED
+        fields: dict[str, Any] = {
+            "best": result.best.number if result.best else None,
+            "baseline": result.baseline.number if result.baseline else None,
+            "speedup": result.speedup,
+        }
+        return store.set_status(record.id, status, expect=[record.status], message=STOPPED_ON_REQUEST, **fields)
+    stopping = StudyStatus.STOPPING
+    return store.set_status(
+        record.id, stopping, expect=[running, stopping], message="stop asked for: running trials finish"
+    )
+
+
+def _run(store: Store, ledger: Ledger, tell: OnEvent, stop: Callable[[], bool]) -> None:
+    record = ledger.record()
+    study = record.study
+    assembly = assemble(study, store)
+    assembly.check_fit()
+    searcher = assembly.searcher(history_of(study, store, before=record.created_at))
+    runner = make_runner_of(assembly)
+    try:
+        if record.status is not StudyStatus.STOPPING:
+            record = ledger.move(StudyStatus.RUNNING, "")
+        past = ledger.told_in_order()
+        controller = Controller(
+            study_id=record.id,
+            study=study,
+            searcher=searcher,
+            capacity=runner.capacity,
+            baseline=assembly.baseline,
+            predict=assembly.predict,
+            refuse=assembly.refuse,
+            past=past,
+            elapsed_s=record.elapsed_s,
+            stop_reason=str(record.result.get("stop_reason", "")),
+        )
+        tell(StudyOpened(record=record, past=tuple(past)))
+        Loop(controller, runner, ledger, on_event=tell, interrupted=stop).run()
+    finally:
+        runner.close()
+
+
+def _unfinished(store: Store, study: Study, spec: Mapping[str, Any]) -> StudyRecord | None:
+    """The newest unfinished study of the same name and spec."""
+    wanted = study_to_dict(study)
+    for record in store.studies(name=study.name, limit=50):
+        same = study_to_dict(record.study) == wanted or (bool(spec) and dict(record.spec) == dict(spec))
+        if same and not record.status.is_terminal:
+            return record
+    return None
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C (or SIGTERM) came. The second one interrupts outright. Only the main thread can hear signals."""
+    came = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield came.is_set
+        return
+
+    def hear(number: int, frame: Any) -> None:
+        if came.is_set():
+            raise KeyboardInterrupt
+        came.set()
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
