@@ -10,6 +10,7 @@ cut of the model over ranks starts from the same numbers. There is no dropout: t
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -209,7 +210,7 @@ def split_layers(num_layers: int, num_stages: int) -> list[range]:
     """Layers of each stage: sizes differ by at most one, the longer stages come first (the last one also holds the output)."""
     size, longer = divmod(num_layers, num_stages)
     starts = [i * size + min(i, longer) for i in range(num_stages + 1)]
-    return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    return [range(a, b) for a, b in itertools.pairwise(starts)]
 
 
 def global_names(stage: Stage) -> Iterator[tuple[str, nn.Parameter]]:
@@ -217,7 +218,7 @@ def global_names(stage: Stage) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in stage.named_parameters():
         tied = name == "output.weight" and stage.spec.tied_embeddings
         yield (
-            ("embed.weight" if tied else name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")),
+            ("embed.weight" if tied else name),
             parameter,
         )
 

@@ -6,9 +6,10 @@ ranks on loss and gradient, clipping to norm 1, optimizer. The optimizer works o
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +20,13 @@ from torch.distributed.tensor import DTensor
 
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
+from autotune_workers.context_parallel import check_context, context_attention, positions_of
 from autotune_workers.data import TokenStream, rows_of
 from autotune_workers.data_parallel import GradientSync, Replicated, Weight
+from autotune_workers.expert_parallel import MixtureOfExperts, check_experts
 from autotune_workers.fully_sharded import FullySharded, shard_module
 from autotune_workers.mesh import RankContext, build_mesh
-from autotune_workers.model import Stage, draw, global_names
+from autotune_workers.model import Block, Stage, draw, global_names
 from autotune_workers.pipeline_parallel import Pipeline, check_pipeline, layers_of_rank
 from autotune_workers.precision import DTYPES, LossScaler, check_precision, matrix_products, to_float8
 from autotune_workers.recompute import compile_layers, recompute_layers
@@ -81,7 +84,7 @@ class Training:
     def _build_stage(self, layers: range) -> Stage:
         config, device = self.config, self.context.device
         with torch.device("meta"):
-            stage = Stage(self.model, layers, dtype=DTYPES[config.precision])
+            stage = Stage(self.model, layers, dtype=DTYPES[config.precision], experts=self._experts())
         if config.precision == "fp8":
             to_float8(stage)
         if config.tp > 1:
@@ -91,16 +94,32 @@ class Training:
         recompute_layers(stage, config.recompute)
         if config.compile:
             compile_layers(stage)
-        names = dict((p, n) for n, p in global_names(stage))
+        names = {p: n for n, p in global_names(stage)}
         # layer by layer: a cut layer's whole weights are freed before the next one's are made
         for module in (*stage.layers.values(), stage):
             self._fill(module, names)
             if config.zero_stage >= 2:
-                mesh = self.mesh.axes["dp_cp"]
-                shard_module(module, mesh, stage=config.zero_stage, dtype=DTYPES[config.precision])
+                self._shard(module)
         attention, stream = self._positions()
         stage.place(attention.to(device), stream.to(device))
+        if config.cp > 1:
+            core = context_attention(self.request.workload.seq_len, self.mesh.group("cp"), device)
+            for block in stage.layers.values():
+                block.attention.attend = core
         return stage
+
+    def _experts(self) -> Callable[[], nn.Module] | None:
+        if not self.model.num_experts:
+            return None
+        group = self.mesh.group("ep") if self.config.ep > 1 else None
+        return functools.partial(MixtureOfExperts, self.model, group=group)
+
+    def _shard(self, module: nn.Module) -> None:
+        dtype, stage = DTYPES[self.config.precision], self.config.zero_stage
+        if self.config.ep > 1 and isinstance(module, Block):
+            assert isinstance(module.mlp, MixtureOfExperts)
+            shard_module(module.mlp.experts, self.mesh.axes["expert_data"], stage=stage, dtype=dtype)
+        shard_module(module, self.mesh.axes["dp_cp"], stage=stage, dtype=dtype)
 
     def _fill(self, module: nn.Module, names: dict[nn.Parameter, str]) -> None:
         """Gives the module's weights on meta their memory and starting values."""
@@ -125,13 +144,16 @@ class Training:
             stage.tie()
 
     def _positions(self) -> tuple[Tensor, Tensor]:
-        seq_len, config = self.request.workload.seq_len, self.config
-        here = torch.arange(seq_len)
+        """Positions that attention sees on this rank, and those that the residual stream holds."""
+        config = self.config
+        here = positions_of(self.request.workload.seq_len, config.cp, self.mesh.cp)
         stream = here.chunk(config.tp)[self.mesh.tp] if config.sequence_parallel and config.tp > 1 else here
         return here, stream
 
     def _weights(self, stage: Stage) -> Iterator[Weight]:
-        group = self.mesh.group("dp_cp") if self.config.dp * self.config.cp > 1 else None
+        ranks = self.config.dp * self.config.cp
+        dense = self.mesh.group("dp_cp") if ranks > 1 else None
+        experts = dense if self.config.ep == 1 else self.mesh.group("expert_data") if ranks > self.config.ep else None
         for name, parameter in global_names(stage):
             cut = isinstance(parameter, DTensor) and any(
                 p.is_shard()
@@ -142,7 +164,7 @@ class Training:
             yield Weight(
                 name=name,
                 parameter=parameter,
-                group=group,
+                group=experts if ".experts." in name else dense,
                 twins=self._twins if tied else None,
                 copies=(1 if cut else self.config.tp) * (2 if tied else 1),
             )
@@ -200,7 +222,8 @@ class Training:
             accumulation_steps=config.accumulation_steps,
         )
         windows = self.stream.sequences(rows).to(self.context.device)
-        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        here = positions_of(self.request.workload.seq_len, config.cp, self.mesh.cp).to(windows.device)
+        return windows[:, :-1][:, here], windows[:, 1:][:, here]
 
     def step(self, tokens: Tensor, targets: Tensor) -> Outcome:
         """One optimizer step; collective."""
@@ -274,6 +297,8 @@ def _check(request: TrialRequest, context: RankContext) -> None:
         )
     check_precision(config.precision, context.device)
     check_pipeline(model, config)
+    check_context(seq_len, config.cp)
+    check_experts(model, config)
     for name, value in (
         ("num_attention_heads", model.num_attention_heads),
         ("num_kv_heads", model.num_kv_heads),

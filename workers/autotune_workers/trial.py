@@ -53,7 +53,7 @@ class TrialResult:
     """why it ended early, when it did"""
 
 
-class TrialFailed(Exception):
+class TrialFailed(Exception):  # noqa: N818 - it carries a Failure, and is named like it
     """The attempt failed in a way that the trial itself can name: DIVERGED or INVALID."""
 
     def __init__(self, failure: Failure, measurement: Measurement | None = None) -> None:
