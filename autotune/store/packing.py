@@ -19,7 +19,8 @@ from autotune.errors import StoreCorruptError
 from autotune.ports import StepsReported
 
 _KEYS = (
-    b'{"estimate":{"memory_parts_bytes":{"activations":,"framework":,"gradients":,"logits":,"optimizer":,"weights":},"mfu":'
+    b'{"config":{"accumulation_steps":1,"compile":false,"cp":1,"dp":1,"ep":1,"micro_batch_size":1,"pp":1,"pp_schedule":"1f1b",'
+    b'"precision":"bf16","recompute":"none","sequence_parallel":false,"tp":1,"virtual_stages":1,"zero_stage":0},"estimate":{"memory_parts_bytes":{"activations":,"framework":,"gradients":,"logits":,"optimizer":,"weights":},"mfu":'
     b',"oom_probability":0.0,"peak_memory_bytes":,"peak_memory_high_bytes":,"peak_memory_low_bytes":,"step_time_high_s":'
     b',"step_time_low_s":,"step_time_s":,"time_parts_s":{"bubble":0.0,"compute":,"cp_comm":0.0,"dp_comm":,"ep_comm":0.0,"optimizer":'
     b',"other":,"pp_comm":0.0,"tp_comm":},"tokens_per_s":,"tokens_per_s_per_gpu":},"failure":{"exception":"","kind":"OUT_OF_MEMORY",'

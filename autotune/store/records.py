@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-_LOCK = text("SELECT pg_advisory_xact_lock(:config_key)")
+from autotune.store.database import lock
+
 _CHOOSE = text(
     """
     INSERT INTO records (workload, config_key, trial, throughput, model, cluster, trainer)
@@ -27,8 +28,5 @@ _CHOOSE = text(
 
 def keep_record(connection: Connection, workload: int, config_key: int) -> None:
     """Chooses the config's representative again, after one of its trials was measured."""
-    if (
-        connection.dialect.name == "postgresql"
-    ):  # two studies may measure the same config at once; SQLite has one writer anyhow
-        connection.execute(_LOCK, {"config_key": config_key})
+    lock(connection, f"record {config_key}")  # two studies may measure the same config at once
     connection.execute(_CHOOSE, {"workload": workload, "config_key": config_key})

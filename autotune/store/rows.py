@@ -1,7 +1,8 @@
 """Rows as values, values as rows.
 
-A trial's row keeps what is asked about in columns; `document` holds estimate, measurement, reward, failure and reason. A config is known
-by `config_key`, the first 64 bits of its fingerprint, so that the same config is the same number in every study.
+A trial's row keeps what is asked about in columns; `document` holds config, estimate, measurement, reward, failure and reason in full.
+The column `config` is the short text that people read and search. A config is known by `config_key`, the first 64 bits of its
+fingerprint, so that the same config is the same number in every study.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def read_trial(study_id: str, row: Row[Any]) -> Trial:
     """The trial of a row of `trials`."""
     document = unpack_document(row.document)
     return Trial(
-        config=ParallelConfig.from_dict(json.loads(row.config)),
+        config=ParallelConfig.from_dict(document["config"]),
         number=row.number,
         study=study_id,
         seed=row.seed,
@@ -103,7 +104,7 @@ def new_trial_row(trial: Trial, *, study: int, workload: int, now: int) -> dict[
         "number": trial.number,
         "workload": workload,
         "config_key": config_key(trial.config),
-        "config": canonical(trial.config.to_dict()),
+        "config": str(trial.config),
         "seed": trial.seed,
         "status": str(TrialStatus.PENDING),
         "purpose": str(trial.purpose),
@@ -128,9 +129,10 @@ def ended_columns(asked: Trial, trial: Trial, *, num_gpus: int, now: int) -> dic
 
 
 def document_of(trial: Trial) -> dict[str, Any]:
-    """The evidence of a trial as plain values, without what follows from the rest."""
+    """Config and evidence of a trial as plain values, without what follows from the rest."""
     measurement = trial.measurement.to_dict() if trial.measurement else None
     return {
+        "config": trial.config.to_dict(),
         "estimate": trial.estimate.to_dict() if trial.estimate else None,
         "measurement": {k: v for k, v in measurement.items() if k not in _DERIVED} if measurement else None,
         "reward": trial.reward.to_dict() if trial.reward else None,

@@ -15,12 +15,11 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 
 from autotune.errors import StoreCorruptError, StoreUnavailableError, StoreVersionError
-from autotune.store.database import Database
+from autotune.store.database import Database, lock
 from autotune.store.diagnosis import diagnosed
 
 HEAD = "0002"
 """The version that this release reads and writes."""
-_LOCK = 0x6175746F74756E65  # "autotune" in ASCII: the advisory lock of whoever upgrades
 
 
 def prepare(database: Database) -> None:
@@ -36,8 +35,7 @@ def prepare(database: Database) -> None:
     if found is not None and path is not None:
         back_up(path, path.with_name(f"{path.name}.v{found}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.backup"))
     with database.write() as connection:
-        if not database.is_sqlite:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        lock(connection, "schema")
         found = version(connection)
         if found != HEAD:
             _refuse_unknown(database, found)

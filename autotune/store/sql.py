@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy.exc import IntegrityError
-
 from autotune.errors import ConflictError
 from autotune.ports import HistoryEvent, Lease, StepsReported, StudyRecord
 from autotune.spec import Failure, Study, StudyStatus, Trial
@@ -34,12 +32,8 @@ class SqlStore:
         self, study: Study, spec: Mapping[str, Any], *, idempotency_key: str | None = None, owner: str = ""
     ) -> StudyRecord:
         """Keeps a new study as QUEUED; the same key returns what it made first."""
-        try:
-            with self.database.write(durable=True) as connection:
-                study_id = submissions.submit(connection, study, spec, idempotency_key, owner)
-        except IntegrityError:  # somebody else kept the same key between our look and our write: look again
-            with self.database.write(durable=True) as connection:
-                study_id = submissions.submit(connection, study, spec, idempotency_key, owner)
+        with self.database.write(durable=True) as connection:
+            study_id = submissions.submit(connection, study, spec, idempotency_key, owner)
         return self.study(study_id)
 
     def study(self, study_id: str) -> StudyRecord:

@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from autotune.errors import ConflictError
 from autotune.spec import Study, StudyStatus, Workload
 from autotune.spec.plain import canonical, fingerprint, study_to_dict, workload_to_dict
-from autotune.store.database import now_us
+from autotune.store.database import lock, now_us
 from autotune.store.history import append
 from autotune.store.rows import clean, json_text
 from autotune.store.tables import specs, studies, submissions, workloads
@@ -31,6 +31,7 @@ def submit(
     owner, values = clean(owner), study_to_dict(study)
     mark = fingerprint([values, json_text(spec)])
     if idempotency_key is not None:
+        lock(connection, fingerprint([owner, idempotency_key]))
         row = connection.execute(
             select(submissions.c.fingerprint, studies.c.id)
             .join(studies, studies.c.key == submissions.c.study)

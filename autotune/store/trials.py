@@ -83,7 +83,7 @@ def add(connection: Connection, lease: Lease, trial: Trial) -> None:
     connection.execute(_ADD, new_trial_row(trial, study=study.key, workload=study.workload, now=now_us()))
     line = {
         "number": trial.number,
-        "config": trial.config.to_dict(),
+        "config": str(trial.config),
         "purpose": str(trial.purpose),
         "reason": trial.reason,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,5 +23,13 @@ class TestSqliteStore(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[SqlStore]:
         store = open_store(tmp_path / "store.db")
+        yield store
+        store.close()
+
+
+class TestPostgresStore(StoreContract):
+    @pytest.fixture
+    def store(self, new_database: Callable[[], str]) -> Iterator[SqlStore]:
+        store = open_store(new_database())
         yield store
         store.close()

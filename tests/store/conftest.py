@@ -1,0 +1,25 @@
+"""Servers and databases that the tests of the store share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from autotune.store import open_store
+from tests.postgresql import PostgresServer, postgres_server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[PostgresServer]:
+    """One PostgreSQL server for all tests that leave it running."""
+    with postgres_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def new_database(server: PostgresServer) -> Callable[[], str]:
+    """Makes an address of a fresh database with an empty store in it."""
+    template = server.new_database()
+    open_store(template).close()
+    return lambda: server.new_database(template.rpartition("/")[2])
