@@ -1,0 +1,289 @@
+"""A spec is read strictly, and every mistake is answered with its place, the law and the nearest right word."""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.errors import AutotuneError, CatalogError, SpecError
+from autotune.schema import StudyDocument, json_schema, parse_space, parse_study, read_spec
+from autotune.schema.documents import ModelDocument, SpaceDocument
+from autotune.schema.reading import MAX_BYTES, parse_text
+from autotune.spec import FIELDS, PRECISIONS, Budget, MeasureSpec, ModelSpec, Objective, ParallelConfig, Study, catalog
+from autotune.spec.study import METRICS
+from autotune.spec.workload import OPTIMIZERS
+
+MINIMAL: dict[str, Any] = {
+    "model": "gpt2-medium",
+    "cluster": "h100-sxm-1x8",
+    "workload": {"seq_len": 1024, "global_batch_size": 512},
+    "space": "dense-single-node",
+}
+
+
+def study(**changes: Any) -> Study:
+    return parse_study({**MINIMAL, **changes}, local_cluster=lambda: catalog.cluster("cpu-1x4"))
+
+
+def test_what_is_left_out_takes_its_default() -> None:
+    found = study()
+    assert found.name == "gpt2-medium-h100-sxm-1x8"
+    assert found.objective == Objective()
+    assert found.budget == Budget()
+    assert found.measure == MeasureSpec()
+    assert (found.searcher, found.trainer, found.runner, found.seed) == ("bayesian", "native", "ray", 0)
+    assert found.workload.trainer == "native"
+
+
+def test_everything_can_be_said(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("to be or not to be", encoding="utf-8")
+    document = {
+        **MINIMAL,
+        "name": "everything",
+        "workload": {"seq_len": 512, "global_batch_size": [64, 32, 64], "optimizer": "sgd"},
+        "space": {"tp": [1, 2], "micro_batch_size": {"powers_of_two": [1, 64]}, "world_sizes": 8, "compile": True},
+        "objective": {"metric": "goodput", "stability_weight": 0},
+        "budget": {"max_trials": 3, "max_wall_s": "1e2", "max_gpu_s": 5},
+        "measure": {"min_steps": 3, "max_steps": 3, "precision": 0.1},
+        "searcher": "optuna:tpe",
+        "trainer": {"kind": "native"},
+        "runner": {"kind": "simulated", "noise": 0.1, "faults": [{"kind": "oom"}]},
+        "seed": 7,
+        "data": "text.txt",
+        "baseline": {"dp": 8, "accumulation_steps": 8},
+        "enqueue": ["tp=2,dp=4,accumulation_steps=16", {"tp": 2, "dp": 4, "accumulation_steps": 16}],
+    }
+    found = parse_study(document, base=tmp_path)
+    assert found.workload.global_batch_sizes == (32, 64)
+    assert found.workload.optimizer == "sgd"
+    assert found.space.knobs == {"tp": (1, 2), "micro_batch_size": (1, 2, 4, 8, 16, 32, 64), "compile": (True,)}
+    assert found.space.world_sizes == (8,)
+    assert found.budget == Budget(max_trials=3, max_wall_s=100.0, max_gpu_s=5.0)
+    assert found.runner == "simulated"
+    assert found.runner_options == {"noise": 0.1, "faults": [{"kind": "oom"}]}
+    assert found.data == str(tmp_path / "text.txt")
+    assert found.baseline == ParallelConfig(dp=8, accumulation_steps=8)
+    assert found.enqueue == (ParallelConfig(tp=2, dp=4, accumulation_steps=16),)
+
+
+def test_inline_model_and_cluster() -> None:
+    model = {"name": "own", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 256}
+    cluster = {
+        "gpu": {"name": "own", "memory_bytes": 16e9, "peak_flops_per_s": {"bf16": 1e14}, "memory_bytes_per_s": 1e12},
+        "num_nodes": 2,
+        "gpus_per_node": 4,
+        "inter_node": {"latency_s": 1e-5, "bytes_per_s": 1e9},
+    }
+    found = study(model=model, cluster=cluster)
+    assert found.workload.model == ModelSpec(**model)
+    assert found.workload.cluster.name == "own-2x4"
+    assert found.workload.cluster.inter_node.bytes_per_s == 1e9
+    priced = study(cluster={"gpu": "h100-sxm", "num_nodes": 4, "usd_per_hour": 2.5}).workload.cluster
+    assert priced.name == "h100-sxm-4x8"
+    assert priced.gpu.usd_per_hour == 2.5
+    assert priced.intra_node == catalog.cluster("h100-sxm-4x8").intra_node
+
+
+def test_learnt_positions_reach_as_far_as_the_sequence() -> None:
+    assert study().workload.model.max_positions == 1024
+    longer = study(workload={"seq_len": 2048, "global_batch_size": 512}).workload.model
+    assert longer.max_positions == 2048
+    assert longer.name == "gpt2-medium"
+
+
+def test_a_model_from_a_hugging_face_config(tmp_path: Path) -> None:
+    config = {"n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for path in ("mine/config.json", "./mine", str(tmp_path / "mine" / "config.json")):
+        found = parse_study({**MINIMAL, "model": path}, base=tmp_path)
+        assert found.workload.model.name == "mine"
+        assert found.workload.model.num_parameters == catalog.model("gpt2-small").num_parameters
+    with pytest.raises(SpecError, match="is no config"):
+        parse_study({**MINIMAL, "model": "other/config.json"}, base=tmp_path)
+
+
+def test_a_space_from_a_file_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("tp: {range: [1, 9, 4]}\npp: 2\n", encoding="utf-8")
+    space = parse_space("mine.yaml", base=tmp_path)
+    assert space.name == "mine"
+    assert space.knobs == {"tp": (1, 5, 9), "pp": (2,)}
+
+
+@pytest.mark.parametrize("change", [{"model": "../config.json"}, {"space": "./mine.yaml"}])
+def test_what_came_over_the_wire_names_no_files(change: dict[str, str]) -> None:
+    with pytest.raises(SpecError, match="read only where the spec itself is a file"):
+        study(**change)
+
+
+def test_a_cluster_that_is_looked_for_must_be_here() -> None:
+    assert study(cluster="local", space="laptop").workload.cluster.name == "cpu-1x4"
+    with pytest.raises(SpecError, match="not looked at here"):
+        parse_study({**MINIMAL, "cluster": "local"})
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"sercher": "grid"}, "sercher", "did you mean searcher?"),
+    ({"budget": {"max_trails": 3}}, "budget.max_trails", "did you mean max_trials?"),
+    ({"space": {"micro_batch": 1}}, "space.micro_batch", "did you mean micro_batch_size?"),
+    ({"cluster": {"gpu": {"nme": "x"}}}, "cluster.gpu.nme", "did you mean name?"),
+    ({"model": "gpt-medium"}, "model", "did you mean gpt2-medium?"),
+    ({"cluster": {"gpu": "h100"}}, "gpu", "did you mean h100-sxm?"),
+    ({"space": "laptp"}, "space", "did you mean laptop?"),
+    ({"searcher": "baysian"}, "searcher", "did you mean bayesian?"),
+    ({"trainer": "megatrn"}, "trainer", "did you mean megatron?"),
+    ({"workload": {"seq_len": "1024", "global_batch_size": 1}}, "workload.seq_len", "must be a whole number"),
+    ({"workload": {"seq_len": True, "global_batch_size": 1}}, "workload.seq_len", "must be a whole number"),
+    ({"workload": {"seq_len": 0, "global_batch_size": 1}}, "workload.seq_len", "greater than or equal to 1"),
+    ({"workload": {"seq_len": 8, "global_batch_size": []}}, "workload.global_batch_size", "must not be empty"),
+    ({"workload": {"global_batch_size": 1}}, "workload.seq_len", "is required"),
+    ({"workload": None}, "workload", "must hold keys and values"),
+    ({"model": 5}, "model", "must be text"),
+    ({"model": {"num_layers": 2}}, "model.hidden_size", "see also model.num_attention_heads"),
+    ({"space": {"tp": [0]}}, "space.tp", "whole number from 1"),
+    ({"space": {"tp": ["2"]}}, "space.tp", "whole number from 1"),
+    ({"space": {"tp": [1, [2]]}}, "space.tp.1", "must be a word, a whole number"),
+    ({"space": {"tp": {"powers_of_two": [8, 1]}}}, "space.tp", "must rise"),
+    ({"space": {"tp": {"range": [1, 10**9]}}}, "space.tp", "may hold 4096 values"),
+    ({"space": {"tp": {"range": [1, 5, 0]}}}, "space.tp", "must rise"),
+    ({"space": {"tp": {}}}, "space.tp", "give one of"),
+    ({"space": {"precision": "fp9"}}, "space.precision", "did you mean fp8?"),
+    ({"space": {"world_sizes": [-1]}}, "space.world_sizes.0", "greater than or equal to 1"),
+    ({"space": ["tp"]}, "space", "must be text, or keys and values"),
+    ({"objective": {"metric": "speed"}}, "objective.metric", "'throughput', 'goodput' or 'cost'"),
+    ({"objective": {"stability_weight": 1.5}}, "objective.stability_weight", "less than or equal to 1"),
+    ({"budget": {"max_trials": 0}}, "budget.max_trials", "greater than or equal to 1"),
+    ({"budget": {"max_wall_s": True}}, "budget.max_wall_s", "must be a number"),
+    ({"measure": {"min_steps": 9, "max_steps": 3}}, "measure", "max_steps=3 and min_steps=9"),
+    ({"trainer": {"knd": "native"}}, "trainer.kind", "is required"),
+    ({"enqueue": ["tp=x"]}, "enqueue.0.tp", "must be a whole number"),
+    ({"enqueue": [{"tq": 2}]}, "enqueue.0.tq", "no knob is called"),
+    ({"enqueue": "tp=2"}, "enqueue", "must be a list"),
+    ({"baseline": {"zero_stage": 4}}, "baseline.zero_stage", "must be 0, 1, 2 or 3"),
+    ({"name": "../x"}, "name", "must begin with a letter"),
+    ({"seed": -1}, "seed", "greater than or equal to 0"),
+    ({"seed": 1 << 80}, "", "below 2^63"),
+    ({"budget": {"max_wall_s": float("nan")}}, "", "must be finite"),
+    (
+        {"model": {"hidden_size": 10, "num_attention_heads": 3, "num_layers": 1, "vocab_size": 9}},
+        "model.num_attention_heads",
+        "but",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "field", "words"), WRONG)
+def test_mistakes_are_answered_with_place_and_remedy(change: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises((SpecError, CatalogError)) as error:
+        study(**change)
+    assert error.value.field == field
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_data_is_found_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"data: the data file 'no.txt' does not exist"):
+        parse_study({**MINIMAL, "data": "no.txt"}, base=tmp_path)
+    assert parse_study({**MINIMAL, "data": "on-the-service.bin"}).data == "on-the-service.bin"
+
+
+def test_files_are_read_as_yaml_and_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.yaml").write_text("model: gpt2-small\nbudget: {max_trials: 3}\n", encoding="utf-8")
+    (tmp_path / "a.json").write_text('{\t"model": "gpt2-small",\n\t"budget": {"max_trials": 3}}', encoding="utf-8")
+    assert read_spec(tmp_path / "a.yaml") == read_spec(str(tmp_path / "a.json"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("{model: gpt2-small, budget: {max_trials: 3}}"))
+    assert read_spec("-") == read_spec(tmp_path / "a.yaml")
+    assert read_spec("laptop")["name"] == "laptop"
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}]\n"
+    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "holds nothing"),
+        ("- a\n", "holds a list"),
+        ("just words", "holds a str"),
+        ("a: [1", "is not YAML"),
+        ("{", "is not YAML"),
+        ("a: 1\na: 2\n", "the key 'a' is given twice"),
+        ('{"a": 1, "a": 2}', "the key 'a' is given twice"),
+        ("a: !!python/object/apply:os.system [true]", "could not determine a constructor"),
+        ("a: 2026-01-01", "a value is a date"),
+        ("a: .inf", "must be finite"),
+        ('{"a": NaN}', "must be finite"),
+        ("a: &a [*a]", "nested 20 deep"),
+        ("a: " + "[" * 500 + "]" * 500, "nested"),
+        (BOMB, "50,000 values"),
+        ("a: " + "9" * 5000, "is not YAML"),
+        ("a: " + "x" * MAX_BYTES, "is larger than 256 KiB"),
+        ("a: \x00", "is not YAML"),
+    ],
+)
+def test_hostile_and_broken_documents_are_refused(text: str, match: str) -> None:
+    with pytest.raises(SpecError, match=match) as error:
+        parse_text(text, where="test", what="study spec")
+    assert len(str(error.value)) < 500
+
+
+def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="does not exist"):
+        read_spec(tmp_path / "no.yaml")
+    with pytest.raises(SpecError, match="is not a file"):
+        read_spec(tmp_path)
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError, match="is not UTF-8"):
+        read_spec(tmp_path / "bytes.yaml")
+    with pytest.raises(SpecError):
+        read_spec("a\0b")
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(st.sampled_from(sorted(StudyDocument.model_fields)), plain)
+def test_whatever_a_field_holds_it_is_read_or_refused_with_our_own_error(field: str, value: Any) -> None:
+    with suppress(AutotuneError):
+        study(**{"space": {"tp": 1}, field: value})
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(st.text())
+def test_whatever_a_file_holds_it_is_read_or_refused_with_our_own_error(text: str) -> None:
+    with suppress(SpecError):
+        parse_text(text, where="test", what="study spec")
+
+
+def test_the_documents_know_every_field_of_the_values() -> None:
+    assert set(SpaceDocument.model_fields) - {"name", "description", "world_sizes"} == set(FIELDS)
+    assert set(ModelDocument.model_fields) == {field.name for field in fields(ModelSpec)}
+    asked = StudyDocument.model_validate(MINIMAL)
+    for part, value in ((asked.objective, Objective), (asked.budget, Budget), (asked.measure, MeasureSpec)):
+        assert set(type(part).model_fields) == {field.name for field in fields(value)}
+    spoken = {field.name for field in fields(Study)} - {"trainer_options", "runner_options"}
+    assert set(StudyDocument.model_fields) == spoken | {"model", "cluster"}
+
+
+def test_the_json_schema_knows_the_words() -> None:
+    schema = json_schema()
+    text = json.dumps(schema)
+    assert schema["additionalProperties"] is False
+    for word in (*PRECISIONS, *METRICS, *OPTIMIZERS):
+        assert f'"{word}"' in text
