@@ -39,9 +39,11 @@ class Calibration:
     """side of a square matmul at which a third of that is left: time grows by half_size * (1/m + 1/n + 1/k)"""
     attention_efficiency: float = 0.40
     """fraction of the peak FLOP/s in attention's scores and values"""
+    score_bytes: float = 0.0
+    """bytes moved per attention score by kernels that keep the score matrix in memory; 0 for FlashAttention"""
     memory_efficiency: float = 0.75
     """fraction of the memory bandwidth in element-wise kernels"""
-    layer_host_s: float = 0.4e-3
+    layer_host_s: float = 1.5e-3
     """host time to launch one layer's forward and backward pass for one micro-batch, s"""
     micro_batch_host_s: float = 1e-3
     """host time per micro-batch and rank beside the layers', s"""
@@ -51,8 +53,14 @@ class Calibration:
     """fraction of the link bandwidth inside a node"""
     inter_efficiency: float = 0.60
     """fraction of the link bandwidth between nodes"""
+    inter_decay: float = 0.2
+    """growth of a collective's time per byte with each doubling of the nodes that it joins beyond two"""
     latency_factor: float = 2.0
-    """collective latency, as a multiple of the links' latency per doubling of the group"""
+    """latency of a collective inside a node, as a multiple of the link's latency per doubling of the group"""
+    hop_s: float = 15e-6
+    """latency of a ring collective per node that it joins, s"""
+    pipelined_tensor_host_s: float = 0.1e-3
+    """host time to launch one layer for one micro-batch, more per tensor-parallel rank where there is a pipeline too, s"""
     send_host_s: float = 0.1e-3
     """host time of a pipeline send and receive, s"""
     data_overlap: float = 0.5
@@ -61,10 +69,13 @@ class Calibration:
     """relative growth of the step per doubling of the nodes"""
     activation_factor: float = 1.0
     """activations, as a multiple of those counted"""
-    fragmentation: float = 0.05
-    """share of the peak that the allocator adds"""
-    framework_bytes: float = 2.0e9
-    """context, workspace and communication buffers, bytes"""
+    buffer_bytes: float = 1.0
+    """temporary buffers of reductions and of the optimizer, bytes per weight on the rank"""
+    framework_bytes: float = 0.5e9
+    """workspace of kernels and collectives that the allocator counts, bytes"""
+    usable_fraction: float = 0.9
+    """share of the device memory that the allocator can hand out before a run fails; the rest is context, communication buffers and
+    fragmentation"""
     time_sigma: float = 0.15
     """standard deviation of log step time about the estimate"""
     memory_sigma: float = 0.12
@@ -108,7 +119,7 @@ NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "tr
 """Names of all constants."""
 PHYSICAL = tuple(n for n in NUMBERS if n not in ("time_sigma", "memory_sigma"))
 """Names of the constants that describe the hardware and the trainer."""
-_FRACTIONS = tuple(n for n in NUMBERS if n.endswith("_efficiency") or n == "data_overlap")
+_FRACTIONS = tuple(n for n in NUMBERS if n.endswith("_efficiency") or n in ("data_overlap", "usable_fraction"))
 _MAY_BE_ZERO = (
     "layer_host_s",
     "micro_batch_host_s",
@@ -116,42 +127,59 @@ _MAY_BE_ZERO = (
     "send_host_s",
     "data_overlap",
     "straggler",
-    "fragmentation",
     "framework_bytes",
     "latency_factor",
+    "hop_s",
+    "inter_decay",
+    "pipelined_tensor_host_s",
+    "score_bytes",
     "half_size",
 )
 
 
+SOFTWARE = (
+    "layer_host_s",
+    "micro_batch_host_s",
+    "step_host_s",
+    "pipelined_tensor_host_s",
+    "send_host_s",
+    "data_overlap",
+    "score_bytes",
+    "activation_factor",
+    "buffer_bytes",
+    "framework_bytes",
+    "usable_fraction",
+)
+"""Names of the constants that belong to the trainer; the other physical ones belong to the hardware."""
+
+
 @cache
-def _fitted() -> Mapping[str, Mapping[str, Any]]:
+def _known() -> Mapping[str, Any]:
     path = Path(__file__).with_name("constants.json")
-    if not path.exists():
-        return {}
-    return dict(json.loads(path.read_text(encoding="utf-8"))["calibrations"])
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def calibration_for(workload: Workload) -> Calibration:
-    """Constants for the workload's GPU type and trainer: fitted ones, else those of its datasheet, which `source` says."""
+    """Constants for the workload's GPU type and trainer, best knowledge first; `source` says which it was.
+
+    1. fitted on measurements of this pair; 2. for a pair without measurements, the GPU family's hardware constants with the trainer's
+    software constants, as far as each is known from other pairs; 3. the geometric mean of all pairs over the datasheet's figures.
+    Errors are wider in that order.
+    """
+    known = _known()
     gpu, trainer = workload.cluster.gpu.name, workload.trainer
-    found = _fitted().get(f"{gpu}/{trainer}")
-    if found is not None:
-        return Calibration.from_dict({"gpu": gpu, "trainer": trainer, **found})
+    names = {"gpu": gpu, "trainer": trainer}
+    family = next((f for f, members in known["families"].items() if gpu in members), "")
+    pair = known["pairs"].get(f"{family}/{trainer}")
+    if pair is not None:
+        return Calibration.from_dict({**pair, **names})
     if workload.cluster.gpu.is_cpu:
-        return Calibration(
-            gpu=gpu,
-            trainer=trainer,
-            source="datasheet of a CPU",
-            matmul_efficiency=0.6,
-            half_size=16.0,
-            attention_efficiency=0.2,
-            memory_efficiency=0.5,
-            layer_host_s=1.0e-3,
-            framework_bytes=3e8,
-            step_host_s=5e-3,
-            send_host_s=0.5e-3,
-            data_overlap=0.0,
-            time_sigma=0.5,
-            memory_sigma=0.3,
-        )
-    return Calibration(gpu=gpu, trainer=trainer, time_sigma=0.25, memory_sigma=0.15)
+        return Calibration.from_dict({**known["cpu"], **names})
+    pooled = dict(known["pooled"])
+    hardware, software = known["hardware"].get(family, {}), known["software"].get(trainer, {})
+    said = [f"{family} hardware" if hardware else "datasheet", f"{trainer} software" if software else "any trainer"]
+    pooled.update(hardware)
+    pooled.update(software)
+    if not hardware:
+        pooled["time_sigma"] = known["unknown_hardware_sigma"]
+    return Calibration.from_dict({**pooled, **names, "source": " and ".join(said) + ", pooled from other pairs"})

@@ -17,17 +17,27 @@ from autotune.cost.layout import Column, Group
 from autotune.spec import ClusterSpec
 
 
-def ring_time_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
-    """Seconds of one all-gather or reduce-scatter of `gathered_bytes`; an all-reduce takes two. Zero for a group of one."""
+def ring_bytes_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
+    """Seconds of moving one all-gather's or reduce-scatter's `gathered_bytes`, without latency; zero for a group of one."""
     across = group.size > group.per_node
     intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
     inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency * group.per_node
-    bandwidth = np.where(across, np.minimum(inter, intra), intra)
-    local = cluster.intra_node.latency_s * np.log2(np.maximum(group.per_node, 1.0))
-    remote = cluster.inter_node.latency_s * np.log2(np.maximum(group.nodes, 1.0))
-    latency = constants.latency_factor * (local + remote)
-    moved = (group.size - 1.0) / group.size * gathered_bytes
-    return np.where(group.size > 1, latency + moved / bandwidth, 0.0)
+    slower = 1.0 + constants.inter_decay * np.log2(np.maximum(group.nodes / 2.0, 1.0))
+    bandwidth = np.where(across, np.minimum(inter, intra) / slower, intra)
+    return (group.size - 1.0) / group.size * gathered_bytes / bandwidth
+
+
+def ring_latency_s(group: Group, cluster: ClusterSpec, constants: Calibration) -> Column:
+    """Seconds of one all-gather or reduce-scatter of nothing; zero for a group of one."""
+    local = constants.latency_factor * cluster.intra_node.latency_s * np.log2(np.maximum(group.per_node, 1.0))
+    across = group.size > group.per_node
+    return local + np.where(across, cluster.inter_node.latency_s + constants.hop_s * group.nodes, 0.0)
+
+
+def ring_time_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
+    """Seconds of one all-gather or reduce-scatter of `gathered_bytes`; an all-reduce takes two. Zero for a group of one."""
+    seconds = ring_latency_s(group, cluster, constants) + ring_bytes_s(group, gathered_bytes, cluster, constants)
+    return np.where(group.size > 1, seconds, 0.0)
 
 
 def all_to_all_time_s(group: Group, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:

@@ -12,7 +12,6 @@ from autotune.cost.calibration import Calibration
 from autotune.cost.flops import head_flops, layer_attention_flops, layer_matmuls
 from autotune.cost.layout import Column, Layout
 from autotune.cost.traits import Traits
-from autotune.errors import SpecError
 from autotune.spec import PRECISIONS, ConfigTable, Workload
 
 _BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 2.0}
@@ -20,21 +19,19 @@ _BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 2.0}
 _FALLBACK = {"tf32": "fp32", "fp16": "bf16", "bf16": "fp32", "fp8": "bf16"}
 
 
-def peak_flops_per_s(workload: Workload, table: ConfigTable) -> Column:
-    """Datasheet peak for each row's precision; a precision that the GPU lacks runs at the next wider one's."""
+def peak_of(workload: Workload, precision: str) -> float:
+    """Datasheet peak for a precision; one that the GPU lacks runs at the next wider one's."""
     peaks = workload.cluster.gpu.peak_flops_per_s
+    while precision not in peaks:
+        if precision not in _FALLBACK:
+            return float(max(peaks.values()))
+        precision = _FALLBACK[precision]
+    return float(peaks[precision])
 
-    def peak(precision: str) -> float:
-        while precision not in peaks:
-            if precision not in _FALLBACK:
-                return float(max(peaks.values()))
-            precision = _FALLBACK[precision]
-        return float(peaks[precision])
 
-    column = np.array([peak(p) for p in PRECISIONS])[table.precision]
-    if not np.all(column > 0):
-        raise SpecError(f"the GPU {workload.cluster.gpu.name} has no peak FLOP/s", field="peak_flops_per_s")
-    return column
+def peak_flops_per_s(workload: Workload, table: ConfigTable) -> Column:
+    """Datasheet peak of each row's matmuls."""
+    return np.array([peak_of(workload, p) for p in PRECISIONS])[table.precision]
 
 
 def element_bytes(table: ConfigTable) -> Column:
@@ -47,7 +44,7 @@ def layer_forward_s(
 ) -> tuple[Column, Column, Column]:
     """Seconds of one layer's forward pass for one micro-batch: (matmuls, attention's scores, memory-bound work)."""
     model, gpu = workload.model, workload.cluster.gpu
-    peak = peak_flops_per_s(workload, table)
+    peak, half_peak = peak_flops_per_s(workload, table), peak_of(workload, "bf16")
     seconds_per_flop = 1.0 / (peak * constants.matmul_efficiency)
     matmuls = np.zeros_like(layout.tp)
     for weight in layer_matmuls(model):
@@ -60,9 +57,17 @@ def layer_forward_s(
             m = np.maximum(layout.tokens * visits * layout.ep / model.num_experts, 1.0)
         flops = 2.0 * layout.tokens * visits * n * k
         matmuls = matmuls + flops * seconds_per_flop * (1.0 + constants.half_size * (1.0 / m + 1.0 / n + 1.0 / k))
-    scores = layout.tokens * layer_attention_flops(model, workload.seq_len) / layout.tp
-    attention = scores / (peak * constants.attention_efficiency)
     size = element_bytes(table)
+    kept = constants.score_bytes > 0
+    scores = layout.tokens * layer_attention_flops(model, workload.seq_len, causal=not kept) / layout.tp
+    if kept:  # plain matmuls over the whole matrix, and kernels that read and write it
+        elements = layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
+        moved_scores = elements * constants.score_bytes * size / 2.0
+        attention = scores / (np.minimum(peak, half_peak) * constants.matmul_efficiency) + moved_scores / (
+            gpu.memory_bytes_per_s * constants.memory_efficiency
+        )
+    else:
+        attention = scores / (np.minimum(peak, half_peak) * constants.attention_efficiency)
     cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
     inner = (model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim * 2.0
     inner = inner + (3.0 if model.gated_mlp else 2.0) * model.ffn_hidden_size * max(1, model.experts_per_token)
@@ -81,9 +86,19 @@ def head_step_s(
     shape = 1.0 + constants.half_size * (1.0 / layout.tokens + 1.0 / width + 1.0 / model.hidden_size)
     matmul = 3.0 * layout.tokens * head_flops(model) / cut * shape
     loss = 20.0 * layout.tokens * width / (gpu.memory_bytes_per_s * constants.memory_efficiency)
-    return matmul / (peak_flops_per_s(workload, table) * constants.matmul_efficiency) + loss
+    peak = np.minimum(peak_flops_per_s(workload, table), peak_of(workload, "bf16"))  # fp8 leaves the head in 16 bits
+    return matmul / (peak * constants.matmul_efficiency) + loss
 
 
 def no_sooner_than(kernels: Column, host: Column) -> Column:
-    """The later of kernels and the host that launches them, rounded at the corner (4-norm): near it both hold each other up."""
-    return np.asarray((kernels**4 + host**4) ** 0.25)
+    """The later of kernels and the host that launches them, rounded at the corner: near it both hold each other up."""
+    return np.asarray((kernels**CORNER + host**CORNER) ** (1.0 / CORNER))
+
+
+CORNER = 6.0
+"""sharpness of the corner where one of two concurrent things becomes the longer one (a norm's exponent; the maximum at infinity)"""
+
+
+def exposed(traffic: Column, cover: Column, overlap: float) -> Column:
+    """Seconds of `traffic` that a step sees when a fraction `overlap` of it may run behind `cover` seconds of kernels."""
+    return (1.0 - overlap) * traffic + overlap * (no_sooner_than(traffic, cover) - cover)

@@ -68,7 +68,7 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
         peak_memory_low_bytes=memory_low,
         peak_memory_high_bytes=memory_high,
         memory_parts_bytes=memory,
-        oom_probability=exceeds(peak, gpu.memory_bytes, constants.memory_sigma),
+        oom_probability=exceeds(peak, gpu.memory_bytes * constants.usable_fraction, constants.memory_sigma),
     )
 
 

@@ -33,7 +33,10 @@ def memory_parts(
 
     per_layer = _activation_bytes(workload, table, layout, traits)
     cut = layout.tp if traits.vocab_parallel else np.ones_like(layout.tp)
-    logits = layout.tokens * model.vocab_size / cut * (size + 8.0)
+    logits = layout.tokens * model.vocab_size / cut * (traits.logit_bytes + size - 2.0)
+    gathered = np.where(
+        layout.sequence_parallel, traits.gathered_inputs * layout.tokens * size * model.hidden_size, 0.0
+    )
 
     best: dict[str, np.ndarray] | None = None
     alone = layout.pp == 1
@@ -55,11 +58,10 @@ def memory_parts(
             "weights": count * weight_bytes * np.where(at_three, live, 1.0),
             "gradients": count * gradient_bytes * np.where(at_two, live, 1.0),
             "optimizer": count * state_bytes * np.where(at_one, live, 1.0),
-            "activations": constants.activation_factor * held * layers * per_layer,
+            "activations": constants.activation_factor * held * layers * per_layer + layers * gathered,
             "logits": last,
         }
-        used = sum(parts.values())
-        parts["framework"] = constants.framework_bytes + constants.fragmentation * used
+        parts["framework"] = constants.framework_bytes + constants.buffer_bytes * count
         if best is None:
             best = parts
         else:

@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.collectives import send_time_s
-from autotune.cost.compute import element_bytes, head_step_s, layer_forward_s, no_sooner_than
+from autotune.cost.compute import element_bytes, exposed, head_step_s, layer_forward_s, no_sooner_than
 from autotune.cost.layout import Layout
 from autotune.cost.parameters import edge_weights, layer_weights
 from autotune.cost.pipeline import bubble_time_s
@@ -25,14 +25,18 @@ def time_parts(
     full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
     passes = np.where(full, 4.0, 3.0)
     # FlashAttention's backward pass computes the scores again: 2.5 forwards (Dao, arXiv 2307.08691)
-    score_passes = np.where(full | selective, 4.5, 3.5)
+    backward_scores = 2.0 if constants.score_bytes > 0 else 2.5
+    score_passes = backward_scores + np.where(full | selective, 2.0, 1.0)
     kernels = passes * (matmuls + moved) + score_passes * attention
-    layer = no_sooner_than(kernels, constants.layer_host_s * passes / 3.0)
-
     rounds = np.where(full, 3.0, 2.0)  # forward, backward, and the forward again
     tensor = rounds * tensor_layer_s(workload, table, layout, constants)
     context = (rounds + 1.0) * context_layer_s(workload, table, layout, constants)
     expert = rounds * expert_layer_s(workload, table, layout, constants)
+
+    both = (layout.tp > 1) & (layout.pp > layout.stages_per_node)
+    host = constants.layer_host_s + np.where(both, constants.pipelined_tensor_host_s * layout.tp, 0.0)
+    device = kernels + tensor + context + expert
+    layer = kernels + no_sooner_than(device, host * passes / 3.0) - device
     head = head_step_s(workload, table, layout, constants, traits)
 
     dense, experts = layer_weights(model, layout)
@@ -50,18 +54,17 @@ def time_parts(
     all_ranks = model.num_layers * per_layer + head
     others = np.maximum(all_ranks - per_micro_batch, 0.0)
 
-    boundary = (
-        layout.tokens * model.hidden_size * element_bytes(table) / np.where(layout.sequence_parallel, layout.tp, 1.0)
-    )
+    shared = layout.sequence_parallel | traits.scattered_sends
+    boundary = layout.tokens * model.hidden_size * element_bytes(table) / np.where(shared, layout.tp, 1.0)
     inside = (layout.stages_per_node - 1.0) / np.maximum(layout.stages_per_node, 1.0)
     send = constants.send_host_s + send_time_s(inside, boundary, cluster, constants)
     sends = np.where(layout.pp > 1, 2.0 * layout.virtual * m + 2.0 * (layout.pp - 1.0), 0.0)
 
     weights = layers * dense + np.maximum(embedding, projection)
-    once, each = data_step_s(workload, table, layout, constants, traits, weights, layers * experts)
+    once, each = data_step_s(workload, table, layout, constants, traits, weights, layers * experts, layers)
     backward = layers * kernels * 2.0 / 3.0
-    exposed_once = np.maximum(once - constants.data_overlap * backward, 0.1 * once)
-    exposed_each = np.maximum(each - constants.data_overlap * per_micro_batch, 0.1 * each)
+    exposed_once = exposed(once, backward, constants.data_overlap)
+    exposed_each = exposed(each, per_micro_batch, constants.data_overlap)
 
     shards = np.where(layout.zero >= 1, layout.data_group.size, 1.0)
     states = 28.0 if workload.optimizer == "adamw" else 16.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.collectives import all_to_all_time_s, ring_time_s
+from autotune.cost.collectives import all_to_all_time_s, ring_bytes_s, ring_latency_s, ring_time_s
 from autotune.cost.compute import element_bytes
 from autotune.cost.layout import Column, Group, Layout
 from autotune.cost.traits import Traits
@@ -47,25 +47,24 @@ def data_step_s(
     traits: Traits,
     dense: Column,
     experts: Column,
+    layers: Column,
 ) -> tuple[Column, Column]:
-    """Seconds of data-parallel traffic of a rank with `dense` and `experts` weights: (once per step, once per micro-batch)."""
+    """Seconds of data-parallel traffic of a rank with `layers` of `dense` and `experts` weights: (once per step, per micro-batch)."""
     cluster = workload.cluster
     size = element_bytes(table)
-    reduce_bytes = np.where(size < 4, traits.reduce_bytes, 4.0)
-    expert_group = Group(
-        np.maximum(layout.data_group.size / layout.ep, 1.0),
-        np.clip(
-            np.floor(layout.data_group.per_node / layout.ep), 1.0, np.maximum(layout.data_group.size / layout.ep, 1.0)
-        ),
-    )
+    half = np.where(table.is_word("precision", "fp16"), traits.fp16_reduce_bytes, traits.reduce_bytes)
+    reduce_bytes = np.where(size < 4, half, 4.0)
+    members = np.maximum(layout.data_group.size / layout.ep, 1.0)
+    expert_group = Group(members, np.clip(np.floor(layout.data_group.per_node / layout.ep), 1.0, members))
 
     def ring(weight_bytes: Column) -> Column:
-        seconds = ring_time_s(layout.data_group, dense * weight_bytes, cluster, constants)
-        return seconds + np.where(
-            experts > 0, ring_time_s(expert_group, experts * weight_bytes, cluster, constants), 0.0
-        )
+        shared = ring_bytes_s(layout.data_group, dense * weight_bytes, cluster, constants)
+        return shared + ring_bytes_s(expert_group, experts * weight_bytes, cluster, constants)
 
+    latency = ring_latency_s(layout.data_group, cluster, constants) * traits.collectives_per_layer * (layers + 1.0)
+    alone = layout.data_group.size == 1
     reduce, gather = ring(reduce_bytes), ring(size)
-    once = np.where(layout.zero == 0, 2.0 * reduce, reduce + gather)
+    once = np.where(layout.zero == 0, 2.0 * reduce, reduce + gather + 2.0 * latency)
     sharded = layout.zero == 3
-    return np.where(sharded, 0.0, once), np.where(sharded, reduce + 2.0 * gather, 0.0)
+    each = reduce + 2.0 * gather + 3.0 * latency
+    return np.where(sharded | alone, 0.0, once), np.where(sharded & ~alone, each, 0.0)

@@ -16,6 +16,8 @@ class Traits:
     """bytes per weight of the gradient buffer under mixed precision"""
     reduce_bytes: float = 4.0
     """bytes per weight that the gradient reduction carries under mixed precision"""
+    fp16_reduce_bytes: float = 4.0
+    """the same under fp16"""
     master_weights: bool = True
     """fp32 master weights apart from the 16-bit ones that kernels read; otherwise weights are fp32 and cast where they are used"""
     split: str = "even"
@@ -24,14 +26,20 @@ class Traits:
     """tensor parallelism cuts the output projection and the loss along the vocabulary"""
     fused: bool = True
     """fused norm, rotary and activation kernels, which keep fewer intermediate tensors"""
-    sharded_accumulation: bool = True
-    """under ZeRO-2 and -3 gradients are kept sharded between micro-batches"""
+    scattered_sends: bool = False
+    """a pipeline boundary is sent in tensor-parallel shares and gathered on the other side (arXiv 2104.04473, section 4.1)"""
+    logit_bytes: float = 10.0
+    """bytes per logit that the loss keeps: the 16-bit output, its fp32 copy and its gradient"""
+    gathered_inputs: float = 0.0
+    """whole inputs per layer that sequence parallelism keeps for the micro-batch in work; 0 where the backward pass gathers again"""
+    collectives_per_layer: float = 1.0
+    """collectives into which ZeRO's gather (and its reduction) of one layer's weights is cut"""
 
 
 TRAITS = {
-    "nanotron": Traits(split="by_cost", fused=False),
-    "megatron": Traits(),
-    "deepspeed": Traits(gradient_bytes=2.0, reduce_bytes=2.0),
+    "nanotron": Traits(split="by_cost", collectives_per_layer=6.0, logit_bytes=12.0, gathered_inputs=2.0),
+    "megatron": Traits(scattered_sends=True, fp16_reduce_bytes=2.0),
+    "deepspeed": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0),
     "torchtitan": Traits(master_weights=False, fused=False),
     "accelerate": Traits(master_weights=False, fused=False),
     "hf_trainer": Traits(master_weights=False, fused=False),

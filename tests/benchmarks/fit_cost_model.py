@@ -1,0 +1,388 @@
+"""Fits the cost model's constants on published measurements, and says how well they predict what was held out.
+
+    python -m tests.benchmarks.fit_cost_model            fit, cross-validate, print the tables
+    python -m tests.benchmarks.fit_cost_model --write    the same, and write autotune/cost/constants.json
+
+Each (GPU family, trainer) pair is fitted by itself: a robust loss (soft L1) on log tokens/s, with log-normal priors about physical figures
+(datasheets, measured matmul and NCCL ceilings), so that a constant the data say nothing about stays where physics puts it. Held-out tables
+refit everything without the model, or the GPU count, that they then predict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.stats import spearmanr
+
+import autotune.cost
+from autotune.cost import Calibration, estimate
+from autotune.cost.calibration import PHYSICAL, SOFTWARE
+from tests.benchmarks import measurements
+from tests.benchmarks.measurements import Block
+
+PRIOR = Calibration(latency_factor=3.0, straggler=0.004)
+SPREAD = {
+    "matmul_efficiency": 0.1, "half_size": 0.5, "attention_efficiency": 0.3, "memory_efficiency": 0.25, "layer_host_s": 1.0,
+    "micro_batch_host_s": 1.0, "step_host_s": 1.0, "pipelined_tensor_host_s": 2.0, "send_host_s": 1.0, "intra_efficiency": 0.2,
+    "inter_efficiency": 0.4, "inter_decay": 0.7, "latency_factor": 0.3, "hop_s": 0.8, "data_overlap": 0.4, "straggler": 0.7,
+}  # fmt: skip
+"""Standard deviation of the log of each time constant about its prior."""
+MEMORY_SPREAD = {"activation_factor": 0.3, "buffer_bytes": 0.7, "framework_bytes": 0.7}
+TIME_NOISE, MEMORY_NOISE = 0.05, 0.03
+"""residuals beyond this count linearly, not squared"""
+FAMILIES = {"a100": ["a100-40gb", "a100-80gb"], "h100": ["h100-sxm", "h200-sxm"]}
+HARDWARE_PRIOR = {
+    "a100": {"matmul_efficiency": 0.78, "intra_efficiency": 0.72},
+    "h100": {"matmul_efficiency": 0.70, "intra_efficiency": 0.65},
+}
+CEILING = {"a100": 271 / 312, "h100": 790 / 989}
+"""the best plain matmul that was ever measured on them, as a fraction of the peak"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One GPU family and trainer with its data."""
+
+    name: str
+    source: str
+    blocks: list[Block]
+    free: tuple[str, ...]
+    """constants that these data say something about"""
+    given: dict[str, float]
+    """constants that are known from the code of that time"""
+    near: float
+    """rows slower than this many times their cell's best do not count in the fit"""
+
+
+def pairs() -> list[Pair]:
+    """The pairs that have measurements."""
+    mosaic = measurements.mosaic()
+    single = (
+        "attention_efficiency",
+        "hop_s",
+        "inter_efficiency",
+        "inter_decay",
+        "pipelined_tensor_host_s",
+        "straggler",
+    )
+    flat = ("layer_host_s", "pipelined_tensor_host_s", "send_host_s", "latency_factor")
+
+    def without(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(n for n in SPREAD if n not in names)
+
+    def of(family: str, blocks: list[Block]) -> list[Block]:
+        return [b for b in blocks if b.workload.cluster.gpu.name in FAMILIES[family]]
+
+    return [
+        Pair(name="h100/nanotron", source="nanotron_h100.csv", blocks=measurements.nanotron(), free=without(()), given={}, near=3.0),
+        Pair(
+            name="a100/megatron", source="vtrain_single_node_a100.csv", blocks=measurements.vtrain(), free=without(single),
+            given={"score_bytes": 12.0}, near=3.0,
+        ),
+        Pair(name="a100/torchtitan", source="mosaic_llm_foundry.csv", blocks=of("a100", mosaic), free=without(flat), given={}, near=1e9),
+        Pair(name="h100/torchtitan", source="mosaic_llm_foundry.csv", blocks=of("h100", mosaic), free=without(flat), given={}, near=1e9),
+    ]  # fmt: skip
+
+
+def running(blocks: Sequence[Block], near: float) -> list[Block]:
+    """The rows that ran, at most `near` times slower than the best of their cell."""
+    best: dict[str, float] = {}
+    for b in blocks:
+        for cell, speed in zip(b.cell, b.tokens_per_s_per_gpu, strict=True):
+            if np.isfinite(speed):
+                best[cell] = max(best.get(cell, 0.0), float(speed))
+    kept = []
+    for b in blocks:
+        limit = np.array([best.get(c, np.inf) for c in b.cell]) / near
+        rows = np.where(~b.failed & (np.nan_to_num(b.tokens_per_s_per_gpu) >= limit))[0]
+        if len(rows):
+            kept.append(b.take(rows))
+    return kept
+
+
+def time_errors(blocks: Sequence[Block], constants: Calibration) -> np.ndarray:
+    """log(measured / predicted speed) of every row."""
+    return np.concatenate([
+        np.log(b.tokens_per_s_per_gpu / estimate(b.workload, b.table, calibration=constants).tokens_per_s_per_gpu) for b in blocks
+    ])  # fmt: skip
+
+
+def memory_errors(blocks: Sequence[Block], constants: Calibration) -> np.ndarray:
+    """log(measured / predicted peak) of every row with a measured peak."""
+    rows = []
+    for b in blocks:
+        known = np.isfinite(b.peak_memory_bytes)
+        if known.any():
+            peak = estimate(b.workload, b.table, calibration=constants).peak_memory_bytes
+            rows.append(np.log(b.peak_memory_bytes[known] / np.asarray(peak)[known]))
+    return np.concatenate(rows) if rows else np.empty(0)
+
+
+def _fit(
+    errors: Callable[[Calibration], np.ndarray], prior: Calibration, spread: dict[str, float], noise: float, ceiling: float,
+    start: dict[str, float] | None = None, steps: int = 20,
+) -> tuple[Calibration, float]:  # fmt: skip
+    names, widths = list(spread), np.array(list(spread.values()))
+
+    def at(z: np.ndarray) -> Calibration:
+        values = {n: float(getattr(prior, n) * np.exp(v)) for n, v in zip(names, z * widths, strict=True)}
+        for n in values:
+            if n == "matmul_efficiency":
+                values[n] = min(values[n], ceiling)
+            elif n.endswith("_efficiency") or n == "data_overlap":
+                values[n] = min(values[n], 1.0)
+        return replace(prior, **values)
+
+    def cost(z: np.ndarray) -> np.ndarray:
+        scaled = errors(at(z)) / noise
+        robust = np.sign(scaled) * np.sqrt(2.0 * (np.sqrt(1.0 + scaled**2) - 1.0))
+        return np.concatenate([robust, z])
+
+    first = np.array([np.log((start or {}).get(n, getattr(prior, n)) / getattr(prior, n)) for n in names]) / widths
+    found = least_squares(cost, first, diff_step=1e-3, max_nfev=steps)
+    return at(found.x), float(found.cost)
+
+
+def fit_time(pair: Pair, blocks: Sequence[Block]) -> Calibration:
+    """The pair's time constants from these rows: the better of two starts, host-bound and device-bound."""
+    family, trainer = pair.name.split("/")
+    prior = replace(PRIOR, gpu=family, trainer=trainer, source=pair.source, **HARDWARE_PRIOR[family], **pair.given)
+    spread = {n: SPREAD[n] for n in pair.free}
+    rows = running(blocks, pair.near)
+    starts = [{"layer_host_s": 0.5e-3}, {"layer_host_s": 4e-3}] if "layer_host_s" in spread else [{}]
+    fits = [_fit(lambda c: time_errors(rows, c), prior, spread, TIME_NOISE, CEILING[family], s) for s in starts]
+    return min(fits, key=lambda f: f[1])[0]
+
+
+def fit_memory(constants: Calibration, blocks: Sequence[Block]) -> Calibration:
+    """The memory constants from these rows, where any has a measured peak."""
+    rows = [b.take(np.where(~b.failed & np.isfinite(b.peak_memory_bytes))[0]) for b in blocks]
+    rows = [b for b in rows if len(b.table)]
+    if not rows:
+        return constants
+    return _fit(lambda c: memory_errors(rows, c), constants, MEMORY_SPREAD, MEMORY_NOISE, 1.0)[0]
+
+
+def fit(pair: Pair, blocks: Sequence[Block]) -> Calibration:
+    """All constants of a pair from these rows."""
+    return fit_memory(fit_time(pair, blocks), blocks)
+
+
+def held_out(pair: Pair, key: Callable[[Block], np.ndarray]) -> list[tuple[Block, Calibration]]:
+    """Every row once, with constants that were fitted without any row of the same `key` (a model, a GPU count)."""
+    out = []
+    for value in sorted({v for b in pair.blocks for v in key(b).tolist()}):
+        rest = [b.take(np.where(key(b) != value)[0]) for b in pair.blocks]
+        constants = fit(pair, [b for b in rest if len(b.table)])
+        out += [(b.take(np.where(key(b) == value)[0]), constants) for b in pair.blocks if (key(b) == value).any()]
+    return out
+
+
+def by_model(b: Block) -> np.ndarray:
+    """The model of each row."""
+    return np.full(len(b.table), b.workload.model.name)
+
+
+def by_gpus(b: Block) -> np.ndarray:
+    """The GPU count of each row."""
+    return np.asarray(b.table.world_size)
+
+
+def errors_of(folds: Sequence[tuple[Block, Calibration]], near: float) -> np.ndarray:
+    """Held-out log errors of the rows within `near` of their cell's best."""
+    kept = running([b for b, _ in folds], near)
+    wanted = {id(b.workload) for b in kept}
+    out = []
+    best: dict[str, float] = {}
+    for b, _ in folds:
+        for cell, speed in zip(b.cell, b.tokens_per_s_per_gpu, strict=True):
+            if np.isfinite(speed):
+                best[cell] = max(best.get(cell, 0.0), float(speed))
+    for b, constants in folds:
+        if id(b.workload) not in wanted:
+            continue
+        limit = np.array([best.get(c, np.inf) for c in b.cell]) / near
+        rows = np.where(~b.failed & (np.nan_to_num(b.tokens_per_s_per_gpu) >= limit))[0]
+        if len(rows):
+            out.append(time_errors([b.take(rows)], constants))
+    return np.concatenate(out)
+
+
+def percent(errors: np.ndarray) -> str:
+    """median / 90th percentile of the relative error."""
+    size = np.abs(np.expm1(-errors))
+    return f"{100 * np.median(size):.1f}% / {100 * np.quantile(size, 0.9):.1f}%"
+
+
+@dataclass(slots=True)
+class Choice:
+    """What picking configs in predicted order costs, over the cells of a data set."""
+
+    trials: list[int]
+    failed: list[int]
+    rank: list[float]
+
+
+def choosing(folds: Sequence[tuple[Block, Calibration]], *, least: int, within: float = 0.05) -> Choice:
+    """Trials until one is within 5% of the cell's best, in predicted order behind the memory gate (P(OOM) <= 0.5)."""
+    cells: dict[str, list[tuple[float, float, bool, float]]] = {}
+    for b, constants in folds:
+        e = estimate(b.workload, b.table, calibration=constants)
+        for i, cell in enumerate(b.cell):
+            speed, failed = float(b.tokens_per_s_per_gpu[i]), bool(b.failed[i])
+            row = (float(np.asarray(e.tokens_per_s_per_gpu)[i]), speed, failed, float(np.asarray(e.oom_probability)[i]))
+            cells.setdefault(str(cell), []).append(row)
+    result = Choice([], [], [])
+    for rows in cells.values():
+        ran = [r for r in rows if not r[2]]
+        if len(rows) < least or len(ran) < 2:
+            continue
+        best = max(r[1] for r in ran)
+        order = sorted((r for r in rows if r[3] <= 0.5), key=lambda r: -r[0])
+        failed = tried = 0
+        for _, speed, bad, _ in order:
+            tried += 1
+            failed += bad
+            if not bad and speed >= best / (1 + within):
+                break
+        result.trials.append(tried)
+        result.failed.append(failed)
+        near = [r for r in ran if r[1] * 2 >= best]
+        if len(near) > 4:
+            result.rank.append(float(spearmanr([r[0] for r in ran], [r[1] for r in ran])[0]))
+    return result
+
+
+def gate(folds: Sequence[tuple[Block, Calibration]]) -> tuple[np.ndarray, np.ndarray]:
+    """(probability of running out of memory, whether the run failed) of every row."""
+    p = [np.asarray(estimate(b.workload, b.table, calibration=c).oom_probability) for b, c in folds]
+    return np.concatenate(p), np.concatenate([b.failed for b, _ in folds])
+
+
+def sigma_of(errors: np.ndarray) -> float:
+    """The width for which nine tenths of these errors lie in the 90% interval."""
+    return float(np.quantile(np.abs(errors), 0.9) / 1.645)
+
+
+def published(constants: Calibration) -> np.ndarray:
+    """Errors on Megatron-LM's published runs; where the micro-batch is not printed, the fastest that is predicted, as their authors chose it."""
+    return np.array([
+        min(time_errors([b.take(np.array([i]))], constants)[0] for i in range(1)) if len(b.table) == 1 else 0.0
+        for b in measurements.megatron_published() for _ in [0]
+    ])  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fit, cross-validate, print; with --write also keep the constants."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write autotune/cost/constants.json")
+    parser.add_argument("--quick", action="store_true", help="fit only; no cross-validation, widths as they are")
+    options = parser.parse_args(arguments)
+    path = Path(autotune.cost.__file__).with_name("constants.json")
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"pairs": {}}
+
+    fitted: dict[str, Calibration] = {}
+    for pair in pairs():
+        constants = fit(pair, pair.blocks)
+        previous = old["pairs"].get(pair.name, {})
+        widths = {n: float(previous[n]) for n in ("time_sigma", "memory_sigma") if n in previous}
+        near = 2.0 if pair.near < 100 else 1e9
+        print(
+            f"{pair.name}: fitted, median / p90 {percent(time_errors(running(pair.blocks, near), constants))}",
+            flush=True,
+        )
+        if not options.quick:
+            models = held_out(pair, by_model)
+            counts = held_out(pair, by_gpus) if pair.near < 100 else []
+            for name, folds in (("model", models), ("GPU count", counts)):
+                if not folds:
+                    continue
+                errors = errors_of(folds, near)
+                line = f"  held out by {name}: step time {percent(errors)}"
+                if pair.near < 100:
+                    choice = choosing(folds, least=15)
+                    line += (
+                        f"; trials to within 5% {np.mean(choice.trials):.2f}, failed {np.mean(choice.failed):.2f},"
+                        f" Spearman {np.median(choice.rank):.3f} over {len(choice.trials)} cells"
+                    )
+                print(line, flush=True)
+            widths["time_sigma"] = sigma_of(errors_of(models, near))
+            peaks = [memory_errors([b], c) for b, c in models]
+            peak = np.concatenate(peaks) if peaks else np.empty(0)
+            if len(peak):
+                widths["memory_sigma"] = min(sigma_of(peak), 0.15)
+                under = float(np.mean(peak > np.log(1.1)))
+                print(
+                    f"  held out by model: memory {percent(peak)}, under-predicted by more than 10%: {100 * under:.1f}%"
+                )
+                sized = [(b, replace(c, memory_sigma=widths["memory_sigma"], usable_fraction=0.86)) for b, c in models]
+                p, failed = gate(sized)
+                print(
+                    f"  called: {np.mean(p[failed] > 0.5):.3f} of failing, {np.mean(p[~failed] > 0.5):.4f} of running rows"
+                )
+                for low in (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95):
+                    high = {0.0: 0.05, 0.05: 0.2, 0.2: 0.4, 0.4: 0.6, 0.6: 0.8, 0.8: 0.95, 0.95: 1.01}[low]
+                    rows = (p >= low) & (p < high)
+                    if rows.any():
+                        print(
+                            f"    P(OOM) {low:.2f}-{min(high, 1):.2f}: {rows.sum():4d} rows, {np.mean(failed[rows]):.2f} failed"
+                        )
+        fitted[pair.name] = replace(constants, **widths, usable_fraction=0.86 if "nanotron" in pair.name else 0.9)
+    for name, blocks, key in (
+        ("Megatron-LM's published runs, 8 to 3,072 A100", measurements.megatron_published(), "a100/megatron"),
+        ("InternEvo 7B, 8 to 1,024 A100", measurements.internevo(), "a100/torchtitan"),
+        ("NeMo recipes, 8 to 1,024 H100, fp8", measurements.nemo(), "h100/torchtitan"),
+    ):
+        errors = time_errors(blocks, fitted[key])
+        print(
+            f"never fitted: {name}: {percent(errors)}, mean {100 * np.mean(np.abs(np.expm1(-errors))):.1f}%, {len(errors)} rows"
+        )
+    if options.write:
+        path.write_text(json.dumps(document(fitted), indent=1) + "\n", encoding="utf-8")
+        print(f"wrote {path}")
+    return 0
+
+
+def document(fitted: dict[str, Calibration]) -> dict[str, object]:
+    """The constants as they are kept: by pair, and pooled by hardware family, by trainer and over all."""
+
+    def rounded(values: dict[str, object]) -> dict[str, object]:
+        return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
+
+    def pool(members: Sequence[Calibration], names: Sequence[str]) -> dict[str, object]:
+        return {
+            n: float(np.exp(np.mean([np.log(max(getattr(c, n), 1e-12)) for c in members]))) if n != "score_bytes" else 0.0
+            for n in names
+        }  # fmt: skip
+
+    hardware = [n for n in PHYSICAL if n not in SOFTWARE]
+    everything = list(fitted.values())
+    families = {f: [c for c in everything if c.gpu == f] for f in FAMILIES}
+    trainers = {t: [c for c in everything if c.trainer == t] for t in sorted({c.trainer for c in everything})}
+    cpu = Calibration(
+        source="order of magnitude of processes on a CPU; run `autotune calibrate`", matmul_efficiency=0.6, half_size=16.0,
+        attention_efficiency=0.2, memory_efficiency=0.5, layer_host_s=1e-3, step_host_s=5e-3, send_host_s=0.5e-3,
+        data_overlap=0.05, framework_bytes=3e8, time_sigma=0.5, memory_sigma=0.3,
+    )  # fmt: skip
+    blank = {"gpu", "trainer"}
+    return {
+        "provenance": "python -m tests.benchmarks.fit_cost_model --write; data and their sources: tests/benchmarks/data",
+        "families": FAMILIES,
+        "pairs": {n: rounded({k: v for k, v in c.to_dict().items() if k not in blank}) for n, c in fitted.items()},
+        "hardware": {f: rounded(pool(m, hardware)) for f, m in families.items() if m},
+        "software": {t: rounded(pool(m, SOFTWARE)) for t, m in trainers.items()},
+        "pooled": rounded({**pool(everything, PHYSICAL), "time_sigma": 0.15, "memory_sigma": 0.15}),
+        "cpu": rounded({k: v for k, v in cpu.to_dict().items() if k not in blank}),
+        "unknown_hardware_sigma": 0.25,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
