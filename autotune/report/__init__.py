@@ -1,4 +1,40 @@
-"""What people see of studies: `terminal` for tables and bars in a terminal.
+"""What people see of studies: a self-contained HTML page, tables and bars in a terminal, two studies side by side.
 
-terminal.py   labels, sizes, times; tables and stacked bars as rich renderables, with a plain-character fallback
+page.py        html_report(record, trials) -> str       findings.py   winner, baseline, speedup, why it won
+comparison.py  compare(first, second) -> rich table     figures.py    inline SVG
+terminal.py    labels, sizes, times; tables and stacked bars as rich renderables, with a plain-character fallback
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from autotune.ports import StudyRecord
+    from autotune.report.terminal import Palette
+    from autotune.spec import Trial
+
+__all__ = ["compare", "html_report"]
+
+
+def html_report(record: StudyRecord, trials: Sequence[Trial]) -> str:
+    """The page of a study, running or finished; see `page`."""
+    from autotune.report import page
+
+    return page.html_report(record, trials)
+
+
+def compare(
+    first: tuple[StudyRecord, Sequence[Trial]],
+    second: tuple[StudyRecord, Sequence[Trial]],
+    *,
+    palette: Palette | None = None,
+) -> Table:
+    """Two studies side by side, in the signs that `palette` (None: all of them) allows; see `comparison`."""
+    from autotune.report import comparison
+    from autotune.report.terminal import FULL
+
+    return comparison.compare(first, second, palette=palette or FULL)

@@ -198,7 +198,7 @@ def stacked_bar(
 ) -> Table:
     """Rows of labelled bars on one scale: the longest fills `width`, so that what shrank is seen."""
     longest = max((sum(_positive(parts).values()) for _, parts in rows), default=0.0)
-    table = _table(palette)
+    table = plain_table(palette)
     table.add_column("")
     table.add_column("step", justify="right")
     table.add_column("where the time goes", no_wrap=True)
@@ -219,7 +219,7 @@ def trials_table(
     trials: Iterable[Trial], *, best: int | None = None, palette: Palette = FULL, title: str = ""
 ) -> Table:
     """One row per trial: config, status, predicted and measured tokens per second and GPU, step time, memory, why."""
-    table = _table(palette, title=title)
+    table = plain_table(palette, title=title)
     for name in ("#", "config", "status"):
         table.add_column(name, justify="right" if name == "#" else "left", no_wrap=name != "config")
     for name in ("predicted", "measured", "step", "memory"):
@@ -241,7 +241,7 @@ def trials_table(
             format_count(measured.tokens_per_s_per_gpu) if measured else nothing,
             format_duration(measured.step_time_s) if measured else nothing,
             format_bytes(memory) if memory else nothing,
-            _escape(_plain(note_of(trial), palette)),
+            safe(note_of(trial), palette),
             style="bold" if trial.number == best else "",
         )
     table.caption = "tokens per second and GPU"
@@ -251,7 +251,7 @@ def trials_table(
 def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) -> Table:
     """The ranked rows of a plan: anything with `rows` of `rank`, `config` and `estimate`, or the rows themselves."""
     rows = getattr(plan, "rows", plan)
-    table = _table(palette)
+    table = plain_table(palette)
     table.add_column("rank", justify="right")
     table.add_column("config")
     for name in ("tokens/s/GPU", "step", "MFU", "memory", "OOM risk"):
@@ -282,7 +282,8 @@ def note_of(trial: Trial) -> str:
     return trial.reason
 
 
-def _table(palette: Palette, title: str = "") -> Table:
+def plain_table(palette: Palette, title: str = "") -> Table:
+    """An empty table in the manner of all of them; ASCII borders with a plain palette."""
     from rich import box  # rich takes a while to import, and most commands print no table
     from rich.table import Table
 
@@ -299,14 +300,12 @@ def _status(status: TrialStatus) -> str:
     return f"[{STATUS_COLOURS[status]}]{status.lower()}[/]"
 
 
-def _escape(text: str) -> str:
+def safe(text: str, palette: Palette = FULL) -> str:
+    """Foreign text for a cell: no control characters, no markup, and ASCII with a plain palette."""
     from rich.markup import escape
 
-    return escape("".join(c if c.isprintable() else " " for c in text))
-
-
-def _plain(text: str, palette: Palette) -> str:
-    return text if palette.unicode else text.encode("ascii", "replace").decode()
+    shown = "".join(c if c.isprintable() else " " for c in text)
+    return escape(shown if palette.unicode else shown.encode("ascii", "replace").decode())
 
 
 def _positive(parts: TimeParts | MemoryParts | Mapping[str, float]) -> dict[str, float]:

@@ -32,9 +32,9 @@ class TestNative(TrainerContract):
         assert request["measure"]["max_steps"] == 50
         assert launch.argv[-3:] == ("-m", "autotune_workers.launch", "request.json")
 
-    def test_cpu_ranks_train_in_fp32_or_bf16(self) -> None:
+    def test_cpu_ranks_have_no_fp8(self) -> None:
         laptop = replace(WORKLOAD, cluster=cluster_of("cpu", num_nodes=1, gpus_per_node=4))
-        with pytest.raises(ExportError, match="precision=fp16"):
-            trainer("native").launch(laptop, ParallelConfig(dp=4, micro_batch_size=16, precision="fp16"))
+        with pytest.raises(ExportError, match="precision=fp8"):
+            trainer("native").launch(laptop, ParallelConfig(dp=4, micro_batch_size=16, precision="fp8"))
         launch = trainer("native").launch(laptop, ParallelConfig(dp=4, micro_batch_size=16))
         assert launch.env == {"OMP_NUM_THREADS": "1"}

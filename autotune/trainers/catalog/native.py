@@ -40,22 +40,20 @@ class NativeTrainer(Trainer):
     def limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
     ) -> tuple[Limit, ...]:
-        """Context and expert parallelism, and what CPU ranks cannot do."""
+        """What CPU ranks cannot compute, and what the zero-bubble schedule cannot split."""
         c = effective(config)
-        limits = []
-        if c.cp > 1:
-            limits.append(Limit(knob="cp", value=c.cp, message="the native loop has no context parallelism"))
-        if c.ep > 1:
-            limits.append(
-                Limit(knob="ep", value=c.ep, message="the native loop keeps all experts on every rank", nearest=1)
-            )
+        limits: list[Limit] = []
         if workload.cluster.gpu.is_cpu:
             limits += word_limit(
-                c,
-                "precision",
-                {"fp16": "bf16", "fp8": "bf16", "tf32": "fp32"},
-                "CPU ranks train in fp32 or bf16",
+                c, "precision", {"fp8": "bf16", "tf32": "fp32"}, "CPU ranks compute in fp32, bf16 or fp16"
             )
+        if c.pp_schedule == "interleaved_zero_bubble":
+            split = "the zero-bubble schedule splits the backward pass, which is impossible for"
+            if c.compile:
+                limits.append(Limit(knob="compile", value=True, message=f"{split} compiled layers", nearest=False))
+            if c.recompute != "none":
+                message = f"{split} recomputed layers"
+                limits.append(Limit(knob="recompute", value=c.recompute, message=message, nearest="none"))
         return tuple(limits)
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:

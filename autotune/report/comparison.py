@@ -1,0 +1,67 @@
+"""Two studies side by side: what was asked, what came out, and which knobs of the winners differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from autotune.ports import StudyRecord
+from autotune.report.findings import Findings, changed_knobs, findings, per_gpu, prediction_errors, status_counts
+from autotune.report.terminal import (
+    FULL,
+    Palette,
+    config_label,
+    format_bytes,
+    format_count,
+    format_duration,
+    plain_table,
+    safe,
+)
+from autotune.spec import Trial
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Side = tuple[StudyRecord, Sequence[Trial]]
+
+
+def compare(first: Side, second: Side, *, palette: Palette = FULL) -> Table:
+    """A table with a row per fact and a column per study; facts that differ are bold."""
+    a, b = (findings(record, trials) for record, trials in (first, second))
+    table = plain_table(palette)
+    table.add_column("")
+    table.add_column(safe(a.record.study.name, palette), overflow="fold")
+    table.add_column(safe(b.record.study.name, palette), overflow="fold")
+    for (name, left), (_, right) in zip(facts(a).items(), facts(b).items(), strict=True):
+        style = "bold" if left != right else ""
+        table.add_row(name, safe(left, palette), safe(right, palette), style=style)
+    if a.best is not None and b.best is not None:
+        arrow = "->"
+        changes = changed_knobs(a.best, b.best)
+        text = ", ".join(f"{name} {before} {arrow} {after}" for name, (before, after) in changes.items())
+        table.caption = safe(f"winners differ by: {text}" if text else "both found the same config", palette)
+    return table
+
+
+def facts(found: Findings) -> dict[str, str]:
+    """What is compared, as text; `-` where it is not known."""
+    record, best = found.record, found.best
+    workload = record.study.workload
+    measured = best.measurement if best is not None else None
+    errors = prediction_errors(found.trials)
+    return {
+        "study": f"{record.id} ({record.status.lower()})",
+        "model": workload.model.name,
+        "cluster": workload.cluster.name,
+        "tokens per sequence": str(workload.seq_len),
+        "sequences per step": ", ".join(map(str, workload.global_batch_sizes)),
+        "searcher": record.study.searcher,
+        "trials": ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.trials).items()) or "-",
+        "time": format_duration(record.elapsed_s),
+        "best config": config_label(best.config) if best is not None else "-",
+        "tokens/s/GPU": format_count(per_gpu(best)) if best is not None else "-",
+        "step time": format_duration(measured.step_time_s if measured else None),
+        "peak memory": format_bytes(measured.peak_memory_bytes if measured else None),
+        "speedup over default": f"{found.speedup:.2f}" if found.speedup is not None else "-",
+        "median error of predicted step time": f"{errors['step_time']:.0%}" if "step_time" in errors else "-",
+    }

@@ -1,0 +1,150 @@
+"""The HTML report: whole, self-contained, escaped, and right about the numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from autotune.report import compare, html_report
+from autotune.report.figures import Point, plot, ticks
+from autotune.report.findings import best_so_far, findings, prediction_errors, why
+from autotune.report.terminal import Palette
+from autotune.spec import StudyStatus, Trial, TrialStatus
+from tests.report.test_terminal import shown
+from tests.report.worlds import out_of_memory, record, trial, trials
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Reader(HTMLParser):
+    """Checks that tags nest, and collects tags, attributes and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> without a beginning"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + " "
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def test_a_finished_study() -> None:
+    page = read(html_report(record(), trials()))
+    assert "2.00×" in page.text
+    assert "micro_batch_size 1 -> 4" in page.text
+    assert "these parts shrank" in page.text
+    assert "rank 3 ran out of memory" in page.text
+    assert "autotune export s1 --to native" in page.text
+    assert sum(tag == "svg" for tag, _ in page.tags) == 4
+    assert sum(tag == "tr" and attrs.get("class") == "won" for tag, attrs in page.tags) == 1
+
+
+def test_nothing_is_fetched_and_nothing_runs() -> None:
+    page = html_report(record(), trials())
+    reader = read(page)
+    assert not {"script", "link", "img", "iframe", "object", "base"} & {tag for tag, _ in reader.tags}
+    assert not any(name.startswith("on") or name in ("src", "href") for _, attrs in reader.tags for name in attrs)
+    assert not re.search(r"https?://|url\(|@import", page)
+
+
+def test_foreign_text_is_escaped() -> None:
+    page = html_report(record(message="<img src=x onerror=alert(1)>"), trials())
+    assert "<script>alert" not in page
+    assert "<b>tried</b>" not in page
+    assert "<img" not in page
+    assert "demo &quot;&lt;script&gt;" in page
+
+
+@pytest.mark.parametrize(
+    "some",
+    [
+        [],
+        [trial(0)],
+        [out_of_memory(0), out_of_memory(1)],
+        [replace(trial(0), estimate=None), replace(trial(1), reward=None)],
+        [Trial(config=trial(0).config)],
+        [replace(trial(0), status=TrialStatus.CANCELLED, measurement=None)],
+    ],
+    ids=["none", "one", "failures", "no-estimate", "pending", "cancelled"],
+)
+def test_unfinished_and_failed_studies_have_a_page(some: list[Trial]) -> None:
+    study = record(best=None, baseline=None, speedup=None, status=StudyStatus.RUNNING, started_at=None, ended_at=None)
+    page = read(html_report(study, some))
+    assert "How to reproduce it" in page.text
+    shown(compare((study, some), (record(), trials()), palette=Palette(unicode=False)))
+
+
+def test_best_so_far_never_falls() -> None:
+    values = [y for _, y in best_so_far(trials())]
+    assert values == sorted(values)
+    assert len(values) == 5
+
+
+def test_winner_and_speedup_are_found_when_nobody_named_them() -> None:
+    found = findings(record(best=None, baseline=None, speedup=None), trials())
+    assert found.best is not None
+    assert found.best.number == 3
+    assert found.speedup == pytest.approx(2.0)
+    assert prediction_errors(found.trials)["step_time"] == pytest.approx(0.1)
+
+
+def test_reasons_compare_steps_at_equal_tokens() -> None:
+    slow, fast = trial(0, step_time_s=1.0), trial(1, step_time_s=2.0)
+    doubled = replace(fast, measurement=replace(fast.measurement, tokens_per_step=2 * 64 * 1024))  # type: ignore[type-var]
+    sentences = why(findings(record(best=1, speedup=None), [slow, replace(doubled, config=replace(fast.config, dp=4))]))
+    assert not any("shrank" in sentence or "grew" in sentence for sentence in sentences)
+
+
+def test_comparison_names_the_difference() -> None:
+    text = shown(compare((record(), trials()), (record(id="s2", best=1, speedup=1.25), trials())))
+    assert "micro_batch_size 4 -> 2" in text
+    assert "2.00" in text
+    assert "1.25" in text
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1.0), (0.0, 7e9), (-0.2, 5.2), (3.0, 3.0), (0.0, 1e-9), (0.0, float("nan"))]
+)
+def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert 1 <= len(found) <= 12
+    if high > low:
+        assert all(low - 1e-9 * high <= tick <= high * (1 + 1e-9) for tick in found)
+
+
+def test_a_figure_of_one_point_is_finite() -> None:
+    svg = plot(
+        [Point(x=0, y=0, title="<t>")],
+        x_label="x",
+        y_label="y",
+        x_format=str,
+        y_format=str,
+        description="d",
+    )
+    assert "nan" not in svg
+    assert "inf" not in svg
+    assert "&lt;t&gt;" in svg

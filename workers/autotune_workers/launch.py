@@ -1,0 +1,112 @@
+"""Trains an exported config outside any study: `torchrun -m autotune_workers.launch request.json`, on every node.
+
+The request is a `TrialRequest` as plain values (trainer `native` writes it). Rank 0 prints one JSON object per optimizer step, and at
+the end one with the measurement. Exit codes: 0 trained, 1 refused or failed, 2 no such request or not the ranks that it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autotune.errors import AutotuneError
+from autotune.ports import TrialRequest
+from autotune_workers.trial import RankContext, StepReport, TrialFailed, run_trial
+from autotune_workers.wire import plain, request_from_plain
+
+MAX_REQUEST_BYTES = 1 << 20
+"""a longer file is no request"""
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""a rank that waits so long for another gives up"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the request of the command line on this rank and returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="torchrun ... -m autotune_workers.launch", description="Trains an exported config."
+    )
+    parser.add_argument("request", type=Path, help="request.json of an export")
+    options = parser.parse_args(arguments)
+    try:
+        request = read_request(options.request)
+    except (OSError, ValueError, TypeError, KeyError, AutotuneError) as error:
+        print(f"{options.request} is no request of an export: {error}", file=sys.stderr)
+        return 2
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world != request.config.world_size:
+        print(
+            f"tp * pp * dp * cp = {request.config.world_size} ranks are needed, but torchrun started {world}; "
+            f"start it with nnodes * nproc-per-node = {request.config.world_size}",
+            file=sys.stderr,
+        )
+        return 2
+    return train(request)
+
+
+def read_request(path: Path) -> TrialRequest:
+    """The request in the file. Raises `ValueError`, `KeyError`, `TypeError` or `SpecError` for anything else."""
+    text = path.read_bytes()
+    if len(text) > MAX_REQUEST_BYTES:
+        raise ValueError(f"it holds {len(text)} bytes, more than {MAX_REQUEST_BYTES}")
+    return request_from_plain(json.loads(text))
+
+
+def train(request: TrialRequest) -> int:
+    """Trains on the ranks that torchrun started; collective. Returns the exit code."""
+    rank = int(os.environ.get("RANK", "0"))
+    device = _device(request)
+    _initialize(device)
+    try:
+        context = RankContext(rank=rank, world_size=dist.get_world_size(), device=device)
+        result = run_trial(request, context, _say_step if rank == 0 else lambda _: True)
+    except TrialFailed as error:
+        if rank == 0:
+            _say({"failure": error.failure.to_dict()})
+        return 1
+    except AutotuneError as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        dist.destroy_process_group()
+    if rank == 0:
+        _say({"measurement": result.measurement.to_dict(), "stopped": result.stopped})
+    return 0
+
+
+def _device(request: TrialRequest) -> torch.device:
+    if request.workload.cluster.gpu.is_cpu or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _initialize(device: torch.device) -> None:
+    """The default process group over the ranks of torchrun; alone, without torchrun, a group of one."""
+    on_gpu = device.type == "cuda"
+    where: dict[str, Any] = {"device_id": device} if on_gpu else {}
+    if "MASTER_ADDR" not in os.environ:
+        where |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT, **where)
+
+
+def _say_step(step: StepReport) -> bool:
+    line = {"step": step.step, "step_time_s": step.time_s, "loss": step.loss, "grad_norm": step.grad_norm}
+    _say({**line, "skipped": True} if step.skipped else line)
+    return True
+
+
+def _say(document: dict[str, Any]) -> None:
+    print(json.dumps(plain(document)), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
