@@ -28,6 +28,8 @@ class RankHandle(Protocol):
 
     name: str
     ready: bool
+    host: str
+    """address of its node, known once it is ready"""
 
     def send(self, message: Message) -> None:
         """Sends a message."""
@@ -94,6 +96,12 @@ class _Running:
     gang: Gang
     crew: Crew
     rank_of: dict[int, int] = field(default_factory=dict)
+
+    def seat_by_node(self) -> None:
+        """Gives neighbouring rank numbers to ranks of one node, where tensor-parallel groups belong."""
+        hosts = [h.host for h in self.crew.handles]
+        self.crew.handles.sort(key=lambda h: hosts.index(h.host))
+        self.rank_of = {id(h): r for r, h in enumerate(self.crew.handles)}
 
 
 class GangRunner:
@@ -205,9 +213,12 @@ class GangRunner:
                 kernel_oom=message["kernel_oom"],
                 why=message["why"],
             )
-        else:
-            tail = handle.log_tail() if message["say"] == "failed" else ()
-            gang.hear(rank, message, self._now_s, tail)
+            return
+        if message["say"] == "ready" and gang.is_unready and all(h.ready for h in running.crew.handles):
+            running.seat_by_node()
+            rank = running.rank_of[id(handle)]
+        tail = handle.log_tail() if message["say"] == "failed" else ()
+        gang.hear(rank, message, self._now_s, tail)
 
     def _check(self, running: _Running) -> None:
         gang = running.gang

@@ -44,7 +44,7 @@ def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:
 
 
 class RankProcess:
-    """One rank process and its channel. Owned by one thread, except for its start."""
+    """One rank process and its channel. One thread listens; `send` and the signals may come from another."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class RankProcess:
         """Starts the process; `spawner` must have one thread that lives as long as the process may."""
         self.name = name
         self.ready = False
+        self.host = host
         self.pid = 0
         self._oom_kills = oom_kills()
         self._lines = Lines()
@@ -86,6 +87,8 @@ class RankProcess:
             theirs.close()
         self.pid = self._process.pid
         ours.setblocking(False)
+        self._mouth = ours.dup()
+        self._mouth.settimeout(1.0)
 
     def fileno(self) -> int:
         """For selectors: readable when there are messages or the process is gone; -1 once the channel has ended."""
@@ -93,12 +96,8 @@ class RankProcess:
 
     def send(self, message: Message) -> None:
         """Sends a message; a rank that is gone does not hear it, and one that no longer reads is the deadlines' business."""
-        line = to_line(message)
         with contextlib.suppress(OSError):
-            self._channel.settimeout(1.0)
-            self._channel.sendall(line)
-        with contextlib.suppress(OSError):
-            self._channel.setblocking(False)
+            self._mouth.sendall(to_line(message))
 
     def receive(self) -> list[Message]:
         """Messages that have arrived; the last one is `gone` once the process has ended."""
@@ -168,6 +167,7 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             gone = False
         self._channel.close()
+        self._mouth.close()
         self._log.close()
         return gone
 

@@ -1,0 +1,119 @@
+"""The Ray actor of one rank: holds its resources, keeps its process warm, and relays between it and the runner.
+
+The rank itself is a child process, the same as the local runner's. So a rank can be limited, stopped, killed and replaced without losing
+the actor or its place in the placement group, and its exit status is known. The actor ends with the driver's job, and the rank with the
+actor.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from autotune_workers.ranks import RankProcess
+from autotune_workers.wire import Message
+
+LISTEN_S = 1.0
+"""one call listens at most this long"""
+
+
+class RankHost:
+    """Methods run in two groups of one thread each, so that orders keep their order while `listen` waits."""
+
+    def __init__(self, *, name: str, device: str, trial: str) -> None:
+        """Starts the rank's process. `device`: cpu or cuda; Ray has set CUDA_VISIBLE_DEVICES."""
+        import ray
+
+        self._name, self._device, self._trial = name, device, trial
+        self._host = ray.util.get_node_ip_address()
+        self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autotune-spawner")
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._rank = self._start()
+
+    def _start(self) -> RankProcess:
+        environment = {"CUDA_VISIBLE_DEVICES": ""} if self._device == "cpu" else {}
+        return RankProcess(
+            name=self._name,
+            spawner=self._spawner,
+            device=self._device,
+            host=self._host,
+            trial=self._trial,
+            environment=environment,
+        )
+
+    def listen(self) -> list[Message]:
+        """What the rank said, each with the `generation` of its process; waits up to `LISTEN_S` for the first."""
+        with self._lock:
+            rank, generation = self._rank, self._generation
+        if rank.fileno() < 0:  # the process is gone and was reported: wait for its successor
+            threading.Event().wait(0.05)
+            return []
+        select.select([rank.fileno()], [], [], LISTEN_S)
+        messages: list[Message] = []
+        for message in rank.receive():
+            told: Message = {**message, "generation": generation}
+            if message["say"] in ("failed", "gone"):
+                told["log_tail"] = list(rank.log_tail())
+            messages.append(told)
+        return messages
+
+    def send(self, message: Message) -> None:
+        """Hands an order to the rank."""
+        if message["do"] == "run":
+            self._rank.begin()
+        self._rank.send(message)
+
+    def terminate(self) -> None:
+        """SIGTERM to the rank."""
+        self._rank.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL to the rank."""
+        self._rank.kill()
+
+    def replace(self, generation: int) -> None:
+        """Ends the rank's process and starts another, which carries this generation."""
+        with self._lock:
+            old = self._rank
+            self._rank, self._generation = self._start(), generation
+        old.close()
+
+    def pids(self) -> tuple[int, int]:
+        """Process numbers of the actor and of the rank."""
+        return os.getpid(), self._rank.pid
+
+    def __ray_terminate__(self) -> None:
+        self._rank.close()
+
+
+def remote_host() -> Any:
+    """The actor class."""
+    import ray
+
+    methods = {
+        "listen": "ears",
+        "send": "hands",
+        "terminate": "hands",
+        "kill": "hands",
+        "replace": "hands",
+        "pids": "hands",
+    }
+    body: dict[str, Any] = {
+        name: ray.method(concurrency_group=group)(_forward(name)) for name, group in methods.items()
+    }
+    actor = type("AutotuneRank", (RankHost,), body)
+    return ray.remote(concurrency_groups={"ears": 1, "hands": 1})(actor)
+
+
+def _forward(name: str) -> Any:
+    original = getattr(RankHost, name)
+
+    def method(self: RankHost, *arguments: Any) -> Any:
+        return original(self, *arguments)
+
+    method.__name__ = name
+    return method
