@@ -159,6 +159,7 @@ class Loop:
                 if (said := self.controller.late(late)) is not None:
                     ledger.end_trial(said)  # is written down as late and changes nothing
             case EnterPhase(phase=phase, message=message):
+                ledger.move(None, result={"phase": str(phase), "stop_reason": self.controller.stop_reason})
                 tell(PhaseEntered(phase=phase, message=message))
             case EndStudy():
                 self._rest(command)

@@ -396,18 +396,16 @@ class Controller:
         self._out.append(StartAttempt(request=request))
 
     def _reserve(self) -> Reserve:
-        """What the finals will take, foreseen from what the contenders took."""
+        """What one more trial and the finals will take, foreseen from what the contenders took."""
         measure = self.study.measure
-        runs = [t for t in contenders(list(self.trials.values()))[: measure.finalists] if t.config != self._baseline]
-        runs += [self.baseline] if self.baseline is not None else []
+        others = [t for t in contenders(list(self.trials.values())) if t.purpose is TrialPurpose.SEARCH]
+        runs = others[: measure.finalists] + ([self.baseline] if self.baseline is not None else [])
         if len(runs) < 2:
             return Reserve()
-        seconds = [t.measurement.setup_s + math.fsum(t.measurement.step_times_s) for t in runs if t.measurement]
-        ranks = [t.config.world_size for t in runs]
-        return Reserve(
-            wall_s=measure.final_rounds * math.fsum(seconds),
-            gpu_s=measure.final_rounds * math.fsum(s * r for s, r in zip(seconds, ranks, strict=True)),
-        )
+        seconds = [m.setup_s + math.fsum(m.step_times_s) for t in runs if (m := t.measurement) is not None]
+        gpu_s = [t.config.world_size * s for t, s in zip(runs, seconds, strict=True)]
+        times = measure.final_rounds + 1 / len(runs)
+        return Reserve(wall_s=times * math.fsum(seconds), gpu_s=times * math.fsum(gpu_s))
 
     def _enter(self, phase: Phase, message: str) -> None:
         self.phase = phase

@@ -1,0 +1,455 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune.controller import (
+    PAUSED_ON_REQUEST,
+    CancelAsked,
+    CancelAttempt,
+    CloseAttempt,
+    EndTrial,
+    InterruptAsked,
+    PauseAsked,
+    ResumeAsked,
+    StartAttempt,
+    StopAsked,
+)
+from autotune.controller.attempts import CANCEL_GRACE_S, DEADLINE_GRACE_S, MAX_ATTEMPTS
+from autotune.ports import AttemptEnded
+from autotune.spec import (
+    FailureKind,
+    MeasureSpec,
+    Objective,
+    ParallelConfig,
+    StudyStatus,
+    TrialPurpose,
+    TrialStatus,
+)
+from tests.controller.world import BASELINE, CONFIGS, World, measured, study
+
+FAST = CONFIGS[5]
+
+
+def purposes(world: World) -> list[str]:
+    return [str(t.purpose) for _, t in sorted(world.trials.items())]
+
+
+def speed(config: ParallelConfig) -> float:
+    return 0.05 if config == FAST else 0.1
+
+
+def test_a_study_measures_the_baseline_then_searches_then_measures_the_best_again() -> None:
+    world = World(study(max_trials=7))
+    end = world.run(speed)
+    assert purposes(world) == ["baseline"] + ["search"] * 7 + ["final"] * 6
+    assert end.status is StudyStatus.COMPLETED
+    assert world.trials[end.best or 0].config == FAST
+    assert end.speedup == pytest.approx(2.0)
+    assert end.result["final_rounds"] == 2
+    assert end.message == "the budget of 7 trials is spent"
+
+
+def test_finals_go_in_turn_and_backwards_in_every_other_round() -> None:
+    world = World(study(max_trials=7))
+    world.run(speed)
+    finals = [t.config for _, t in sorted(world.trials.items()) if t.purpose is TrialPurpose.FINAL]
+    assert finals[0] == BASELINE
+    assert finals[3:] == finals[:3][::-1]
+
+
+def test_only_the_last_final_round_is_profiled() -> None:
+    world = World(study(max_trials=3))
+    world.run()
+    profiled = [c.request.number for c in world.commands if isinstance(c, StartAttempt) and c.request.profile]
+    finals = [n for n, t in sorted(world.trials.items()) if t.purpose is TrialPurpose.FINAL]
+    assert profiled == finals[len(finals) // 2 :]
+
+
+def test_a_finalist_that_fails_when_measured_again_cannot_win() -> None:
+    world = World(study(max_trials=7))
+    world.tick()
+    while not world.ends:
+        trial = world.trials[world.only]
+        if trial.purpose is TrialPurpose.FINAL and trial.config == FAST:
+            world.fail(world.only, FailureKind.OUT_OF_MEMORY)
+        else:
+            world.finish(world.only, speed(trial.config))
+    assert world.trials[world.end.best or 0].config != FAST
+    assert any(str(FAST) in note for note in world.end.result["notes"])
+
+
+def test_the_baseline_wins_when_nothing_beats_it() -> None:
+    end = World(study(max_trials=4)).run(lambda config: 0.1 if config == BASELINE else 0.2)
+    assert (end.best, end.speedup) == (end.baseline, 1.0)
+
+
+@pytest.mark.parametrize("kind", [k for k in FailureKind if not k.is_retried])
+def test_a_failed_baseline_is_said_and_the_study_goes_on(kind: FailureKind) -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.fail(0, kind)
+    end = world.run()
+    assert end.baseline is None
+    assert end.speedup is None
+    assert end.best is not None
+    assert world.trials[1].reward is not None
+    assert world.trials[1].reward.throughput == 0.0
+
+
+def test_a_baseline_that_surely_does_not_fit_is_not_tried() -> None:
+    from autotune.cost import estimate
+
+    def predict(config: ParallelConfig) -> Any:
+        found = estimate(study().workload, config)
+        return replace(found, oom_probability=1.0) if config == BASELINE else found
+
+    world = World(study(max_trials=2), predict=predict)
+    world.tick()
+    assert world.trials[0].status is TrialStatus.INFEASIBLE
+    assert "memory" in world.trials[0].reason
+    assert world.only == 1
+
+
+def test_a_lost_worker_is_tried_again_twice_and_then_is_final() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    for attempt in (1, 2):
+        commands = world.fail(0, FailureKind.WORKER_LOST)
+        assert [type(c) for c in commands] == [CloseAttempt, StartAttempt]
+        assert world.request(0).attempt == attempt + 1
+    world.fail(0, FailureKind.WORKER_LOST)
+    assert world.trials[0].status is TrialStatus.FAILED
+
+
+@pytest.mark.parametrize("kind", [k for k in FailureKind if not k.is_retried])
+def test_other_failures_are_final(kind: FailureKind) -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.fail(0, kind)
+    assert world.trials[0].status is TrialStatus.FAILED
+    assert world.trials[0].attempts == 1
+
+
+def test_parallel_trials_share_the_ranks() -> None:
+    world = World(study(max_trials=8, parallel_trials=3))
+    world.tick()
+    world.finish(0)
+    ranks = sorted(r.config.world_size for r in world.running.values())
+    assert len(ranks) > 1
+    assert sum(ranks) <= world.capacity
+
+
+def test_baseline_and_finals_run_alone() -> None:
+    world = World(study(max_trials=4, parallel_trials=4))
+    world.tick()
+    while not world.ends:
+        alone = {world.trials[r.number].purpose for r in world.running.values()} & {
+            TrialPurpose.BASELINE,
+            TrialPurpose.FINAL,
+        }
+        assert not alone or len(world.running) == 1
+        world.finish(min(r.number for r in world.running.values()))
+
+
+def test_configs_that_need_too_many_ranks_are_infeasible_and_cost_no_trial() -> None:
+    world = World(study(max_trials=3), capacity=2, baseline=CONFIGS[0])
+    end = world.run()
+    refused = [t for t in world.trials.values() if t.status is TrialStatus.INFEASIBLE]
+    assert all(t.config.world_size > 2 for t in refused)
+    assert sum(t.purpose is TrialPurpose.SEARCH and t.is_measured for t in world.trials.values()) == 3
+    assert end.status is StudyStatus.COMPLETED
+
+
+def test_what_the_trainer_refuses_is_not_run_for_ever() -> None:
+    world = World(study(max_trials=1), refuse=lambda config: "" if config == BASELINE else "not with this trainer")
+    end = world.run()
+    assert end.best == end.baseline
+    assert len(world.trials) <= 11
+
+
+def test_failed_trials_end_the_search_when_their_budget_is_spent() -> None:
+    world = World(study(max_trials=10, max_failed_trials=2))
+    world.tick()
+    world.finish(0)
+    world.fail(1, FailureKind.OUT_OF_MEMORY)
+    world.finish(2)
+    world.fail(3, FailureKind.ERROR)
+    assert world.trials[4].purpose is TrialPurpose.FINAL
+    assert "failed" in world.controller.stop_reason
+
+
+def test_a_study_in_which_nothing_could_be_measured_fails_and_says_why() -> None:
+    world = World(study(max_trials=10, max_failed_trials=3))
+    world.tick()
+    while not world.ends:
+        world.fail(world.only, FailureKind.OUT_OF_MEMORY)
+    assert world.end.status is StudyStatus.FAILED
+    assert world.end.message == "no config could be measured: 3 OUT_OF_MEMORY"
+
+
+def test_the_search_ends_when_another_trial_would_gain_too_little() -> None:
+    world = World(study(max_trials=10, min_gain=0.02))
+    world.tick()
+    world.finish(0)
+    world.finish(1)
+    world.searcher.gain = 0.01
+    world.finish(2)
+    assert world.trials[3].purpose is TrialPurpose.FINAL
+    assert world.controller.stop_reason == "another trial is expected to gain 1.00%, which is under the 2.00% asked for"
+
+
+def test_min_gain_zero_never_ends_the_search() -> None:
+    world = World(study(max_trials=5, min_gain=0.0))
+    world.tick()
+    world.searcher.gain = 0.0
+    world.run()
+    assert purposes(world).count("search") == 5
+
+
+def test_wall_time_keeps_a_part_for_the_finals_and_is_never_overrun() -> None:
+    world = World(study(max_trials=1000, max_wall_s=60.0))
+    world.tick()
+    while not world.ends:
+        world.tick(4.0)
+        if world.running and not world.cancelled:
+            world.finish(world.only, 0.5, setup_s=1.5)
+        for number in [i[1] for i in world.cancelled]:
+            world.cancel_confirmed(number)
+    assert world.controller.elapsed_s <= 64.0
+    assert world.end.result["final_rounds"] == 2
+    assert "kept for the finals" in world.end.message
+
+
+def test_pauses_are_not_counted_as_wall_time() -> None:
+    world = World(study(max_trials=3, max_wall_s=1000.0))
+    world.tick()
+    world.tick(10.0)
+    world.do(PauseAsked())
+    world.finish(0)
+    assert world.end.status is StudyStatus.PAUSED
+    world.now_s += 5000.0
+    world.restart()
+    world.tick()
+    assert world.controller.elapsed_s == pytest.approx(10.0)
+
+
+def test_what_runs_when_the_wall_time_ends_is_cancelled_and_the_rest_counts() -> None:
+    world = World(study(max_trials=10, max_wall_s=50.0))
+    world.tick()
+    world.finish(0)
+    world.finish(1, 0.05)
+    commands = world.tick(60.0)
+    assert [type(c) for c in commands] == [CancelAttempt]
+    world.cancel_confirmed(2)
+    assert world.trials[2].status is TrialStatus.CANCELLED
+    assert world.end.status is StudyStatus.COMPLETED
+    assert world.end.best == 1
+
+
+def test_rank_seconds_are_counted_and_limited() -> None:
+    world = World(study(max_trials=10, max_gpu_s=100.0))
+    world.tick()
+    world.tick(20.0)
+    world.finish(0)
+    assert world.controller.spent.gpu_s == pytest.approx(80.0)
+    world.tick(60.0)
+    world.cancel_confirmed(1)
+    assert world.end.status is StudyStatus.COMPLETED
+    assert "rank-seconds" in world.end.message
+
+
+def test_a_silent_runner_is_cancelled_then_given_up_on_and_its_ranks_stay_taken() -> None:
+    world = World(study(max_trials=3, measure=MeasureSpec(trial_timeout_s=100.0, start_timeout_s=10.0)))
+    world.tick()
+    assert world.tick(110.0 + DEADLINE_GRACE_S - 1.0) == []
+    assert [type(c) for c in world.tick(1.0)] == [CancelAttempt]
+    world.tick(CANCEL_GRACE_S)
+    assert world.trials[0].status is TrialStatus.FAILED
+    assert world.trials[0].failure is not None
+    assert world.trials[0].failure.kind is FailureKind.TIMEOUT
+    assert world.end.status is StudyStatus.FAILED
+    assert world.controller.attempts.free == 0
+
+
+def test_a_late_end_gives_the_ranks_back_and_changes_nothing() -> None:
+    measure = MeasureSpec(trial_timeout_s=100.0, start_timeout_s=10.0)
+    world = World(study(max_trials=3, measure=measure), baseline=CONFIGS[0])
+    world.tick()
+    stuck = world.request(0).id
+    world.tick(110.0 + DEADLINE_GRACE_S)
+    world.tick(CANCEL_GRACE_S)
+    failed = world.trials[0]
+    assert world.controller.attempts.free < world.capacity
+    world.report(AttemptEnded(id=stuck, measurement=measured(CONFIGS[0])))
+    assert world.trials[0] == failed
+    assert len(world.late) == 1
+    assert stuck not in world.controller.attempts.lost
+
+
+def test_pause_lets_the_running_trial_finish_and_resume_takes_it_back() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.do(PauseAsked())
+    world.do(ResumeAsked())
+    world.finish(0)
+    assert world.only == 1
+    world.do(PauseAsked())
+    world.finish(1)
+    assert (world.end.status, world.end.message) == (StudyStatus.PAUSED, PAUSED_ON_REQUEST)
+
+
+def test_stop_lets_the_running_trial_finish_and_names_a_winner_without_finals() -> None:
+    world = World(study(max_trials=9))
+    world.tick()
+    world.finish(0)
+    world.do(StopAsked())
+    world.finish(1, 0.05)
+    assert world.end.status is StudyStatus.COMPLETED
+    assert world.end.best == 1
+    assert any("no final round" in note for note in world.end.result["notes"])
+
+
+def test_cancel_kills_and_ends() -> None:
+    world = World(study(max_trials=9))
+    world.tick()
+    assert [type(c) for c in world.do(CancelAsked())] == [CancelAttempt]
+    world.cancel_confirmed(0)
+    assert world.trials[0].status is TrialStatus.CANCELLED
+    assert world.end.status is StudyStatus.CANCELLED
+
+
+def test_an_interrupted_trial_counts_for_nothing_and_is_asked_again() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.finish(0)
+    config = world.trials[1].config
+    world.do(InterruptAsked())
+    world.cancel_confirmed(1)
+    assert world.end.status is StudyStatus.PAUSED
+    world.restart()
+    world.tick()
+    assert world.trials[1].status is TrialStatus.CANCELLED
+    assert world.trials[2].config == config
+    world.run()
+    assert sum(t.purpose is TrialPurpose.SEARCH and t.is_measured for t in world.trials.values()) == 3
+
+
+def test_what_was_measured_before_the_interrupt_reached_it_is_kept() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.do(InterruptAsked())
+    world.finish(0)
+    assert world.trials[0].status is TrialStatus.COMPLETED
+
+
+def test_a_trial_cut_off_by_the_controllers_death_gets_another_attempt() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.finish(0)
+    world.restart()
+    commands = world.tick()
+    assert [type(c) for c in commands] == [CloseAttempt, StartAttempt]
+    assert (world.only, world.request(1).attempt) == (1, 2)
+
+
+def test_a_config_that_takes_its_machine_down_is_given_up_in_the_end() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    for _ in range(MAX_ATTEMPTS):
+        assert world.trials[0].status is TrialStatus.RUNNING
+        world.restart()
+        world.tick()
+    assert world.trials[0].status is TrialStatus.FAILED
+
+
+def test_an_attempt_that_ends_as_cancelled_unasked_counts_as_lost() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    for _ in range(3):
+        world.cancel_confirmed(0)
+    assert world.trials[0].status is TrialStatus.FAILED
+    assert world.trials[0].failure is not None
+    assert world.trials[0].failure.kind is FailureKind.WORKER_LOST
+
+
+@pytest.mark.parametrize("at", range(14))
+def test_a_restart_at_any_point_ends_as_the_undisturbed_run(at: int) -> None:
+    undisturbed, disturbed = World(study(max_trials=7)), World(study(max_trials=7))
+    undisturbed.run(speed)
+    disturbed.tick()
+    for _ in range(at):
+        disturbed.finish(disturbed.only, speed(disturbed.trials[disturbed.only].config))
+    if not disturbed.ends:
+        disturbed.restart()
+        disturbed.run(speed)
+    assert disturbed.end == undisturbed.end
+    configs = [[t.config for _, t in sorted(w.trials.items())] for w in (disturbed, undisturbed)]
+    assert configs[0] == configs[1]
+
+
+def test_a_measurement_without_steps_is_no_result() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.report(AttemptEnded(id=world.request(0).id))
+    assert world.trials[0].failure is not None
+    assert world.trials[0].failure.kind is FailureKind.METRICS_MISSING
+
+
+def test_a_loss_that_is_not_finite_fails_the_trial_with_its_evidence() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.finish(0, losses=(5.0, 4.0, float("nan"), float("nan"), 3.0))
+    failure = world.trials[0].failure
+    assert failure is not None
+    assert (failure.kind, failure.step) == (FailureKind.DIVERGED, 2)
+    assert world.trials[0].measurement is not None
+
+
+def test_an_fp32_baseline_is_the_reference_of_later_losses() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    losses = (5.0, 4.8, 4.6, 4.4, 4.2)
+    world.finish(0, losses=losses)
+    world.finish(1, losses=(*losses[::-1][:3], 4.0, 4.1))
+    kept = world.trials[1].measurement
+    assert kept is not None
+    assert kept.reference_losses == losses
+    assert world.trials[1].reward is not None
+    assert world.trials[1].reward.parts["fidelity"] < 1.0
+
+
+def test_trials_are_told_what_they_must_beat_even_at_perfect_stability() -> None:
+    base = study(max_trials=3)
+    world = World(replace(base, objective=Objective(stability_weight=0.5)))
+    world.tick()
+    jittery = measured(BASELINE)
+    world.report(
+        AttemptEnded(id=world.request(0).id, measurement=replace(jittery, step_times_s=(0.05, 0.1, 0.2, 0.1, 0.02)))
+    )
+    best = world.trials[0].reward
+    assert best is not None
+    assert best.stability < 1.0
+    beat = world.request(1).beat_step_time_s
+    assert beat is not None
+    assert beat > 0.1
+
+
+def test_a_trial_that_was_stopped_early_is_told_as_measured() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.finish(0)
+    request = world.request(1)
+    world.report(AttemptEnded(id=request.id, measurement=measured(request.config), stopped="it cannot win"))
+    assert world.trials[1].status is TrialStatus.STOPPED
+    assert world.trials[1].reason == "it cannot win"
+
+
+def test_no_event_before_the_first_tick_starts_anything() -> None:
+    world = World(study(max_trials=3))
+    assert world.do(StopAsked()) == []
+    commands = world.tick()
+    assert not any(isinstance(c, StartAttempt | EndTrial) for c in commands)
+    assert world.end.status is StudyStatus.CANCELLED
