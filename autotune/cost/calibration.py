@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import SpecError
-from autotune.spec import Workload
+from autotune.spec import ClusterSpec, Workload
 from autotune.spec.checks import nearest, positive
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class Calibration:
     """fraction of the data-parallel traffic that can hide behind the backward pass"""
     straggler: float = 0.01
     """relative growth of the step per doubling of the nodes"""
+    full_speed_ranks: float = 0.0
+    """ranks of a node that run at full speed at once, beyond which they share its cores; 0 means all (every rank has its own device)"""
     activation_factor: float = 1.0
     """activations, as a multiple of those counted"""
     buffer_bytes: float = 1.0
@@ -98,6 +100,21 @@ class Calibration:
                 raise SpecError(f"a calibration has no constant called {name!r}", remedy=nearest(name, known))
         return cls(**values)
 
+    @classmethod
+    def from_measurements(
+        cls, measured: Mapping[str, Any], *, cluster: ClusterSpec, trainer: str = "native"
+    ) -> Calibration:
+        """What was measured on `cluster`, as constants; whatever is missing stays as `calibration_for` knows it.
+
+        Keys of `measured`, all optional: `matmul`: list of {m, n, k, precision, flops_per_s}; `memory_bytes_per_s`; `collectives`: list of
+        {kind (all_reduce, all_gather, reduce_scatter), ranks, scope (intra, inter), bytes, time_s}; `host_overhead_s`: time to launch one layer's
+        forward and backward pass; `concurrency`: list of {ranks, flops_per_s (per rank, all at once)}. Raises `SpecError` for other keys and for
+        figures that are no positive number.
+        """
+        from autotune.cost.measured import constants_of
+
+        return constants_of(measured, cluster=cluster, trainer=trainer)
+
     def perturbed(self, rng: np.random.Generator, scale: float) -> Calibration:
         """Another world: every constant multiplied by exp(scale * standard normal), fractions kept at most 1.
 
@@ -105,7 +122,7 @@ class Calibration:
         """
         moved = {name: getattr(self, name) * float(_exp(scale * rng.standard_normal())) for name in PHYSICAL}
         for name in _FRACTIONS:
-            moved[name] = min(moved[name], 1.0)
+            moved[name] = min(moved[name], max(1.0, getattr(self, name)))
         return replace(self, **moved, source=f"{self.source}, perturbed by {scale:g}")
 
 
@@ -121,6 +138,7 @@ PHYSICAL = tuple(n for n in NUMBERS if n not in ("time_sigma", "memory_sigma"))
 """Names of the constants that describe the hardware and the trainer."""
 _FRACTIONS = tuple(n for n in NUMBERS if n.endswith("_efficiency") or n in ("data_overlap", "usable_fraction"))
 _MAY_BE_ZERO = (
+    "full_speed_ranks",
     "layer_host_s",
     "micro_batch_host_s",
     "step_host_s",
@@ -166,20 +184,22 @@ def calibration_for(workload: Workload) -> Calibration:
     software constants, as far as each is known from other pairs; 3. the geometric mean of all pairs over the datasheet's figures.
     Errors are wider in that order.
     """
+    return known_constants(workload.cluster.gpu.name, workload.trainer)
+
+
+def known_constants(gpu: str, trainer: str) -> Calibration:
+    """The same by the names of GPU type and trainer."""
     known = _known()
-    gpu, trainer = workload.cluster.gpu.name, workload.trainer
     names = {"gpu": gpu, "trainer": trainer}
     family = next((f for f, members in known["families"].items() if gpu in members), "")
     pair = known["pairs"].get(f"{family}/{trainer}")
     if pair is not None:
         return Calibration.from_dict({**pair, **names})
-    if workload.cluster.gpu.is_cpu:
+    if gpu == "cpu":
         return Calibration.from_dict({**known["cpu"], **names})
-    pooled = dict(known["pooled"])
     hardware, software = known["hardware"].get(family, {}), known["software"].get(trainer, {})
     said = [f"{family} hardware" if hardware else "datasheet", f"{trainer} software" if software else "any trainer"]
-    pooled.update(hardware)
-    pooled.update(software)
+    constants = {**known["pooled"], **hardware, **software, **names}
     if not hardware:
-        pooled["time_sigma"] = known["unknown_hardware_sigma"]
-    return Calibration.from_dict({**pooled, **names, "source": " and ".join(said) + ", pooled from other pairs"})
+        constants["time_sigma"] = known["unknown_hardware_sigma"]
+    return Calibration.from_dict({**constants, "source": " and ".join(said) + ", pooled from other pairs"})

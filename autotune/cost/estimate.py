@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
@@ -73,8 +74,8 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
 
 
 def _joined(blocks: list[Estimate]) -> Estimate:
-    def join(kind: type, rows: list[object]) -> dict[str, object]:
-        values: dict[str, object] = {}
+    def join(kind: type, rows: list[Any]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
         for f in fields(kind):
             columns = [getattr(row, f.name) for row in rows]
             if isinstance(columns[0], TimeParts | MemoryParts):

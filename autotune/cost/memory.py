@@ -61,7 +61,10 @@ def memory_parts(
             "activations": constants.activation_factor * held * layers * per_layer + layers * gathered,
             "logits": last,
         }
-        parts["framework"] = constants.framework_bytes + constants.buffer_bytes * count
+        # ZeRO-3 gathers a layer while the one before it is still in use, and reduces its gradients whole
+        working = 3.0 * size * np.maximum(dense + experts, edge)
+        buffers = np.where(at_three, constants.buffer_bytes * count * live + working, constants.buffer_bytes * count)
+        parts["framework"] = constants.framework_bytes + buffers
         if best is None:
             best = parts
         else:

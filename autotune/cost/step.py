@@ -82,6 +82,10 @@ def time_parts(
         "bubble": bubble_time_s(table, layout, per_micro_batch, others),
         "optimizer": optimizer,
     }
+    if constants.full_speed_ranks > 0:
+        local = np.minimum(layout.world, cluster.gpus_per_node)
+        shared_by = np.maximum(1.0, local / constants.full_speed_ranks)
+        parts = {name: seconds * shared_by for name, seconds in parts.items()}
     nodes = np.ceil(layout.world / cluster.gpus_per_node)
     growth = constants.straggler * np.log2(np.maximum(nodes, 1.0))
     return TimeParts(**parts, other=constants.step_host_s + growth * sum(parts.values()))
