@@ -1,0 +1,167 @@
+"""Hugging Face accelerate 1.15: `accelerate.yaml` for `accelerate launch`, and a training program.
+
+    ZeRO 0   MULTI_GPU (DDP)            ZeRO 2   FSDP2 that keeps weights gathered (fsdp_reshard_after_forward: false)
+    ZeRO 1   DEEPSPEED, zero_stage 1    ZeRO 3   FSDP2
+
+Gradient accumulation is not a matter of the YAML but of the program; the one that goes along takes it as an argument. Tensor and context
+parallelism need a model that was loaded with a plan: name a program of your own by the option `script`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.spec import ParallelConfig, Workload
+from autotune.trainers.documents import hf_config, hf_layer_class, to_json, to_yaml
+from autotune.trainers.effective import cpu_note, effective, word_limit
+from autotune.trainers.launch import Launch
+from autotune.trainers.limit import Limit
+from autotune.trainers.programs import program
+from autotune.trainers.steplines import parse_step_line
+from autotune.trainers.torchrun import Placement, place, tf32_environment
+from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
+
+
+class AccelerateTrainer(Trainer):
+    """accelerate around a Hugging Face model."""
+
+    name = "accelerate"
+    summary = "Hugging Face accelerate 1.15, accelerate.yaml with FSDP2 or DeepSpeed"
+    options = (
+        *SHARED_OPTIONS,
+        Option(name="script", meaning="your own program; left out: one that trains a Hugging Face model", default=""),
+        Option(name="script_args", meaning="arguments of your own program", default=()),
+        Option(name="data", meaning="text or .bin file of tokens; left out: random tokens", default=""),
+    )
+
+    def limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
+    ) -> tuple[Limit, ...]:
+        """Pipelines and experts; tensor and context parallelism without a program of one's own; fp8; selective recomputation."""
+        c = effective(config)
+        own = bool(self.checked(options)["script"])
+        limits = [
+            *word_limit(c, "precision", {"fp8": "bf16"}, "fp8 needs a recipe of its own beside mixed_precision"),
+            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
+        ]
+
+        def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
+            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
+
+        if c.pp > 1:
+            limit("pp", c.pp, "accelerate has no pipeline for training")
+        if c.ep > 1:
+            limit("ep", c.ep, "accelerate spreads no experts", 1)
+        for knob in ("tp", "cp"):
+            if getattr(c, knob) > 1 and not own:
+                limit(
+                    knob,
+                    getattr(c, knob),
+                    "needs a program that loads its model with a plan: name yours by the option script",
+                )
+        if c.tp * c.cp > 1 and c.zero_stage < 2:
+            limit("zero_stage", c.zero_stage, "beside tp or cp the replicas must be FSDP2 shards", 2)
+        if c.sequence_parallel:
+            limit("sequence_parallel", True, "its tensor parallelism keeps whole sequences on every rank", False)
+        return tuple(limits)
+
+    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+        """accelerate launch --config_file accelerate.yaml and the program."""
+        c = effective(config)
+        document = _document(workload, c, place(workload.cluster, c), options)
+        files = {"accelerate.yaml": to_yaml(document)}
+        start: tuple[str, ...] = ("accelerate", "launch", "--config_file", "accelerate.yaml")
+        if document["num_machines"] > 1:
+            start += ("--rdzv_backend", "c10d")  # its default of the command line would win over the YAML
+        env, notes = tf32_environment(c.precision), list(cpu_note(workload, "accelerate"))
+        if options["script"]:
+            notes.append(
+                f"your program must accumulate {c.accumulation_steps} micro-batches of {c.micro_batch_size} sequences"
+            )
+            argv = (*start, options["script"], *map(str, options["script_args"]))
+            return Launch(argv=argv, env=env, files=files, notes=tuple(notes))
+        files |= {
+            "model/config.json": to_json(hf_config(workload.model, workload.seq_len)),
+            "train.py": program("train_accelerate.py"),
+            "batches.py": program("batches.py"),
+        }
+        if not options["data"]:
+            notes.append("it trains on random tokens; for your own give the option data")
+        arguments = {
+            "model": "model/config.json",
+            "seq-len": workload.seq_len,
+            "micro-batch-size": c.micro_batch_size,
+            "accumulation-steps": c.accumulation_steps,
+            "steps": options["steps"],
+            "seed": options["seed"],
+            "learning-rate": options["learning_rate"],
+            "optimizer": workload.optimizer,
+            **({"data": options["data"]} if options["data"] else {}),
+        }
+        words = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
+        if c.recompute == "full" and c.zero_stage < 2:
+            words.append("--recompute")
+        return Launch(argv=(*start, "train.py", *words), env=env, files=files, notes=tuple(notes))
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """The program's JSON lines; accelerate itself logs nothing about steps."""
+        return parse_step_line(line)
+
+
+def _document(
+    workload: Workload, c: ParallelConfig, placement: Placement, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    kind = "MULTI_GPU" if c.world_size > 1 else "NO"
+    if c.zero_stage == 1:
+        kind = "DEEPSPEED"
+    elif c.zero_stage >= 2:
+        kind = "FSDP"
+    document: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kind,
+        "mixed_precision": {"bf16": "bf16", "fp16": "fp16"}.get(c.precision, "no"),
+        "num_machines": placement.nnodes,
+        "num_processes": placement.world_size,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "use_cpu": False,
+    }
+    if placement.nnodes > 1:
+        because = f"{placement.nnodes} nodes need a host at which to meet"
+        document |= {
+            "main_process_ip": needs(options, "master_addr", because),
+            "main_process_port": options["master_port"],
+            "same_network": False,
+        }
+    if kind == "DEEPSPEED":
+        document["deepspeed_config"] = {
+            "zero_stage": 1,
+            "gradient_accumulation_steps": c.accumulation_steps,
+            "gradient_clipping": 1.0,
+            "zero3_init_flag": False,
+        }
+    if kind == "FSDP":
+        document["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": c.zero_stage == 3,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_transformer_layer_cls_to_wrap": hf_layer_class(workload.model),
+            "fsdp_offload_params": False,
+            "fsdp_cpu_ram_efficient_loading": False,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            "fsdp_activation_checkpointing": c.recompute == "full",
+        }
+    if c.tp * c.cp > 1:
+        document["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": 1,
+            "parallelism_config_dp_shard_size": c.dp,
+            "parallelism_config_tp_size": c.tp,
+            "parallelism_config_cp_size": c.cp,
+        }
+    if c.compile:
+        document["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
+    return document
+
+
+TRAINER = AccelerateTrainer()

@@ -1,0 +1,137 @@
+"""transformers.Trainer 5: `training_args.json` (TrainingArguments), and a program that reads it.
+
+ZeRO 0   DDP                      ZeRO 2   FSDP2 that keeps weights gathered (reshard_after_forward: false)
+ZeRO 1   DeepSpeed, stage 1       ZeRO 3   FSDP2
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.spec import ParallelConfig, Workload
+from autotune.trainers.documents import hf_config, hf_layer_class, to_json
+from autotune.trainers.effective import cpu_note, effective, word_limit
+from autotune.trainers.launch import Launch
+from autotune.trainers.limit import Limit
+from autotune.trainers.programs import program
+from autotune.trainers.steplines import parse_step_line
+from autotune.trainers.torchrun import place, torchrun
+from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, number
+
+_LOSS = re.compile(r"\{'loss': '?([-+0-9.eEnaif]+)'?")
+_NORM = re.compile(r"'grad_norm': '?([-+0-9.eEnaif]+)'?")
+_SPEED = re.compile(r"'train_samples_per_second': '?([0-9.eE+]+)'?")
+
+
+class HfTrainer(Trainer):
+    """Hugging Face's Trainer."""
+
+    name = "hf_trainer"
+    summary = "transformers.Trainer 5, training_args.json with FSDP2 or DeepSpeed"
+    options = (
+        *SHARED_OPTIONS,
+        Option(name="data", meaning="text or .bin file of tokens; left out: random tokens", default=""),
+    )
+
+    def limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
+    ) -> tuple[Limit, ...]:
+        """Everything but data parallelism, ZeRO, whole-layer recomputation, torch.compile and fp32, tf32, bf16 or fp16."""
+        c = effective(config)
+        limits = [
+            *word_limit(c, "precision", {"fp8": "bf16"}, "TrainingArguments has bf16, fp16 and tf32"),
+            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
+        ]
+        for knob in ("tp", "pp", "cp"):
+            if getattr(c, knob) > 1:
+                message = "the program trains a model from scratch, which Trainer spreads by data parallelism only"
+                limits.append(Limit(knob=knob, value=getattr(c, knob), message=message))
+        if c.ep > 1:
+            limits.append(Limit(knob="ep", value=c.ep, message="the program spreads no experts", nearest=1))
+        return tuple(limits)
+
+    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+        """torchrun, the program, training_args.json and the model's config."""
+        c = effective(config)
+        start = torchrun(
+            place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
+        )
+        files = {
+            "training_args.json": to_json(_arguments(workload, c, options)),
+            "model/config.json": to_json(hf_config(workload.model, workload.seq_len)),
+            "train.py": program("train_hf.py"),
+            "batches.py": program("batches.py"),
+        }
+        notes = list(cpu_note(workload, "this launch"))
+        if not options["data"]:
+            notes.append("it trains on random tokens; for your own give the option data")
+        command = ("train.py", "--arguments", "training_args.json", "--model", "model/config.json")
+        data = ("--data", options["data"]) if options["data"] else ()
+        argv = (*start, *command, "--seq-len", str(workload.seq_len), *data)
+        return Launch(argv=argv, files=files, notes=tuple(notes))
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """`{'loss': '2.31', 'grad_norm': '0.8', ...}` per step (quoted from release 5 on), the last line's speed, and the program's
+        own JSON lines, which know the time of a step."""
+        text = clean(line)
+        if loss := _LOSS.search(text):
+            norm = _NORM.search(text)
+            return StepMetrics(loss=number(loss[1]), grad_norm=number(norm[1]) if norm else None)
+        if speed := _SPEED.search(text):
+            return StepMetrics(samples_per_s=number(speed[1]))
+        return parse_step_line(line)
+
+
+def _arguments(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "output_dir": "outputs",
+        "max_steps": options["steps"],
+        "per_device_train_batch_size": c.micro_batch_size,
+        "gradient_accumulation_steps": c.accumulation_steps,
+        "learning_rate": options["learning_rate"],
+        "weight_decay": 0.1,
+        "max_grad_norm": 1.0,
+        "optim": "adamw_torch" if workload.optimizer == "adamw" else "sgd",
+        "seed": options["seed"],
+        "bf16": c.precision == "bf16",
+        "fp16": c.precision == "fp16",
+        "torch_compile": c.compile,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_drop_last": True,
+        "remove_unused_columns": False,
+    }
+    if not workload.cluster.gpu.is_cpu:
+        arguments["tf32"] = c.precision == "tf32"
+    full = c.recompute == "full"
+    if c.zero_stage >= 2:
+        arguments |= {
+            "fsdp": True,
+            "fsdp_config": {
+                "version": 2,
+                "reshard_after_forward": c.zero_stage == 3,
+                "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "transformer_layer_cls_to_wrap": [hf_layer_class(workload.model)],
+                "activation_checkpointing": full,
+            },
+        }
+    else:
+        arguments["activation_checkpointing"] = full
+    if c.zero_stage == 1:
+        arguments["deepspeed"] = {
+            "train_batch_size": c.global_batch_size,
+            "train_micro_batch_size_per_gpu": c.micro_batch_size,
+            "gradient_accumulation_steps": c.accumulation_steps,
+            "gradient_clipping": 1.0,
+            "zero_optimization": {"stage": 1, "overlap_comm": True},
+            "bf16": {"enabled": c.precision == "bf16"},
+            "fp16": {"enabled": c.precision == "fp16"},
+        }
+    return arguments
+
+
+TRAINER = HfTrainer()

@@ -1,0 +1,216 @@
+"""nanotron: one YAML for `run_train.py`, as the main branch reads it (src/nanotron/config, after release 0.4).
+
+ZeRO is 0 or 1, schedules are 1F1B and "afab" (all forward, all backward: GPipe), sequence parallelism is tp_mode REDUCE_SCATTER.
+Without a dataset it trains on made-up tokens of its own. Its log rounds every number to three digits, so a step time has an error of up
+to half a percent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.spec import ParallelConfig, Workload
+from autotune.trainers.documents import to_yaml
+from autotune.trainers.effective import cpu_note, effective, word_limit
+from autotune.trainers.launch import Launch
+from autotune.trainers.limit import Limit
+from autotune.trainers.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
+
+_ITERATION = re.compile(r"\biteration: (\d+) / \d+ \| ")
+_FIELD = re.compile(
+    r"\b(elapsed_time_per_iteration_ms|tokens_per_sec_per_gpu|lm_loss|grad_norm|cuda_max_memory_reserved): ([-0-9.eainf]+)([KMGTPE]?)\b"
+)
+_SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+NEVER = 1_000_000_000
+"""a checkpoint interval that never comes"""
+
+
+class NanotronTrainer(Trainer):
+    """nanotron's Llama pretraining."""
+
+    name = "nanotron"
+    summary = "nanotron (main branch), one YAML and run_train.py"
+    options = (
+        *SHARED_OPTIONS,
+        Option(name="entrypoint", meaning="path of run_train.py in a checkout of nanotron", default=""),
+        Option(name="dataset", meaning="Hugging Face dataset; left out: made-up tokens", default=""),
+        Option(name="tokenizer", meaning="name or path of the tokenizer, with dataset", default=""),
+    )
+
+    def limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
+    ) -> tuple[Limit, ...]:
+        """Models that are not Llama's, ZeRO 2 and 3, interleaving, fp16 and fp8, selective recomputation, torch.compile."""
+        c, model = effective(config), workload.model
+        limits = [
+            *word_limit(c, "precision", {"fp16": "bf16", "fp8": "bf16"}, "its released loop trains in bf16 or fp32"),
+            *word_limit(c, "recompute", {"selective": "full"}, "recompute_layer recomputes whole layers or none"),
+            *word_limit(
+                c,
+                "pp_schedule",
+                {"interleaved_1f1b": "1f1b", "interleaved_zero_bubble": "1f1b"},
+                "its pipeline engines are 1f1b and afab (gpipe)",
+            ),
+        ]
+
+        def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
+            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
+
+        if not model.gated_mlp:
+            limit("model.gated_mlp", False, "its dense language model is Llama's: gated MLP, RMSNorm, rotary positions")
+        if model.num_experts:
+            limit("model.num_experts", model.num_experts, "its experts are Qwen's, whose layers differ")
+        if model.head_dim * model.num_attention_heads != model.hidden_size:
+            limit("model.attention_head_dim", model.head_dim, "its heads are hidden_size / num_attention_heads wide")
+        if c.virtual_stages > 1:
+            limit("virtual_stages", c.virtual_stages, "a rank holds one stage", 1)
+        if c.zero_stage > 1:
+            limit("zero_stage", c.zero_stage, "it shards the optimizer only", 1)
+        if c.ep > 1:
+            limit("ep", c.ep, "a dense model has no experts to spread", 1)
+        if c.compile:
+            limit("compile", True, "it has no switch for torch.compile", False)
+        if c.cp > 1 and workload.seq_len % c.cp:
+            limit("cp", c.cp, f"cp must divide seq_len={workload.seq_len}")
+        return tuple(limits)
+
+    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+        """torchrun run_train.py --config-file config.yaml."""
+        c = effective(config)
+        entrypoint = needs(options, "entrypoint", "nanotron is started by run_train.py of its checkout")
+        start = torchrun(
+            place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
+        )
+        notes = [*cpu_note(workload, "nanotron")]
+        if not options["dataset"]:
+            notes.append("it trains on made-up tokens; for your own give dataset and tokenizer")
+        return Launch(
+            argv=(*start, entrypoint, "--config-file", "config.yaml"),
+            env={"CUDA_DEVICE_MAX_CONNECTIONS": "1", **tf32_environment(c.precision)},
+            files={"config.yaml": to_yaml(_document(workload, c, options))},
+            notes=tuple(notes),
+        )
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """`... iteration: 12001 / 17500 | ... | elapsed_time_per_iteration_ms: 28.2K | ... | lm_loss: 2.3 | ... | grad_norm: 0.15`."""
+        text = clean(line)
+        iteration = _ITERATION.search(text)
+        if not iteration:
+            return None
+        values: dict[str, float] = {}
+        for found in _FIELD.finditer(text):
+            value = number(found[2])
+            if value is not None:
+                values[found[1]] = value * _SCALE[found[3]]
+        milliseconds = values.get("elapsed_time_per_iteration_ms")
+        return StepMetrics(
+            step=int(iteration[1]),
+            step_time_s=None if milliseconds is None else milliseconds / 1e3,
+            tokens_per_s_per_gpu=values.get("tokens_per_sec_per_gpu"),
+            loss=values.get("lm_loss"),
+            grad_norm=values.get("grad_norm"),
+            peak_memory_bytes=values.get("cuda_max_memory_reserved"),
+        )
+
+
+def _document(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    steps, rate = options["steps"], options["learning_rate"]
+    warmup = max(1, steps // 10)
+    adam = {"name": "adamW", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True}
+    document: dict[str, Any] = {
+        "general": {"project": "autotune", "run": "tuned", "seed": options["seed"], "ignore_sanity_checks": True},
+        "parallelism": {
+            "dp": c.dp,
+            "pp": c.pp,
+            "tp": c.tp,
+            "pp_engine": "afab" if c.pp_schedule == "gpipe" else "1f1b",
+            "tp_mode": "REDUCE_SCATTER" if c.sequence_parallel else "ALL_REDUCE",
+            "tp_linear_async_communication": c.sequence_parallel,
+            "recompute_layer": c.recompute == "full",
+            "expert_parallel_size": 1,
+            "context_parallel_size": c.cp,
+        },
+        "model": {
+            "dtype": "bfloat16" if c.precision == "bf16" else "float32",
+            "make_vocab_size_divisible_by": 1,
+            "ddp_bucket_cap_mb": 25,
+            "init_method": {"std": 0.02},
+            "model_config": _model(workload),
+        },
+        "tokens": {
+            "sequence_length": workload.seq_len,
+            "micro_batch_size": c.micro_batch_size,
+            "batch_accumulation_per_replica": c.accumulation_steps,
+            "train_steps": steps,
+            "val_check_interval": -1,
+            "limit_val_batches": 0,
+            "limit_test_batches": 0,
+        },
+        "optimizer": {
+            "optimizer_factory": adam if workload.optimizer == "adamw" else {"name": "sgd"},
+            "zero_stage": c.zero_stage,
+            "weight_decay": 0.1,
+            "clip_grad": 1.0,
+            "accumulate_grad_in_fp32": c.precision == "bf16",
+            "learning_rate_scheduler": {
+                "learning_rate": rate,
+                "lr_warmup_steps": warmup,
+                "lr_warmup_style": "linear",
+                "lr_decay_style": "cosine",
+                "lr_decay_steps": max(1, steps - warmup),
+                "min_decay_lr": rate / 10,
+            },
+        },
+        "data_stages": [
+            {
+                "name": "training",
+                "start_training_step": 1,
+                "data": {"dataset": _dataset(options), "seed": options["seed"], "num_loading_workers": 1},
+            }
+        ],
+        "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": NEVER},
+        "logging": {"log_level": "info", "log_level_replica": "info", "iteration_step_info_interval": 1},
+    }
+    if options["dataset"]:
+        because = "a dataset is cut into tokens"
+        document["tokenizer"] = {"tokenizer_name_or_path": needs(options, "tokenizer", because)}
+    return document
+
+
+def _dataset(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not options["dataset"]:
+        return None
+    return {
+        "hf_dataset_or_datasets": options["dataset"],
+        "hf_dataset_splits": "train",
+        "text_column_name": "text",
+        "dataset_processing_num_proc_per_process": 1,
+        "dataset_overwrite_cache": False,
+    }
+
+
+def _model(workload: Workload) -> dict[str, Any]:
+    model = workload.model
+    return {
+        "is_llama_config": True,
+        "hidden_act": "silu",
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": workload.seq_len,
+        "tie_word_embeddings": model.tied_embeddings,
+        "rms_norm_eps": 1e-5,
+        "initializer_range": 0.02,
+        "use_cache": False,
+        "bos_token_id": 0,
+        "eos_token_id": model.vocab_size - 1,
+    }
+
+
+TRAINER = NanotronTrainer()

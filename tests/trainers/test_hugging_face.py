@@ -1,0 +1,108 @@
+"""accelerate and transformers.Trainer: their files, what they refuse, and their logs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+
+from autotune.errors import ExportError
+from autotune.spec import ModelSpec, ParallelConfig
+from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract
+from autotune.trainers import Launch, StepMetrics, trainer
+from autotune.trainers.documents import hf_config
+from autotune.trainers.programs import program
+
+
+def settings(launch: Launch) -> Any:
+    """accelerate.yaml."""
+    return yaml.safe_load(launch.files["accelerate.yaml"])
+
+
+def arguments(launch: Launch) -> Any:
+    """training_args.json."""
+    return json.loads(launch.files["training_args.json"])
+
+
+class TestAccelerate(TrainerContract):
+    trainer = "accelerate"
+    log_lines: ClassVar[dict[str, StepMetrics | None]] = {
+        '{"step": 3, "step_time_s": 0.41, "loss": 2.31, "peak_memory_bytes": 1024}': StepMetrics(
+            step=3, step_time_s=0.41, loss=2.31, peak_memory_bytes=1024.0
+        ),
+    }
+
+    @pytest.mark.parametrize(("stage", "kind"), [(0, "MULTI_GPU"), (1, "DEEPSPEED"), (2, "FSDP"), (3, "FSDP")])
+    def test_zero_stages(self, stage: int, kind: str) -> None:
+        document = settings(self.launched(dp=8, zero_stage=stage, recompute="full"))
+        assert document["distributed_type"] == kind
+        if kind == "FSDP":
+            assert document["fsdp_config"]["fsdp_reshard_after_forward"] is (stage == 3)
+            assert document["fsdp_config"]["fsdp_activation_checkpointing"] is True
+            assert document["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] == "LlamaDecoderLayer"
+
+    def test_nodes_meet_without_a_rank_of_their_own(self) -> None:
+        launch = self.launched(dp=16, zero_stage=3)
+        document = settings(launch)
+        assert (document["num_machines"], document["num_processes"], document["main_process_ip"]) == (2, 16, "node0")
+        assert launch.argv[4:6] == ("--rdzv_backend", "c10d")
+
+    def test_tensor_parallelism_needs_a_program_of_your_own(self) -> None:
+        config = ParallelConfig(tp=2, dp=4, micro_batch_size=2, accumulation_steps=8, zero_stage=3)
+        with pytest.raises(ExportError, match="name yours by the option script"):
+            trainer("accelerate").launch(WORKLOAD, config)
+        document = settings(trainer("accelerate").launch(WORKLOAD, config, {"script": "mine.py"}))
+        assert document["parallelism_config"]["parallelism_config_tp_size"] == 2
+        assert document["parallelism_config"]["parallelism_config_dp_shard_size"] == 4
+
+    def test_compile_is_dynamo(self) -> None:
+        assert settings(self.launched(dp=8, compile=True))["dynamo_config"] == {"dynamo_backend": "INDUCTOR"}
+
+
+class TestHfTrainer(TrainerContract):
+    trainer = "hf_trainer"
+    log_lines: ClassVar[dict[str, StepMetrics | None]] = {
+        "{'loss': '2.31', 'grad_norm': '0.8', 'learning_rate': '5e-05', 'epoch': '0.01'}": StepMetrics(
+            loss=2.31, grad_norm=0.8
+        ),
+        "{'loss': 2.31, 'learning_rate': 5e-05, 'epoch': 0.01}": StepMetrics(loss=2.31),
+        "{'train_runtime': '10.1', 'train_samples_per_second': '6.3', 'train_steps_per_second': '0.1'}": StepMetrics(
+            samples_per_s=6.3
+        ),
+        "{'eval_loss': 2.0}": None,
+    }
+
+    def test_batch_and_precision(self) -> None:
+        document = arguments(self.launched(dp=8, micro_batch_size=2, precision="tf32", compile=True))
+        assert document["per_device_train_batch_size"] * document["gradient_accumulation_steps"] * 8 == 64
+        assert (document["bf16"], document["fp16"], document["tf32"]) == (False, False, True)
+        assert document["torch_compile"] is True
+
+    def test_zero_stages(self) -> None:
+        assert "fsdp" not in arguments(self.launched(dp=8))
+        assert arguments(self.launched(dp=8, zero_stage=1))["deepspeed"]["zero_optimization"]["stage"] == 1
+        assert arguments(self.launched(dp=8, zero_stage=2))["fsdp_config"]["reshard_after_forward"] is False
+        full = arguments(self.launched(dp=8, zero_stage=3, recompute="full"))
+        assert full["fsdp_config"]["activation_checkpointing"] is True
+        assert "activation_checkpointing" not in full
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [(GPT, "gpt2"), (MODEL, "llama"), (replace(MODEL, num_experts=8, experts_per_token=2), "mixtral")],
+    ids=["gpt2", "llama", "mixtral"],
+)
+def test_a_model_survives_the_way_to_hugging_face_and_back(model: ModelSpec, kind: str) -> None:
+    document = hf_config(model, 1024)
+    assert document["model_type"] == kind
+    back = ModelSpec.from_hf(document, name=model.name)
+    head = 0 if model.num_kv_heads == model.num_attention_heads and not model.gated_mlp else model.head_dim
+    assert back == replace(model, attention_head_dim=head)
+
+
+@pytest.mark.parametrize("name", ["batches.py", "train_deepspeed.py", "train_accelerate.py", "train_hf.py"])
+def test_programs_are_python(name: str) -> None:
+    compile(program(name), name, "exec")

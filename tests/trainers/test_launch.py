@@ -1,0 +1,106 @@
+"""Launches on a disk: whole or not at all, nothing foreign harmed, nothing outside the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import ExportError
+from autotune.trainers import Launch, write_launch
+
+LAUNCH = Launch(
+    argv=("run", "--x", "a b"), env={"A": "1"}, files={"a.txt": "one\n", "sub/b.json": "{}"}, notes=("beware",)
+)
+
+
+def test_a_second_export_replaces_its_own_files(tmp_path: Path) -> None:
+    write_launch(LAUNCH, tmp_path)
+    write_launch(Launch(argv=("run",), files={"a.txt": "two\n"}), tmp_path)
+    assert (tmp_path / "a.txt").read_text() == "two\n"
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("mine")
+    with pytest.raises(ExportError, match="exists and was not written by an export"):
+        write_launch(LAUNCH, tmp_path)
+    assert (tmp_path / "a.txt").read_text() == "mine"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_edited_files_are_left_alone(tmp_path: Path) -> None:
+    write_launch(LAUNCH, tmp_path)
+    (tmp_path / "a.txt").write_text("edited")
+    with pytest.raises(ExportError, match="was edited since"):
+        write_launch(Launch(argv=("run",), files={"a.txt": "two\n"}), tmp_path)
+    assert (tmp_path / "a.txt").read_text() == "edited"
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    outside.mkdir()
+    inside.mkdir()
+    (inside / "sub").symlink_to(outside)
+    with pytest.raises(ExportError, match="a part of it is a link"):
+        write_launch(LAUNCH, inside)
+    (inside / "sub").unlink()
+    (inside / "a.txt").symlink_to(outside / "stolen")
+    with pytest.raises(ExportError, match="not a plain file"):
+        write_launch(LAUNCH, inside)
+    assert os.listdir(outside) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../a", "/etc/x", "a/../b", ".hidden", "a\n", "a b", "", "launch.json", "launch.sh", "x" * 200, "a/b/c/d/e"],
+)
+def test_unsafe_names_are_refused(name: str) -> None:
+    with pytest.raises(ExportError, match="plain relative name"):
+        Launch(argv=("x",), files={name: ""})
+
+
+@pytest.mark.parametrize("argv", [(), ("a\0b",)])
+def test_a_command_is_needed(argv: tuple[str, ...]) -> None:
+    with pytest.raises(ExportError):
+        Launch(argv=argv)
+
+
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match="cannot be written"):
+        write_launch(LAUNCH, tmp_path / "file")
+
+
+def test_the_manifest_says_all(tmp_path: Path) -> None:
+    write_launch(LAUNCH, tmp_path)
+    document = json.loads((tmp_path / "launch.json").read_text())
+    assert document["argv"] == ["run", "--x", "a b"]
+    assert set(document["sha256"]) == {"a.txt", "sub/b.json", "launch.sh"}
+
+
+def test_a_broken_manifest_claims_nothing(tmp_path: Path) -> None:
+    (tmp_path / "launch.json").write_text('{"sha256": 3}')
+    with pytest.raises(ExportError, match=r"launch\.json exists"):
+        write_launch(LAUNCH, tmp_path)
+
+
+def test_the_script_quotes_what_a_shell_would_read(tmp_path: Path) -> None:
+    hostile = "$(touch pwned) `touch pwned` ; touch pwned '\""
+    code = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['V'], os.getcwd()]))"
+    launch = Launch(
+        argv=(sys.executable, "-c", code, hostile), env={"V": hostile}, files={"a.txt": ""}, notes=("x\ntouch pwned",)
+    )
+    write_launch(launch, tmp_path / "out")
+    done = subprocess.run(
+        [tmp_path / "out" / "launch.sh", "more"], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path
+    )
+    argv, value, where = json.loads(done.stdout)
+    assert argv == [hostile, "more"]
+    assert value == hostile
+    assert Path(where) == (tmp_path / "out").resolve()
+    assert not list(tmp_path.rglob("pwned"))

@@ -1,0 +1,75 @@
+"""nanotron: its YAML, what it refuses, and its log with rounded numbers."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+
+from autotune.errors import ExportError
+from autotune.spec import ParallelConfig
+from autotune.testing.trainers import WORKLOAD, TrainerContract
+from autotune.trainers import Launch, StepMetrics, trainer
+
+LINE = (
+    "[0434:0]:11/01/2024 11:05:18 [INFO|DP=0|PP=0|TP=0|lrdn0434]: iteration: 12001 / 17500 | consumed_tokens: 25.2G | "
+    "elapsed_time_per_iteration_ms: 28.2K | tokens_per_sec: 74.5K | tokens_per_sec_per_gpu: 2.33K | global_batch_size: 1.02K | "
+    "lm_loss: 2.3 | lr: 0.000289 | model_tflops_per_gpu: 26.7 | hardware_tflops_per_gpu: 26.7 | grad_norm: 0.15 | "
+    "cuda_memory_allocated: 8.86G | cuda_max_memory_reserved: 34.1G | hd_total_memory_tb: 9.25G"
+)
+
+
+def document(launch: Launch) -> Any:
+    """config.yaml."""
+    return yaml.safe_load(launch.files["config.yaml"])
+
+
+class TestNanotron(TrainerContract):
+    trainer = "nanotron"
+    options: ClassVar[dict[str, Any]] = {"entrypoint": "/src/nanotron/run_train.py"}
+    log_lines: ClassVar[dict[str, StepMetrics | None]] = {
+        LINE: StepMetrics(
+            step=12001,
+            step_time_s=28.2,
+            tokens_per_s_per_gpu=2330.0,
+            loss=2.3,
+            grad_norm=0.15,
+            peak_memory_bytes=34.1e9,
+        ),
+        "11/01/2024 11:05:26 [INFO|DP=0|PP=0|TP=0|lrdn0434]: Learning rate scheduler state: {'base_lrs': [0.0003]}": None,
+    }
+
+    def test_degrees_and_batch(self) -> None:
+        launch = self.launched(
+            tp=2, pp=2, dp=2, micro_batch_size=2, zero_stage=1, sequence_parallel=True, recompute="full"
+        )
+        parallelism = document(launch)["parallelism"]
+        assert {n: parallelism[n] for n in ("dp", "pp", "tp", "pp_engine", "tp_mode", "recompute_layer")} == {
+            "dp": 2,
+            "pp": 2,
+            "tp": 2,
+            "pp_engine": "1f1b",
+            "tp_mode": "REDUCE_SCATTER",
+            "recompute_layer": True,
+        }
+        tokens = document(launch)["tokens"]
+        assert tokens["micro_batch_size"] * tokens["batch_accumulation_per_replica"] * 2 == 64
+        assert document(launch)["optimizer"]["zero_stage"] == 1
+
+    def test_gpipe_is_called_afab(self) -> None:
+        launch = self.launched(pp=2, dp=4, micro_batch_size=2, pp_schedule="gpipe")
+        assert document(launch)["parallelism"]["pp_engine"] == "afab"
+
+    def test_made_up_tokens_unless_a_dataset_is_named(self) -> None:
+        assert document(self.launched(dp=8))["data_stages"][0]["data"]["dataset"] is None
+        config = ParallelConfig(dp=8, micro_batch_size=8)
+        options = {**self.options, "dataset": "some/text"}
+        with pytest.raises(ExportError, match="tokenizer is not set"):
+            trainer("nanotron").launch(WORKLOAD, config, options)
+        launch = trainer("nanotron").launch(WORKLOAD, config, {**options, "tokenizer": "some/tokenizer"})
+        assert document(launch)["tokenizer"] == {"tokenizer_name_or_path": "some/tokenizer"}
+
+    def test_its_program_is_asked_for(self) -> None:
+        with pytest.raises(ExportError, match="entrypoint is not set"):
+            trainer("nanotron").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8))
