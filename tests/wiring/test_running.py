@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import wiring
+from autotune.errors import ConflictError, InfeasibleError, RunnerError, SpecError
+from autotune.ledger import Ledger
+from autotune.ports import Store
+from autotune.progress import LoopEvent, StudyOpened, TrialEnded, TrialStarted
+from autotune.spec import StudyStatus, TrialStatus
+from autotune.store import MemoryStore
+from tests.wiring.studies import QUIET, configs, spec
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    memory = MemoryStore()
+    yield memory
+    memory.close()
+
+
+def interrupt_after(ended: int) -> Any:
+    """An `on_event` that presses Ctrl-C when so many trials have ended and another has begun."""
+    seen: list[LoopEvent] = []
+
+    def hear(event: LoopEvent) -> None:
+        seen.append(event)
+        done = sum(isinstance(e, TrialEnded) for e in seen)
+        if isinstance(event, TrialStarted) and done == ended:
+            signal.raise_signal(signal.SIGINT)
+
+    return hear
+
+
+def test_a_study_ends_with_a_winner_that_was_measured_again(store: Store) -> None:
+    result = wiring.tune(spec(), store=store)
+    assert result.record.status is StudyStatus.COMPLETED
+    assert result.best is not None
+    assert result.baseline is not None
+    assert str(result.baseline.config) == "tp=1,pp=1,dp=8,micro_batch_size=1,accumulation_steps=8,precision=fp32"
+    assert result.speedup is not None
+    assert result.speedup > 1.0
+    assert result.record.result["final_rounds"] == 2
+    assert len(result.trials) == 1 + 6 + 6
+    assert store.studies()[0].trial_counts[str(TrialStatus.COMPLETED)] >= 7
+
+
+@pytest.mark.parametrize("ended", [0, 1, 4, 8])
+def test_after_ctrl_c_the_same_call_goes_on_and_ends_as_the_undisturbed_run(store: Store, ended: int) -> None:
+    runner = QUIET | {"time_scale": 0.001}
+    paused = wiring.tune(spec(runner=runner), store=store, on_event=interrupt_after(ended))
+    assert paused.record.status is StudyStatus.PAUSED
+    assert paused.record.message == "interrupted"
+    resumed = wiring.tune(spec(runner=runner), store=store)
+    assert resumed.record.id == paused.record.id
+    other = MemoryStore()
+    undisturbed = wiring.tune(spec(runner=runner), store=other)
+    other.close()
+    kept = [t for t in resumed.trials if t.status is not TrialStatus.CANCELLED]
+    assert configs(kept) == configs(undisturbed.trials)
+    assert resumed.best is not None
+    assert undisturbed.best is not None
+    assert resumed.best.config == undisturbed.best.config
+    assert resumed.speedup == pytest.approx(undisturbed.speedup)
+
+
+def test_a_finished_study_is_not_resumed_but_begun_anew(store: Store) -> None:
+    first, second = (wiring.tune(spec(), store=store).record.id for _ in range(2))
+    assert first != second
+
+
+def test_another_spec_is_another_study(store: Store) -> None:
+    paused = wiring.tune(spec(runner=QUIET | {"time_scale": 0.001}), store=store, on_event=interrupt_after(1))
+    other = wiring.tune(spec(seed=1), store=store)
+    assert other.record.id != paused.record.id
+
+
+def test_a_later_study_learns_from_an_earlier_one_only(store: Store) -> None:
+    from autotune.wiring.assembly import history_of
+
+    first = wiring.tune(spec(), store=store)
+    study = wiring.load_study(spec())
+    ended = first.record.ended_at
+    assert ended is not None
+    assert history_of(study, store, before=first.record.created_at) == []
+    assert len(history_of(study, store, before=ended.replace(year=ended.year + 1))) == len(first.trials)
+
+
+def test_nothing_legal_is_an_answer_before_anything_is_kept(store: Store) -> None:
+    with pytest.raises(InfeasibleError, match="nearest miss"):
+        wiring.tune(spec(space={"tp": [3]}), store=store)
+    assert store.studies() == []
+
+
+def test_nothing_that_fits_is_an_answer_with_the_nearest_miss(store: Store) -> None:
+    big = spec(model="llama-70b", space={"tp": [1, 2], "micro_batch_size": [1, 2], "precision": ["bf16"]})
+    with pytest.raises(InfeasibleError, match=r"nearest miss.*GiB of the 79") as caught:
+        wiring.tune(big, store=store)
+    assert "zero_stage" in str(caught.value)
+    assert store.studies() == []
+
+
+def test_a_guess_of_the_user_overrules_the_prediction_that_nothing_fits(store: Store) -> None:
+    guess = {"tp": 2, "pp": 1, "dp": 4, "micro_batch_size": 1, "accumulation_steps": 16, "precision": "bf16"}
+    big = spec(
+        model="llama-70b", space={"tp": [1, 2], "micro_batch_size": [1, 2], "precision": ["bf16"]}, enqueue=[guess]
+    )
+    result = wiring.tune(big, store=store)
+    assert result.record.status is StudyStatus.FAILED
+    assert "OUT_OF_MEMORY" in result.record.message
+
+
+def test_a_runner_with_too_few_ranks_says_so(store: Store) -> None:
+    with pytest.raises(RunnerError, match="needs 8 ranks"):
+        wiring.tune(spec(runner=QUIET | {"capacity": 4}), store=store)
+    assert store.studies()[0].status is StudyStatus.FAILED
+
+
+def test_an_unknown_option_of_the_runner_fails_the_study_with_its_message(store: Store) -> None:
+    with pytest.raises(SpecError, match="nois"):
+        wiring.tune(spec(runner=QUIET | {"nois": 0.0}), store=store)
+    assert "nois" in store.studies()[0].message
+
+
+def test_two_controllers_never_run_one_study(store: Store) -> None:
+    record = wiring.submit_study(store, wiring.load_study(spec()))
+    with Ledger.claim(store, record.id), pytest.raises(ConflictError, match="another controller"):
+        wiring.run_study(store, record.id)
+
+
+def test_faults_of_every_kind_are_lived_through(store: Store) -> None:
+    faults = {"hang": 0.2, "worker_lost": 0.3, "duplicate": 0.3, "late": 0.3, "error": 0.1}
+    runner = {"kind": "simulated", "faults": faults, "seed": 3}
+    result = wiring.tune(
+        spec(runner=runner, budget={"max_trials": 12, "min_gain": 0, "parallel_trials": 1}), store=store
+    )
+    assert result.record.status is StudyStatus.COMPLETED
+    ends = [e.data["number"] for e in store.events(result.record.id) if e.kind == "trial.ended"]
+    assert sorted(ends) == list(range(len(result.trials)))
+
+
+@pytest.mark.parametrize(
+    ("action", "status"),
+    [("stop", StudyStatus.COMPLETED), ("cancel", StudyStatus.CANCELLED), ("pause", StudyStatus.PAUSED)],
+)
+def test_what_others_ask_for_reaches_the_loop(store: Store, action: str, status: StudyStatus) -> None:
+    asked: list[str] = []
+
+    def hear(event: LoopEvent) -> None:
+        if isinstance(event, TrialEnded) and event.trial.number == 1 and not asked:
+            asked.append(action)
+            wiring.act(store, event.trial.study, action)
+
+    runner = QUIET | {"time_scale": 0.05}
+    budget = {"max_trials": 20, "min_gain": 0}
+    result = wiring.tune(spec(runner=runner, budget=budget), store=store, on_event=hear)
+    assert result.record.status is status
+    assert len(result.trials) < 20
+    if action == "pause":
+        wiring.act(store, result.record.id, "resume")
+        assert store.study(result.record.id).status is StudyStatus.RUNNING
+
+
+def test_a_queued_study_can_be_stopped_paused_and_resumed(store: Store) -> None:
+    record = wiring.submit_study(store, wiring.load_study(spec()))
+    assert wiring.act(store, record.id, "pause").status is StudyStatus.PAUSED
+    assert wiring.act(store, record.id, "resume").status is StudyStatus.QUEUED
+    assert wiring.act(store, record.id, "stop").status is StudyStatus.CANCELLED
+    with pytest.raises(ConflictError):
+        wiring.act(store, record.id, "resume")
+
+
+def test_a_paused_study_that_is_stopped_keeps_its_best(store: Store) -> None:
+    paused = wiring.tune(spec(runner=QUIET | {"time_scale": 0.001}), store=store, on_event=interrupt_after(4))
+    stopped = wiring.act(store, paused.record.id, "stop")
+    assert stopped.status is StudyStatus.COMPLETED
+    assert stopped.best is not None
+
+
+def test_submitting_twice_with_one_key_makes_one_study(store: Store) -> None:
+    study = wiring.load_study(spec())
+    first, second = (wiring.submit_study(store, study, spec(), idempotency_key="k") for _ in range(2))
+    assert first.id == second.id
+
+
+CHILD = """
+import json, sys
+from autotune import wiring
+from autotune.progress import TrialStarted
+said = lambda e: print(type(e).__name__, flush=True)
+wiring.tune(json.loads(sys.argv[1]), store=sys.argv[2], on_event=said)
+"""
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_study_whose_process_was_killed_is_taken_over_at_once(tmp_path: Path) -> None:
+    import json
+
+    url = str(tmp_path / "results.db")
+    slow = spec(runner=QUIET | {"time_scale": 0.02})
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CHILD), json.dumps(slow), url], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        started = 0
+        while started < 3:
+            line = child.stdout.readline()
+            assert line, "the child ended by itself"
+            started += line.startswith("TrialStarted")
+    finally:
+        child.kill()
+        child.wait()
+        if child.stdout:
+            child.stdout.close()
+    opened: list[float] = []
+    began = time.monotonic()
+    result = wiring.tune(
+        slow,
+        store=url,
+        on_event=lambda e: opened.append(time.monotonic() - began) if isinstance(e, StudyOpened) else None,
+    )
+    assert result.record.status is StudyStatus.COMPLETED
+    assert len(result.trials) == 13
+    assert [t.attempts for t in result.trials].count(2) <= 1
+    store = wiring.open_store(url)
+    claims = [e.data["fence"] for e in store.events(result.record.id) if e.kind == "study.claimed"]
+    store.close()
+    assert claims == [1, 2]
