@@ -204,6 +204,24 @@ def test_files_are_read_as_yaml_and_as_json(tmp_path: Path, monkeypatch: pytest.
     assert read_spec("laptop")["name"] == "laptop"
 
 
+def test_a_spec_from_a_file_is_self_contained(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder (of mine)"
+    folder.mkdir()
+    config = {"n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "mine.yaml").write_text("description: mine\ntp: [1, 2]\n", encoding="utf-8")
+    (folder / "text.txt").write_text("words", encoding="utf-8")
+    pointing = {**MINIMAL, "model": "./config.json", "space": "mine.yaml", "data": "text.txt"}
+    (folder / "spec.json").write_text(json.dumps(pointing), encoding="utf-8")
+    document = read_spec(folder / "spec.json")
+    found = parse_study(document)  # as a service would, which reads no files
+    assert found == parse_study(pointing, base=folder)
+    assert found.space.name == "mine"
+    assert found.workload.model.name == "a-folder-of-mine"
+    assert found.data == str(folder / "text.txt")
+    assert json.loads(json.dumps(document)) == document
+
+
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}]\n"
     for old, new in zip("abcdefghi", "bcdefghij", strict=True)

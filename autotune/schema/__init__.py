@@ -6,7 +6,7 @@ study.py       document -> Study; names looked up, rules written out
 """
 
 from autotune.schema.documents import StudyDocument
-from autotune.schema.reading import read_spec
+from autotune.schema.files import read_spec
 from autotune.schema.study import json_schema, parse_space, parse_study
 
 __all__ = ["StudyDocument", "json_schema", "parse_space", "parse_study", "read_spec"]

@@ -13,23 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.assets import study_files
 from autotune.errors import SpecError
 
 MAX_BYTES = 1 << 18
 MAX_NODES = 50_000
 MAX_DEPTH = 20
-
-
-def read_spec(source: str | Path) -> dict[str, Any]:
-    """The document of a YAML or JSON file, of standard input (`-`), or of a study that ships (its name, e.g. `laptop`).
-
-    Raises `SpecError` when it cannot be read, is too large, is no YAML or is not a mapping.
-    """
-    shipped = study_files()
-    if str(source) in shipped and not Path(source).exists():
-        source = shipped[str(source)]
-    return read_document(source, what="study spec")
 
 
 def read_document(source: str | Path, *, what: str) -> dict[str, Any]:

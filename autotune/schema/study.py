@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from autotune.assets import space_file, space_files
+from autotune.assets import space_file
 from autotune.errors import AutotuneError, CatalogError, ConfigError, SpecError
 from autotune.schema.documents import (
     KNOBS,
@@ -26,6 +26,7 @@ from autotune.schema.documents import (
     StudyDocument,
     Values,
 )
+from autotune.schema.files import find_data, is_model_file, is_space_file, locate, name_of, read_model
 from autotune.schema.reading import check_size, read_document
 from autotune.search import searcher_names
 from autotune.space import reasons
@@ -47,9 +48,6 @@ from autotune.spec.checks import nearest
 from autotune.trainers import trainer_names
 
 LOCAL = "local"
-MODEL_BYTES = 1 << 22
-"""A `config.json` larger than this is none."""
-
 _PLAIN = {
     "missing": "this key is required, but is missing",
     "model_type": "must hold keys and values",
@@ -110,7 +108,7 @@ def parse_study(
         runner=runner,
         runner_options=runner_options,
         seed=asked.seed,
-        data=_data(asked.data, base),
+        data=asked.data if asked.data is None or base is None else find_data(asked.data, base),
         baseline=None if asked.baseline is None else _config(asked.baseline, "baseline"),
         enqueue=tuple(dict.fromkeys(enqueue)),
     )
@@ -121,11 +119,8 @@ def parse_space(
 ) -> SpaceSpec:
     """The space of a name that ships, of a path to a YAML file, or of inline knobs. Raises `SpecError` or `CatalogError`."""
     if isinstance(space, str):
-        if space not in space_files() and _is_path(space, (".yaml", ".yml", ".json")):
-            path = _path(space, base, field="space")
-        else:
-            path = space_file(space)
-        return parse_space(read_document(path, what="search space"), name=path.stem, base=base)
+        path = locate(space, base, field="space") if is_space_file(space) else space_file(space)
+        return parse_space(read_document(path, what="search space"), name=name_of(path.stem), base=base)
     asked = space if isinstance(space, SpaceDocument) else _checked(SpaceDocument, space, field="space")
     given = {knob: getattr(asked, knob) for knob in KNOBS}
     knobs = {knob: _listed(values) for knob, values in given.items() if values is not None}
@@ -201,16 +196,7 @@ def _model(asked: str | ModelDocument, base: Path | None) -> ModelSpec:
     if isinstance(asked, ModelDocument):
         model: ModelSpec = _located("model", lambda: ModelSpec(**asked.model_dump()))
         return model
-    if asked in catalog.model_names() or not _is_path(asked, (".json",)):
-        return catalog.model(asked)
-    path = _path(asked, base, field="model")
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file() or path.stat().st_size > MODEL_BYTES:
-        raise SpecError(
-            f"{asked!r} is no config.json", remedy="give its path, or the model's fields inline", field="model"
-        )
-    return ModelSpec.from_hf(path, name=path.parent.name if path.name == "config.json" else path.stem)
+    return read_model(asked, base) if is_model_file(asked) else catalog.model(asked)
 
 
 def _for_sequence(model: ModelSpec, seq_len: int) -> ModelSpec:
@@ -265,33 +251,3 @@ def _listed(values: Any) -> tuple[Any, ...]:
 
 def _sizes(values: Any) -> int | tuple[int, ...]:
     return values if isinstance(values, int) else _listed(values)
-
-
-def _data(asked: str | None, base: Path | None) -> str | None:
-    """Where the training data is. Over the wire it stays as it was written: the service knows which folders it may read."""
-    if asked is None or base is None:
-        return asked
-    path = _path(asked, base, field="data")
-    if not path.is_file():
-        raise SpecError(
-            f"the data file {asked!r} does not exist",
-            remedy="give a text or .bin file, or leave `data` out for the text that ships",
-            field="data",
-        )
-    return str(path)
-
-
-def _is_path(text: str, suffixes: tuple[str, ...]) -> bool:
-    return "/" in text or "\\" in text or text.endswith(suffixes)
-
-
-def _path(text: str, base: Path | None, *, field: str) -> Path:
-    if base is None:
-        raise SpecError(
-            f"a path is read only where the spec itself is a file, but {field} is {text!r}",
-            remedy="give the contents inline",
-            field=field,
-        )
-    if "\0" in text:
-        raise SpecError("a path cannot hold a zero byte", field=field)
-    return (base / Path(text).expanduser()).resolve()

@@ -1,0 +1,97 @@
+"""The files that a spec points to: a model's config.json, a search space, training data.
+
+A spec that is read from a file comes out self-contained: what the files hold stands in it, and the path of the data is absolute. So it means the same in
+another folder, on resumption, and for a service on another machine. Paths are relative to the spec's own folder.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autotune.assets import space_files, study_files
+from autotune.errors import SpecError
+from autotune.schema.reading import read_document
+from autotune.spec import ModelSpec, catalog
+
+MODEL_BYTES = 1 << 22
+"""A `config.json` larger than this is none."""
+
+
+def read_spec(source: str | Path) -> dict[str, Any]:
+    """The self-contained document of a YAML or JSON file, of standard input (`-`), or of a study that ships (its name, e.g. `laptop`).
+
+    Raises `SpecError` when it (or a file that it points to) cannot be read, is too large, is no YAML or is not a mapping.
+    """
+    shipped = study_files()
+    if str(source) in shipped and not Path(source).exists():
+        source = shipped[str(source)]
+    document = read_document(source, what="study spec")
+    base = Path.cwd() if str(source) == "-" else Path(source).absolute().parent
+    model, space, data = (document.get(key) for key in ("model", "space", "data"))
+    if isinstance(model, str) and is_model_file(model):
+        document["model"] = asdict(read_model(model, base))
+    if isinstance(space, str) and is_space_file(space):
+        path = locate(space, base, field="space")
+        document["space"] = {"name": name_of(path.stem), **read_document(path, what="search space")}
+    if isinstance(data, str):
+        document["data"] = find_data(data, base)
+    return document
+
+
+def is_model_file(text: str) -> bool:
+    """Whether `model: text` is a path and no catalog name."""
+    return text not in catalog.model_names() and _is_path(text, (".json",))
+
+
+def is_space_file(text: str) -> bool:
+    """Whether `space: text` is a path and no space that ships."""
+    return text not in space_files() and _is_path(text, (".yaml", ".yml", ".json"))
+
+
+def read_model(text: str, base: Path | None) -> ModelSpec:
+    """The model of a Hugging Face `config.json`, or of the folder that holds one, named after the folder."""
+    path = locate(text, base, field="model")
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file() or path.stat().st_size > MODEL_BYTES:
+        raise SpecError(
+            f"{text!r} is no config.json", remedy="give its path, or the model's fields inline", field="model"
+        )
+    return ModelSpec.from_hf(path, name=name_of(path.parent.name if path.name == "config.json" else path.stem))
+
+
+def find_data(text: str, base: Path) -> str:
+    """The absolute path of the training data."""
+    path = locate(text, base, field="data")
+    if not path.is_file():
+        raise SpecError(
+            f"the data file {text!r} does not exist",
+            remedy="give a text or .bin file, or leave `data` out for the text that ships",
+            field="data",
+        )
+    return str(path)
+
+
+def locate(text: str, base: Path | None, *, field: str) -> Path:
+    """The path that `text` means in a spec of folder `base`; without a folder (over the wire) paths are refused."""
+    if base is None:
+        raise SpecError(
+            f"a path is read only where the spec itself is a file, but {field} is {text!r}",
+            remedy="give the contents inline",
+            field=field,
+        )
+    if "\0" in text:
+        raise SpecError("a path cannot hold a zero byte", field=field)
+    return (base / Path(text).expanduser()).resolve()
+
+
+def name_of(file: str) -> str:
+    """A file's name as the name of what it holds: letters, digits and a few signs."""
+    return re.sub(r"[^A-Za-z0-9_.:+-]+", "-", file).strip("-.:+")[:100] or "unnamed"
+
+
+def _is_path(text: str, suffixes: tuple[str, ...]) -> bool:
+    return "/" in text or "\\" in text or text.endswith(suffixes)
