@@ -243,6 +243,10 @@ class Store(Protocol):
         """Takes the lease when nobody holds it (or it ran out); None when somebody does."""
         ...
 
+    def holder(self, study_id: str) -> Lease | None:
+        """The last lease that was taken and not given back, also when it ran out; None when nobody has one."""
+        ...
+
     def renew(self, lease: Lease, *, lease_s: float) -> Lease:
         """The lease, longer; `ConflictError` when it was taken over."""
         ...

@@ -6,6 +6,8 @@
     tables, schema, migrations    what it holds, and how older files become newer ones
     submissions, lifecycle, lease, trials, history, records     the writes, one subject each
     rows, packing, queries        values as rows, and what is asked of them
+    tokens, audit, measured_once, statistics      what the service and the cost model keep here
+    laws, maintenance, export     what every history keeps; check, backup, vacuum, tables for other programs
 
 The import of SQLAlchemy waits until a store is opened.
 """

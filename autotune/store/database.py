@@ -67,6 +67,9 @@ class Database:
         self._is_memory = place.is_sqlite and place.path is None
         with diagnosed(place):
             self.engine = _make_engine(place, self._is_memory)
+        self._snapshots = (
+            self.engine if place.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
+        )
 
     @property
     def is_sqlite(self) -> bool:
@@ -75,8 +78,8 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """One consistent snapshot on SQLite, committed rows on PostgreSQL. Raises the store's errors."""
-        with diagnosed(self.place), self._turns(self._is_memory), self.engine.connect() as connection:
+        """One consistent snapshot: all that is read in the block is of the same moment. Raises the store's errors."""
+        with diagnosed(self.place), self._turns(self._is_memory), self._snapshots.connect() as connection:
             yield connection
 
     @contextmanager

@@ -44,8 +44,8 @@ def append(connection: Connection, study: int, lines: Sequence[Line], *, new_tri
     connection.execute(_INSERT, rows if len(rows) > 1 else rows[0])
 
 
-def read(connection: Connection, study: int, study_id: str, *, after: int, limit: int) -> list[HistoryEvent]:
-    """The lines after that number, in order."""
+def read(connection: Connection, study: int, study_id: str, *, after: int, limit: int | None) -> list[HistoryEvent]:
+    """The lines after that number, in order; `limit` None means all."""
     rows = connection.execute(
         select(events)
         .where(events.c.study == study, events.c.sequence > after)

@@ -64,6 +64,14 @@ def claim(database: Database, connection: Connection, study_id: str, owner: str,
     return Lease(study=study_id, owner=owner, fence=row.fence, expires_at=from_us(expires))
 
 
+def holder(connection: Connection, study_id: str) -> Lease | None:
+    """The last lease that was taken and not given back."""
+    row = find(connection, study_id)
+    if not row.lease_owner:
+        return None
+    return Lease(study=study_id, owner=row.lease_owner, fence=row.fence, expires_at=from_us(row.lease_expires_us))
+
+
 def renew(database: Database, connection: Connection, lease: Lease, lease_s: float) -> Lease:
     """The lease, longer; also one that ran out, as long as nobody took it."""
     expires = database.server_now_us(connection) + round(lease_s * 1e6)

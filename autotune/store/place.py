@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import SpecError
+from autotune.settings import settings
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -40,20 +41,12 @@ class Place:
         return str(self.path) if self.path else self.url.render_as_string(hide_password=True)
 
 
-def default_place() -> str:
-    """`AUTOTUNE_STORE`, else a file in the user's data folder."""
-    import platformdirs
-
-    asked = os.environ.get("AUTOTUNE_STORE", "").strip()
-    return asked or str(Path(platformdirs.user_data_dir("autotune", appauthor=False)) / "autotune.db")
-
-
 def find_place(url_or_path: str | os.PathLike[str] | None = None) -> Place:
     """The place of that URL or path; None means the user's own. Raises `SpecError` for an address that cannot be one."""
     from sqlalchemy import URL, make_url
     from sqlalchemy.exc import ArgumentError
 
-    text = os.fspath(url_or_path) if url_or_path is not None else default_place()
+    text = os.fspath(url_or_path) if url_or_path is not None else settings().store
     if not text.strip() or "\0" in text:
         raise SpecError("the store's address is empty or holds a zero byte", remedy=REMEDY, field="store")
     if "://" not in text:

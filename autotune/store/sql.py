@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sqlalchemy import text
+
 from autotune.errors import ConflictError
 from autotune.ports import HistoryEvent, Lease, StepsReported, StudyRecord
 from autotune.spec import Failure, Study, StudyStatus, Trial
-from autotune.store import history, lifecycle, queries, schema, submissions, trials
+from autotune.store import audit, history, lifecycle, measured_once, queries, schema, statistics, submissions, trials
 from autotune.store import lease as leases
+from autotune.store.audit import AuditEvent
 from autotune.store.database import Database
 from autotune.store.place import Place
+from autotune.store.statistics import KnownWorkload, Statistics
+from autotune.store.tokens import TokenKeeper
 
 
 class SqlStore:
@@ -19,6 +24,7 @@ class SqlStore:
 
     def __init__(self, place: Place) -> None:
         self.database = Database(place)
+        self.tokens = TokenKeeper(self.database)
         try:
             schema.prepare(self.database)
         except BaseException:
@@ -92,6 +98,11 @@ class SqlStore:
         with self.database.write() as connection:
             return leases.claim(self.database, connection, study_id, owner, lease_s)
 
+    def holder(self, study_id: str) -> Lease | None:
+        """The lease that is in force (it may have run out), whoever holds it; None when nobody does."""
+        with self.database.read() as connection:
+            return leases.holder(connection, study_id)
+
     def renew(self, lease: Lease, *, lease_s: float) -> Lease:
         """The lease, longer."""
         with self.database.write() as connection:
@@ -161,6 +172,51 @@ class SqlStore:
         """Best measured trials across all history by tokens per second and GPU of the cluster, one for each config."""
         with self.database.read() as connection:
             return queries.best(connection, model=model, cluster=cluster, trainer=trainer, limit=limit, **filters)
+
+    def known_workloads(self) -> list[KnownWorkload]:
+        """All workloads of which there are measurements, for a search of the nearest one; `best` takes the key as `workload`."""
+        with self.database.read() as connection:
+            return statistics.known_workloads(connection)
+
+    def statistics(self) -> Statistics:
+        """Studies and trials by status, failures by kind."""
+        with self.database.read() as connection:
+            return statistics.statistics(connection, self.database.server_now_us(connection))
+
+    def ping(self) -> None:
+        """Writes nothing, but takes the right to write. Raises `StoreUnavailableError` when the store cannot be written now."""
+        with self.database.write() as connection:
+            connection.execute(text("SELECT 1"))
+
+    def save_calibration(self, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
+        """Keeps the cost model's constants for a cluster (or GPU type) and trainer in place of those before."""
+        with self.database.write(durable=True) as connection:
+            measured_once.save_calibration(connection, cluster, trainer, values)
+
+    def calibration(self, cluster: str, trainer: str) -> dict[str, Any] | None:
+        """The constants that were kept under exactly these names."""
+        with self.database.read() as connection:
+            return measured_once.calibration(connection, cluster, trainer)
+
+    def save_reference_losses(self, model: str, data: str, seed: int, losses: Sequence[float]) -> None:
+        """Keeps the fp32 reference's losses by step; a shorter series does not replace a longer one."""
+        with self.database.write() as connection:
+            measured_once.save_reference_losses(connection, model, data, seed, losses)
+
+    def reference_losses(self, model: str, data: str, seed: int) -> tuple[float, ...] | None:
+        """The losses that were kept for this model (name or fingerprint), data and seed."""
+        with self.database.read() as connection:
+            return measured_once.find_reference_losses(connection, model, data, seed)
+
+    def record_audit(self, actor: str, action: str, subject: str = "", data: Mapping[str, Any] | None = None) -> None:
+        """Adds a line to the audit."""
+        with self.database.write() as connection:
+            audit.record(connection, actor, action, subject, data or {})
+
+    def audit_events(self, *, after: int = 0, limit: int = 1000) -> list[AuditEvent]:
+        """The audit after that number."""
+        with self.database.read() as connection:
+            return audit.read(connection, after=after, limit=limit)
 
     def close(self) -> None:
         """Lets go of connections."""

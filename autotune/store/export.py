@@ -1,0 +1,226 @@
+"""A store as tables for other programs: studies, trials, steps and events, one file each, as CSV or Parquet.
+
+Columns carry units in their names; times are ISO 8601 in UTC; what is unknown is empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from autotune.errors import SpecError
+from autotune.ports import HistoryEvent, StudyRecord
+from autotune.spec import Trial
+from autotune.spec.config import FLAGS, WORDS, ParallelConfig
+from autotune.spec.plain import canonical
+from autotune.store.diagnosis import diagnosed
+from autotune.store.packing import unpack_steps
+from autotune.store.sql import SqlStore
+from autotune.store.tables import attempts, studies
+
+PAGE = 1000
+"""Rows that are read or written at once, so that a large store needs little memory."""
+
+Columns = Mapping[str, type]
+Row = tuple[Any, ...]
+
+STUDIES: Columns = {
+    **dict.fromkeys(
+        ("study", "name", "owner", "status", "message", "model", "cluster", "gpu", "trainer", "searcher"), str
+    ),
+    **dict.fromkeys(("num_gpus", "seq_len"), int),
+    **dict.fromkeys(("created_at", "started_at", "ended_at"), str),
+    **dict.fromkeys(("trials", "baseline", "best"), int),
+    **dict.fromkeys(("elapsed_s", "speedup"), float),
+}
+KNOBS: Columns = {
+    name: bool if name in FLAGS else str if name in WORDS else int for name in ParallelConfig.__dataclass_fields__
+}
+TRIALS: Columns = {
+    "study": str,
+    "number": int,
+    **KNOBS,
+    **dict.fromkeys(("purpose", "status", "failure", "failure_message", "reason"), str),
+    **dict.fromkeys(("seed", "attempts"), int),
+    **dict.fromkeys(("step_time_s", "step_time_spread", "tokens_per_s", "tokens_per_s_per_gpu", "mfu"), float),
+    **dict.fromkeys(("peak_memory_bytes", "estimated_step_time_s", "estimated_peak_memory_bytes"), float),
+    **dict.fromkeys(("reward", "stability"), float),
+    **dict.fromkeys(("created_at", "started_at", "ended_at"), str),
+}
+STEPS: Columns = {
+    "study": str,
+    **dict.fromkeys(("number", "attempt", "step"), int),
+    **dict.fromkeys(("step_time_s", "loss", "grad_norm"), float),
+}
+EVENTS: Columns = {"study": str, "sequence": int, "at": str, "kind": str, "data": str}
+
+
+def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "csv") -> list[Path]:  # noqa: A002
+    """Writes one file per table into `folder`, each whole or not at all, and returns their paths.
+
+    `format`: csv, or parquet with pyarrow. Raises `SpecError` for another, `StoreUnavailableError` when nothing can be written.
+    """
+    if format not in ("csv", "parquet"):
+        raise SpecError(f"a store is exported as csv or parquet, but the format is {format!r}", field="format")
+    write = _write_csv if format == "csv" else _parquet_writer()
+    folder = Path(folder).expanduser().absolute()
+    tables: dict[str, tuple[Columns, Callable[[SqlStore], Iterable[Row]]]] = {
+        "studies": (STUDIES, _study_rows),
+        "trials": (TRIALS, _trial_rows),
+        "steps": (STEPS, _step_rows),
+        "events": (EVENTS, _event_rows),
+    }
+    written = []
+    with diagnosed(store.database.place):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, (columns, rows) in tables.items():
+            path = folder / f"{name}.{format}"
+            with _whole(path) as part:
+                write(part, columns, rows(store))
+            written.append(path)
+    return written
+
+
+def study_keys(store: SqlStore) -> Iterator[tuple[int, str]]:
+    """(key, id) of all studies, in the order of submission."""
+    last = 0
+    while True:
+        query = select(studies.c.key, studies.c.id).where(studies.c.key > last).order_by(studies.c.key).limit(PAGE)
+        with store.database.read() as connection:
+            rows = connection.execute(query).all()
+        if not rows:
+            return
+        yield from ((row.key, row.id) for row in rows)
+        last = rows[-1].key
+
+
+def all_events(store: SqlStore, study_id: str) -> Iterator[HistoryEvent]:
+    """The whole history of a study."""
+    after = 0
+    while page := store.events(study_id, after=after, limit=PAGE):
+        yield from page
+        after = page[-1].sequence
+
+
+def _study_rows(store: SqlStore) -> Iterator[Row]:
+    for _, study_id in study_keys(store):
+        yield _study_row(store.study(study_id))
+
+
+def _study_row(record: StudyRecord) -> Row:
+    study, workload = record.study, record.study.workload
+    words = (record.id, study.name, record.owner, str(record.status), record.message)
+    of = (workload.model.name, workload.cluster.name, workload.cluster.gpu.name, workload.trainer, study.searcher)
+    times = (_iso(record.created_at), _iso(record.started_at), _iso(record.ended_at))
+    counts = (sum(record.trial_counts.values()), record.baseline, record.best)
+    return (*words, *of, workload.cluster.num_gpus, workload.seq_len, *times, *counts, record.elapsed_s, record.speedup)
+
+
+def _trial_rows(store: SqlStore) -> Iterator[Row]:
+    for _, study_id in study_keys(store):
+        for trial in store.trials(study_id):
+            yield _trial_row(trial)
+
+
+def _trial_row(trial: Trial) -> Row:
+    failure, reward, estimate = trial.failure, trial.reward, trial.estimate
+    seen = trial.measurement if trial.measurement and trial.measurement.step_times_s else None
+    words = (
+        str(trial.purpose),
+        str(trial.status),
+        failure and str(failure.kind),
+        failure and failure.message,
+        trial.reason,
+    )
+    speeds = ("step_time_s", "step_time_spread", "tokens_per_s", "tokens_per_s_per_gpu", "mfu")
+    return (
+        trial.study,
+        trial.number,
+        *trial.config.to_dict().values(),
+        *words,
+        trial.seed,
+        trial.attempts,
+        *(getattr(seen, name) if seen else None for name in speeds),
+        trial.measurement and trial.measurement.peak_memory_bytes,
+        estimate and float(estimate.step_time_s),
+        estimate and float(estimate.peak_memory_bytes),
+        reward and reward.total,
+        reward and reward.stability,
+        *(_iso(at) for at in (trial.created_at, trial.started_at, trial.ended_at)),
+    )
+
+
+def _step_rows(store: SqlStore) -> Iterator[Row]:
+    for key, study_id in study_keys(store):
+        query = (
+            select(attempts.c.number, attempts.c.attempt, attempts.c.steps)
+            .where(attempts.c.study == key)
+            .order_by(attempts.c.number, attempts.c.attempt)
+        )
+        with store.database.read() as connection:
+            launches = connection.execute(query).all()
+        for number, attempt, packed in launches:
+            for values in zip(*unpack_steps(packed).values(), strict=True):
+                yield (study_id, number, attempt, *values)
+
+
+def _event_rows(store: SqlStore) -> Iterator[Row]:
+    for _, study_id in study_keys(store):
+        for event in all_events(store, study_id):
+            yield (study_id, event.sequence, _iso(event.at), event.kind, canonical(event.data))
+
+
+def _iso(at: Any) -> str | None:
+    return at.isoformat() if at is not None else None
+
+
+def _write_csv(path: Path, columns: Columns, rows: Iterable[Row]) -> None:
+    with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def _parquet_writer() -> Callable[[Path, Columns, Iterable[Row]], None]:
+    try:
+        import pyarrow  # type: ignore[import-not-found,unused-ignore]
+        from pyarrow import parquet
+    except ImportError:
+        raise SpecError(
+            "parquet needs pyarrow, which is not installed",
+            remedy="`pip install pyarrow`, or export csv",
+            field="format",
+        ) from None
+
+    kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+
+    def write(path: Path, columns: Columns, rows: Iterable[Row]) -> None:
+        schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
+        rows = iter(rows)
+        with parquet.ParquetWriter(path, schema) as writer:
+            while batch := list(itertools.islice(rows, 10 * PAGE)):
+                arrays = [
+                    pyarrow.array(values, field.type)
+                    for values, field in zip(zip(*batch, strict=True), schema, strict=True)
+                ]
+                writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+
+    return write
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A name to write under; the file appears under its own name when it is complete."""
+    part = path.with_name(path.name + ".part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

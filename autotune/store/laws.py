@@ -1,0 +1,92 @@
+"""The laws that every study's history keeps, whatever was killed while it was written. Pure: values in, sentences out.
+
+1. Events are numbered from 1 without gaps, trials from 0.
+2. A trial was asked once. It ended once if it is terminal, not at all if it is open, and in the state that it still has.
+3. Attempts of a trial were started one after the other, each after the one before was closed, none after the end.
+4. What was measured was started, and a failed trial has its failure.
+5. Fencing numbers only grow.
+6. A study that has ended has no open trial, ended once, and changed its state no more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from autotune.ports import HistoryEvent, StudyRecord
+from autotune.spec import StudyStatus, Trial, TrialStatus
+
+_ENDINGS = {f"study.{status.lower()}" for status in StudyStatus if status.is_terminal}
+_STATES = {f"study.{status.lower()}" for status in StudyStatus}
+
+
+def broken_laws(record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]) -> list[str]:
+    """What is wrong with a study, in sentences; nothing for a sound one. `trials` and `events` are all that it has, in order."""
+    return [f"study {record.id}: {fault}" for fault in _faults(record, trials, events)]
+
+
+def _faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]) -> Iterable[str]:
+    for place, event in enumerate(events, 1):
+        if event.sequence != place:
+            yield f"event {place} is numbered {event.sequence}"
+            break
+    for place, trial in enumerate(trials):
+        if trial.number != place:
+            yield f"trial {place} is numbered {trial.number}"
+            break
+    lines: dict[int, list[HistoryEvent]] = defaultdict(list)
+    for event in events:
+        if event.kind in ("trial.asked", "trial.started", "attempt.ended", "trial.ended"):
+            lines[event.data["number"]].append(event)
+    for trial in trials:
+        for fault in _trial_faults(trial, lines.pop(trial.number, [])):
+            yield f"trial {trial.number} {fault}"
+    for number in lines:
+        yield f"trial {number} is in the history but was never kept"
+    fences = [event.data["fence"] for event in events if event.kind == "study.claimed"]
+    if any(later <= earlier for earlier, later in itertools.pairwise(fences)):
+        yield f"fencing numbers do not grow: {fences}"
+    yield from _study_faults(record, trials, events)
+
+
+def _trial_faults(trial: Trial, lines: Sequence[HistoryEvent]) -> Iterable[str]:
+    kinds = [line.kind for line in lines]
+    if kinds.count("trial.asked") != 1 or kinds[0] != "trial.asked":
+        yield f"was asked {kinds.count('trial.asked')} times, and its history begins with {kinds[:1]}"
+    ended = [line for line in lines if line.kind == "trial.ended"]
+    if len(ended) != (1 if trial.status.is_terminal else 0):
+        yield f"is {trial.status} but ended {len(ended)} times"
+    elif ended and ended[0].data["status"] != trial.status:
+        yield f"ended as {ended[0].data['status']} but is {trial.status}"
+    started = [line.data["attempt"] for line in lines if line.kind == "trial.started"]
+    if started != list(range(1, trial.attempts + 1)):
+        yield f"has {trial.attempts} attempts but started {started}"
+    is_open = False
+    for kind in kinds:
+        if kind == "trial.started":
+            if is_open:
+                yield "was started again while an attempt ran"
+            is_open = True
+        elif kind == "attempt.ended":
+            is_open = False
+    if ended and kinds[-1] != "trial.ended":
+        yield f"went on after its end with {kinds[-1]}"
+    if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED) and not (trial.attempts and trial.is_measured):
+        yield f"is {trial.status} with {trial.attempts} attempts and {'a' if trial.is_measured else 'no'} measurement"
+    if trial.status is TrialStatus.FAILED and trial.failure is None:
+        yield "is FAILED without a failure"
+
+
+def _study_faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]) -> Iterable[str]:
+    still_open = [trial.number for trial in trials if not trial.status.is_terminal]
+    if record.status.is_terminal and still_open:
+        yield f"is {record.status} but trials {still_open} are open"
+    states = [event.kind for event in events if event.kind in _STATES]
+    endings = [kind for kind in states if kind in _ENDINGS]
+    if len(endings) != (1 if record.status.is_terminal else 0):
+        yield f"is {record.status} but ended {len(endings)} times"
+    elif endings and states[-1] != endings[0]:
+        yield f"went on after its end with {states[-1]}"
+    if states and states[-1] != f"study.{record.status.lower()}":
+        yield f"is {record.status} but its history says {states[-1]}"

@@ -1,0 +1,158 @@
+"""Looking after a store: check it, copy it while it is used, write it out as tables (`export`), give space back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, func, select, text
+
+from autotune.errors import StoreCorruptError, StoreError, StoreUnavailableError
+from autotune.store import history, laws, queries, schema
+from autotune.store.diagnosis import diagnosed
+from autotune.store.export import export, study_keys
+from autotune.store.sql import SqlStore
+from autotune.store.tables import attempts, events, records, studies, trials
+
+__all__ = ["backup", "check", "export", "vacuum"]
+
+BACKUP_DEADLINE_S = 3600.0
+
+
+def check(store: SqlStore) -> list[str]:
+    """Every fault found, in sentences: the file's integrity, then the laws over each study's history. Nothing for a sound store."""
+    faults = list(_integrity(store))
+    for key, study_id in study_keys(store):
+        faults += _study_faults(store, key, study_id)
+    faults += _record_faults(store)
+    return faults
+
+
+def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
+    """Copies the store while it is in use, whole or not at all; SQLite as a file, PostgreSQL with `pg_dump` in its own format.
+
+    Raises `StoreUnavailableError` when the target is there already or cannot be written.
+    """
+    target = Path(target).expanduser().absolute()
+    place = store.database.place
+    if target.exists():
+        raise StoreUnavailableError(f"the backup {target} is there already", remedy="name another file")
+    with diagnosed(place):
+        if place.path is not None:
+            schema.back_up(place.path, target)
+        elif place.is_sqlite:
+            raise StoreUnavailableError("a store in memory cannot be copied", remedy="use a store in a file")
+        else:
+            _dump(store, target)
+    return target
+
+
+def vacuum(store: SqlStore) -> None:
+    """Gives unused space back to the disk and brings the planner's figures up to date. SQLite needs the file's size once more."""
+    with diagnosed(store.database.place), contextlib.closing(store.database.engine.raw_connection()) as connection:
+        driver: Any = connection.driver_connection  # outside any transaction, where alone it is allowed
+        if store.database.is_sqlite:
+            for statement in ("VACUUM", "ANALYZE", "PRAGMA wal_checkpoint(TRUNCATE)"):
+                driver.execute(statement).fetchall()
+        else:
+            driver.autocommit = True
+            driver.execute("VACUUM (ANALYZE)")
+            driver.autocommit = False
+
+
+def _integrity(store: SqlStore) -> Iterator[str]:
+    if not store.database.is_sqlite:
+        return
+    try:
+        with store.database.read() as connection:
+            for (line,) in connection.execute(text("PRAGMA integrity_check(20)")):
+                if line != "ok":
+                    yield f"the file is damaged: {line}"
+            for row in connection.execute(text("PRAGMA foreign_key_check")):
+                yield f"row {row[1]} of table {row[0]} names a row of {row[2]} that is not there"
+    except StoreError as error:
+        yield error.message
+
+
+def _study_faults(store: SqlStore, key: int, study_id: str) -> list[str]:
+    try:
+        with store.database.read() as connection:  # one snapshot, for the study may be running
+            of = queries.study(connection, study_id), queries.list_trials(connection, study_id)
+            lines = history.read(connection, key, study_id, after=0, limit=None)
+            return [*laws.broken_laws(*of, lines), *_count_faults(connection, key, study_id)]
+    except (StoreCorruptError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"study {study_id}: cannot be read: {error}"]
+
+
+def _count_faults(connection: Connection, key: int, study_id: str) -> Iterator[str]:
+    counters = connection.execute(select(studies.c.num_trials, studies.c.num_events).where(studies.c.key == key)).one()
+    asked = select(func.count()).select_from(trials).where(trials.c.study == key)
+    written = select(func.count()).select_from(events).where(events.c.study == key)
+    launched = select(func.count()).select_from(attempts).where(attempts.c.study == key)
+    launches = select(func.coalesce(func.sum(trials.c.attempts), 0)).where(trials.c.study == key)
+    pairs = {
+        "trials": (counters.num_trials, connection.execute(asked).scalar_one()),
+        "events": (counters.num_events, connection.execute(written).scalar_one()),
+        "attempts": (connection.execute(launches).scalar_one(), connection.execute(launched).scalar_one()),
+    }
+    for name, (counted, found) in pairs.items():
+        if counted != found:
+            yield f"study {study_id}: counts {counted} {name} but has {found}"
+
+
+def _record_faults(store: SqlStore) -> Iterator[str]:
+    """Representatives that are missing or are no median: fewer or more trials are faster than half of the config's trials."""
+    measured = (
+        select(trials.c.workload, trials.c.config_key, func.count().label("places"))
+        .where(trials.c.throughput.is_not(None))
+        .group_by(trials.c.workload, trials.c.config_key)
+        .subquery()
+    )
+    joined = (measured.c.workload == records.c.workload) & (measured.c.config_key == records.c.config_key)
+    slower = (
+        select(func.count())
+        .select_from(trials)
+        .where(
+            trials.c.workload == records.c.workload,
+            trials.c.config_key == records.c.config_key,
+            trials.c.throughput < records.c.throughput,
+        )
+        .scalar_subquery()
+    )
+    query = select(measured.c.workload, measured.c.places, records.c.trial, slower.label("slower")).join(
+        records, joined, isouter=True
+    )
+    with store.database.read() as connection:
+        for row in connection.execute(query):
+            if row.trial is None or row.slower > (row.places - 1) // 2:
+                yield f"a config of workload {row.workload} is not represented by the median of its {row.places} trials"
+
+
+def _dump(store: SqlStore, target: Path) -> None:
+    program = shutil.which("pg_dump")
+    if program is None:
+        raise StoreUnavailableError("pg_dump is not installed", remedy="install the PostgreSQL client programs")
+    url = store.database.place.url
+    part = target.with_name(target.name + ".part")
+    plain = url.set(drivername="postgresql", password=None).render_as_string(hide_password=False)
+    environment = {**os.environ, **({"PGPASSWORD": str(url.password)} if url.password else {})}
+    try:
+        done = subprocess.run(
+            [program, "--format=custom", f"--file={part}", f"--dbname={plain}"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=BACKUP_DEADLINE_S,
+            check=False,
+        )
+        if done.returncode:
+            reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise StoreUnavailableError(f"pg_dump failed: {''.join(reason)}", remedy="see that the server runs")
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,56 @@
+"""What is measured once and serves every study: calibrations of the cost model, losses of the fp32 reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Table, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from autotune.spec.plain import canonical
+from autotune.store.database import now_us
+from autotune.store.rows import clean
+from autotune.store.tables import calibrations, reference_losses
+
+
+def save_calibration(connection: Connection, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
+    """Keeps the constants of a cluster (or GPU type) and trainer in place of the ones before."""
+    row = {"cluster": clean(cluster), "trainer": clean(trainer), "at_us": now_us(), "values": canonical(dict(values))}
+    connection.execute(_replace(connection, calibrations, row))
+
+
+def calibration(connection: Connection, cluster: str, trainer: str) -> dict[str, Any] | None:
+    """The constants that were kept for exactly this cluster and trainer."""
+    query = select(calibrations.c["values"]).where(calibrations.c.cluster == cluster, calibrations.c.trainer == trainer)
+    text = connection.execute(query).scalar()
+    return None if text is None else json.loads(text)
+
+
+def save_reference_losses(connection: Connection, model: str, data: str, seed: int, losses: Sequence[float]) -> None:
+    """Keeps the losses of the fp32 reference on these data, in place of shorter ones before."""
+    packed = np.asarray(losses, "<f8").tobytes()
+    row = {"model": clean(model), "data": clean(data), "seed": seed, "at_us": now_us(), "losses": packed}
+    known = find_reference_losses(connection, model, data, seed)
+    if known is None or len(known) <= len(losses):
+        connection.execute(_replace(connection, reference_losses, row))
+
+
+def find_reference_losses(connection: Connection, model: str, data: str, seed: int) -> tuple[float, ...] | None:
+    """The losses by step, from 0; None when nobody measured them."""
+    query = select(reference_losses.c.losses).where(
+        reference_losses.c.model == clean(model),
+        reference_losses.c.data == clean(data),
+        reference_losses.c.seed == seed,
+    )
+    packed = connection.execute(query).scalar()
+    return None if packed is None else tuple(np.frombuffer(packed, "<f8").tolist())
+
+
+def _replace(connection: Connection, table: Table, row: Mapping[str, Any]) -> Any:
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    keys = [column.name for column in table.primary_key]
+    rest = {name: value for name, value in row.items() if name not in keys}
+    return dialect.insert(table).values(**row).on_conflict_do_update(index_elements=keys, set_=rest)

@@ -1,0 +1,90 @@
+"""Counts for dashboards, and what workloads the history knows. Each number comes out of an index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, func, select
+
+from autotune.spec import Workload
+from autotune.spec.plain import workload_from_dict
+from autotune.store.database import from_us
+from autotune.store.tables import records, studies, trials, workloads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """How many there are."""
+
+    studies: Mapping[str, int]
+    """studies by status"""
+    trials: Mapping[str, int]
+    """trials by status"""
+    failures: Mapping[str, int]
+    """failed trials by kind"""
+    leased: int
+    """studies that somebody holds now"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownWorkload:
+    """A workload of which the history has measurements."""
+
+    key: int
+    """for the filter `workload` of `best`"""
+    workload: Workload
+    configs: int
+    """configs that were measured"""
+    trials: int
+    """measured trials behind them"""
+    last_at: datetime
+    """when the last of them ended"""
+
+
+def statistics(connection: Connection, now: int) -> Statistics:
+    """The counts of this moment."""
+    by_status = select(studies.c.status, func.count()).group_by(studies.c.status)
+    by_ending = select(trials.c.status, trials.c.failure, func.count()).group_by(trials.c.status, trials.c.failure)
+    trial_counts: dict[str, int] = {}
+    failures: dict[str, int] = {}
+    for status, failure, count in connection.execute(by_ending):
+        trial_counts[status] = trial_counts.get(status, 0) + count
+        if failure is not None:
+            failures[failure] = failures.get(failure, 0) + count
+    leased = select(func.count()).select_from(studies).where(studies.c.lease_expires_us > now)
+    return Statistics(
+        studies={row[0]: row[1] for row in connection.execute(by_status)},
+        trials=trial_counts,
+        failures=failures,
+        leased=int(connection.execute(leased).scalar_one()),
+    )
+
+
+def known_workloads(connection: Connection) -> list[KnownWorkload]:
+    """All workloads with measurements, the one that was measured last first."""
+    configs = select(records.c.workload, func.count().label("configs")).group_by(records.c.workload).subquery()
+    measured = (
+        select(trials.c.workload, func.count().label("trials"), func.max(trials.c.ended_us).label("last_us"))
+        .where(trials.c.throughput.is_not(None))
+        .group_by(trials.c.workload)
+        .subquery()
+    )
+    rows = connection.execute(
+        select(workloads.c.key, workloads.c.workload, configs.c.configs, measured.c.trials, measured.c.last_us)
+        .join(configs, configs.c.workload == workloads.c.key)
+        .join(measured, measured.c.workload == workloads.c.key)
+        .order_by(measured.c.last_us.desc(), workloads.c.key)
+    )
+    return [
+        KnownWorkload(
+            key=row.key,
+            workload=workload_from_dict(json.loads(row.workload)),
+            configs=row.configs,
+            trials=row.trials,
+            last_at=from_us(row.last_us),
+        )
+        for row in rows
+    ]

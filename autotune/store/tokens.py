@@ -1,0 +1,141 @@
+"""Access tokens: shown once, kept as a scrypt hash, each with owner, scope, expiry and revocation.
+
+    at_ID_SECRET     ID finds the row; SECRET is 256 random bits
+
+A checked token is remembered for a minute by its SHA-256, so that the slow hash (RFC 7914: N = 2^14, r = 8, p = 1; 16 MiB, some tens of
+milliseconds) is paid once a minute and not on every request; expiry and revocation are read from the row each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, bindparam, insert, select, update
+
+from autotune.errors import NotFoundError, SpecError
+from autotune.spec.checks import one_of
+from autotune.store.database import Database, from_us, now_us
+from autotune.store.rows import clean
+from autotune.store.tables import tokens
+
+SCOPES = ("read", "submit", "admin")
+"""What a token allows; each scope includes those before it."""
+REMEMBER_S = 60.0
+"""How long a checked token need not be hashed again, s"""
+MAX_REMEMBERED = 1024
+
+_FIND = select(tokens).where(tokens.c.id == bindparam("of_id"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A token as the store keeps it: everything but its secret."""
+
+    id: str
+    owner: str
+    scope: str
+    """read, submit or admin"""
+    created_at: datetime
+    expires_at: datetime | None
+    """None: never"""
+    revoked_at: datetime | None = None
+
+    def allows(self, scope: str) -> bool:
+        """Whether its scope includes `scope`."""
+        return SCOPES.index(scope) <= SCOPES.index(self.scope)
+
+
+class TokenKeeper:
+    """Makes, checks and revokes tokens. Threads may share it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._remembered: dict[bytes, tuple[bytes, float]] = {}
+        self._lock = threading.Lock()
+
+    def create(self, owner: str, scope: str, *, expires_in_s: float | None = None) -> tuple[Token, str]:
+        """A new token and its text, which nobody can show again. Raises `SpecError` for an unknown scope or a lifetime below zero."""
+        one_of("scope", scope, SCOPES)
+        if expires_in_s is not None and not 0 < expires_in_s < 1e10:
+            raise SpecError(f"a token must live longer than 0 s, but lives {expires_in_s} s", field="expires_in_s")
+        name, secret, salt, now = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_bytes(16), now_us()
+        row = {
+            "id": name,
+            "owner": clean(owner),
+            "scope": scope,
+            "salt": salt,
+            "hash": _hash(secret, salt),
+            "created_us": now,
+            "expires_us": None if expires_in_s is None else now + round(expires_in_s * 1e6),
+        }
+        with self._database.write(durable=True) as connection:
+            connection.execute(insert(tokens).values(**row))
+            kept = connection.execute(_FIND, {"of_id": name}).one()
+        return _read(kept), f"at_{name}_{secret}"
+
+    def check(self, text: str) -> Token | None:
+        """The token of that text; None when it is unknown, wrong, expired or revoked."""
+        prefix, _, rest = text.partition("_")
+        name, _, secret = rest.partition("_")
+        if prefix != "at" or not secret or len(text) > 200 or not name.isascii() or not name.isalnum():
+            return None
+        with self._database.read() as connection:
+            row = connection.execute(_FIND, {"of_id": name}).first()
+        if row is None:
+            _hash(secret, b"no such token...")  # as slow as a wrong secret, so that ids cannot be told by time
+            return None
+        if not self._matches(text, secret, row) or row.revoked_us is not None:
+            return None
+        return _read(row) if row.expires_us is None or now_us() < row.expires_us else None
+
+    def revoke(self, token_id: str) -> Token:
+        """The token, of no use from now on. Raises `NotFoundError`."""
+        with self._database.write(durable=True) as connection:
+            connection.execute(
+                update(tokens).where(tokens.c.id == token_id, tokens.c.revoked_us.is_(None)).values(revoked_us=now_us())
+            )
+            row = connection.execute(_FIND, {"of_id": token_id}).first()
+        if row is None:
+            raise NotFoundError(f"no token has the id {token_id!r}", remedy="`autotune token list` shows them")
+        return _read(row)
+
+    def list(self) -> list[Token]:
+        """All tokens, oldest first."""
+        with self._database.read() as connection:
+            return [_read(row) for row in connection.execute(select(tokens).order_by(tokens.c.created_us, tokens.c.id))]
+
+    def _matches(self, text: str, secret: str, row: Row[Any]) -> bool:
+        mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        with self._lock:
+            known, until = self._remembered.get(mark, (b"", 0.0))
+        if known == row.hash and time.monotonic() < until:
+            return True
+        if not hmac.compare_digest(_hash(secret, row.salt), row.hash):
+            return False
+        with self._lock:
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[mark] = (row.hash, time.monotonic() + REMEMBER_S)
+        return True
+
+
+def _hash(secret: str, salt: bytes) -> bytes:
+    return hashlib.scrypt(secret.encode("utf-8", "surrogatepass"), salt=salt, n=1 << 14, r=8, p=1, dklen=32)
+
+
+def _read(row: Row[Any]) -> Token:
+    return Token(
+        id=row.id,
+        owner=row.owner,
+        scope=row.scope,
+        created_at=from_us(row.created_us),
+        expires_at=None if row.expires_us is None else from_us(row.expires_us),
+        revoked_at=None if row.revoked_us is None else from_us(row.revoked_us),
+    )

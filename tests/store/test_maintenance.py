@@ -1,0 +1,171 @@
+"""Check, backup, export, vacuum, and the laws that `check` holds every history against."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from autotune.errors import SpecError, StoreUnavailableError
+from autotune.ports import StepsReported
+from autotune.spec import Failure, FailureKind, StudyStatus, Trial, TrialStatus
+from autotune.store import MemoryStore, SqlStore, maintenance, open_store
+from autotune.store.laws import broken_laws
+from autotune.testing.stores import a_study, failed, measured, pending, reported, run_trial, running_study
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    store = open_store(tmp_path / "store.db")
+    fill(store)
+    yield store
+    store.close()
+
+
+def fill(store: SqlStore) -> None:
+    """Two studies: one that ended, with every kind of trial; one that runs."""
+    lease = running_study(store, a_study('a,b\n"c"'))
+    run_trial(store, lease, measured(pending(0)))
+    run_trial(store, lease, failed(pending(1)))
+    store.add_trial(lease, pending(2))
+    store.start_attempt(lease, 2, 1)
+    store.add_steps(lease, [reported((lease.study, 2, 1), 0, [0.5, 0.25])])
+    store.end_attempt(lease, 2, 1, Failure(kind=FailureKind.WORKER_LOST, message="gone"))
+    store.start_attempt(lease, 2, 2)
+    store.end_trial(lease, measured(pending(2), status=TrialStatus.STOPPED))
+    store.end_trial(lease, measured(pending(2), step_time_s=9.0))
+    store.add_trial(lease, pending(3))
+    store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease, best=0, speedup=1.5)
+    store.release(lease)
+    other = running_study(store)
+    store.add_trial(other, pending(0))
+    store.start_attempt(other, 0, 1)
+
+
+def test_a_sound_store_has_no_fault(store: SqlStore) -> None:
+    assert maintenance.check(store) == []
+
+
+def test_a_sound_store_on_a_server_has_no_fault(new_database: Callable[[], str], tmp_path: Path) -> None:
+    store = open_store(new_database())
+    try:
+        fill(store)
+        assert maintenance.check(store) == []
+        maintenance.vacuum(store)
+        assert maintenance.backup(store, tmp_path / "dump").stat().st_size > 1000
+        assert [path.name for path in maintenance.export(store, tmp_path / "out")][1] == "trials.csv"
+    finally:
+        store.close()
+
+
+FORGERIES = {
+    "DELETE FROM events WHERE sequence = 5": "event 5 is numbered 6",
+    "UPDATE trials SET status = 'COMPLETED' WHERE number = 1": "trial 1",
+    "UPDATE trials SET attempts = 3 WHERE number = 2": "trial 2 has 3 attempts but started [1, 2]",
+    "DELETE FROM attempts WHERE attempt = 2": "attempts",
+    "UPDATE trials SET number = 9 WHERE number = 3": "trial 3",
+    "UPDATE studies SET status = 'RUNNING' WHERE best = 0": "is RUNNING but ended 1 times",
+    "UPDATE studies SET num_trials = 7 WHERE best = 0": "counts 7 trials but has 4",
+    "UPDATE trials SET document = x'00' WHERE number = 0": "cannot be read",
+    "DELETE FROM records": "represented",
+    "UPDATE specs SET \"values\" = '{}'": "cannot be read",
+    "UPDATE trials SET status = 'RUNNING' WHERE number = 3": "are open",
+    "INSERT INTO events SELECT study, 99, at_us, kind, data FROM events WHERE kind = 'trial.ended' LIMIT 1": "99",
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_what_breaks_a_law_is_found(store: SqlStore, forgery: str) -> None:
+    with store.database.write() as connection:
+        connection.execute(text(forgery))
+    assert FORGERIES[forgery] in "\n".join(maintenance.check(store))
+
+
+def test_laws_need_no_database() -> None:
+    store = MemoryStore()
+    lease = running_study(store)
+    run_trial(store, lease, measured(pending(0)))
+    record, trials, events = store.study(lease.study), store.trials(lease.study), store.events(lease.study)
+    assert broken_laws(record, trials, events) == []
+    twice = [*events, replace(events[-1], sequence=len(events) + 1)]
+    assert any("ended 2 times" in fault for fault in broken_laws(record, trials, twice))
+    never: list[Trial] = []
+    assert any("never kept" in fault for fault in broken_laws(record, never, events))
+    store.close()
+
+
+def test_a_backup_is_a_store_of_its_own_and_never_overwrites(store: SqlStore, tmp_path: Path) -> None:
+    target = maintenance.backup(store, tmp_path / "copy.db")
+    before = store.studies()
+    running_study(store)
+    copy = open_store(target)
+    try:
+        assert copy.studies() == before
+        assert maintenance.check(copy) == []
+    finally:
+        copy.close()
+    with pytest.raises(StoreUnavailableError, match="there already"):
+        maintenance.backup(store, target)
+    with pytest.raises(StoreUnavailableError):
+        maintenance.backup(store, tmp_path / "no" / "folder" / "copy.db")
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_an_export_says_the_same_as_the_store(store: SqlStore, tmp_path: Path) -> None:
+    paths = maintenance.export(store, tmp_path / "out")
+    assert [path.name for path in paths] == ["studies.csv", "trials.csv", "steps.csv", "events.csv"]
+    tables = {}
+    for path in paths:
+        with path.open(newline="", encoding="utf-8") as file:
+            tables[path.stem] = list(csv.DictReader(file))
+    assert {row["name"] for row in tables["studies"]} == {'a,b\n"c"', "study"}
+    kept = [trial for record in reversed(store.studies()) for trial in store.trials(record.id)]
+    assert [row["status"] for row in tables["trials"]] == [str(trial.status) for trial in kept]
+    first = tables["trials"][0]
+    assert kept[0].measurement is not None
+    assert float(first["step_time_s"]) == kept[0].measurement.step_time_s
+    assert (first["tp"], first["dp"], first["precision"], first["compile"]) == ("1", "8", "bf16", "False")
+    assert [row["loss"] for row in tables["steps"]] == ["1.5", "1.25"]
+    assert len(tables["events"]) == sum(len(store.events(record.id)) for record in store.studies())
+    with pytest.raises(SpecError, match="csv or parquet"):
+        maintenance.export(store, tmp_path, format="xlsx")
+
+
+def test_parquet_says_what_it_needs(store: SqlStore, tmp_path: Path) -> None:
+    if importlib.util.find_spec("pyarrow") is None:
+        with pytest.raises(SpecError, match="pyarrow"):
+            maintenance.export(store, tmp_path / "out", format="parquet")
+        return
+    from pyarrow import parquet
+
+    paths = maintenance.export(store, tmp_path / "out", format="parquet")
+    tables = {path.stem: parquet.read_table(path) for path in paths}
+    assert tables["trials"].num_rows == 5
+    assert tables["steps"].column("loss").to_pylist() == [1.5, 1.25]
+
+
+def test_an_empty_store_is_exported_with_headers(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "empty.db")
+    for path in maintenance.export(store, tmp_path / "out"):
+        assert len(path.read_text().splitlines()) == 1
+    store.close()
+
+
+def test_vacuum_gives_space_back(store: SqlStore, tmp_path: Path) -> None:
+    lease = running_study(store, a_study("large"))
+    for number in range(40):
+        store.add_trial(lease, pending(number))
+        store.start_attempt(lease, number, 1)
+        steps: list[StepsReported] = [reported((lease.study, number, 1), 0, [0.1] * 500)]
+        store.add_steps(lease, steps)
+    with store.database.write() as connection:
+        connection.execute(text("UPDATE attempts SET steps = x''"))
+    maintenance.vacuum(store)
+    with store.database.read() as connection:
+        assert connection.execute(text("PRAGMA freelist_count")).scalar() == 0
+    assert len(store.trials(lease.study)) == 40
