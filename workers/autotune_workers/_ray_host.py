@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import select
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from autotune_workers.ranks import RankProcess
+from autotune_workers.ranks import Births, RankProcess
 from autotune_workers.wire import Message
 
 LISTEN_S = 1.0
@@ -27,23 +26,14 @@ class RankHost:
         """Starts the rank's process. `device`: cpu or cuda; Ray has set CUDA_VISIBLE_DEVICES."""
         import ray
 
-        self._name, self._device, self._trial = name, device, trial
-        self._host = ray.util.get_node_ip_address()
-        self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autotune-spawner")
+        self._name = name
+        self._births = Births(device=device, host=ray.util.get_node_ip_address(), trial=trial)
         self._lock = threading.Lock()
         self._generation = 0
         self._rank = self._start()
 
     def _start(self) -> RankProcess:
-        environment = {"CUDA_VISIBLE_DEVICES": ""} if self._device == "cpu" else {}
-        return RankProcess(
-            name=self._name,
-            spawner=self._spawner,
-            device=self._device,
-            host=self._host,
-            trial=self._trial,
-            environment=environment,
-        )
+        return RankProcess(self._births, name=self._name)
 
     def listen(self) -> list[Message]:
         """What the rank said, each with the `generation` of its process; waits up to `LISTEN_S` for the first."""

@@ -10,7 +10,6 @@ import contextlib
 import os
 import selectors
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from autotune.errors import RunnerError, SpecError
@@ -19,7 +18,7 @@ from autotune_workers.faults import Fault
 from autotune_workers.gang import Patience
 from autotune_workers.gang_runner import Crew, GangRunner
 from autotune_workers.machine import cpu_count
-from autotune_workers.ranks import TRIAL, RankProcess
+from autotune_workers.ranks import TRIAL, Births, RankProcess
 from autotune_workers.wire import Message
 
 MIN_CPU_RANKS = 8
@@ -68,12 +67,11 @@ class LocalRanks:
 
     def __init__(self, capacity: int, *, gpus: list[str], trial: str) -> None:
         """`gpus`: names for CUDA_VISIBLE_DEVICES; empty means CPU ranks."""
-        self._capacity, self._gpus, self._trial = capacity, gpus, trial
+        self._capacity, self._gpus = capacity, gpus
         self._places: dict[int, RankProcess] = {}
         self._busy: set[int] = set()
         self._selector = selectors.DefaultSelector()
-        self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autotune-spawner")
-        self._started = 0
+        self._births = Births(device="cuda" if gpus else "cpu", trial=trial)
 
     @property
     def capacity(self) -> int:
@@ -138,18 +136,11 @@ class LocalRanks:
             rank.close()
         self._places.clear()
         self._selector.close()
-        self._spawner.shutdown()
+        self._births.close()
 
     def _start(self, place: int) -> None:
-        self._started += 1
-        gpu = {"CUDA_VISIBLE_DEVICES": self._gpus[place]} if self._gpus else {"CUDA_VISIBLE_DEVICES": ""}
-        rank = RankProcess(
-            name=f"rank-{place}",
-            spawner=self._spawner,
-            device="cuda" if self._gpus else "cpu",
-            trial=self._trial,
-            environment=gpu,
-        )
+        gpu = {"CUDA_VISIBLE_DEVICES": self._gpus[place]} if self._gpus else {}
+        rank = RankProcess(self._births, name=f"rank-{place}", environment=gpu)
         self._places[place] = rank
         self._selector.register(rank.fileno(), selectors.EVENT_READ)
 

@@ -68,8 +68,9 @@ class Rank:
 
         if self._device == "cuda":
             torch.zeros(1, device="cuda")  # the CUDA context is part of being warm
-        gc.collect()
-        gc.freeze()  # what was imported stays: later collections look at the trial's own objects only
+        if not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()  # what was imported stays: later collections look at the trial's own objects only
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         threading.Thread(target=self._beat, name="heart", daemon=True).start()
         self._say("ready", pid=os.getpid(), host=self._host)
@@ -237,20 +238,32 @@ class Rank:
         return rss_bytes - self._first_rss_bytes > LEAK_BYTES
 
 
+def preload(trial: str) -> None:
+    """Imports what a trial needs, so that none of it counts as the trial's time."""
+    importlib.import_module("autotune_workers.mesh")
+    importlib.import_module("autotune_workers.rendezvous")
+    importlib.import_module(trial.partition(":")[0])
+
+
+def serve_rank(channel: socket.socket, *, device: str, host: str, trial: str) -> None:
+    """Makes this process a rank; never returns."""
+    faulthandler.enable()
+    channel.set_inheritable(False)
+    preload(trial)
+    Rank(channel, device=device, host=host, trial=trial).serve()
+
+
 def main() -> None:
-    """Entry of the process."""
+    """Entry of a rank that is started as a process of its own."""
     parser = argparse.ArgumentParser(prog="autotune-rank")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--trial", default="autotune_workers.trial:run_trial")
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--trial", required=True)
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
-    faulthandler.enable()
-    channel = socket.socket(fileno=arguments.fd)
-    channel.set_inheritable(False)
-    Rank(channel, device=arguments.device, host=arguments.host, trial=arguments.trial).serve()
+    serve_rank(socket.socket(fileno=arguments.fd), device=arguments.device, host=arguments.host, trial=arguments.trial)
 
 
 if __name__ == "__main__":

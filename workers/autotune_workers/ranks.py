@@ -1,8 +1,7 @@
-"""Rank processes of this machine: start, talk, listen, end, and what their logs say last.
+"""Rank processes of this machine: talk, listen, end, and what their logs say last.
 
-A rank is started from one thread that lives as long as its owner, because the kernel's death-with-parent signal follows the *thread*
-that forked. Its output goes to an unnamed file, so nothing is left behind however the owner ends; its input is empty; it leads a
-process group of its own, so that what it forks (compilers) ends with it.
+A rank's output goes to an unnamed file, so nothing is left behind however its owner ends; its input is empty; it leads a process group
+of its own, so that what it forks (compilers) ends with it.
 """
 
 from __future__ import annotations
@@ -11,84 +10,70 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+from autotune_workers.children import Nursery, NurseryChild, OwnChild
 from autotune_workers.machine import oom_kills
 from autotune_workers.wire import Lines, Message, to_line
 
 TRIAL = "autotune_workers.trial:run_trial"
 LOG_TAIL_LINES = 20
 LOG_TAIL_BYTES = 8192
-_PRIVATE = ("AUTOTUNE_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_")
 
 
-def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:
-    """The environment of a rank: the owner's, without the service's settings and other launchers' variables."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
-    here = {str(Path(__file__).resolve().parents[1]), str(Path(sys.modules["autotune"].__path__[0]).resolve().parent)}
-    path = os.pathsep.join([*sorted(here), *filter(None, [kept.get("PYTHONPATH", "")])])
-    loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if host in ("127.0.0.1", "::1") else {}
-    return {
-        **kept,
-        "PYTHONPATH": path,
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",  # the trial itself says how many threads it has
-        **loopback,
-        **extra,
-    }
+class Births:
+    """How ranks of one owner come into the world: device, address, training loop, and the nursery where there is one."""
+
+    def __init__(self, *, device: str, host: str = "127.0.0.1", trial: str = TRIAL) -> None:
+        """`device`: cpu or cuda; `host`: the address on which ranks reach one another; `trial`: `module:function`."""
+        self._device, self.host, self._trial = device, host, trial
+        self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autotune-spawner")
+        self._nursery = Nursery(self._spawner, host=host, trial=trial)
+
+    def child(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> NurseryChild | OwnChild:
+        """A new child on this channel."""
+        if self._device == "cpu":
+            return self._nursery.spawn(channel, log, environment)
+        return OwnChild(
+            self._spawner, channel, log, environment, device=self._device, host=self.host, trial=self._trial
+        )
+
+    def close(self) -> None:
+        """Ends the nursery; ranks that were started on their own must be closed before."""
+        self._nursery.close()
+        self._spawner.shutdown()
 
 
 class RankProcess:
-    """One rank process and its channel. One thread listens; `send` and the signals may come from another."""
+    """One rank process and its channel. One thread listens; `send` may come from another."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        spawner: ThreadPoolExecutor,
-        device: str = "cpu",
-        host: str = "127.0.0.1",
-        trial: str = TRIAL,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        """Starts the process; `spawner` must have one thread that lives as long as the process may."""
+    def __init__(self, births: Births, *, name: str, environment: Mapping[str, str] | None = None) -> None:
+        """Asks for the process; `ready` once it said so."""
         self.name = name
         self.ready = False
-        self.host = host
-        self.pid = 0
+        self.host = births.host
         self._oom_kills = oom_kills()
         self._lines = Lines()
         self._log = tempfile.TemporaryFile(prefix="autotune-rank-")  # noqa: SIM115 - closed by `close`
-        ours, theirs = socket.socketpair()
-        self._channel = ours
-        command = [sys.executable, "-m", "autotune_workers.rank", "--fd", str(theirs.fileno())]
-        command += ["--parent", str(os.getpid()), "--device", device, "--host", host, "--trial", trial]
+        self._channel, theirs = socket.socketpair()
         try:
-            self._process: subprocess.Popen[bytes] = spawner.submit(
-                subprocess.Popen,
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=rank_environment(environment or {}, host=host),
-            ).result()
+            with theirs:
+                self._child = births.child(theirs, self._log.fileno(), environment or {})
         except BaseException:
-            ours.close()
+            self._channel.close()
             self._log.close()
             raise
-        finally:
-            theirs.close()
-        self.pid = self._process.pid
-        ours.setblocking(False)
-        self._mouth = ours.dup()
+        self._channel.setblocking(False)
+        self._mouth = self._channel.dup()
         self._mouth.settimeout(1.0)
+
+    @property
+    def pid(self) -> int:
+        """Process number; 0 before it is born."""
+        return self._child.pid
 
     def fileno(self) -> int:
         """For selectors: readable when there are messages or the process is gone; -1 once the channel has ended."""
@@ -102,6 +87,7 @@ class RankProcess:
     def receive(self) -> list[Message]:
         """Messages that have arrived; the last one is `gone` once the process has ended."""
         messages: list[Message] = []
+        code = self._child.code()  # before the last look at the channel: what it said before its end is not lost
         while self._channel.fileno() >= 0:
             try:
                 chunk = self._channel.recv(1 << 16)
@@ -111,30 +97,17 @@ class RankProcess:
                 chunk = b""
             if not chunk:
                 self._channel.close()
-                self._signal(signal.SIGKILL)  # without its channel a rank is of no use, should it still be there
+                self.kill()  # without its channel a rank is of no use, should it still be there
+                code = self._wait(10.0)
                 break
             messages += self._lines.feed(chunk)
         for message in messages:
             if message["say"] == "ready":
                 self.ready = True
-        code = self._process.poll()
-        if code is None and self._channel.fileno() < 0:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(timeout=10.0)
         if code is not None:
-            if self._channel.fileno() >= 0:
-                messages += self._last_words()
-            kernel_oom = oom_kills() > self._oom_kills
-            messages.append({"say": "gone", "code": code, "kernel_oom": kernel_oom, "why": ""})
-        return messages
-
-    def _last_words(self) -> list[Message]:
-        """What the process said between the last look and its end."""
-        messages: list[Message] = []
-        with contextlib.suppress(OSError):
-            while chunk := self._channel.recv(1 << 16):
-                messages += self._lines.feed(chunk)
-        self._channel.close()
+            self._channel.close()
+            self.ready = False
+            messages.append({"say": "gone", "code": code, "kernel_oom": oom_kills() > self._oom_kills, "why": ""})
         return messages
 
     def begin(self) -> None:
@@ -143,6 +116,8 @@ class RankProcess:
 
     def log_tail(self) -> tuple[str, ...]:
         """The last lines that it printed since its trial began."""
+        if self._child.last_words:
+            return self._child.last_words
         try:
             size = os.fstat(self._log.fileno()).st_size
             data = os.pread(self._log.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES))
@@ -152,26 +127,23 @@ class RankProcess:
 
     def terminate(self) -> None:
         """SIGTERM to the process and what it forked."""
-        self._signal(signal.SIGTERM)
+        self._child.signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL to the process and what it forked."""
-        self._signal(signal.SIGKILL)
+        self._child.signal(signal.SIGKILL)
 
     def close(self, timeout_s: float = 10.0) -> bool:
         """Kills it, waits until it is gone and frees everything; False when it would not go."""
         self.kill()
-        gone = True
-        try:
-            self._process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            gone = False
+        gone = not self.pid or self._wait(timeout_s) is not None
         self._channel.close()
         self._mouth.close()
         self._log.close()
         return gone
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
+    def _wait(self, timeout_s: float) -> int | None:
+        end = time.monotonic() + timeout_s
+        while (code := self._child.code()) is None and time.monotonic() < end:
+            time.sleep(0.002)
+        return code
