@@ -216,6 +216,8 @@ class TrialPurpose(StrEnum):
 
     BASELINE = "baseline"
     """the default config, measured first: what rewards are relative to"""
+    REFERENCE = "reference"
+    """the baseline in fp32, where the baseline itself is not: what the losses of other precisions are held against"""
     SEARCH = "search"
     """proposed by the searcher"""
     FINAL = "final"
