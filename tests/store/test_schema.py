@@ -1,0 +1,128 @@
+"""Versions: a new store is made, an older one is upgraded after a copy, a newer or foreign one is refused."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from autotune.errors import StoreCorruptError, StoreVersionError
+from autotune.spec import TrialStatus
+from autotune.store import SqlStore, maintenance, open_store
+from autotune.store.schema import HEAD
+from autotune.store.tables import metadata
+from autotune.testing.stores import a_study
+from tests.postgresql import PostgresServer
+
+VERSION_1 = Path(__file__).parent / "data" / "version-1.sql"
+"""What the first version wrote: a study with five trials, and one that waits."""
+
+
+def difference(store: SqlStore) -> list[object]:
+    """What the migrations' result lacks or has beyond the tables that the code uses."""
+    with store.database.engine.connect() as connection:
+        options = {"version_table": "autotune_version", "compare_type": True}
+        return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
+
+
+def old_file(path: Path) -> Path:
+    """A version-1 file."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(VERSION_1.read_text())
+    return path
+
+
+def test_the_migrations_make_the_tables_that_the_code_uses(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "new.db")
+    assert difference(store) == []
+    store.close()
+
+
+def test_the_migrations_make_the_same_tables_on_a_server(new_database: Callable[[], str]) -> None:
+    store = open_store(new_database())
+    assert difference(store) == []
+    store.close()
+
+
+def test_a_version_1_file_is_upgraded_after_a_copy(tmp_path: Path) -> None:
+    path = old_file(tmp_path / "old.db")
+    store = open_store(path)
+    try:
+        assert difference(store) == []
+        assert maintenance.check(store) == []
+        old, waiting = store.study("old"), store.study("waiting")
+        statuses = [trial.status for trial in store.trials(old.id)]
+        assert statuses == [TrialStatus.COMPLETED] * 4 + [TrialStatus.FAILED]
+        assert [(record.id, trial.number) for record, trial in store.best()] == [(old.id, 3), (old.id, 2)]
+        assert store.submit(a_study("waiting"), {"x": 1}, idempotency_key="k", owner="ada") == waiting
+        assert store.tokens.list() == []
+    finally:
+        store.close()
+    (copy,) = tmp_path.glob("old.db.v0001-*.backup")
+    with closing(sqlite3.connect(copy)) as connection:
+        assert connection.execute("SELECT version_num FROM autotune_version").fetchone() == ("0001",)
+        assert connection.execute("SELECT count(*) FROM trials").fetchone() == (5,)
+    open_store(path).close()
+    assert len(list(tmp_path.glob("*.backup"))) == 1, "a file that is up to date is not copied again"
+
+
+def test_an_upgrade_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = old_file(tmp_path / "old.db")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE tokens (x)")
+        connection.commit()
+        before = list(connection.iterdump())
+    with pytest.raises(Exception, match="tokens"):
+        open_store(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert list(connection.iterdump()) == before
+
+
+def test_a_newer_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "newer.db"
+    open_store(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE autotune_version SET version_num = '9999'")
+        connection.commit()
+    with pytest.raises(StoreVersionError, match=f"9999.*{HEAD}.*upgrade autotune"):
+        open_store(path)
+    assert not list(tmp_path.glob("*.backup"))
+
+
+def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "foreign.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE customers (name)")
+        connection.commit()
+    with pytest.raises(StoreCorruptError, match="customers"):
+        open_store(path)
+
+
+def _open(address: str, gate: object) -> str:
+    gate.wait(120)  # type: ignore[attr-defined]
+    store = open_store(address)
+    store.submit(a_study(), {})
+    store.close()
+    return "ok"
+
+
+@pytest.mark.flaky(reruns=2)
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_many_processes_open_a_new_store_at_once(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    server: PostgresServer | None = request.getfixturevalue("server") if kind == "postgresql" else None
+    address = server.new_database() if server else str(tmp_path / "new.db")
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, context.Pool(4) as pool:
+        gate = manager.Barrier(4)
+        jobs = [pool.apply_async(_open, (address, gate)) for _ in range(4)]
+        assert [job.get(120) for job in jobs] == ["ok"] * 4
+    store = open_store(address)
+    assert len(store.studies()) == 4
+    assert maintenance.check(store) == []
+    store.close()
