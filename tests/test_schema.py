@@ -189,6 +189,15 @@ def test_mistakes_are_answered_with_place_and_remedy(change: dict[str, Any], fie
     assert "\n" not in str(error.value)
 
 
+def test_what_a_guess_leaves_out_follows_from_the_others() -> None:
+    found = study(enqueue=["tp=2,micro_batch_size=8", {"pp": 4, "precision": "fp16"}], baseline="dp=4,tp=2")
+    assert found.enqueue == (
+        ParallelConfig(tp=2, dp=4, micro_batch_size=8, accumulation_steps=16),
+        ParallelConfig(pp=4, dp=2, accumulation_steps=256, precision="fp16"),
+    )
+    assert found.baseline == ParallelConfig(tp=2, dp=4, accumulation_steps=128)
+
+
 def test_missing_data_is_found_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"data: the data file 'no.txt' does not exist"):
         parse_study({**MINIMAL, "data": "no.txt"}, base=tmp_path)

@@ -302,9 +302,13 @@ class StudyDocument(Document):
     data: Text | None = Field(
         default=None, description="text or .bin file to train on; the text that ships when left out"
     )
-    baseline: Config | None = Field(default=None, description="the config to beat; data parallel only when left out")
+    baseline: Config | None = Field(
+        default=None,
+        description="the config to beat; data parallel only when left out. dp and accumulation_steps follow from the others",
+    )
     enqueue: Annotated[list[Config], Field(max_length=1000)] = Field(
-        default_factory=list, description="your own guesses, tried first"
+        default_factory=list,
+        description="your own guesses, tried first; dp and accumulation_steps follow from the others when left out",
     )
 
 

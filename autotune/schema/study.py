@@ -29,7 +29,7 @@ from autotune.schema.documents import (
 from autotune.schema.files import find_data, is_model_file, is_space_file, locate, name_of, read_model
 from autotune.schema.reading import check_size, read_document
 from autotune.search import searcher_names
-from autotune.space import reasons
+from autotune.space import complete, reasons
 from autotune.spec import (
     Budget,
     ClusterSpec,
@@ -92,7 +92,7 @@ def parse_study(
             trainer=trainer,
         ),
     )
-    enqueue = [_config(config, f"enqueue.{i}") for i, config in enumerate(asked.enqueue)]
+    enqueue = [_config(workload, config, f"enqueue.{i}") for i, config in enumerate(asked.enqueue)]
     if asked.cluster == LOCAL:  # the spec was written before anybody knew this machine
         enqueue = [config for config in enqueue if not reasons(workload, config)]
     return Study(
@@ -109,7 +109,7 @@ def parse_study(
         runner_options=runner_options,
         seed=asked.seed,
         data=asked.data if asked.data is None or base is None else find_data(asked.data, base),
-        baseline=None if asked.baseline is None else _config(asked.baseline, "baseline"),
+        baseline=None if asked.baseline is None else _config(workload, asked.baseline, "baseline"),
         enqueue=tuple(dict.fromkeys(enqueue)),
     )
 
@@ -236,9 +236,8 @@ def _kind(asked: str | KindDocument) -> tuple[str, dict[str, Any]]:
     return (asked, {}) if isinstance(asked, str) else (asked.kind, asked.options)
 
 
-def _config(asked: str | Mapping[str, Any], field: str) -> ParallelConfig:
-    make = ParallelConfig.parse if isinstance(asked, str) else ParallelConfig.from_dict
-    config: ParallelConfig = _located(field, lambda: make(asked))  # type: ignore[arg-type]
+def _config(workload: Workload, asked: str | Mapping[str, Any], field: str) -> ParallelConfig:
+    config: ParallelConfig = _located(field, partial(complete, workload, asked))
     return config
 
 

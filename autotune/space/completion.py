@@ -1,0 +1,33 @@
+"""A config as people write it: what they leave out follows from the laws where it can.
+
+dp                   cluster's GPUs / (tp * pp * cp)
+accumulation_steps   global_batch_size / (micro_batch_size * dp), of the largest allowed batch that divides
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from autotune.spec import ParallelConfig, Workload
+
+
+def complete(workload: Workload, asked: str | Mapping[str, Any]) -> ParallelConfig:
+    """The config of `tp=2,pp=1,...` (or of a mapping) with dp and accumulation_steps derived when they are not given.
+
+    What cannot be derived keeps its default: the laws then say what is wrong. Raises `ConfigError` for an unknown knob or value.
+    """
+    if isinstance(asked, str):
+        config = ParallelConfig.parse(asked)
+        given = {piece.partition("=")[0].strip() for piece in asked.split(",")}
+    else:
+        config, given = ParallelConfig.from_dict(asked), set(asked)
+    if "dp" not in given:
+        config = replace(config, dp=max(1, workload.cluster.num_gpus // (config.tp * config.pp * config.cp)))
+    if "accumulation_steps" not in given:
+        per_micro_batch = config.micro_batch_size * config.dp
+        fitting = [size for size in workload.global_batch_sizes if size % per_micro_batch == 0]
+        if fitting:
+            config = replace(config, accumulation_steps=max(fitting) // per_micro_batch)
+    return config
