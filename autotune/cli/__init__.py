@@ -1,1 +1,82 @@
-"""To be described."""
+"""The commands. Each module holds the commands of one purpose and imports what it needs when it is called.
+
+    planning.py     plan, estimate                      handover.py   export, report, compare
+    calibrating.py  calibrate                           service.py    serve, token
+    tuning.py       tune                                catalogs.py   searchers, models, clusters, spaces, trainers, runners
+    studies.py      submit, list, status, watch, logs,  doctor.py     doctor
+                    pause, resume, stop, cancel         keeping.py    store check, backup, export, vacuum
+    results.py      best, explain                       live.py       the live view of a running study
+
+Results go to stdout (one JSON document with --json), everything else to stderr. Exit codes: 0 done, 1 failed or nothing
+feasible, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+DONE, FAILED, BAD_INPUT = 0, 1, 2
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: runs one command and exits with its code; no error of a caller ends in a traceback."""
+    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def run(argv: list[str]) -> int:
+    """Runs one command line and returns its exit code."""
+    import typer
+
+    from autotune.cli.output import report_error
+    from autotune.errors import AutotuneError
+
+    as_json = "--json" in argv
+    try:
+        command = typer.main.get_command(application())
+        code = command.main(args=argv, prog_name="autotune", standalone_mode=False)
+    except AutotuneError as error:
+        return report_error(error, as_json=as_json)
+    except (typer.Abort, KeyboardInterrupt):
+        print("stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`autotune list | head`); point stdout elsewhere so that exit is quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return DONE
+    except Exception as error:
+        if hasattr(error, "format_message"):  # what typer raises for a wrong command line
+            return report_error(error, as_json=as_json)
+        raise
+    return code if isinstance(code, int) else DONE
+
+
+def application():  # type: ignore[no-untyped-def]  # typer is imported when it is used
+    """The typer application with every command."""
+    import typer
+
+    from autotune.cli import (
+        calibrating,
+        catalogs,
+        doctor,
+        handover,
+        keeping,
+        planning,
+        results,
+        studies,
+        tuning,
+    )
+
+    app = typer.Typer(
+        name="autotune",
+        help="Finds the fastest stable configuration to train a model on a cluster, in a handful of short real trials.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for module in (tuning, planning, calibrating, studies, results, handover, keeping, catalogs, doctor):
+        module.register(app)
+    return app

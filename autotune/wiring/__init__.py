@@ -19,13 +19,14 @@ from autotune.wiring.answers import (
     trial_document,
 )
 from autotune.wiring.running import ACTIONS, act, run_study, submit_study, tune
-from autotune.wiring.sources import load_study, open_store, plan_of, read_document
+from autotune.wiring.sources import estimate_of, load_study, open_store, plan_of, read_document, what_if_of
 
 __all__ = [
     "ACTIONS",
     "Result",
     "act",
     "document",
+    "estimate_of",
     "explain",
     "load_study",
     "open_store",
@@ -40,4 +41,5 @@ __all__ = [
     "submit_study",
     "trial_document",
     "tune",
+    "what_if_of",
 ]

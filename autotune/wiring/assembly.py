@@ -8,7 +8,7 @@ any case.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from autotune.errors import InfeasibleError, RunnerError
 from autotune.ports import Store, TrialRunner
-from autotune.space import SearchSpace, default_config
+from autotune.space import SearchSpace, default_config, why_not
 from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
 
 if TYPE_CHECKING:
@@ -73,6 +73,17 @@ class Assembly:
 
         limits = trainer(self.study.trainer).limits(self.study.workload, config)
         return "; ".join(str(limit) for limit in limits)
+
+    @property
+    def reference(self) -> ParallelConfig | None:
+        """The config whose losses other precisions are held against: the baseline in fp32. None where it is not needed (stability counts for
+        nothing, or all configs are fp32), or cannot be run."""
+        config = replace(self.baseline, precision="fp32")
+        lower = bool((~self.space.table.is_word("precision", "fp32")).any())
+        cannot = why_not(self.study.workload, config) or self.refuse(config)
+        if self.study.objective.stability_weight == 0 or not lower or cannot:
+            return None
+        return config if float(self.predict(config).oom_probability) <= FITS else None
 
     def check_fit(self) -> None:
         """Raises `InfeasibleError` when nothing is expected to fit and the user has no guess of their own."""

@@ -22,6 +22,7 @@ from autotune.spec import Study, StudyStatus
 from autotune.spec.plain import study_to_dict
 from autotune.wiring.answers import Result, result_of
 from autotune.wiring.assembly import assemble, history_of, make_runner_of
+from autotune.wiring.references import keep_losses, known_losses
 from autotune.wiring.sources import load_study, open_store, read_document
 
 ACTIONS = ("pause", "resume", "stop", "cancel")
@@ -148,6 +149,7 @@ def _run(store: Store, ledger: Ledger, tell: OnEvent, stop: Callable[[], bool]) 
         if record.status is not StudyStatus.STOPPING:
             record = ledger.move(StudyStatus.RUNNING, "")
         past = ledger.told_in_order()
+        reference, losses = assembly.reference, known_losses(assembly, store)
         controller = Controller(
             study_id=record.id,
             study=study,
@@ -159,9 +161,12 @@ def _run(store: Store, ledger: Ledger, tell: OnEvent, stop: Callable[[], bool]) 
             past=past,
             elapsed_s=record.elapsed_s,
             stop_reason=str(record.result.get("stop_reason", "")),
+            reference=None if losses or reference == assembly.baseline else reference,
+            fp32_losses=losses,
         )
         tell(StudyOpened(record=record, past=tuple(past)))
         Loop(controller, runner, ledger, on_event=tell, interrupted=stop).run()
+        keep_losses(assembly, store, controller.trials.values())
     finally:
         runner.close()
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import SpecError
 from autotune.ports import Store
-from autotune.spec import ClusterSpec, Study
+from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
 
 if TYPE_CHECKING:
-    from autotune.plan import Plan
+    from autotune.plan import Plan, WhatIf
 
 
 def load_study(
@@ -64,6 +64,25 @@ def plan_of(study: Study, *, top: int = 10, store: Store | None = None) -> Plan:
 
     space = SearchSpace.build(study.workload, study.space)
     return plan(space, calibration=stored_calibration(study.workload, store), top=top)
+
+
+def what_if_of(
+    study: Study, gpus: Sequence[int], *, tokens: float | None = None, store: Store | None = None
+) -> tuple[WhatIf, ...]:
+    """The best of the study's space on clusters of other sizes, with days and cost for a budget of `tokens`."""
+    from autotune.plan import what_if
+    from autotune.wiring.assembly import stored_calibration
+
+    known = stored_calibration(study.workload, store)
+    return what_if(study.workload, study.space, gpus, tokens=tokens, calibration=known)
+
+
+def estimate_of(study: Study, config: ParallelConfig, *, store: Store | None = None) -> Estimate:
+    """One config's estimate, with this cluster's calibration when `store` holds one."""
+    from autotune.cost import estimate
+    from autotune.wiring.assembly import stored_calibration
+
+    return estimate(study.workload, config, calibration=stored_calibration(study.workload, store))
 
 
 def _local_cluster() -> ClusterSpec:

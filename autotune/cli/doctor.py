@@ -1,0 +1,202 @@
+"""`autotune doctor`: what trials and the service need here, what of it is missing, and how to mend it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import typer
+
+from autotune.cli.output import JsonOption, StoreOption, consoles, emit
+
+OK, WARNING, FAILED = "ok", "warning", "failed"
+MIN_FREE_BYTES = 1 << 30
+MIN_SHARED_MEMORY_BYTES = 1 << 28
+MIN_OPEN_FILES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    status: str
+    """ok, warning (something will not work) or failed (nothing will)"""
+    detail: str
+    remedy: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(doctor)
+
+
+def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
+    """Checks Python, torch, Ray, GPUs, NCCL, the database, disk, ports and limits, and says how to mend what it finds."""
+    looks: tuple[Callable[[], Check], ...] = (
+        _python,
+        _torch,
+        _gpus,
+        _ray,
+        _ray_dashboard,
+        lambda: _store(store),
+        lambda: _disk(store),
+        _shared_memory,
+        _open_files,
+        lambda: _port("service port", 8600, "autotune serve --port N picks another"),
+        lambda: _port("Ray dashboard port", 8265, "Ray picks the next free port by itself"),
+    )
+    checks = []
+    for look in looks:
+        try:
+            checks.append(look())
+        except Exception as error:  # a broken installation breaks in any way; the doctor has to survive it
+            name = getattr(look, "__name__", "check").strip("_")
+            checks.append(Check(name=name, status=FAILED, detail=f"{type(error).__name__}: {error}"))
+    failed = any(c.status == FAILED for c in checks)
+    if json:
+        emit({"ok": not failed, "checks": [asdict(c) for c in checks]})
+    else:
+        _print(checks)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _print(checks: list[Check]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {OK: "green", WARNING: "yellow", FAILED: "red"}
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    table.add_column("check")
+    table.add_column("found", overflow="fold")
+    for check in checks:
+        found = check.detail + (f"\n-> {check.remedy}" if check.remedy and check.status != OK else "")
+        table.add_row(Text(check.status, style=colours[check.status]), check.name, found)
+    consoles()[0].print(table)
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Check(name="Python", status=OK, detail=f"{version}, autotune {metadata.version('autotune')}")
+
+
+def _torch() -> Check:
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError as error:
+        return Check(name="torch", status=FAILED, detail=str(error), remedy="pip install torch")
+    backends = [n for n, there in (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available())) if there]
+    return Check(
+        name="torch", status=OK, detail=f"{torch.__version__}, collectives over {', '.join(backends) or 'nothing'}"
+    )
+
+
+def _gpus() -> Check:
+    import torch
+
+    if not torch.cuda.is_available():
+        if shutil.which("nvidia-smi"):
+            return Check(
+                name="GPUs",
+                status=WARNING,
+                detail=f"nvidia-smi is here, but torch {torch.__version__} sees no GPU",
+                remedy="install a CUDA build of torch that fits the driver (nvidia-smi prints its version)",
+            )
+        return Check(name="GPUs", status=OK, detail="none: trials run on the CPU")
+    names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    detail = f"{torch.cuda.device_count()} x {', '.join(sorted(names))}, CUDA {torch.version.cuda}, NCCL {nccl}"
+    return Check(name="GPUs", status=OK, detail=detail)
+
+
+def _ray() -> Check:
+    try:
+        version = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return Check(
+            name="Ray",
+            status=WARNING,
+            detail="not installed: only the local and the simulated runner work",
+            remedy="pip install 'ray[default]'",
+        )
+    return Check(name="Ray", status=OK, detail=version)
+
+
+def _ray_dashboard() -> Check:
+    from autotune import assets
+
+    folder = assets.dashboards() / "grafana"
+    return Check(
+        name="Ray dashboard panels",
+        status=OK,
+        detail=f"to show autotune's panels in the Ray dashboard, let Grafana provision {folder} and start Ray with "
+        "RAY_GRAFANA_HOST and RAY_PROMETHEUS_HOST set to your servers",
+    )
+
+
+def _store(url: str | None) -> Check:
+    from autotune.errors import StoreError
+    from autotune.wiring import open_store
+
+    try:
+        store = open_store(url)
+    except StoreError as error:
+        return Check(name="results database", status=FAILED, detail=error.message, remedy=error.remedy)
+    try:
+        count = len(store.studies(limit=1))
+    finally:
+        store.close()
+    return Check(name="results database", status=OK, detail="opens" + ("" if count else ", no studies yet"))
+
+
+def _disk(url: str | None) -> Check:
+    from autotune.settings import data_folder
+
+    folder = Path(url).parent if url and "://" not in url else data_folder()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    status = OK if free >= MIN_FREE_BYTES else WARNING
+    return Check(
+        name="disk",
+        status=status,
+        detail=f"{free / 2**30:.1f} GiB free at {folder}",
+        remedy="free some space, or use --store",
+    )
+
+
+def _shared_memory() -> Check:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return Check(name="shared memory", status=OK, detail="this system has no /dev/shm")
+    size = shutil.disk_usage(folder).total
+    status = OK if size >= MIN_SHARED_MEMORY_BYTES else WARNING
+    return Check(
+        name="shared memory",
+        status=status,
+        detail=f"{size / 2**30:.1f} GiB at {folder}",
+        remedy="Ray and NCCL need more: start the container with --shm-size=8g or --ipc=host",
+    )
+
+
+def _open_files() -> Check:
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    status = OK if soft >= MIN_OPEN_FILES or soft == resource.RLIM_INFINITY else WARNING
+    return Check(name="open files", status=status, detail=f"limit {soft}", remedy="ulimit -n 65536")
+
+
+def _port(name: str, port: int, remedy: str) -> Check:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        taken = probe.connect_ex(("127.0.0.1", port)) == 0
+    if taken:
+        return Check(name=name, status=WARNING, detail=f"{port} is in use on this machine", remedy=remedy)
+    return Check(name=name, status=OK, detail=f"{port} is free")

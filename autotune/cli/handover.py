@@ -1,0 +1,118 @@
+"""What is handed on: export (a launch of the user's trainer), report (a page), compare (two studies side by side)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.output import JsonOption, StoreOption, StudyArgument, consoles, emit, note
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    for command in (export, report, compare):
+        app.command()(command)
+
+
+def export(
+    study: StudyArgument,
+    to: Annotated[str, typer.Option("--to", metavar="TRAINER", help="Trainer; see autotune trainers.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for the files; without one they are printed.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="An option of the trainer, e.g. data_path=/data."),
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Writes the best config as a launch of that trainer: command, files, environment."""
+    import shlex
+
+    from autotune import wiring
+    from autotune.errors import NotFoundError, SpecError
+    from autotune.trainers import trainer, write_launch
+
+    options = {}
+    for pair in option or ():
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise SpecError(f"--option wants KEY=VALUE, but got {pair!r}", field="--option")
+        options[key] = value
+    target = trainer(to)
+    database = wiring.open_store(store)
+    try:
+        result = wiring.result_of(database, study)
+    finally:
+        database.close()
+    if result.best is None:
+        raise NotFoundError(
+            f"study {result.record.name_or_id} has no measured config to export", remedy="let it run first"
+        )
+    launch = target.launch(result.record.study.workload, result.best.config, options)
+    written = write_launch(launch, output) if output else []
+    if json:
+        emit(
+            {
+                "trainer": to,
+                "config": result.best.config.to_dict(),
+                "argv": list(launch.argv),
+                "env": dict(launch.env),
+                "files": dict(launch.files),
+                "notes": list(launch.notes),
+                "written": [str(path) for path in written],
+            }
+        )
+        return
+    for remark in launch.notes:
+        note(f"note: {remark}")
+    if output:
+        for path in written:
+            note(f"wrote {path}")
+    else:
+        for name, text in launch.files.items():
+            print(f"# --- {name}\n{text}")
+    print(" ".join([*(f"{k}={shlex.quote(v)}" for k, v in launch.env.items()), shlex.join(launch.argv)]))
+
+
+def report(
+    study: StudyArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="HTML file to write.")],
+    store: StoreOption = None,
+) -> None:
+    """Writes a self-contained page with figures: trials, winner, why it won, what failed."""
+    from autotune import wiring
+    from autotune.errors import SpecError
+    from autotune.report import html_report
+
+    database = wiring.open_store(store)
+    try:
+        result = wiring.result_of(database, study)
+        page = html_report(result.record, result.trials)
+    finally:
+        database.close()
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"{output} cannot be written: {error.strerror}", field="--output") from None
+    note(f"wrote {output}")
+
+
+def compare(first: StudyArgument, second: StudyArgument, store: StoreOption = None, json: JsonOption = False) -> None:
+    """Shows two studies side by side."""
+    from autotune import wiring
+    from autotune.report import compare as compare_studies
+
+    database = wiring.open_store(store)
+    try:
+        a, b = (wiring.result_of(database, study) for study in (first, second))
+    finally:
+        database.close()
+    if json:
+        emit({"studies": [wiring.document(a), wiring.document(b)]})
+        return
+    consoles()[0].print(compare_studies((a.record, a.trials), (b.record, b.trials)))

@@ -1,0 +1,245 @@
+"""The view of a running study: a table that redraws itself in a terminal, one line per event elsewhere. Both go to stderr.
+
+`LiveView` hears the loop's events (`autotune.progress`); `print_study`, `configs_table` and `history_line` show the same facts from documents, so
+that a study looks the same whether it runs here, ran yesterday, or runs on a service.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.output import consoles
+from autotune.report.terminal import (
+    Palette,
+    config_label,
+    format_bytes,
+    format_count,
+    format_duration,
+    note_of,
+    trials_table,
+)
+from autotune.spec import ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+    from rich.table import Table
+
+    from autotune.progress import LoopEvent
+
+SHOWN = 18
+"""rows of the live table; older trials scroll away, the best stays"""
+REDRAWS_PER_S = 4
+
+
+class LiveView:
+    """Shows a study while it runs. A context manager; `on_event` is what the loop calls."""
+
+    def __init__(self, study: Study, *, console: Console | None = None) -> None:
+        self.study = study
+        self.console = console or consoles()[1]
+        self.palette = Palette.of(sys.stderr)
+        self.trials: dict[int, Trial] = {}
+        self.steps: dict[int, int] = {}
+        self.best: int | None = None
+        self.phase = "starting"
+        self.message = ""
+        self.began = time.monotonic()
+        self._live: Any = None
+
+    def __enter__(self) -> LiveView:
+        if self.console.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(
+                get_renderable=self.render, console=self.console, refresh_per_second=REDRAWS_PER_S, transient=True
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def on_event(self, event: LoopEvent) -> None:
+        """Takes one event of the loop."""
+        from autotune import progress
+
+        match event:
+            case progress.StudyOpened(record=record, past=past):
+                self.trials = {trial.number: trial for trial in past}
+                self._line(
+                    f"study {record.id} ({record.study.name})"
+                    + (f", going on after {len(past)} trials" if past else "")
+                )
+            case progress.PhaseEntered(phase=phase, message=message):
+                self.phase, self.message = str(phase), message
+                self._line(f"{phase}: {message}" if message else str(phase))
+            case progress.TrialAsked(trial=trial):
+                self.trials[trial.number] = trial
+            case progress.TrialStarted(number=number):
+                self.trials[number] = replace(self.trials[number], status=TrialStatus.RUNNING)
+            case progress.TrialStepped(number=number, steps=steps):
+                self.steps[number] = steps.first_step + len(steps.step_times_s)
+            case progress.TrialRetried(number=number, attempt=attempt, failure=failure):
+                self._line(f"trial {number}: attempt {attempt} was lost ({failure.message}); trying again")
+            case progress.TrialEnded(trial=trial):
+                self.trials[trial.number] = trial
+                self._line(trial_line(trial, self.palette))
+            case progress.BestChanged(trial=trial):
+                self.best = trial.number
+            case progress.Said(message=message):
+                self.message = message
+                self._line(message)
+
+    def render(self) -> Group:
+        """What the terminal shows now."""
+        from rich.console import Group
+        from rich.text import Text
+
+        return Group(self._table(), Text(self._summary()), Text(self.message, style="dim"))
+
+    def _table(self) -> Table:
+        rows = sorted(self.trials.values(), key=lambda t: t.number)
+        shown = rows[-SHOWN:]
+        if self.best is not None and all(t.number != self.best for t in shown):
+            shown = [self.trials[self.best], *shown[1:]]
+        running = [
+            replace(t, reason=f"step {self.steps[t.number]}")
+            if t.status is TrialStatus.RUNNING and t.number in self.steps
+            else t
+            for t in shown
+        ]
+        workload = self.study.workload
+        title = f"{self.study.name}: {workload.model.name} on {workload.cluster.name} ({self.study.searcher})"
+        return trials_table(running, best=self.best, palette=self.palette, title=title)
+
+    def _summary(self) -> str:
+        budget = self.study.budget
+        searched = sum(t.purpose is TrialPurpose.SEARCH and t.status.is_terminal for t in self.trials.values())
+        elapsed = time.monotonic() - self.began
+        left = max(0.0, budget.max_wall_s - elapsed)
+        ended = [t for t in self.trials.values() if t.status.is_terminal]
+        if ended:
+            finals = (self.study.measure.finalists + 1) * self.study.measure.final_rounds
+            ahead = max(0, budget.max_trials - searched) + finals - sum(t.purpose is TrialPurpose.FINAL for t in ended)
+            left = min(left, elapsed / len(ended) * max(0, ahead))
+        best = ""
+        if self.best is not None and (measured := self.trials[self.best].measurement) is not None:
+            best = f"   best {format_count(measured.tokens_per_s)} tokens/s (trial {self.best})"
+        return (
+            f"{self.phase}   {searched} of at most {budget.max_trials} trials   {format_duration(elapsed)} gone, "
+            f"at most {format_duration(left)} left{best}"
+        )
+
+    def _line(self, text: str) -> None:
+        if self._live is None:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def trial_line(trial: Trial, palette: Palette) -> str:
+    """A trial that ended, in one line."""
+    label = f"trial {trial.number} {config_label(trial.config)}: {trial.status.lower()}"
+    if trial.is_measured and trial.measurement is not None:
+        m = trial.measurement
+        predicted = f" (predicted {format_count(float(trial.estimate.tokens_per_s))})" if trial.estimate else ""
+        label += f", {format_count(m.tokens_per_s)} tokens/s{predicted}, {format_bytes(m.peak_memory_bytes)}"
+    remark = note_of(trial)
+    return f"{label}; {remark}" if remark else label
+
+
+def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> None:
+    """A study with its trials, its winner and why, and the next commands, on stdout."""
+    out, err = consoles()
+    palette = Palette.of(sys.stdout)
+    study, best = document["study"], document["best"]
+    counts = ", ".join(f"{n} {status.lower()}" for status, n in study["trials"].items() if n)
+    rows = [Trial.from_dict(dict(t)) for t in trials]
+    if rows:
+        out.print(trials_table(rows, best=best["number"] if best else None, palette=palette))
+    out.print(
+        f"study {study['id']} ({study['name']}): {study['status']}"
+        + (f", {study['message']}" if study["message"] else "")
+    )
+    out.print(f"trials: {counts or 'none'}")
+    failures = [t for t in rows if t.status is TrialStatus.FAILED]
+    if failures:
+        kinds: dict[str, int] = {}
+        for t in failures:
+            kinds[str(t.failure.kind) if t.failure else "ERROR"] = (
+                kinds.get(str(t.failure.kind) if t.failure else "ERROR", 0) + 1
+            )
+        out.print(
+            "failed: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()) + f" (autotune logs {study['id']} TRIAL)"
+        )
+    if best:
+        config = ParallelConfig.from_dict(best["config"])
+        out.print(f"best: {config}")
+        speedup = document.get("speedup")
+        if speedup:
+            out.print(f"{speedup:.2f}x the default config, measured again in turn")
+        for sentence in document.get("notes") or ():
+            out.print(f"  {sentence}", markup=False)
+        err.print(
+            f"next: autotune explain {study['id']}\n      autotune report {study['id']} -o report.html\n"
+            f"      {export_command(study['id'], document.get('exports') or ())}",
+            soft_wrap=True,
+        )
+
+
+def export_command(study_id: str, trainers: Sequence[str]) -> str:
+    """The command that hands the best config to the first of the trainers that can express it."""
+    return f"autotune export {study_id} --to {trainers[0] if trainers else 'native'} -o launch/"
+
+
+def configs_table(configs: Sequence[Mapping[str, Any]], *, study: Mapping[str, Any] | None) -> Table:
+    """Measured configs, best first. Rows are trials, or {study, best} across history."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    names = ["rank", "config", "tokens/s", "step", "memory", "stability", "reward"]
+    across = bool(configs) and "best" in configs[0]
+    if across:
+        names += ["model", "cluster", "study"]
+    for name in names:
+        table.add_column(
+            name, justify="left" if name in ("config", "model", "cluster", "study") else "right", overflow="fold"
+        )
+    for rank, row in enumerate(configs, start=1):
+        trial = row["best"] if across else row
+        m, r = trial["measurement"] or {}, trial["reward"] or {}
+        cells = [
+            str(rank),
+            config_label(ParallelConfig.from_dict(trial["config"])),
+            format_count(m.get("tokens_per_s")),
+            format_duration(m.get("step_time_s")),
+            format_bytes(m.get("peak_memory_bytes")),
+            f"{r['stability']:.2f}" if r else "-",
+            f"{r['total']:+.3f}" if r else "-",
+        ]
+        if across:
+            cells += [row["study"]["model"], row["study"]["cluster"], row["study"]["id"]]
+        table.add_row(*cells)
+    return table
+
+
+def history_line(event: Mapping[str, Any]) -> str:
+    """An event of a study's history in one line; nothing for those that only machines need."""
+    kind, data = event["kind"], event["data"]
+    if kind.startswith("trial."):
+        number = data.get("number")
+        words = [f"trial {number} {kind.removeprefix('trial.')}"]
+        if config := data.get("config"):
+            words.append(str(config) if isinstance(config, str) else config_label(ParallelConfig.from_dict(config)))
+        words += [str(data[name]) for name in ("status", "kind", "message", "reason") if data.get(name)]
+        return ": ".join([words[0], ", ".join(words[1:])]) if len(words) > 1 else words[0]
+    if kind.startswith("study."):
+        message = data.get("message") or data.get("status") or ""
+        return f"study {kind.removeprefix('study.')}" + (f": {message}" if message else "")
+    return ""

@@ -1,0 +1,125 @@
+"""What came out: best, explain."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli.output import JsonOption, StoreOption, StudyArgument, UrlOption, consoles, emit, note
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(best)
+    app.command()(explain)
+
+
+def best(
+    study: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Study; without one, all history is asked.")
+    ] = None,
+    model: Annotated[str, typer.Option("--model", help="Across history: this model.")] = "",
+    cluster: Annotated[str, typer.Option("--cluster", help="Across history: this cluster.")] = "",
+    trainer: Annotated[str, typer.Option("--trainer", help="Across history: this trainer.")] = "",
+    top: Annotated[int, typer.Option("--top", min=1, max=1000, help="How many configs.")] = 1,
+    pareto: Annotated[
+        bool,
+        typer.Option("--pareto", help="Configs that no other beats in speed, stability, memory headroom and cost."),
+    ] = False,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Rank a study's trials again by throughput, goodput or cost.")
+    ] = None,
+    stability_weight: Annotated[
+        float | None, typer.Option("--stability-weight", min=0.0, max=1.0, help="Rank again with this weight.")
+    ] = None,
+    store: StoreOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Shows the best configurations of a study, or across all history."""
+    from autotune.cli.source import open_source
+    from autotune.errors import SpecError
+
+    if study and (model or cluster or trainer):
+        raise SpecError(
+            "--model, --cluster and --trainer ask across history, but a study was named", remedy="leave one out"
+        )
+    if not study and (pareto or metric or stability_weight is not None):
+        raise SpecError(
+            "--pareto, --metric and --stability-weight need a study", remedy="name one: autotune best ID ..."
+        )
+    if metric or stability_weight is not None:
+        document = _reranked(str(study), metric, stability_weight, top, store)
+    else:
+        with open_source(store, url) as source:
+            if study:
+                document = source.best(study, top=top, pareto=pareto)
+            else:
+                document = source.best_across(model=model, cluster=cluster, trainer=trainer, top=top)
+    found = document["best"] is not None
+    if json:
+        emit(document)
+    elif not found:
+        note("no measured configuration" + (" yet" if study else " matches; start a study with: autotune tune SPEC"))
+    else:
+        _print_best(document)
+    if not found:
+        raise typer.Exit(1)
+
+
+def _reranked(study: str, metric: str | None, weight: float | None, top: int, store: str | None) -> dict[str, Any]:
+    from dataclasses import replace
+
+    from autotune import wiring
+    from autotune.spec.checks import one_of
+    from autotune.spec.study import METRICS
+
+    database = wiring.open_store(store)
+    try:
+        result = wiring.result_of(database, study)
+        objective = result.record.study.objective
+        if metric:
+            objective = replace(objective, metric=one_of("--metric", metric, METRICS))
+        if weight is not None:
+            objective = replace(objective, stability_weight=weight)
+        ranked = wiring.rerank(database, result.record.id, objective)
+    finally:
+        database.close()
+    document = wiring.document(result)
+    configs = [wiring.trial_document(trial) for trial in ranked[:top]]
+    return {**document, "best": configs[0] if configs else None, "speedup": None, "configs": configs}
+
+
+def _print_best(document: dict[str, Any]) -> None:
+    from autotune.cli.live import configs_table, export_command
+
+    out, _ = consoles()
+    out.print(configs_table(document.get("configs") or [document["best"]], study=document["study"]))
+    if document.get("speedup"):
+        out.print(f"{document['speedup']:.2f}x the default config, both measured in turn")
+    if document["study"]:
+        note(f"next: {export_command(document['study']['id'], document.get('exports') or ())}")
+
+
+def explain(
+    study: StudyArgument,
+    trial: Annotated[
+        int | None, typer.Argument(metavar="[TRIAL]", help="Number of a trial; the winner when left out.")
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Says why a trial won or lost: its reward by parts, against the baseline and the runner-up."""
+    from autotune import wiring
+
+    database = wiring.open_store(store)
+    try:
+        document = wiring.explain(database, study, trial)
+    finally:
+        database.close()
+    if json:
+        emit(document)
+        return
+    for sentence in document["text"]:
+        print(sentence)

@@ -1,0 +1,143 @@
+"""Where a command's answers come from: the results database itself, or a running service. Both speak the same documents.
+
+`open_source` returns a `LocalSource` unless a service is named (--url or AUTOTUNE_URL); then it returns `autotune.Client`, which has
+the same methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from autotune.ports import Store, StudyRecord
+
+Document = dict[str, Any]
+
+
+class Source(Protocol):
+    """The questions that commands ask. Documents are plain JSON values with the keys of the public contract."""
+
+    def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> Document:
+        """Keeps a study as QUEUED: {study}."""
+        ...
+
+    def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
+        """Newest first: {studies: [...]}."""
+        ...
+
+    def status(self, study_id: str) -> Document:
+        """{study, best, baseline, speedup}."""
+        ...
+
+    def trials(self, study_id: str) -> list[Document]:
+        """All trials of a study."""
+        ...
+
+    def events(self, study_id: str, *, after: int = 0) -> list[Document]:
+        """History after that sequence number."""
+        ...
+
+    def act(self, study_id: str, action: str) -> Document:
+        """pause, resume, stop or cancel: {study}."""
+        ...
+
+    def best(self, study_id: str, *, top: int = 1, pareto: bool = False) -> Document:
+        """Best configs of a study: {study, best, baseline, speedup, configs}."""
+        ...
+
+    def best_across(self, *, model: str = "", cluster: str = "", trainer: str = "", top: int = 1) -> Document:
+        """Best configs across all history."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of connections."""
+        ...
+
+
+class LocalSource:
+    """Answers from the results database."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> Document:
+        """Keeps a study as QUEUED, for `autotune serve` on the same store."""
+        from autotune import wiring
+
+        record = wiring.submit_study(self.store, wiring.load_study(spec), spec, idempotency_key=idempotency_key)
+        return {"study": self._study(record)}
+
+    def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
+        """Newest first."""
+        records = self.store.studies(limit=limit, offset=offset, **filters)
+        return {"studies": [self._study(record) for record in records]}
+
+    def status(self, study_id: str) -> Document:
+        """The study with its best and its baseline."""
+        from autotune import wiring
+
+        return wiring.document(wiring.result_of(self.store, study_id))
+
+    def trials(self, study_id: str) -> list[Document]:
+        """All trials of a study."""
+        return [trial.to_dict() for trial in self.store.trials(self.store.study(study_id).id)]
+
+    def events(self, study_id: str, *, after: int = 0) -> list[Document]:
+        """History after that sequence number."""
+        found = self.store.events(self.store.study(study_id).id, after=after)
+        return [{"sequence": e.sequence, "at": e.at.isoformat(), "kind": e.kind, "data": dict(e.data)} for e in found]
+
+    def act(self, study_id: str, action: str) -> Document:
+        """pause, resume, stop or cancel."""
+        from autotune import wiring
+
+        return {"study": self._study(wiring.act(self.store, study_id, action))}
+
+    def best(self, study_id: str, *, top: int = 1, pareto: bool = False) -> Document:
+        """Best configs of a study."""
+        from autotune import wiring
+
+        result = wiring.result_of(self.store, study_id)
+        answer = wiring.document(result, top=top)
+        if pareto:
+            answer["configs"] = [wiring.trial_document(trial) for trial in wiring.pareto(result.trials)]
+        return answer
+
+    def best_across(self, *, model: str = "", cluster: str = "", trainer: str = "", top: int = 1) -> Document:
+        """Best configs across all history."""
+        from autotune import wiring
+
+        found = wiring.past_studies(self.store, model=model, cluster=cluster, trainer=trainer, limit=top)
+        first: Document = found[0] if found else {"study": None, "best": None}
+        return {"baseline": None, "speedup": None, **first, "configs": found}
+
+    def close(self) -> None:
+        """Lets go of the database."""
+        self.store.close()
+
+    def _study(self, record: StudyRecord) -> Document:
+        from autotune import wiring
+
+        return wiring.study_document(record)
+
+
+@contextmanager
+def open_source(store: str | None, url: str | None) -> Iterator[Source]:
+    """The service at `url` (or AUTOTUNE_URL, unless a store is named), else the results database."""
+    from autotune import wiring
+    from autotune.settings import settings
+
+    address = url or (None if store else settings().url)
+    source: Source
+    if address:
+        from autotune.client import Client
+
+        source = Client(address)
+    else:
+        source = LocalSource(wiring.open_store(store))
+    try:
+        yield source
+    finally:
+        source.close()

@@ -1,0 +1,202 @@
+"""Tuning jobs: submit, list, status, watch, logs, and pause, resume, stop, cancel."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli.output import JsonOption, SpecArgument, StoreOption, StudyArgument, UrlOption, consoles, emit, note
+
+POLL_S = 1.0
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    for command in (submit, status, watch, logs, pause, resume, stop, cancel):
+        app.command()(command)
+    app.command("list")(list_studies)
+
+
+def submit(
+    spec: SpecArgument,
+    wait: Annotated[bool, typer.Option("--wait", help="Watch the study until it ends.")] = False,
+    key: Annotated[
+        str | None, typer.Option("--idempotency-key", help="Submitting twice under one key makes one study.")
+    ] = None,
+    store: StoreOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Hands a study to the service, which runs it."""
+    from autotune.cli.source import open_source
+    from autotune.schema import read_spec
+
+    with open_source(store, url) as source:
+        document = source.submit(read_spec(spec), idempotency_key=key)
+        study = document["study"]
+        if wait:
+            note(f"study {study['id']} submitted")
+            _watch(source, study["id"], json)
+            return
+    if json:
+        emit(document)
+        return
+    note(f"study {study['id']} ({study['name']}) is {study['status']}")
+    note(f"next: autotune watch {study['id']}")
+
+
+def list_studies(
+    status: Annotated[str | None, typer.Option("--status", help="Only studies in this state.")] = None,
+    model: Annotated[str, typer.Option("--model", help="Only studies of this model.")] = "",
+    cluster: Annotated[str, typer.Option("--cluster", help="Only studies on this cluster.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 50,
+    store: StoreOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Lists studies, newest first."""
+    from autotune.cli.source import open_source
+    from autotune.spec import StudyStatus
+    from autotune.spec.checks import one_of
+
+    wanted = StudyStatus(one_of("--status", status.upper(), list(StudyStatus))) if status else None
+    filters: dict[str, Any] = {"model": model, "cluster": cluster, **({"status": wanted} if wanted else {})}
+    with open_source(store, url) as source:
+        document = source.studies(limit=limit, **filters)
+    if json:
+        emit(document)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("id", "name", "status", "model", "cluster", "trials", "speedup", "created"):
+        table.add_column(name, justify="right" if name in ("trials", "speedup") else "left", overflow="fold")
+    for s in document["studies"]:
+        speedup = f"{s['speedup']:.2f}x" if s.get("speedup") else ""
+        created = str(s["created_at"])[:19].replace("T", " ")
+        trials = str(sum(s["trials"].values()))
+        table.add_row(s["id"], s["name"], s["status"], s["model"], s["cluster"], trials, speedup, created)
+    if document["studies"]:
+        consoles()[0].print(table)
+    else:
+        note("no studies; start one with: autotune tune SPEC")
+
+
+def status(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Says where a study is: its trials by status, the best so far and the speedup."""
+    from autotune.cli.source import open_source
+
+    with open_source(store, url) as source:
+        document = source.status(study)
+        trials = [] if json else source.trials(study)
+    if json:
+        emit(document)
+        return
+    from autotune.cli.live import print_study
+
+    print_study(document, trials)
+
+
+def watch(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Follows a study until it ends; Ctrl-C leaves it running."""
+    from autotune.cli.source import open_source
+
+    with open_source(store, url) as source:
+        _watch(source, study, json)
+
+
+def _watch(source: Any, study: str, as_json: bool) -> None:
+    """Shows what happens until the study ends; exits with 1 when it failed."""
+    from autotune.cli.live import history_line, print_study
+    from autotune.spec import StudyStatus
+
+    seen = 0
+    while True:
+        document = source.status(study)  # before the events, so that a terminal state comes after its last event
+        while events := source.events(study, after=seen):
+            for event in events:
+                if line := history_line(event):
+                    note(line)
+            seen = events[-1]["sequence"]
+        state = StudyStatus(document["study"]["status"])
+        if state.is_terminal or state is StudyStatus.PAUSED:
+            break
+        time.sleep(POLL_S)
+    if as_json:
+        emit(document)
+    else:
+        print_study(document, source.trials(study))
+    if state is StudyStatus.FAILED:
+        raise typer.Exit(1)
+
+
+def logs(
+    study: StudyArgument,
+    trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="Number of a trial.")] = None,
+    store: StoreOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Prints the history of a study, or what is kept of one trial: its failure and the last log lines."""
+    from autotune.cli.live import history_line
+    from autotune.cli.source import open_source
+    from autotune.errors import NotFoundError
+
+    with open_source(store, url) as source:
+        if trial is None:
+            events: list[dict[str, Any]] = []
+            while more := source.events(study, after=events[-1]["sequence"] if events else 0):
+                events += more
+            if json:
+                emit({"events": events})
+                return
+            for event in events:
+                print(f"{event['at'][:19].replace('T', ' ')}  {history_line(event) or event['kind']}")
+            return
+        found = [t for t in source.trials(study) if t["number"] == trial]
+    if not found:
+        raise NotFoundError(f"study {study} has no trial {trial}", remedy=f"see autotune status {study}")
+    if json:
+        emit({"trial": found[0]})
+        return
+    failure = found[0]["failure"]
+    print(f"trial {trial}: {found[0]['status']}  {found[0]['reason']}")
+    if failure:
+        where = "".join(f", {k} {failure[k]}" for k in ("rank", "step") if failure[k] is not None)
+        print(f"{failure['kind']}{where}: {failure['message']}")
+        for line in (failure["exception"], *failure["log_tail"]):
+            if line:
+                print(f"  {line}")
+
+
+def _act(action: str, study: str, store: str | None, url: str | None, as_json: bool) -> None:
+    from autotune.cli.source import open_source
+
+    with open_source(store, url) as source:
+        document = source.act(study, action)
+    if as_json:
+        emit(document)
+        return
+    note(f"study {document['study']['id']} is {document['study']['status']}: {document['study']['message']}")
+
+
+def pause(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Starts no new trials; running ones finish."""
+    _act("pause", study, store, url, json)
+
+
+def resume(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Lets a paused study go on."""
+    _act("resume", study, store, url, json)
+
+
+def stop(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Ends a study with what it has: running trials finish, the best is named."""
+    _act("stop", study, store, url, json)
+
+
+def cancel(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Kills a study and its running trials."""
+    _act("cancel", study, store, url, json)

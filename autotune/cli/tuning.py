@@ -1,0 +1,55 @@
+"""`autotune tune`: a study in the foreground, with live progress."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli.output import JsonOption, SpecArgument, StoreOption, emit, note
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(tune)
+
+
+def tune(
+    spec: SpecArgument,
+    store: StoreOption = None,
+    runner: Annotated[
+        str | None, typer.Option("--runner", help="Instead of the spec's: ray, local or simulated.")
+    ] = None,
+    searcher: Annotated[str | None, typer.Option("--searcher", help="Instead of the spec's.")] = None,
+    max_trials: Annotated[int | None, typer.Option("--max-trials", min=1, help="Instead of the spec's budget.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the spec's.")] = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="Start afresh, even if an unfinished study of this spec is there.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Runs a study here, to its end. Ctrl-C stops cleanly and keeps everything; the same command goes on."""
+    from autotune import wiring
+    from autotune.cli.live import LiveView, print_study
+    from autotune.schema import read_spec
+    from autotune.spec import StudyStatus
+
+    document = read_spec(spec)
+    changes = {"runner": runner, "searcher": searcher, "budget.max_trials": max_trials, "seed": seed}
+    overrides: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
+    study = wiring.load_study(document if spec == "-" else spec, overrides=overrides)
+    database = wiring.open_store(store)
+    try:
+        with LiveView(study) as view:
+            result = wiring.tune(study, store=database, on_event=view.on_event, resume=not new, spec=document)
+        answer = wiring.document(result)
+        if json:
+            emit(answer)
+        else:
+            print_study(answer, [trial.to_dict() for trial in result.trials])
+    finally:
+        database.close()
+    if result.record.status is StudyStatus.PAUSED:
+        note("stopped and kept; the same command goes on where it stopped")
+    elif result.record.status is StudyStatus.FAILED or result.best is None:
+        raise typer.Exit(1)

@@ -1,0 +1,57 @@
+"""Losses of fp32 trials, measured once and kept for every later study of the same model, data and seed.
+
+A curve belongs to everything that decides which numbers are computed: model, data, seed, sequence length, global batch, optimizer, trainer and
+warm-up steps. Stores that keep no reference losses simply have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from autotune.ports import Store
+from autotune.spec import Study, Trial, TrialPurpose
+from autotune.wiring.assembly import Assembly
+
+SHIPPED = "the text that ships"
+
+
+@runtime_checkable
+class KeepsLosses(Protocol):
+    """A store that can keep reference losses."""
+
+    def reference_losses(self, model: str, data: str, seed: int) -> tuple[float, ...] | None:
+        """The losses by step, None when nobody measured them."""
+        ...
+
+    def save_reference_losses(self, model: str, data: str, seed: int, losses: Sequence[float]) -> None:
+        """Keeps the losses."""
+        ...
+
+
+def known_losses(assembly: Assembly, store: Store) -> dict[int, tuple[float, ...]]:
+    """Losses by tokens per step, for the baseline's global batch, where an earlier study measured them; empty when they are not needed."""
+    reference, study = assembly.reference, assembly.study
+    if reference is None or reference == assembly.baseline or not isinstance(store, KeepsLosses):
+        return {}
+    batch = reference.global_batch_size
+    losses = store.reference_losses(study.workload.model.name, _data(study, batch), study.seed)
+    return {batch * study.workload.seq_len: losses} if losses else {}
+
+
+def keep_losses(assembly: Assembly, store: Store, trials: Iterable[Trial]) -> None:
+    """Keeps the losses of this study's reference trial."""
+    study = assembly.study
+    for trial in trials:
+        if trial.purpose is TrialPurpose.REFERENCE and trial.is_measured and isinstance(store, KeepsLosses):
+            losses = trial.measurement.losses if trial.measurement is not None else ()
+            data = _data(study, trial.config.global_batch_size)
+            store.save_reference_losses(study.workload.model.name, data, study.seed, losses)
+
+
+def _data(study: Study, batch: int) -> str:
+    name = study.data or SHIPPED
+    size = Path(name).stat().st_size if study.data and Path(name).is_file() else 0
+    workload = study.workload
+    return f"{name} of {size} bytes, {batch} x {workload.seq_len}, {workload.optimizer}, {study.trainer}, warm-up {study.measure.warmup_steps}"

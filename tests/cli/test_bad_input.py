@@ -1,0 +1,85 @@
+"""What a caller gets wrong ends with exit code 2 (1 when nothing is feasible), law, values and remedy, and no traceback."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"serch": "x"}, 2, ["serch", "searcher"]),
+        ({"model": "gpt2-smal"}, 2, ["gpt2-smal", "gpt2-small"]),
+        ({"cluster": "a100-40gb-0x8"}, 2, ["a100-40gb-0x8"]),
+        ({"searcher": "bayes"}, 2, ["bayes", "bayesian"]),
+        ({"runner": "slurm"}, 2, ["slurm", "simulated"]),
+        ({"trainer": "mega"}, 2, ["mega", "megatron"]),
+        ({"space": "dense-singel-node"}, 2, ["dense-singel-node", "dense-single-node"]),
+        ({"space": {"tp": [0]}}, 2, ["tp"]),
+        ({"space": {"tpp": [1]}}, 2, ["tpp", "tp"]),
+        ({"space": {"tp": [5]}}, 1, ["tp", "num_attention_heads"]),
+        ({"workload": {"seq_len": -1, "global_batch_size": 8}}, 2, ["seq_len"]),
+        ({"workload": {"seq_len": 1024}}, 2, ["global_batch_size"]),
+        ({"data": "no/such/file.txt"}, 2, ["no/such/file.txt"]),
+        ({"model": "no/config.json"}, 2, ["no/config.json"]),
+        ({"model": "llama-405b", "workload": {"seq_len": 4096, "global_batch_size": 64}}, 1, ["GiB"]),
+    ],
+)
+def test_a_wrong_spec(run, write, changes, code, words):
+    done = run("tune", write(**changes))
+    assert done.code == code, done.err
+    assert done.err.startswith("error: ") or "\nerror: " in done.err
+    assert "Traceback" not in done.err
+    for word in words:
+        assert word in done.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nope",
+        "tune",
+        "tune missing.yaml",
+        "status nothing",
+        "best --top x",
+        "best one --model gpt2-small",
+        "list --status bogus",
+        "models --bogus",
+        "list --store mysql://x/y",
+        "list --store postgresql://nobody:secret@127.0.0.1:1/none",
+        "plan missing.yaml --tokens 5",
+    ],
+)
+def test_a_wrong_command_line(run, line):
+    done = run(*line.split())
+    assert done.code == 2, done.err
+    assert "error: " in done.err
+    assert "Traceback" not in done.err
+    assert "secret" not in done.err
+
+
+def test_errors_as_one_json_document(run):
+    done = run("status", "nothing", "--json")
+    assert done.code == 2
+    assert set(done.document["error"]) == {"kind", "message", "field", "remedy"}
+
+
+def test_a_spec_that_is_no_yaml(run, tmp_path):
+    (tmp_path / "bad.yaml").write_text("a: [1, 2")
+    done = run("plan", "bad.yaml")
+    assert done.code == 2
+    assert "bad.yaml" in done.err
+
+
+def test_the_empty_command_line_shows_the_help(run):
+    done = run()
+    assert done.code == 2
+    assert "Commands:" in done.err
+
+
+def test_nan_never_reaches_json():
+    from autotune.cli.output import strict
+
+    assert json.dumps(strict({"a": [float("nan"), float("inf"), 1.0]}), allow_nan=False) == '{"a": [null, null, 1.0]}'

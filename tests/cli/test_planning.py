@@ -1,0 +1,81 @@
+"""plan and estimate: rankings, parts, reasons, other sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_plan_ranks_feasible_configs(run, write):
+    document = run("plan", write(), "--json", "--top", 5).document
+    assert [row["rank"] for row in document["configs"]] == [1, 2, 3, 4, 5]
+    assert document["feasible"] >= 5
+    assert all(count > 0 for count in document["infeasible"].values())
+    first = document["configs"][0]["estimate"]
+    assert first["step_time_s"] == pytest.approx(sum(first["time_parts_s"].values()))
+    assert first["peak_memory_bytes"] == pytest.approx(sum(first["memory_parts_bytes"].values()))
+
+
+def test_plan_shows_a_table_and_other_sizes(run, write):
+    done = run("plan", write(), "--gpus", "8,16,12", "--tokens", "1e9")
+    assert done.code == 0, done.err
+    assert "feasible configs" in done.out
+    assert "whole number of nodes" in done.out
+    document = run("plan", write(), "--gpus", "8,16", "--tokens", "1e9", "--json").document
+    assert [row["num_gpus"] for row in document["what_if"]] == [8, 16]
+    assert document["what_if"][1]["days"] < document["what_if"][0]["days"]
+
+
+def test_plan_says_the_nearest_miss_when_nothing_fits(run, write):
+    done = run("plan", write(model="llama-70b", space={"tp": [8], "micro_batch_size": [1]}))
+    assert done.code == 1
+    assert "nearest miss" in done.out
+    document = run("plan", write(model="llama-70b", space={"tp": [8], "micro_batch_size": [1]}), "--json").document
+    assert document["feasible"] == 0
+    assert document["nearest_miss"]["remedies"]
+
+
+def test_estimate_by_parts_with_derived_degrees(run, write):
+    done = run("estimate", write(), "--config", "tp=2,micro_batch_size=2", "--json")
+    document = done.document
+    assert document["legal"]
+    assert document["config"]["dp"] == 4
+    assert document["config"]["accumulation_steps"] == 8
+    assert document["estimate"]["step_time_low_s"] < document["estimate"]["step_time_s"]
+    assert "compute" in run("estimate", write(), "--config", "tp=2").out
+
+
+def test_estimate_says_why_a_config_is_illegal(run, write):
+    done = run("estimate", write(), "--config", "tp=5")
+    assert done.code == 2
+    assert "tp" in done.err
+    unknown = run("estimate", write(), "--config", "tq=5")
+    assert unknown.code == 2
+    assert "tp" in unknown.err
+    assert run("estimate", write(), "--config", "tp=five").code == 2
+
+
+def test_catalogs(run):
+    assert "llama-405b" in {m["name"] for m in run("models", "--json").document["models"]}
+    assert "bayesian" in {m["name"] for m in run("searchers", "--json").document["searchers"]}
+    assert "laptop" in {m["name"] for m in run("spaces", "--json").document["spaces"]}
+    assert "megatron" in {m["name"] for m in run("trainers", "--json").document["trainers"]}
+    assert {"ray", "local", "simulated"} <= {m["name"] for m in run("runners", "--json").document["runners"]}
+    assert "h100-sxm-16x8" in {m["name"] for m in run("clusters", "--json").document["clusters"]}
+    assert "gpt2-xl" in run("models").out
+
+
+def test_doctor(run):
+    done = run("doctor", "--json")
+    assert done.document["ok"] is (done.code == 0)
+    names = {check["name"] for check in done.document["checks"]}
+    assert {"Python", "torch", "Ray", "results database", "disk"} <= names
+
+
+def test_looking_after_the_store(run, write, tmp_path):
+    run("tune", write())
+    assert run("store", "check", "--json").document["ok"]
+    assert run("store", "backup", tmp_path / "copy.db").code == 0
+    assert run("list", "--store", tmp_path / "copy.db", "--json").document["studies"]
+    assert run("store", "export", tmp_path / "csv").code == 0
+    assert (tmp_path / "csv" / "trials.csv").stat().st_size > 0
+    assert run("store", "vacuum").code == 0

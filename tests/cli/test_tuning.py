@@ -1,0 +1,99 @@
+"""`tune` and what can be asked afterwards: the documents hold the keys of the public contract."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_tune_answers_with_study_best_baseline_and_speedup(run, write):
+    done = run("tune", write(), "--json")
+    assert done.code == 0, done.err
+    document = done.document
+    study = document["study"]
+    assert study["status"] == "COMPLETED"
+    assert study["id"]
+    assert study["name"] == "small"
+    assert sum(study["trials"].values()) >= 5
+    for key in ("config", "measurement", "reward", "estimate"):
+        assert document["best"][key], key
+        assert document["baseline"][key], key
+    assert document["speedup"] > 1.0
+
+
+def test_later_questions_agree_with_tune(run, write):
+    tuned = run("tune", write(), "--json").document
+    study = tuned["study"]["id"]
+    for command in (("status", study), ("best", study), ("best", "small"), ("best", study[:6])):
+        document = run(*command, "--json").document
+        assert document["best"]["config"] == tuned["best"]["config"]
+        assert document["study"]["id"] == study
+        assert document["speedup"] == tuned["speedup"]
+    top = run("best", study, "--top", 3, "--json").document["configs"]
+    assert 1 <= len(top) <= 3
+    assert top[0]["config"] == tuned["best"]["config"]
+
+
+def test_best_across_history_by_model_and_cluster(run, write):
+    run("tune", write())
+    found = run("best", "--model", "gpt2-small", "--cluster", "a100-40gb-1x8", "--json")
+    assert found.code == 0
+    assert found.document["best"]["measurement"]["tokens_per_s"] > 0
+    none = run("best", "--model", "llama-8b", "--json")
+    assert none.code == 1
+    assert none.document["best"] is None
+
+
+def test_the_terminal_shows_trials_winner_and_next_commands(run, write):
+    done = run("tune", write())
+    assert done.code == 0
+    assert "the default config" in done.out
+    assert "autotune export" in done.err
+    assert "trial 0" in done.err
+
+
+def test_explain_rerank_pareto_report_compare_logs(run, write, tmp_path):
+    study = run("tune", write(), "--json").document["study"]["id"]
+    assert "baseline" in run("explain", study).out
+    assert run("explain", study, 1, "--json").document["trial"]["number"] == 1
+    assert run("best", study, "--stability-weight", 1.0, "--json").document["configs"]
+    assert run("best", study, "--pareto", "--json").document["configs"]
+    assert run("report", study, "-o", tmp_path / "out" / "report.html").code == 0
+    assert "<svg" in (tmp_path / "out" / "report.html").read_text()
+    assert "small" in run("compare", study, study).out
+    assert len(run("compare", study, study, "--json").document["studies"]) == 2
+    assert "submitted" in run("logs", study).out
+    assert run("logs", study, 0).code == 0
+    assert run("logs", study, 99).code == 2
+
+
+def test_export_writes_a_launch(run, write, tmp_path):
+    study = run("tune", write(), "--json").document["study"]["id"]
+    done = run("export", study, "--to", "megatron", "-o", tmp_path / "launch")
+    assert done.code == 0, done.err
+    assert "torchrun" in done.out
+    refused = run("export", study, "--to", "nobody")
+    assert refused.code == 2
+    assert "nobody" in refused.err
+
+
+def test_the_same_command_after_the_end_starts_anew_and_overrides_count(run, write):
+    path = write()
+    first = run("tune", path, "--json").document["study"]["id"]
+    second = run("tune", path, "--json", "--max-trials", 1, "--searcher", "random", "--seed", 3).document["study"]
+    assert second["id"] != first
+    assert second["searcher"] == "random"
+    listed = run("list", "--json").document["studies"]
+    assert [s["id"] for s in listed] == [second["id"], first]
+
+
+def test_help_answers_without_the_heavy_libraries():
+    code = (
+        "import sys; from autotune import cli; code = cli.run(['--help']); "
+        "heavy = {'torch', 'ray', 'optuna', 'sqlalchemy', 'fastapi', 'scipy', 'pydantic'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("plan", "tune", "estimate", "calibrate", "submit", "best", "export", "doctor"):
+        assert f"  {command} " in done.stdout
