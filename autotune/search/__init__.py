@@ -13,6 +13,7 @@ Assumptions: the candidates are enumerated (`SearchSpace`), a trial takes far lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import CatalogError, SpecError
@@ -97,6 +98,15 @@ def _find(name: str) -> tuple[Callable[[Problem], Searcher], tuple[str, ...]]:
         from autotune.search.bayesian import BayesianSearcher
 
         return BayesianSearcher, ()
+    if name == "rule_of_thumb":
+        from autotune.search.rule_of_thumb import RuleOfThumbSearcher
+
+        return RuleOfThumbSearcher, ()
+    kind, _, sampler = name.partition(":")
+    if kind == "optuna" and sampler in OPTUNA_SAMPLERS:
+        from autotune.search.optuna import OptunaSearcher
+
+        return partial(OptunaSearcher, sampler=sampler), ()
     raise CatalogError(
         f"no searcher is called {name!r}",
         remedy=nearest(name, searcher_names()) or f"searchers: {', '.join(searcher_names())}",

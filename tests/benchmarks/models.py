@@ -9,11 +9,13 @@ import numpy as np
 from scipy.special import ndtr
 
 from autotune.cost import Calibration, calibration_for, estimate
+from autotune.cost.calibration import PHYSICAL
 from autotune.space import SearchSpace
 from autotune.spec import Estimate
+from tests.benchmarks.fit_cost_model import by_model, held_out, pairs
 
 MODELS = ("held_out", "shipped", "wrong", "useless")
-MEMORY_CONSTANTS = ("activation_factor", "fragmentation", "framework_bytes")
+MEMORY_CONSTANTS = tuple(n for n in PHYSICAL if n.endswith("_bytes") or n in ("activation_factor", "fragmentation"))
 """Constants that are left alone when time is made wrong; memory is scaled as a whole."""
 
 
@@ -25,10 +27,11 @@ class Prediction:
     calibration: Calibration
 
 
-def prediction(space: SearchSpace, model: str, seed: int) -> Prediction:
-    """The estimate of all configs of a cell, by one of `MODELS`."""
+def prediction(space: SearchSpace, model: str, seed: int, held_out: Calibration | None) -> Prediction:
+    """The estimate of all configs of a cell, by one of `MODELS`; `held_out` None means that nothing was fitted on its model."""
     rng = np.random.default_rng([seed, len(space)])
-    constants = calibration_for(space.workload) if model == "shipped" else held_out(space)
+    shipped = calibration_for(space.workload)
+    constants = shipped if model == "shipped" or held_out is None else held_out
     if model == "wrong":
         constants = replace(
             constants.perturbed(rng, math.log(2.0)), **{n: getattr(constants, n) for n in MEMORY_CONSTANTS}
@@ -41,9 +44,15 @@ def prediction(space: SearchSpace, model: str, seed: int) -> Prediction:
     return Prediction(estimate=predicted, calibration=constants)
 
 
-def held_out(space: SearchSpace) -> Calibration:
-    """Constants fitted without any row of this model."""
-    return calibration_for(space.workload)
+def held_out_constants() -> dict[tuple[str, str], Calibration]:
+    """Constants by (model, trainer), each fitted on the published sweeps without any row of that model; takes some seconds."""
+    sweeps = ("nanotron", "megatron")
+    return {
+        (block.workload.model.name, block.workload.trainer): constants
+        for pair in pairs()
+        if pair.name.endswith(sweeps)
+        for block, constants in held_out(pair, by_model)
+    }
 
 
 def _with_memory(predicted: Estimate, factor: float, space: SearchSpace, constants: Calibration) -> Estimate:

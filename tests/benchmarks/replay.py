@@ -24,12 +24,13 @@ from time import process_time
 
 import numpy as np
 
+from autotune.cost import Calibration
 from autotune.search import make_searcher
 from autotune.space import SearchSpace
 from autotune.spec import FailureKind
 from tests.benchmarks.cells import Cell, read_cells
 from tests.benchmarks.figure import curves_svg
-from tests.benchmarks.models import MODELS, Prediction, prediction
+from tests.benchmarks.models import MODELS, Prediction, held_out_constants, prediction
 
 DATA = Path(__file__).with_name("data")
 DEFAULT = ("nanotron_h100.csv", "vtrain_single_node_a100.csv")
@@ -38,8 +39,9 @@ CLOSE = 0.05
 """regret that counts as found"""
 MIN_GAIN = 0.01
 """expected relative gain under which a searcher stops itself, as `Budget.min_gain`"""
-CURVE = 30
-"""trials that the regret curve shows"""
+CURVE = 20
+"""trials that the regret curve shows, and after which a searcher that has not stopped itself is stopped (`Budget.max_trials`)"""
+Fitted = dict[tuple[str, str], Calibration]
 DETERMINISTIC = ("bayesian", "cost_ranked", "rule_of_thumb", "grid")
 """searchers whose seed changes nothing: one run stands for all seeds where the model has none either"""
 
@@ -63,17 +65,25 @@ class Run:
     """processor time of the searcher"""
 
 
-def replay(cell: Cell, searcher_name: str, seed: int, *, model: str = "shipped", in_flight: int = 1) -> Run:
+def replay(
+    cell: Cell,
+    searcher_name: str,
+    seed: int,
+    *,
+    model: str = "shipped",
+    held_out: Calibration | None = None,
+    in_flight: int = 1,
+) -> Run:
     """Searches the cell until it is found, the curve is drawn and the searcher would stop (or nothing is left)."""
     space = SearchSpace.of(cell.workload, _shuffled(cell, seed))
-    predicted: Prediction = prediction(space, model, seed)
+    predicted: Prediction = prediction(space, model, seed, held_out)
     began = process_time()
     searcher = make_searcher(
         searcher_name, space, seed=seed, estimate=predicted.estimate, calibration=predicted.calibration
     )
     regret, curve, failed, found, stopped = 1.0, [], 0, None, None
     pending: list = []
-    while found is None or len(curve) < CURVE or (stopped is None and searcher.expected_gain() is not None):
+    while found is None or len(curve) < CURVE:
         pending += searcher.ask(in_flight - len(pending))
         if not pending:
             break
@@ -85,8 +95,11 @@ def replay(cell: Cell, searcher_name: str, seed: int, *, model: str = "shipped",
         if found is None:
             failed += trial.failure is not None
             found = len(curve) if regret <= CLOSE else None
-        gain = searcher.expected_gain()
-        if stopped is None and gain is not None and gain < MIN_GAIN:
+        if (
+            stopped is None
+            and (gain := searcher.expected_gain()) is not None
+            and (gain < MIN_GAIN or len(curve) == CURVE)
+        ):
             stopped = len(curve), regret
     return Run(
         cell=cell.name,
@@ -105,15 +118,22 @@ def _shuffled(cell: Cell, seed: int) -> list:
     return [configs[i] for i in np.random.default_rng(seed).permutation(len(configs))]
 
 
-def _job(job: tuple[Cell, str, int, str, int]) -> Run:
-    cell, name, seed, model, in_flight = job
-    return replay(cell, name, seed, model=model, in_flight=in_flight)
+def _job(job: tuple[Cell, str, int, str, Calibration | None, int]) -> Run:
+    cell, name, seed, model, held_out, in_flight = job
+    return replay(cell, name, seed, model=model, held_out=held_out, in_flight=in_flight)
 
 
-def _runs(cells: Sequence[Cell], name: str, args: argparse.Namespace, pool: ProcessPoolExecutor) -> Iterator[Run]:
+def _runs(
+    cells: Sequence[Cell], name: str, args: argparse.Namespace, fitted: Fitted, pool: ProcessPoolExecutor
+) -> Iterator[Run]:
     once = name in DETERMINISTIC and args.model in ("held_out", "shipped")
     seeds = range(1 if once else args.seeds)
-    yield from pool.map(_job, [(c, name, s, args.model, args.in_flight) for c in cells for s in seeds], chunksize=4)
+    jobs = [
+        (c, name, s, args.model, fitted.get((c.workload.model.name, c.workload.trainer)), args.in_flight)
+        for c in cells
+        for s in seeds
+    ]
+    yield from pool.map(_job, jobs, chunksize=4)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -136,10 +156,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "| searcher | trials: mean | median | p90 | failed | regret at 3 | 5 | 10 | stops after | with regret | s per trial |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
+    fitted: Fitted = {} if args.model == "shipped" else held_out_constants()
     curves = {}
     with ProcessPoolExecutor(args.jobs) as pool:
         for name in args.searchers.split(","):
-            runs = list(_runs(cells, name, args, pool))
+            runs = list(_runs(cells, name, args, fitted, pool))
             curves[name] = np.mean([r.curve for r in runs], axis=0).tolist()
             print(_line(name, runs), flush=True)
             if args.cells:

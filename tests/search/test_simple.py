@@ -28,6 +28,10 @@ class TestCostRanked(SearcherContract):
     searcher = "cost_ranked"
 
 
+class TestRuleOfThumb(SearcherContract):
+    searcher = "rule_of_thumb"
+
+
 def test_unknown_name_names_the_nearest() -> None:
     with pytest.raises(CatalogError, match="bayesian"):
         make_searcher("bayesion", SearchSpace.of(WORKLOAD, candidates()))

@@ -1,0 +1,116 @@
+"""Any Optuna sampler over the same list of candidates: `optuna:tpe`, `optuna:gp`, `optuna:cmaes`, `optuna:nsga2`, `optuna:qmc`.
+
+A knob is an integer: the place of its value among those that occur. What the sampler suggests need not exist, so the nearest candidate
+that is free is taken (sum over knobs of the distance in places, relative to the knob's range), and the sampler is told of that one. Nothing is
+ever proposed twice, nor what a failure rules out. Failed trials are failed trials for Optuna too: its samplers ignore them.
+
+For every proposal the study is made anew from the trials told so far, with a generator seeded by their number: samplers advance their
+random state with every question, and ours must not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.search.searcher import Problem, Searcher, score
+
+if TYPE_CHECKING:
+    import optuna
+
+RELIVED = ("cmaes", "nsga2", "qmc")
+"""Samplers that keep state in each trial that they were asked for: told trials are asked for again."""
+
+
+class OptunaSearcher(Searcher):
+    """An Optuna sampler that speaks of candidates."""
+
+    def __init__(self, problem: Problem, sampler: str) -> None:
+        super().__init__(problem)
+        self._sampler = sampler
+        knobs = {name: values for name, values in problem.space.knobs.items() if len(values) > 1}
+        self._sizes = {name: len(values) for name, values in knobs.items()}
+        columns = [np.unique(problem.space.table.column(name), return_inverse=True)[1] for name in knobs]
+        self._places: NDArray[np.int64] = (
+            np.stack(columns, axis=1) if columns else np.zeros((len(problem.space), 0), dtype=np.int64)
+        )
+
+    def propose(self) -> tuple[int, str] | None:
+        candidates = self.worth_trying()
+        if not len(candidates):
+            return None
+        suggested = self._suggest()
+        ranges = np.array([size - 1 for size in self._sizes.values()])
+        away = (np.abs(self._places[candidates] - suggested) / ranges).sum(axis=1)
+        index = int(candidates[np.argmin(away)])
+        nearest = "" if away.min() == 0 else ", the nearest candidate that is free"
+        return index, f"suggested by Optuna's {self._sampler} sampler{nearest}"
+
+    def _suggest(self) -> NDArray[np.int64]:
+        """The sampler's next point, as places of knob values, shape (knobs,)."""
+        import optuna
+
+        space: dict[str, optuna.distributions.BaseDistribution] = {
+            name: optuna.distributions.IntDistribution(0, size - 1) for name, size in self._sizes.items()
+        }
+        told = [(index, trial) for index, trial in self.trials if index is not None]
+        pending = self.pending().tolist()
+        study = _quiet_study(make_sampler(self._sampler, self.problem.seed + len(told) + len(pending)))
+        for index, trial in told:
+            self._add(study, space, index, score(trial) if trial.is_measured else None)
+        for index in pending:
+            self._add(study, space, index, None, running=True)
+        asked = study.ask(space)
+        return np.array([asked.params[name] for name in space], dtype=np.int64)
+
+    def _add(
+        self, study: optuna.Study, space: dict[str, Any], index: int, value: float | None, *, running: bool = False
+    ) -> None:
+        """Puts a candidate with its outcome into the study; no value and not running means failed."""
+        from optuna.trial import TrialState, create_trial
+
+        params = dict(zip(space, self._places[index].tolist(), strict=True))
+        state = TrialState.RUNNING if running else TrialState.FAIL if value is None else TrialState.COMPLETE
+        if self._sampler not in RELIVED:
+            study.add_trial(create_trial(state=state, params=params, distributions=space, value=value))
+            return
+        study.enqueue_trial(params)
+        trial = study.ask(space)
+        if not running:
+            study.tell(trial, value, state=state)
+
+
+def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """The sampler of that name."""
+    from optuna import samplers
+    from optuna.exceptions import ExperimentalWarning
+
+    with warnings.catch_warnings():
+        # experimental since Optuna 3.0 and still: the name says all that a user could do about it
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        if name == "tpe":
+            return samplers.TPESampler(seed=seed)
+        if name == "gp":
+            return samplers.GPSampler(seed=seed, warn_independent_sampling=False)
+        if name == "cmaes":
+            return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+        if name == "nsga2":
+            return samplers.NSGAIISampler(seed=seed)
+        return samplers.QMCSampler(
+            seed=seed, scramble=True, warn_independent_sampling=False, warn_asynchronous_seeding=False
+        )
+
+
+def _quiet_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+    """A study in memory, made without the log line that Optuna writes for each."""
+    import optuna
+
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.create_study(direction="maximize", sampler=sampler)
+    finally:
+        optuna.logging.set_verbosity(verbosity)

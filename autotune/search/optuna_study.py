@@ -1,0 +1,168 @@
+"""Optuna from the other side: our searchers as samplers of somebody's own Optuna study, and our studies in an Optuna storage.
+
+    sampler = SearcherSampler(space, "bayesian")
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.optimize(lambda trial: tokens_per_s(suggest_config(trial, space)))
+
+The study maximizes tokens per second. An objective may say more in the trial's user attributes: `peak_memory_bytes`, and `failure` (a
+`FailureKind`, e.g. OUT_OF_MEMORY) before it raises. This module imports Optuna; nothing else in the package imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from autotune.errors import InfeasibleError
+from autotune.search import Searcher, make_searcher
+from autotune.spec import (
+    FIELDS,
+    Failure,
+    FailureKind,
+    Measurement,
+    ParallelConfig,
+    Trial,
+    TrialStatus,
+)
+
+if TYPE_CHECKING:
+    from autotune.space import SearchSpace
+
+STATES = {
+    TrialStatus.PENDING: TrialState.WAITING,
+    TrialStatus.RUNNING: TrialState.RUNNING,
+    TrialStatus.COMPLETED: TrialState.COMPLETE,
+    TrialStatus.STOPPED: TrialState.COMPLETE,
+}
+"""Optuna's state for ours; all others failed."""
+
+
+class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Optuna is not typed for us
+    """A searcher of this package as an Optuna sampler. It keeps nothing: each question is answered from the study's trials."""
+
+    def __init__(self, space: SearchSpace, searcher: str = "bayesian", *, seed: int = 0, **options: Any) -> None:
+        """`options`: what `make_searcher` takes beside these."""
+        self._space = space
+        self._searcher = searcher
+        self._seed = seed
+        self._options = options
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The knobs that vary."""
+        return distributions(self._space)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The next config's knobs. Raises `InfeasibleError` when no config is left that is worth a trial."""
+        asked = self._replayed(study, besides=trial.number).ask(1)
+        if not asked:
+            raise InfeasibleError(
+                f"none of the {len(self._space)} configs is left to try", remedy="end the study, or widen the space"
+            )
+        return {name: getattr(asked[0], name) for name in search_space}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Parameters that are no knobs of the space: at random."""
+        sampler = optuna.samplers.RandomSampler(seed=self._seed + trial.number)
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
+
+    def expected_gain(self, study: optuna.Study) -> float | None:
+        """Expected relative gain of one more trial of this study; None when the searcher cannot say."""
+        return self._replayed(study, besides=-1).expected_gain()
+
+    def _replayed(self, study: optuna.Study, *, besides: int) -> Searcher:
+        searcher = make_searcher(self._searcher, self._space, seed=self._seed, **self._options)
+        trials = study.get_trials(deepcopy=False)
+        searcher.tell(t for t in (self._told(f) for f in trials if f.number != besides) if t is not None)
+        return searcher
+
+    def _told(self, frozen: FrozenTrial) -> Trial | None:
+        names = distributions(self._space)
+        if not set(names) <= set(frozen.params):
+            return None
+        fixed = {name: values[0] for name, values in self._space.knobs.items()}
+        config = ParallelConfig.from_dict({**fixed, **{name: frozen.params[name] for name in names}})
+        if frozen.state is TrialState.COMPLETE and frozen.value and frozen.value > 0:
+            tokens = config.global_batch_size * self._space.workload.seq_len
+            measurement = Measurement(
+                step_times_s=(tokens / frozen.value,),
+                peak_memory_bytes=frozen.user_attrs.get("peak_memory_bytes"),
+                tokens_per_step=tokens,
+                num_ranks=config.world_size,
+            )
+            return Trial(config=config, number=frozen.number, status=TrialStatus.COMPLETED, measurement=measurement)
+        if not frozen.state.is_finished():
+            return Trial(config=config, number=frozen.number, status=TrialStatus.RUNNING)
+        if frozen.state is TrialState.PRUNED:
+            return Trial(config=config, number=frozen.number, status=TrialStatus.INFEASIBLE)
+        kind = FailureKind(frozen.user_attrs.get("failure", FailureKind.ERROR))
+        failure = Failure(kind=kind, message="the objective failed")
+        return Trial(config=config, number=frozen.number, status=TrialStatus.FAILED, failure=failure)
+
+
+def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
+    """The knobs of a space that vary, as Optuna knows them: choices in rising order."""
+    return {name: CategoricalDistribution(values) for name, values in space.knobs.items() if len(values) > 1}
+
+
+def suggest_config(trial: optuna.Trial, space: SearchSpace) -> ParallelConfig:
+    """The config that an Optuna trial stands for."""
+    knobs: Mapping[str, tuple[Any, ...]] = space.knobs
+    return ParallelConfig.from_dict(
+        {
+            name: trial.suggest_categorical(name, values) if len(values) > 1 else values[0]
+            for name, values in knobs.items()
+        }
+    )
+
+
+def export_study(name: str, trials: Sequence[Trial], storage: str) -> optuna.Study:
+    """Writes trials as an Optuna study of that name into a storage (e.g. `sqlite:///study.db`), which optuna-dashboard opens.
+
+    The value is tokens per second; reward, peak memory, failure and the reason are user attributes. Raises Optuna's
+    `DuplicatedStudyError` when the storage has a study of that name.
+    """
+    study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
+    study.set_user_attr("made_by", "autotune")
+    study.set_user_attr("value", "tokens_per_s")
+    knobs = {n: tuple(sorted({getattr(t.config, n) for t in trials})) for n in FIELDS}
+    choices = {n: CategoricalDistribution(values) for n, values in knobs.items() if values}
+    study.add_trials([_exported(trial, choices) for trial in trials])
+    return study
+
+
+def _exported(trial: Trial, choices: dict[str, CategoricalDistribution]) -> FrozenTrial:
+    state = STATES.get(trial.status, TrialState.FAIL)
+    measured = trial.is_measured and trial.measurement is not None
+    attributes = {
+        "status": str(trial.status),
+        "reason": trial.reason,
+        "reward": trial.reward.total if trial.reward else None,
+        "stability": trial.reward.stability if trial.reward else None,
+        "peak_memory_bytes": trial.measurement.peak_memory_bytes if trial.measurement else None,
+        "failure": str(trial.failure.kind) if trial.failure else None,
+        "message": trial.failure.message if trial.failure else None,
+    }
+    frozen = create_trial(
+        state=state,
+        params={n: getattr(trial.config, n) for n in choices} if state is not TrialState.WAITING else {},
+        distributions=choices if state is not TrialState.WAITING else {},
+        value=trial.measurement.tokens_per_s if measured and trial.measurement else None,
+        user_attrs={k: v for k, v in attributes.items() if v not in (None, "")},
+        system_attrs={"fixed_params": {n: getattr(trial.config, n) for n in choices}}
+        if state is TrialState.WAITING
+        else {},
+    )
+    started, ended = trial.started_at or trial.created_at, trial.ended_at
+    if started is not None:
+        frozen.datetime_start = started.astimezone().replace(tzinfo=None)
+    if ended is not None and state.is_finished():
+        frozen.datetime_complete = ended.astimezone().replace(tzinfo=None)
+    return frozen

@@ -1,0 +1,111 @@
+"""Optuna's samplers as searchers, our searchers as Optuna samplers, and our studies in an Optuna storage."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import ClassVar
+
+import optuna
+import pytest
+
+from autotune.search import make_searcher
+from autotune.search.optuna_study import SearcherSampler, distributions, export_study, suggest_config
+from autotune.space import SearchSpace
+from autotune.spec import FailureKind, ParallelConfig, Trial, TrialStatus
+from autotune.testing.searchers import WORKLOAD, SearcherContract, candidates, failed, measured, truth
+
+
+class TestTpe(SearcherContract):
+    searcher = "optuna:tpe"
+    budget: ClassVar[int] = 14
+
+
+class TestQmc(SearcherContract):
+    searcher = "optuna:qmc"
+    budget: ClassVar[int] = 12
+
+
+@pytest.mark.parametrize("sampler", ["optuna:gp", "optuna:cmaes", "optuna:nsga2"])
+def test_other_samplers_ask_candidates_once_and_replay(sampler: str) -> None:
+    space = SearchSpace.of(WORKLOAD, candidates())
+    searcher, told = make_searcher(sampler, space, seed=2), []
+    for number in range(5):
+        (config,) = searcher.ask(1)
+        told.append(measured(config, number=number))
+        searcher.tell(told[-1:])
+    assert len({t.config for t in told}) == 5
+    again = make_searcher(sampler, space, seed=2)
+    again.tell(told)
+    assert again.ask(1) == searcher.ask(1)
+
+
+def test_our_searcher_drives_an_optuna_study() -> None:
+    space = SearchSpace.of(WORKLOAD, candidates())
+    capacity = WORKLOAD.cluster.gpu.memory_bytes
+
+    def objective(trial: optuna.Trial) -> float:
+        config = suggest_config(trial, space)
+        step_time_s, peak_bytes = truth(WORKLOAD, config)
+        trial.set_user_attr("peak_memory_bytes", peak_bytes)
+        if peak_bytes > capacity:
+            trial.set_user_attr("failure", "OUT_OF_MEMORY")
+            raise MemoryError
+        return config.global_batch_size * WORKLOAD.seq_len / step_time_s
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = SearcherSampler(space, "bayesian")
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.optimize(objective, n_trials=8, catch=(MemoryError,))
+    configs = [tuple(t.params.items()) for t in study.trials]
+    assert len(set(configs)) == 8
+    gain = sampler.expected_gain(study)
+    assert gain is not None
+    assert gain >= 0
+    # the same trials told to the searcher itself lead to the same next config
+    fresh = make_searcher("bayesian", space)
+    names = list(distributions(space))
+    asked = fresh.ask(1)[0]
+    assert {n: getattr(asked, n) for n in names} == study.trials[0].params
+
+
+def test_parallel_optuna_trials_differ() -> None:
+    space = SearchSpace.of(WORKLOAD, candidates())
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, "cost_ranked"))
+    running = [suggest_config(study.ask(), space) for _ in range(4)]
+    assert len(set(running)) == 4
+    assert set(running) <= set(candidates())
+
+
+def test_export_opens_as_an_optuna_study(tmp_path: Path) -> None:
+    began = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+    ran = [measured(c, number=i) for i, c in enumerate(candidates()) if truth(WORKLOAD, c)[1] < 60e9][:3]
+    trials = [
+        *(
+            Trial(
+                config=t.config,
+                number=t.number,
+                status=t.status,
+                measurement=t.measurement,
+                reason="a guess",
+                started_at=began,
+                ended_at=began + timedelta(seconds=9),
+            )
+            for t in ran
+        ),
+        failed(candidates()[0], FailureKind.OUT_OF_MEMORY, number=3),
+        Trial(config=ParallelConfig(dp=16, accumulation_steps=4), number=4, status=TrialStatus.RUNNING),
+        Trial(config=ParallelConfig(dp=8, pp=2, accumulation_steps=8), number=5),
+    ]
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    export_study("demo", trials, storage)
+    opened = optuna.load_study(study_name="demo", storage=storage)
+    best = max(ran, key=lambda t: t.measurement.tokens_per_s)
+    assert opened.best_value == pytest.approx(best.measurement.tokens_per_s)
+    assert opened.best_params["pp"] == best.config.pp
+    assert opened.best_trial.duration == timedelta(seconds=9)
+    states = [t.state.name for t in opened.trials]
+    assert states == ["COMPLETE"] * 3 + ["FAIL", "RUNNING", "WAITING"]
+    assert opened.trials[3].user_attrs["failure"] == "OUT_OF_MEMORY"
