@@ -164,6 +164,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"budget": {"max_wall_s": True}}, "budget.max_wall_s", "must be a number"),
     ({"measure": {"min_steps": 9, "max_steps": 3}}, "measure", "max_steps=3 and min_steps=9"),
     ({"trainer": {"knd": "native"}}, "trainer.kind", "is required"),
+    ({"trainer": {"kind": "native", "stps": 3}}, "trainer.stps", "did you mean steps?"),
+    ({"trainer": {"kind": "command", "argv": "python train.py"}}, "trainer.argv", "must be a list"),
     ({"enqueue": ["tp=x"]}, "enqueue.0.tp", "must be a whole number"),
     ({"enqueue": [{"tq": 2}]}, "enqueue.0.tq", "no knob is called"),
     ({"enqueue": "tp=2"}, "enqueue", "must be a list"),

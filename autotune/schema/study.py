@@ -45,7 +45,7 @@ from autotune.spec import (
     catalog,
 )
 from autotune.spec.checks import nearest
-from autotune.trainers import trainer_names
+from autotune.trainers import trainer
 
 LOCAL = "local"
 _PLAIN = {
@@ -74,11 +74,14 @@ def parse_study(
     """The study that the document asks for. Raises `SpecError` (or `CatalogError` for an unknown name), with the field."""
     asked = _checked(StudyDocument, document)
     cluster = _cluster(asked.cluster, local_cluster)
-    trainer, trainer_options = _kind(asked.trainer)
-    if trainer not in trainer_names():
-        raise _unknown("trainer", trainer, trainer_names())
+    trainer_name, trainer_options = _kind(asked.trainer)
+    trainer(trainer_name).checked(trainer_options)
     if asked.searcher not in searcher_names():
-        raise _unknown("searcher", asked.searcher, searcher_names())
+        raise CatalogError(
+            f"no searcher is called {asked.searcher!r}",
+            remedy=nearest(asked.searcher, searcher_names()) or f"there are {', '.join(searcher_names())}",
+            field="searcher",
+        )
     runner, runner_options = _kind(asked.runner)
     model = _for_sequence(_model(asked.model, base), asked.workload.seq_len)
     workload: Workload = _located(
@@ -89,7 +92,7 @@ def parse_study(
             seq_len=asked.workload.seq_len,
             global_batch_size=_sizes(asked.workload.global_batch_size),
             optimizer=asked.workload.optimizer,
-            trainer=trainer,
+            trainer=trainer_name,
         ),
     )
     enqueue = [_config(workload, config, f"enqueue.{i}") for i, config in enumerate(asked.enqueue)]
@@ -103,7 +106,7 @@ def parse_study(
         budget=Budget(**asked.budget.model_dump()),
         measure=MeasureSpec(**asked.measure.model_dump()),
         searcher=asked.searcher,
-        trainer=trainer,
+        trainer=trainer_name,
         trainer_options=trainer_options,
         runner=runner,
         runner_options=runner_options,
@@ -185,11 +188,6 @@ def _located(field: str, make: Callable[[], Any]) -> Any:
         if isinstance(error, AutotuneError):
             raise
         raise SpecError(str(error), field=field) from None
-
-
-def _unknown(what: str, name: str, known: Sequence[str]) -> CatalogError:
-    remedy = nearest(name, known) or f"there are {', '.join(known)}"
-    return CatalogError(f"no {what} is called {name!r}", remedy=remedy, field=what)
 
 
 def _model(asked: str | ModelDocument, base: Path | None) -> ModelSpec:
