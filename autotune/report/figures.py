@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH = 720.0
-HEIGHT = 300.0
+WIDTH = 560.0
+HEIGHT = 270.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 16.0, 44.0
+PER_ROW = 4
+"""entries of a legend side by side"""
 
 Format = Callable[[float], str]
 
@@ -99,7 +101,7 @@ def plot(
         out.append(
             f'<text class="tick" x="{LEFT - 8:g}" y="{at_y(y) + 4:.1f}" text-anchor="end">{escape(y_format(y))}</text>'
         )
-    for x in ticks(low_x, high_x, 8):
+    for x in ticks(low_x, high_x, 7):
         if whole_x and x != round(x):
             continue
         out.append(
@@ -130,16 +132,18 @@ def stacked_bars(
     number: Format,
     x_label: str,
     description: str,
+    unit: float = 1.0,
     limit: float | None = None,
     limit_label: str = "",
 ) -> str:
-    """Horizontal stacked bars on one scale that starts at zero, with a legend of the parts that occur; `limit` is a vertical line."""
-    row, left = 30.0, 150.0
+    """Horizontal stacked bars on one scale that starts at zero, with a legend of the parts that occur; `limit` is a vertical line;
+    ticks are round multiples of `unit`."""
+    row, left = 30.0, 130.0
     totals = [sum(bar.parts.values()) for bar in bars] + [bar.mark for bar in bars if bar.mark is not None]
     high = 1.02 * max([*totals, limit or 0.0, 1e-12])
     right = 96.0
     used = [name for name in names if any(bar.parts.get(name, 0.0) > 0 for bar in bars)]
-    legend_rows = math.ceil(len(used) / 5)
+    legend_rows = math.ceil(len(used) / PER_ROW)
     height = TOP + row * len(bars) + BOTTOM + 20.0 * legend_rows
 
     def at(value: float) -> float:
@@ -147,7 +151,7 @@ def stacked_bars(
 
     bottom = TOP + row * len(bars)
     out = [_open(height, description)]
-    for value in ticks(0.0, high, 6):
+    for value in (unit * tick for tick in ticks(0.0, high / unit)):
         out.append(f'<line class="grid" x1="{at(value):.1f}" x2="{at(value):.1f}" y1="{TOP:g}" y2="{bottom:g}"/>')
         out.append(
             f'<text class="tick" x="{at(value):.1f}" y="{bottom + 16:g}" text-anchor="middle">{escape(number(value))}</text>'
@@ -183,7 +187,7 @@ def stacked_bars(
         f'<text class="name" x="{(left + WIDTH - right) / 2:g}" y="{bottom + 34:g}" text-anchor="middle">{escape(x_label)}</text>'
     )
     for index, name in enumerate(used):
-        x, y = left + 112.0 * (index % 5), bottom + 44 + 20.0 * (index // 5)
+        x, y = 20 + 130.0 * (index % PER_ROW), bottom + 44 + 20.0 * (index // PER_ROW)
         out.append(f'<rect x="{x:g}" y="{y:g}" width="11" height="11" fill="{escape(colours.get(name, "#888"))}"/>')
         out.append(f'<text class="tick" x="{x + 16:g}" y="{y + 10:g}">{escape(names[name])}</text>')
     out.append("</svg>")

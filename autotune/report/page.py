@@ -7,7 +7,9 @@ text from studies (names, messages, logs) is escaped.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from html import escape
 from typing import Any
 
@@ -32,7 +34,7 @@ from autotune.report.terminal import (
     format_duration,
     note_of,
 )
-from autotune.spec import Trial, TrialPurpose
+from autotune.spec import MemoryParts, Trial, TrialPurpose
 
 MAX_SPEC = 20_000
 """characters of the spec that are shown"""
@@ -243,14 +245,16 @@ def _memory(found: Findings) -> str:
         if t.measurement and t.measurement.memory_capacity_bytes
     ]
     capacity = min(capacities, default=found.record.study.workload.cluster.gpu.memory_bytes)
-    shown = capacity <= 4 * max([bar.mark or 0.0 for bar in bars] + [sum(bar.parts.values()) for bar in bars])
+    largest = max(max(bar.mark or 0.0, sum(bar.parts.values())) for bar in bars)
+    shown = capacity <= 4 * largest
     figure = stacked_bars(
         bars,
-        names=PART_NAMES,
+        names={f.name: PART_NAMES[f.name] for f in fields(MemoryParts)},
         colours=PART_COLOURS,
         number=format_bytes,
         x_label="peak memory of the fullest rank",
         description="Predicted and measured peak memory by trial, against the capacity",
+        unit=2.0 ** (10 * math.floor(math.log2(max(largest, 1.0)) / 10)),
         limit=capacity if shown else None,
         limit_label=f"capacity {format_bytes(capacity)}",
     )

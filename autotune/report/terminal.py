@@ -137,6 +137,8 @@ def format_duration(seconds: float | None) -> str:
         return "-"
     if seconds < 0:
         return "-" + format_duration(-seconds)
+    if seconds == 0:
+        return "0 s"
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     if seconds < 1:

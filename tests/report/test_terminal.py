@@ -77,6 +77,7 @@ def test_bytes(value: float | None, text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
+        (0, "0 s"),
         (8.5e-4, "850 us"),
         (0.0123, "12.3 ms"),
         (0.9999, "1 s"),
