@@ -16,8 +16,12 @@ from autotune.cost.stages import stages_of
 from autotune.cost.step import time_parts
 from autotune.cost.traits import traits_of
 from autotune.cost.uncertainty import exceeds, interval
+from autotune.errors import ConfigError
+from autotune.space import LAWS, why_not
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
+from autotune.spec.config import COUNTS
 
+_SHAPE_LAWS = tuple(law for law in LAWS if law.name in ("tp_heads", "pp_layers", "cp_sequence", "ep_experts"))
 BLOCK = 1 << 15
 """rows that are computed at once: their columns stay in the processor's cache"""
 
@@ -30,12 +34,21 @@ def estimate(
 ) -> Estimate:
     """Predicted step time and peak memory of one config (floats) or of many (arrays of shape (N,)), with their parts and error bars.
 
-    `calibration` defaults to the constants that are known for the workload's GPU type and trainer.
+    `calibration` defaults to the constants that are known for the workload's GPU type and trainer. Raises `ConfigError` for one config whose shape no
+    model of that kind has (heads that tp does not divide, more stages than layers, a sequence shorter than cp) and for counts below 1. Rows of a
+    table are taken as they are: a space has applied the laws already, and what was measured may be replayed.
     """
     constants = calibration or calibration_for(workload)
     if isinstance(configs, ParallelConfig):
+        broken = why_not(workload, configs, _SHAPE_LAWS)
+        if broken:
+            raise ConfigError(broken)
         return _block(workload, ConfigTable.of([configs]), constants).row(0)
     table = configs if isinstance(configs, ConfigTable) else ConfigTable.of(configs)
+    for name in COUNTS:
+        column = table.column(name)
+        if len(table) and column.min() < 1:
+            raise ConfigError(f"{name} must be at least 1, but is {column.min()}", field=name)
     if len(table) <= BLOCK:
         return _block(workload, table, constants)
     blocks = [

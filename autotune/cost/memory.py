@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.compute import element_bytes
-from autotune.cost.layout import Layout
+from autotune.cost.layout import Column, Layout
 from autotune.cost.parameters import edge_weights, layer_weights
 from autotune.cost.pipeline import in_flight
 from autotune.cost.stages import Stages
@@ -31,7 +31,7 @@ def memory_parts(
     moments = 8.0 if workload.optimizer == "adamw" else 4.0
     state_bytes = moments + np.where(mixed & traits.master_weights, 4.0, 0.0)
 
-    per_layer = _activation_bytes(workload, table, layout, traits)
+    kept, once = _activation_bytes(workload, table, layout, constants, traits)
     cut = layout.tp if traits.vocab_parallel else np.ones_like(layout.tp)
     logits = layout.tokens * model.vocab_size / cut * (traits.logit_bytes + size - 2.0)
     gathered = np.where(
@@ -52,18 +52,19 @@ def memory_parts(
     )
     for rank, layers, edge, last in ranks:
         count = layers * (dense + experts) + edge
+        sharded = (layers * dense + edge) / shards + layers * experts / np.maximum(shards / layout.ep, 1.0)
         held = in_flight(table, layout, rank)
-        live = 1.0 / shards
+        saved = held * layers * kept + np.where(layers > 0, once, 0.0)
         parts = {
-            "weights": count * weight_bytes * np.where(at_three, live, 1.0),
-            "gradients": count * gradient_bytes * np.where(at_two, live, 1.0),
-            "optimizer": count * state_bytes * np.where(at_one, live, 1.0),
-            "activations": constants.activation_factor * held * layers * per_layer + layers * gathered,
+            "weights": weight_bytes * np.where(at_three, sharded, count),
+            "gradients": gradient_bytes * np.where(at_two, sharded, count),
+            "optimizer": state_bytes * np.where(at_one, sharded, count),
+            "activations": constants.activation_factor * saved + layers * gathered,
             "logits": last,
         }
         # ZeRO-3 gathers a layer while the one before it is still in use, and reduces its gradients whole
         working = 3.0 * size * np.maximum(dense + experts, edge)
-        buffers = np.where(at_three, constants.buffer_bytes * count * live + working, constants.buffer_bytes * count)
+        buffers = constants.buffer_bytes * np.where(at_three, sharded, count) + np.where(at_three, working, 0.0)
         parts["framework"] = constants.framework_bytes + buffers
         if best is None:
             best = parts
@@ -74,8 +75,15 @@ def memory_parts(
     return MemoryParts(**best)
 
 
-def _activation_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: Traits) -> np.ndarray:
-    """Bytes that one layer saves for one micro-batch (Korthikanti et al., arXiv 2205.05198, section 4, without the score matrix)."""
+def _activation_bytes(
+    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
+) -> tuple[Column, Column]:
+    """Bytes of activations: (that one layer keeps for one micro-batch in flight, that one layer needs once while it is recomputed).
+
+    Korthikanti et al., arXiv 2205.05198, section 4: inputs of the norms, of the matmuls and of the activation; outputs of attention. The score
+    matrix (5 bytes per score with its softmax and dropout mask, equation 1) counts where kernels keep it and nothing recomputes it.
+    Dropout masks outside attention are neglected.
+    """
     model = workload.model
     size = element_bytes(table)
     h = float(model.hidden_size)
@@ -83,8 +91,13 @@ def _activation_bytes(workload: Workload, table: ConfigTable, layout: Layout, tr
     f = float(model.ffn_hidden_size) * max(1, model.experts_per_token)
     cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
     outer = (4.0 if traits.fused else 6.0) * h
-    inner = 2.0 * q + 2.0 * kv + (4.0 if model.gated_mlp else 2.0) * f
-    if not traits.fused:
-        inner = inner + q + kv
+    inner = (2.0 if traits.fused else 3.0) * (q + kv) + (4.0 if model.gated_mlp else 2.0) * f
     saved = layout.tokens * size * (outer / cut + inner / layout.tp)
-    return np.where(table.is_word("recompute", "full"), layout.tokens * size * h / cut, saved)
+    scores = np.zeros_like(saved)
+    if constants.score_bytes > 0:
+        scores = 2.5 * size * layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
+    full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
+    boundary = layout.tokens * size * h / cut
+    kept = np.where(full, boundary, np.where(selective, saved, saved + scores))
+    once = np.where(full, saved + scores, np.where(selective, scores, 0.0))
+    return kept, once

@@ -79,7 +79,7 @@ def time_parts(
         "dp_comm": exposed_once + m * exposed_each,
         "cp_comm": m * layers * context,
         "ep_comm": m * layers * expert,
-        "bubble": bubble_time_s(table, layout, per_micro_batch, others),
+        "bubble": bubble_time_s(table, layout, others),
         "optimizer": optimizer,
     }
     if constants.full_speed_ranks > 0:

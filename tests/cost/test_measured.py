@@ -1,0 +1,80 @@
+"""What `autotune calibrate` measures, turned into constants."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from autotune.cost import Calibration
+from autotune.errors import SpecError
+from autotune.spec import ClusterSpec
+from tests.cost.examples import GPU, cluster
+
+
+def matmul(m: int, n: int, k: int, efficiency: float, half: float) -> dict[str, Any]:
+    seconds = (1 + half * (1 / m + 1 / n + 1 / k)) / (GPU.peak_flops_per_s["bf16"] * efficiency)
+    return {"m": m, "n": n, "k": k, "precision": "bf16", "flops_per_s": 1 / seconds}
+
+
+def collective(kind: str, ranks: int, size: float, latency: float, rate: float) -> dict[str, Any]:
+    rounds = 2 if kind == "all_reduce" else 1
+    seconds = rounds * (latency + (ranks - 1) / ranks * size / rate)
+    return {"kind": kind, "ranks": ranks, "scope": "intra", "bytes": size, "time_s": seconds}
+
+
+def test_the_constants_that_made_the_measurements_come_back() -> None:
+    shapes = [(512, 512, 512), (1024, 1024, 4096), (4096, 4096, 4096), (8192, 8192, 1024)]
+    measured = {
+        "matmul": [matmul(*shape, efficiency=0.6, half=150.0) for shape in shapes],
+        "memory_bytes_per_s": 1.5e12,
+        "collectives": [collective("all_reduce", 8, s, 45e-6, 200e9) for s in (1e6, 1e7, 1e8)],
+        "host_overhead_s": 2e-4,
+    }
+    c = Calibration.from_measurements(measured, cluster=cluster(), trainer="native")
+    assert c.matmul_efficiency == pytest.approx(0.6, rel=1e-3)
+    assert c.half_size == pytest.approx(150.0, rel=1e-2)
+    assert c.memory_efficiency == pytest.approx(0.75)
+    assert c.intra_efficiency == pytest.approx(200 / 300, rel=1e-3)
+    assert c.latency_factor == pytest.approx(45e-6 / (5e-6 * math.log2(8)), rel=1e-3)
+    assert c.layer_host_s == 2e-4
+    assert "measured on made-up" in c.source
+
+
+def test_one_disturbed_measurement_does_not_matter() -> None:
+    shapes = [(256 * i, 1024, 1024) for i in range(1, 10)]
+    rows = [matmul(*shape, efficiency=0.6, half=100.0) for shape in shapes]
+    rows[3]["flops_per_s"] /= 20
+    c = Calibration.from_measurements({"matmul": rows}, cluster=cluster())
+    assert c.matmul_efficiency == pytest.approx(0.6, rel=0.1)
+
+
+def test_ranks_that_slow_each_other_down_are_counted_by_what_they_reach_together() -> None:
+    where = ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=4)
+    shared = [{"ranks": 1, "flops_per_s": 5e10}, {"ranks": 2, "flops_per_s": 5e10}, {"ranks": 4, "flops_per_s": 2.5e10}]
+    assert Calibration.from_measurements({"concurrency": shared}, cluster=where).full_speed_ranks == pytest.approx(2.0)
+    free = [{"ranks": r, "flops_per_s": 5e10} for r in (1, 2, 4)]
+    assert Calibration.from_measurements({"concurrency": free}, cluster=where).full_speed_ranks == 0.0
+
+
+def test_nothing_measured_changes_nothing_but_the_source() -> None:
+    c = Calibration.from_measurements({}, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2))
+    assert "nothing" in c.source
+
+
+@pytest.mark.parametrize(
+    ("measured", "message"),
+    [
+        ({"matmuls": []}, "did you mean matmul"),
+        ({"matmul": [{"m": 1, "n": 1, "k": 1, "precision": "int4", "flops_per_s": 1.0}]}, "precision"),
+        ({"matmul": [{"m": 1, "n": 1, "precision": "bf16", "flops_per_s": 1.0}]}, "lacks k"),
+        ({"matmul": 3}, "must be a list"),
+        ({"memory_bytes_per_s": -1.0}, "memory_bytes_per_s"),
+        ({"collectives": [{"kind": "gossip", "ranks": 2, "scope": "intra", "bytes": 1.0, "time_s": 1.0}]}, "kind"),
+        ({"collectives": [{"kind": "all_reduce", "ranks": 1, "scope": "intra", "bytes": 1.0, "time_s": 1.0}]}, "ranks"),
+    ],
+)
+def test_nonsense_is_refused(measured: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Calibration.from_measurements(measured, cluster=cluster())
