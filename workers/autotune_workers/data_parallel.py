@@ -209,7 +209,8 @@ def _fill_buckets(weights: list[Weight]) -> list[Bucket]:
     """Buckets in the order in which gradients arrive: the last weights first, tied ones at the end."""
     buckets: list[Bucket] = []
     open_buckets: dict[tuple[object, ...], tuple[Bucket, int]] = {}
-    for weight in sorted(weights[::-1], key=lambda w: w.twins is not None):
+    arriving = weights[::-1]
+    for weight in (*(w for w in arriving if w.twins is None), *(w for w in arriving if w.twins is not None)):
         key = (weight.group, weight.copies, weight.twins)
         size = local(weight.parameter.detach()).nbytes
         bucket, held = open_buckets.get(key, (None, 0))

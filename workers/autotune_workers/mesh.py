@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import _redistribute, _sharding_prop
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from autotune.spec import ParallelConfig
 
@@ -68,6 +70,15 @@ def living_groups() -> set[dist.ProcessGroup]:
 
 
 def destroy_groups(keep: set[dist.ProcessGroup]) -> None:
-    """Destroys the groups that were made since `keep` was taken, in the order in which they were made (the same on every rank)."""
+    """Destroys the groups that were made since `keep` was taken, in the order in which they were made (the same on every rank).
+
+    DTensor remembers how it cut and moved tensors, by the shape of the mesh: a later mesh of the same shape would meet the groups of
+    this one. So its memory goes too.
+    """
     for group in [g for g in dist.distributed_c10d._world.pg_map if g not in keep]:
         dist.destroy_process_group(group)
+    _clear_sharding_prop_cache()
+    for module in (_redistribute, _sharding_prop):
+        for remembered in vars(module).values():
+            if hasattr(remembered, "cache_clear") and not isinstance(remembered, type):
+                remembered.cache_clear()

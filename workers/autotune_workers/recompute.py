@@ -35,4 +35,4 @@ def compile_layers(stage: Stage) -> None:
 
 def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
     # on the instance, so that parameter names and the hooks of tensor and data parallelism stay as they are
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward

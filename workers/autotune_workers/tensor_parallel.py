@@ -78,7 +78,7 @@ def _mlp_plan(mlp: Mlp, stream: Replicate | Shard) -> dict[str, Any]:
 
 def _cut_positions(module: nn.Module, mesh: DeviceMesh) -> None:
     def partition(_: str, inner: nn.Module, mesh: DeviceMesh) -> None:
-        weight = distribute_tensor(inner.weight, mesh, [Replicate()], src_data_rank=None)  # type: ignore[arg-type]
+        weight = distribute_tensor(inner.weight, mesh, [Replicate()], src_data_rank=None)
         inner.register_parameter("weight", nn.Parameter(weight))
 
     distribute_module(
