@@ -34,12 +34,8 @@ class Verdict:
 
 
 def contenders(trials: Sequence[Trial]) -> list[Trial]:
-    """First measurements (baseline and search), best reward first. Trials that were stopped early count only where nothing completed."""
-    measured = [
-        t
-        for t in trials
-        if t.is_measured and t.reward is not None and t.purpose in (TrialPurpose.BASELINE, TrialPurpose.SEARCH)
-    ]
+    """First measurements, best reward first. Trials that were stopped early count only where nothing completed."""
+    measured = [t for t in trials if t.is_measured and t.reward is not None and t.purpose is not TrialPurpose.FINAL]
     completed = [t for t in measured if t.status is TrialStatus.COMPLETED]
     return sorted(completed or measured, key=lambda t: (-_worth(t), t.number))
 

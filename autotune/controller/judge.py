@@ -1,13 +1,15 @@
 """What a report is worth: an attempt's end becomes a terminal trial, with its reward or its failure.
 
-Rewards are relative to the baseline; when that could not be measured, to the first config that was. An fp32 baseline is also the reference
-of what the loss should look like, for configs of the same global batch and seed: it costs nothing more.
+Rewards are relative to the baseline; when that could not be measured, to the first config that was. What the loss should look like is known
+from a trial in fp32 of the same global batch and seed: the baseline, where it is fp32 (it costs nothing more), else a reference trial of this
+or an earlier study.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.ports import AttemptEnded
@@ -21,10 +23,10 @@ SURELY_TOO_BIG = 0.95
 class Judge:
     """Rewards and refuses trials of one study; learns the baseline from those that ended."""
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: Study, fp32_losses: Mapping[int, tuple[float, ...]]) -> None:
         self.study = study
         self.reference: Measurement | None = None
-        self.fp32_losses: dict[int, tuple[float, ...]] = {}
+        self.fp32_losses = dict(fp32_losses)
         """losses of an fp32 trial by tokens per step"""
         self._failures: Counter[str] = Counter()
 
@@ -36,8 +38,8 @@ class Judge:
             return
         if self.reference is None:
             self.reference = trial.measurement
-        if trial.config.precision == "fp32" and trial.purpose is TrialPurpose.BASELINE:
-            self.fp32_losses[trial.measurement.tokens_per_step] = trial.measurement.losses
+        if trial.config.precision == "fp32" and trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE):
+            self.fp32_losses.setdefault(trial.measurement.tokens_per_step, trial.measurement.losses)
 
     def ended(self, trial: Trial, event: AttemptEnded) -> Trial:
         """The trial made terminal by its last attempt's end."""

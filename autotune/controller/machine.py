@@ -13,8 +13,9 @@ a trial becomes terminal once and stays so; every trial that was asked is told e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotune.controller.attempts import MAX_ATTEMPTS, MAX_LOST, Attempt, Attempts
@@ -84,9 +85,12 @@ class Controller:
         past: Sequence[Trial] = (),
         elapsed_s: float = 0.0,
         stop_reason: str = "",
+        reference: ParallelConfig | None = None,
+        fp32_losses: Mapping[int, tuple[float, ...]] = MappingProxyType({}),
     ) -> None:
         """`capacity`: ranks of the runner. `baseline`: the default config (None: there is none to beat). `refuse`: why a config cannot be run
-        at all, e.g. by this trainer; empty when it can. `past`: the trials of the store, terminal ones in the order in which they ended. `elapsed_s`, `stop_reason`: as of the last checkpoint."""
+        at all, e.g. by this trainer; empty when it can. `past`: the trials of the store, terminal ones in the order in which they ended. `elapsed_s`, `stop_reason`: as of the last checkpoint. `reference`: an fp32 config to measure for its losses, once the
+        baseline is measured. `fp32_losses`: losses by tokens per step that are known already."""
         self.study_id = study_id
         self.study = study
         self.searcher = searcher
@@ -97,7 +101,8 @@ class Controller:
         self._baseline = baseline
         self._predict = predict
         self._refuse = refuse
-        self._judge = Judge(study)
+        self._judge = Judge(study, fp32_losses)
+        self._reference = reference
         self._now_s: float | None = None
         self._base_s = elapsed_s
         self._elapsed_s = elapsed_s
@@ -240,7 +245,7 @@ class Controller:
     def _learn(self, trial: Trial) -> None:
         self._judge.learn(trial)
         self._quiet = ""
-        if trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.SEARCH):
+        if trial.purpose is not TrialPurpose.FINAL:
             self.searcher.tell([trial])
 
     def _rest(self, status: StudyStatus, reason: str) -> None:
@@ -304,6 +309,11 @@ class Controller:
         known = {t.purpose for t in self.trials.values() if t.status is not TrialStatus.CANCELLED}
         if self._baseline is not None and TrialPurpose.BASELINE not in known:
             self._new(self._baseline, TrialPurpose.BASELINE, "the default config, which everything is compared with")
+            return True
+        if self._reference is not None and self.baseline is not None and TrialPurpose.REFERENCE not in known:
+            self._new(
+                self._reference, TrialPurpose.REFERENCE, "in fp32: the reference of what the loss should look like"
+            )
             return True
         if self.baseline is not None:
             message = "the baseline is measured"

@@ -421,6 +421,33 @@ def test_an_fp32_baseline_is_the_reference_of_later_losses() -> None:
     assert world.trials[1].reward.parts["fidelity"] < 1.0
 
 
+def test_without_an_fp32_baseline_a_reference_is_measured_once() -> None:
+    low = replace(BASELINE, precision="bf16")
+    losses = (5.0, 4.8, 4.6, 4.4, 4.2)
+    world = World(study(max_trials=2), baseline=low, reference=BASELINE)
+    world.tick()
+    world.finish(0, losses=losses)
+    assert world.trials[1].purpose is TrialPurpose.REFERENCE
+    assert world.trials[1].config == BASELINE
+    world.restart()
+    world.tick()
+    world.finish(1, losses=losses)
+    world.finish(2, losses=losses)
+    assert world.trials[2].reward is not None
+    assert world.trials[2].reward.parts["fidelity"] == 1.0
+    assert purposes(world).count("reference") == 1
+
+
+def test_losses_that_are_known_already_are_the_reference() -> None:
+    losses = (5.0, 4.8, 4.6, 4.4, 4.2)
+    low = replace(BASELINE, precision="bf16")
+    world = World(study(max_trials=2), baseline=low, fp32_losses={8 * 32: losses})
+    world.tick()
+    world.finish(0, losses=losses)
+    assert world.trials[0].reward is not None
+    assert world.trials[0].reward.parts["fidelity"] == 1.0
+
+
 def test_trials_are_told_what_they_must_beat_even_at_perfect_stability() -> None:
     base = study(max_trials=3)
     world = World(replace(base, objective=Objective(stability_weight=0.5)))

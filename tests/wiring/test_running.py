@@ -16,7 +16,7 @@ from autotune.errors import ConflictError, InfeasibleError, RunnerError, SpecErr
 from autotune.ledger import Ledger
 from autotune.ports import Store
 from autotune.progress import LoopEvent, StudyOpened, TrialEnded, TrialStarted
-from autotune.spec import StudyStatus, TrialStatus
+from autotune.spec import StudyStatus, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
 from tests.wiring.studies import QUIET, configs, spec
 
@@ -129,6 +129,22 @@ def test_an_unknown_option_of_the_runner_fails_the_study_with_its_message(store:
     with pytest.raises(SpecError, match="nois"):
         wiring.tune(spec(runner=QUIET | {"nois": 0.0}), store=store)
     assert "nois" in store.studies()[0].message
+
+
+def test_a_space_below_fp32_measures_its_reference_once_for_all_studies(store: Store) -> None:
+    low = spec(space={"tp": [1, 2], "micro_batch_size": [1, 2], "precision": ["bf16"]})
+    first, second = (wiring.tune(low, store=store) for _ in range(2))
+    assert [t.number for t in first.trials if t.purpose is TrialPurpose.REFERENCE] == [1]
+    assert [t.number for t in second.trials if t.purpose is TrialPurpose.REFERENCE] == []
+    for result in (first, second):
+        assert result.best is not None
+        assert result.best.reward is not None
+        assert result.best.reward.parts["fidelity"] == 1.0
+
+
+def test_no_reference_is_measured_where_stability_counts_for_nothing(store: Store) -> None:
+    low = spec(space={"tp": [1, 2], "precision": ["bf16"]}, objective={"stability_weight": 0})
+    assert all(t.purpose is not TrialPurpose.REFERENCE for t in wiring.tune(low, store=store).trials)
 
 
 def test_two_controllers_never_run_one_study(store: Store) -> None:

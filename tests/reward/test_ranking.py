@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.reward import explain, pareto, rerank
+from autotune.spec import (
+    Failure,
+    FailureKind,
+    Measurement,
+    Objective,
+    ParallelConfig,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
+from tests.controller.world import BASELINE, CONFIGS
+from tests.reward.samples import healthy, workload
+
+
+def trial(number: int, measurement: Measurement | None, config: ParallelConfig = BASELINE, **fields: object) -> Trial:
+    status = TrialStatus.COMPLETED if measurement else TrialStatus.FAILED
+    return replace(Trial(config=config, number=number, status=status, measurement=measurement), **fields)
+
+
+def at(speed: float, **fields: object) -> Measurement:
+    m = healthy(**fields)
+    return replace(m, step_times_s=tuple(t / speed for t in m.step_times_s))
+
+
+TRIALS = [
+    trial(0, at(1.0), purpose=TrialPurpose.BASELINE),
+    trial(1, at(1.5, peak_memory_bytes=3.96e9), CONFIGS[1]),
+    trial(2, at(1.3), CONFIGS[2]),
+    trial(3, at(0.9, num_ranks=1), CONFIGS[3]),
+    trial(4, at(0.8), CONFIGS[4]),
+    trial(5, None, CONFIGS[5], failure=Failure(kind=FailureKind.OUT_OF_MEMORY, message="too big", rank=2, step=0)),
+    trial(6, at(1.31), CONFIGS[2], purpose=TrialPurpose.FINAL),
+]
+
+
+def order(metric: str, weight: float) -> list[int]:
+    objective = Objective(metric=metric, stability_weight=weight)
+    ranked = rerank(TRIALS[:6], objective=objective, workload=workload(), baseline=TRIALS[0].measurement)
+    return [t.number for t in ranked]
+
+
+def test_other_objectives_rank_otherwise() -> None:
+    assert order("throughput", 0.0) == [1, 2, 0, 3, 4]
+    assert order("throughput", 0.5)[0] == 2
+    assert order("cost", 0.0)[0] == 3
+
+
+def test_the_front_holds_what_nothing_beats_in_everything() -> None:
+    assert [t.number for t in pareto(TRIALS)] == [1, 2, 3]
+
+
+def test_equals_stand_side_by_side() -> None:
+    assert [t.number for t in pareto([TRIALS[2], replace(TRIALS[2], number=9)])] == [2, 9]
+
+
+def explained(number: int, **options: object) -> tuple[str, ...]:
+    found = explain(
+        TRIALS[number],
+        baseline=TRIALS[0],
+        runner_up=TRIALS[2],
+        objective=Objective(),
+        workload=workload(),
+        **options,
+    )
+    assert found.to_dict()["trial"]["number"] == number
+    return found.text
+
+
+def test_a_winner_is_explained_against_baseline_and_runner_up() -> None:
+    found = explain(TRIALS[1], baseline=TRIALS[0], runner_up=TRIALS[2], objective=Objective(), workload=workload())
+    assert found.against["baseline"]["speed_ratio"] == pytest.approx(1.5)
+    assert set(found.against["baseline"]["config_changes"]) >= {"dp"}
+    assert found.against["runner_up"]["number"] == 2
+    text = " ".join(found.text)
+    assert "1.50 times as fast as the baseline" in text
+    assert "peak memory is" in text
+    shares = found.shares["throughput"] + found.shares["stability"]
+    objective = Objective()
+    (ranked,) = rerank([TRIALS[1]], objective=objective, workload=workload(), baseline=TRIALS[0].measurement)
+    assert ranked.reward is not None
+    assert abs(shares - ranked.reward.total) < 1e-12
+
+
+def test_profiles_say_which_parts_of_the_step_shrank() -> None:
+    text = " ".join(
+        explained(1, profiles={0: {"compute": 0.08, "tp_comm": 0.0}, 1: {"compute": 0.05, "tp_comm": 0.01}})
+    )
+    assert "(profiled): compute from 80 to 50 ms" in text
+    assert "tp_comm from 0 to 10 ms" in text
+
+
+def test_a_failure_is_explained_by_its_evidence() -> None:
+    text = explained(5)
+    assert "OUT_OF_MEMORY: too big (rank 2, step 0)" in text
+
+
+def test_another_batch_comes_with_its_learning_rate() -> None:
+    bigger = trial(7, at(1.0, tokens_per_step=1024), CONFIGS[1])
+    found = explain(bigger, baseline=TRIALS[0], runner_up=None, objective=Objective(), workload=workload())
+    assert any("multiply the learning rate by 2" in line for line in found.text)
