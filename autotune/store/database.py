@@ -3,7 +3,8 @@
 SQLite runs in WAL mode, so that readers never wait. What was committed survives the death of any process; transactions marked durable
 (submissions, ends of trials, changes of a study's status) are also forced to disk, with all that was committed before them, and
 survive a power cut: `synchronous=FULL` for those, `NORMAL` for the rest. Writers begin with BEGIN IMMEDIATE, so that a transaction that has started never fails for a lock; threads of one
-process queue on a lock of their own first, because SQLite's is unfair and polls. PostgreSQL runs at READ COMMITTED: each write
+process queue on a lock of their own first, because SQLite's is unfair and polls. A process that is frozen inside a transaction, for
+milliseconds at a time, keeps others from writing until it wakes or dies. PostgreSQL runs at READ COMMITTED: each write
 begins with an UPDATE of the study's row, which is its lock.
 """
 
@@ -120,7 +121,7 @@ class Database:
 
 def _make_engine(place: Place, is_memory: bool) -> Engine:
     if not place.is_sqlite:
-        return create_engine(
+        engine = create_engine(
             place.url,
             pool_size=8,
             max_overflow=24,
@@ -129,6 +130,8 @@ def _make_engine(place: Place, is_memory: bool) -> Engine:
             connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "autotune"},
             hide_parameters=True,
         )
+        event.listen(engine, "connect", _limit_waits)
+        return engine
     pool: dict[str, Any] = (
         {"poolclass": StaticPool}
         if is_memory
@@ -160,3 +163,11 @@ def _make_engine(place: Place, is_memory: bool) -> Engine:
         cursor.close()
 
     return engine
+
+
+def _limit_waits(connection: Any, _record: Any) -> None:
+    """On PostgreSQL no wait for a lock is endless, and a client that froze inside a transaction loses it."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = {round(BUSY_TIMEOUT_S * 1000)}")
+        cursor.execute(f"SET idle_in_transaction_session_timeout = {round(2 * BUSY_TIMEOUT_S * 1000)}")
+    connection.commit()
