@@ -30,8 +30,10 @@ MAX_VALUES = 4096
 """Values that one knob may have."""
 MAX_COMBINATIONS = 50_000_000
 """Rows that one step of the growth may look at."""
-MAX_CONFIGS = 5_000_000
-"""Legal rows that a space may have."""
+MAX_ROWS = 5_000_000
+"""Rows that may be left after a step."""
+MAX_CONFIGS = 2_000_000
+"""Legal configs that a space may have: what estimates and searchers can hold in a few GB."""
 CHUNK = 1 << 18
 
 ORDER = (
@@ -125,7 +127,7 @@ def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable
                     columns = {name: column[holds] for name, column in columns.items()}
             kept.append(columns)
             count += _length(columns)
-            if count > MAX_CONFIGS:
+            if count > (MAX_CONFIGS if place == len(ORDER) - 1 else MAX_ROWS):
                 raise _too_many(choices)
         rows = {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
     return ConfigTable(rows), {name: count for name, count in excluded.items() if count}

@@ -177,6 +177,25 @@ def test_a_space_too_large_to_list_says_what_to_narrow() -> None:
         )
 
 
+def test_the_limit_is_on_legal_configs_not_on_combinations() -> None:
+    degrees = tuple(range(1, 2001))
+    spec = SpaceSpec(knobs={"tp": degrees, "pp": degrees, "cp": degrees, "ep": degrees, "virtual_stages": degrees})
+    space = SearchSpace.build(workload(batch=48, seq_len=48), spec)
+    assert len(space) < 100
+    assert sum(space.excluded.values()) + len(space) == 2000**5
+
+
+def test_the_nearest_miss_of_a_huge_space_is_found_among_a_fixed_draw() -> None:
+    odd = tuple(range(5, 2001, 2))
+    spec = SpaceSpec(knobs={"tp": odd, "pp": odd, "micro_batch_size": odd})
+    with pytest.raises(InfeasibleError) as first:
+        SearchSpace.build(workload(), spec)
+    with pytest.raises(InfeasibleError) as second:
+        SearchSpace.build(workload(), spec)
+    assert str(first.value) == str(second.value)
+    assert "nearest miss is tp=" in str(first.value)
+
+
 def test_world_sizes_beyond_the_cluster_are_left_out() -> None:
     space = SearchSpace.build(workload(), SpaceSpec(knobs={"tp": (1, 2)}, world_sizes=(4, 8, 16)))
     assert space.world_sizes == (4, 8)
