@@ -172,9 +172,7 @@ def _shrunk(parts: Mapping[str, tuple[float | None, float | None]], source: str)
 def _weaknesses(m: Measurement) -> list[str]:
     """What costs stability, with the evidence."""
     evidence = {
-        "headroom": lambda: (
-            f"peak memory is {(m.peak_memory_bytes or 0) / GIB:.2f} of {(m.memory_capacity_bytes or 0) / GIB:.2f} GiB"
-        ),
+        "headroom": f"peak memory is {(m.peak_memory_bytes or 0) / GIB:.2f} of {(m.memory_capacity_bytes or 0) / GIB:.2f} GiB",
         "spikes": f"the gradient norm spikes at steps {', '.join(map(str, spikes(m)))}",
         "skipped": f"loss scaling skipped {m.skipped_steps} steps",
         "fidelity": "the losses leave those of the fp32 reference",

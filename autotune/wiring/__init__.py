@@ -18,6 +18,7 @@ from autotune.wiring.answers import (
     study_document,
     trial_document,
 )
+from autotune.wiring.measuring import calibrate
 from autotune.wiring.running import ACTIONS, act, run_study, submit_study, tune
 from autotune.wiring.sources import estimate_of, load_study, open_store, plan_of, read_document, what_if_of
 
@@ -25,6 +26,7 @@ __all__ = [
     "ACTIONS",
     "Result",
     "act",
+    "calibrate",
     "document",
     "estimate_of",
     "explain",
