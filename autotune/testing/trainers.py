@@ -128,7 +128,7 @@ class TrainerContract:
         if "nearest" not in {option.name for option in subject.options}:
             pytest.skip("it takes configs as they are")
         given = {**self._with_meeting(), "nearest": True}
-        for config in configs():
+        for config in itertools.islice(configs(), 0, None, 3):
             limits = subject.limits(self.workload, config, given)
             if not limits or any(limit.nearest is None for limit in limits):
                 continue

@@ -23,6 +23,8 @@ from autotune.trainers.torchrun import place
 
 MAX_LINE = 2000
 """characters of a log line that are read; the rest is ignored"""
+MAX_MOVES = 3
+"""times that nearest values are taken, each of which may meet another limit"""
 MAX_OPTION = 4096
 """characters of an option's text"""
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
@@ -174,10 +176,12 @@ class Trainer(ABC):
         """
         values = self.checked(options)
         limits = self.limits(workload, config, values)
-        notes: tuple[str, ...] = ()
-        if values.get("nearest") and limits and all(limit.nearest is not None for limit in limits):
+        notes: list[str] = []
+        for _ in range(MAX_MOVES if values.get("nearest") else 0):
+            if not limits or any(limit.nearest is None for limit in limits):
+                break
             workload, config = _moved(workload, config, limits)
-            notes = tuple(f"changed to {limit.knob}={limit.nearest}: {limit}" for limit in limits)
+            notes += [f"changed to {limit.knob}={limit.nearest}: {limit}" for limit in limits]
             limits = self.limits(workload, config, values)
         refuse(self.name, limits)
         place(workload.cluster, config)

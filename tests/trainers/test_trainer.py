@@ -1,0 +1,89 @@
+"""What all trainers share: options, the time of a step from whatever a line says, knobs without effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.errors import SpecError
+from autotune.spec import ParallelConfig
+from autotune.testing.trainers import WORKLOAD
+from autotune.trainers import Option, StepMetrics, trainer
+from autotune.trainers.effective import effective
+from autotune.trainers.trainer import MAX_LINE, clean, number
+
+
+@pytest.mark.parametrize(
+    ("metrics", "seconds"),
+    [
+        (StepMetrics(step_time_s=0.5, tokens_per_s_per_gpu=1.0), 0.5),
+        (StepMetrics(tokens_per_s_per_gpu=1000.0), 64 * 2048 / 8000),
+        (StepMetrics(samples_per_s=32.0), 2.0),
+        (StepMetrics(loss=2.0), None),
+    ],
+)
+def test_the_time_of_a_step(metrics: StepMetrics, seconds: float | None) -> None:
+    assert metrics.time_of(tokens_per_step=64 * 2048, sequences_per_step=64, num_ranks=8) == seconds
+
+
+@pytest.mark.parametrize(
+    ("default", "given", "value"),
+    [
+        (1, "12", 12),
+        (0.5, "1e-3", 1e-3),
+        (0.5, 2, 2.0),
+        (False, "true", True),
+        ("", "text", "text"),
+        ((), '["a", "b"]', ("a", "b")),
+        ((), ["a"], ("a",)),
+        ({}, '{"a": "b"}', {"a": "b"}),
+    ],
+)
+def test_options_are_read_from_a_command_line_too(default: Any, given: Any, value: Any) -> None:
+    assert Option(name="x", meaning="", default=default).check(given) == value
+
+
+@pytest.mark.parametrize(
+    ("default", "given"),
+    [
+        (1, "x"),
+        (1, 1.5),
+        (1, True),
+        (False, 1),
+        ("", 3),
+        ("", "a\nb"),
+        ("", "a\x1b"),
+        ((), "a b"),
+        ({}, "[1]"),
+        ("", "x" * 5000),
+    ],
+)
+def test_wrong_options_name_their_field(default: Any, given: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        Option(name="x", meaning="", default=default).check(given)
+    assert caught.value.field == "trainer.x"
+
+
+def test_knobs_without_effect_are_neutral() -> None:
+    config = ParallelConfig(zero_stage=3, sequence_parallel=True, pp_schedule="gpipe", virtual_stages=4)
+    assert effective(config) == ParallelConfig()
+    used = ParallelConfig(tp=2, dp=2, pp=2, zero_stage=3, sequence_parallel=True, pp_schedule="gpipe")
+    assert effective(used) == used
+
+
+def test_nearest_values_are_taken_until_the_launch_stands() -> None:
+    # Beside pipeline stages Megatron-FSDP gives way to the distributed optimizer, and torch.compile is dropped.
+    config = ParallelConfig(
+        pp=2, dp=4, micro_batch_size=2, accumulation_steps=8, zero_stage=3, compile=True, pp_schedule="gpipe"
+    )
+    launch = trainer("megatron").launch(WORKLOAD, config, {"nearest": "true"})
+    assert "--use-distributed-optimizer" in launch.argv
+    assert sum(note.startswith("changed to") for note in launch.notes) == 3
+
+
+def test_lines_are_cut_and_without_colours() -> None:
+    assert clean("\x1b[31mred\x1b[0m") == "red"
+    assert len(clean("x" * 10**6)) == MAX_LINE
+    assert number("1,024.5") == 1024.5
+    assert number("x") is None
