@@ -16,6 +16,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
 INTERRUPTED = 130
@@ -53,7 +57,7 @@ def run(argv: list[str]) -> int:
     return code if isinstance(code, int) else DONE
 
 
-def application():  # type: ignore[no-untyped-def]  # typer is imported when it is used
+def application() -> typer.Typer:
     """The typer application with every command."""
     import typer
 

@@ -50,7 +50,7 @@ def export(
         database.close()
     if result.best is None:
         raise NotFoundError(
-            f"study {result.record.name_or_id} has no measured config to export", remedy="let it run first"
+            f"study {result.record.study.name} has no measured config to export", remedy="let it run first"
         )
     launch = target.launch(result.record.study.workload, result.best.config, options)
     written = write_launch(launch, output) if output else []

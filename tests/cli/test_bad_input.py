@@ -12,7 +12,7 @@ import pytest
     [
         ({"serch": "x"}, 2, ["serch", "searcher"]),
         ({"model": "gpt2-smal"}, 2, ["gpt2-smal", "gpt2-small"]),
-        ({"cluster": "a100-40gb-0x8"}, 2, ["a100-40gb-0x8"]),
+        ({"cluster": "a100-40gb-0x8"}, 2, ["num_nodes", "0"]),
         ({"searcher": "bayes"}, 2, ["bayes", "bayesian"]),
         ({"runner": "slurm"}, 2, ["slurm", "simulated"]),
         ({"trainer": "mega"}, 2, ["mega", "megatron"]),
