@@ -4,6 +4,10 @@
 
 Assumes that steps after warm-up are drawn independently around one median. Means and normal intervals are useless here: a shared
 machine has steps ten times slower than the rest. Everything below rests on signs alone, so that no outlier can move it far.
+
+The interval holds at a fixed number of steps. A trial is looked at after every step and stopped when its interval is narrow, which costs
+a little coverage (simulated: at least 94% at the stop, with 0 to 30% outliers); what a stop claims, a median within the precision, was false
+in 1% of the simulated trials at most.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.profiler import record_function
 
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
@@ -29,6 +30,7 @@ from autotune_workers.mesh import RankContext, build_mesh
 from autotune_workers.model import Block, Stage, draw, global_names
 from autotune_workers.pipeline_parallel import Pipeline, check_pipeline, layers_of_rank
 from autotune_workers.precision import DTYPES, LossScaler, check_precision, matrix_products, to_float8
+from autotune_workers.profile import OPTIMIZER
 from autotune_workers.recompute import compile_layers, recompute_layers
 from autotune_workers.tensor_parallel import VocabularyParallelLoss, cut_stage, local_part, vocabulary_slice
 
@@ -49,7 +51,7 @@ class Outcome:
     skipped: bool
     """loss scaling explains the overflow; nothing was updated"""
     local_square: float
-    """mean over data-parallel ranks of the squared norm of their own mean gradients; nan where unknown"""
+    """mean over data-parallel ranks of the squared norm of the gradient of their own part of the batch; nan where unknown"""
 
 
 class Training:
@@ -182,7 +184,7 @@ class Training:
     def _build_optimizer(self) -> torch.optim.Optimizer:
         tensors = [s.tensor for s in self.sync.shards]
         kind = self.request.workload.optimizer
-        rate = float(self.request.trainer_options.get("learning_rate", LEARNING_RATES[kind]))
+        rate = _learning_rate(self.request)
         if kind == "sgd":
             return torch.optim.SGD(tensors, lr=rate, foreach=True)
         return torch.optim.AdamW(tensors, lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
@@ -238,7 +240,8 @@ class Training:
         scale = self._scaler.scale
         outcome = self._agree(loss)
         if not outcome.skipped and outcome.finite:
-            self._update(outcome.grad_norm, scale)
+            with record_function(OPTIMIZER):
+                self._update(outcome.grad_norm, scale)
         self.sync.publish()
         return outcome
 
@@ -288,6 +291,16 @@ class Training:
         self._optimizer.step()
 
 
+def _learning_rate(request: TrialRequest) -> float:
+    """The trainer option `learning_rate`, or what is usual for the optimizer."""
+    rate = request.trainer_options.get("learning_rate", LEARNING_RATES[request.workload.optimizer])
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+        raise ConfigError(
+            f"learning_rate must be a finite number of at least 0, but is {rate!r}", field="learning_rate"
+        )
+    return float(rate)
+
+
 def _check(request: TrialRequest, context: RankContext) -> None:
     """Raises `ConfigError` for what this trainer cannot run, with the law that forbids it."""
     config, model, seq_len = request.config, request.workload.model, request.workload.seq_len
@@ -295,6 +308,7 @@ def _check(request: TrialRequest, context: RankContext) -> None:
         raise ConfigError(
             f"tp * pp * dp * cp must be the number of ranks, but {config.world_size} != {context.world_size}"
         )
+    _learning_rate(request)
     check_precision(config.precision, context.device)
     check_pipeline(model, config)
     check_context(seq_len, config.cp)

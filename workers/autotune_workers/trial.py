@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,10 @@ from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig
 from autotune.stopping import trial_verdict
-from autotune_workers.measure import PeakMemory, release, synchronize
+from autotune_workers.measure import PeakMemory, device_readings, noise_scale, release, synchronize
 from autotune_workers.mesh import RankContext, destroy_groups, living_groups
-from autotune_workers.training import Training
+from autotune_workers.profile import profile_step
+from autotune_workers.training import Outcome, Training
 
 __all__ = ["RankContext", "StepReport", "TrialFailed", "TrialResult", "reference_losses", "run_trial"]
 
@@ -108,6 +110,7 @@ class _Attempt:
     def __init__(self, request: TrialRequest, context: RankContext, report: Report) -> None:
         self._request, self._context, self._report = request, context, report
         self._steps: list[StepReport] = []
+        self._squares: list[tuple[float, float]] = []
         self._setup_s = 0.0
         self._began_s = time.perf_counter()
         self._memory = PeakMemory(context.device)
@@ -127,7 +130,9 @@ class _Attempt:
             if stop:
                 stopped = reason
                 break
-        return TrialResult(measurement=self._measurement(training), stopped=stopped)
+        peaks = self._peaks()
+        breakdown = self._breakdown(training) if self._request.profile else {}
+        return TrialResult(measurement=replace(self._measured(), **peaks, **breakdown), stopped=stopped)
 
     def _step(self, training: Training, number: int) -> StepReport:
         device = self._context.device
@@ -137,6 +142,7 @@ class _Attempt:
         start_s = time.perf_counter()
         outcome = training.step(tokens, targets)
         synchronize(device)
+        self._note_noise(outcome)
         time_s = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64, device=device)
         dist.all_reduce(time_s, dist.ReduceOp.MAX)
         return StepReport(
@@ -147,6 +153,18 @@ class _Attempt:
             finite=outcome.finite,
             skipped=outcome.skipped,
         )
+
+    def _note_noise(self, outcome: Outcome) -> None:
+        """Keeps the squared gradient norms at both batch sizes, where the parts are independent sequences."""
+        config = self._request.config
+        if (
+            config.dp > 1
+            and config.cp == 1
+            and config.ep == 1
+            and outcome.finite
+            and math.isfinite(outcome.local_square)
+        ):
+            self._squares.append((outcome.local_square, outcome.grad_norm**2))
 
     def _refuse_divergence(self, step: StepReport) -> None:
         """The hard gate: a number that is none, or a loss far above that of guessing for some steps in a row."""
@@ -179,8 +197,8 @@ class _Attempt:
         code = int(decision.item())
         return code > 0, {2: verdict.reason, 3: "the runner asked for it"}.get(code, "")
 
-    def _measurement(self, training: Training) -> Measurement:
-        """The measurement with what only all ranks together know."""
+    def _peaks(self) -> dict[str, Any]:
+        """Peak memory of all ranks, and readings of the device."""
         device = self._context.device
         peak, reserved = self._memory.bytes(), self._memory.reserved_bytes()
         mine = torch.tensor([-1 if peak is None else peak, reserved or 0], dtype=torch.int64, device=device)
@@ -188,13 +206,30 @@ class _Attempt:
         dist.all_gather(everyone, mine)
         peaks = [int(x[0]) for x in everyone]
         known = all(p >= 0 for p in peaks)
-        utilization = {"reserved_memory_bytes": float(max(int(x[1]) for x in everyone))} if reserved is not None else {}
-        return replace(
-            self._measured(),
-            peak_memory_bytes=float(max(peaks)) if known else None,
-            rank_peak_memory_bytes=tuple(float(p) for p in peaks) if known else (),
-            utilization=utilization,
-        )
+        readings = device_readings(device)
+        if reserved is not None:
+            readings["reserved_memory_bytes"] = float(max(int(x[1]) for x in everyone))
+        return {
+            "peak_memory_bytes": float(max(peaks)) if known else None,
+            "rank_peak_memory_bytes": tuple(float(p) for p in peaks) if known else (),
+            "utilization": readings,
+        }
+
+    def _breakdown(self, training: Training) -> dict[str, Any]:
+        """One more step under the profiler; seconds by cause, mean over ranks."""
+        device = self._context.device
+        tokens, targets = training.batch(len(self._steps))
+
+        def step() -> None:
+            training.step(tokens, targets)
+            synchronize(device)
+
+        dist.barrier()
+        mine = profile_step(step, device)
+        seconds = torch.tensor([*mine.parts_s.values(), mine.overlapped_s], dtype=torch.float64, device=device)
+        dist.all_reduce(seconds)
+        names = (*mine.parts_s, "communication_overlapped")
+        return {"breakdown_s": dict(zip(names, (seconds / self._context.world_size).tolist(), strict=True))}
 
     def _measured(self) -> Measurement:
         """What this rank knows by itself."""
@@ -208,6 +243,9 @@ class _Attempt:
             grad_norms=tuple(s.grad_norm for s in counted),
             nonfinite_steps=sum(not s.finite and not s.skipped for s in counted),
             skipped_steps=sum(s.skipped for s in counted),
+            gradient_noise_scale=noise_scale(
+                self._squares, big=config.global_batch_size, small=config.global_batch_size // config.dp
+            ),
             setup_s=self._setup_s,
             flops_per_token=model_flops_per_token(workload.model, workload.seq_len),
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
