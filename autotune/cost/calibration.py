@@ -35,6 +35,8 @@ class Calibration:
 
     matmul_efficiency: float = 0.72
     """fraction of the peak FLOP/s that large matmuls reach"""
+    fp8_factor: float = 0.75
+    """fraction of `matmul_efficiency` that is left in fp8, with its casts and scales"""
     half_size: float = 300.0
     """side of a square matmul at which a third of that is left: time grows by half_size * (1/m + 1/n + 1/k)"""
     attention_efficiency: float = 0.40
@@ -80,6 +82,8 @@ class Calibration:
     fragmentation"""
     time_sigma: float = 0.15
     """standard deviation of log step time about the estimate"""
+    comm_sigma: float = 0.3
+    """more of it for the share of the step that is communication or bubble, where the data say little about these"""
     memory_sigma: float = 0.12
     """standard deviation of log peak memory about the estimate"""
 
@@ -134,11 +138,14 @@ def _exp(value: float) -> float:
 
 NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "trainer", "source"))
 """Names of all constants."""
-PHYSICAL = tuple(n for n in NUMBERS if n not in ("time_sigma", "memory_sigma"))
+PHYSICAL = tuple(n for n in NUMBERS if not n.endswith("_sigma"))
 """Names of the constants that describe the hardware and the trainer."""
-_FRACTIONS = tuple(n for n in NUMBERS if n.endswith("_efficiency") or n in ("data_overlap", "usable_fraction"))
+_FRACTIONS = tuple(
+    n for n in NUMBERS if n.endswith("_efficiency") or n in ("data_overlap", "usable_fraction", "fp8_factor")
+)
 _MAY_BE_ZERO = (
     "full_speed_ranks",
+    "comm_sigma",
     "layer_host_s",
     "micro_batch_host_s",
     "step_host_s",

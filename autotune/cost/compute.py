@@ -45,7 +45,8 @@ def layer_forward_s(
     """Seconds of one layer's forward pass for one micro-batch: (matmuls, attention's scores, memory-bound work)."""
     model, gpu = workload.model, workload.cluster.gpu
     peak, half_peak = peak_flops_per_s(workload, table), peak_of(workload, "bf16")
-    seconds_per_flop = 1.0 / (peak * constants.matmul_efficiency)
+    eight_bits = np.where(table.is_word("precision", "fp8"), constants.fp8_factor, 1.0)
+    seconds_per_flop = 1.0 / (peak * eight_bits * constants.matmul_efficiency)
     matmuls = np.zeros_like(layout.tp)
     for weight in layer_matmuls(model):
         n = weight.n / (layout.tp if weight.cut == "n" else 1.0)

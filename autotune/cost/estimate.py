@@ -15,7 +15,7 @@ from autotune.cost.memory import memory_parts
 from autotune.cost.stages import stages_of
 from autotune.cost.step import time_parts
 from autotune.cost.traits import traits_of
-from autotune.cost.uncertainty import exceeds, interval
+from autotune.cost.uncertainty import exceeds, interval, time_sigma
 from autotune.errors import ConfigError
 from autotune.space import LAWS, why_not
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
@@ -68,7 +68,7 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     per_gpu = tokens / step / layout.world
     gpu = workload.cluster.gpu
     reference = gpu.peak_flops_per_s.get("bf16") or max(gpu.peak_flops_per_s.values())
-    low, high = interval(step, constants.time_sigma)
+    low, high = interval(step, time_sigma(times, constants))
     memory_low, memory_high = interval(peak, constants.memory_sigma)
     return Estimate(
         step_time_s=step,

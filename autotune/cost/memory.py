@@ -34,9 +34,8 @@ def memory_parts(
     kept, once = _activation_bytes(workload, table, layout, constants, traits)
     cut = layout.tp if traits.vocab_parallel else np.ones_like(layout.tp)
     logits = layout.tokens * model.vocab_size / cut * (traits.logit_bytes + size - 2.0)
-    gathered = np.where(
-        layout.sequence_parallel, traits.gathered_inputs * layout.tokens * size * model.hidden_size, 0.0
-    )
+    whole = np.where(layout.sequence_parallel, layout.tokens * size * model.hidden_size, 0.0)
+    at_head = whole * traits.gathered_at_head
 
     best: dict[str, np.ndarray] | None = None
     alone = layout.pp == 1
@@ -45,12 +44,12 @@ def memory_parts(
             np.zeros_like(layout.pp),
             stages.first,
             embedding + np.where(alone, projection, 0.0),
-            np.where(alone, logits, 0.0),
+            np.where(alone, 1.0, 0.0),
         ),
         (np.minimum(1.0, layout.pp - 1), stages.middle, np.zeros_like(embedding), np.zeros_like(logits)),
-        (layout.pp - 1, stages.last, projection + np.where(alone, embedding, 0.0), logits),
+        (layout.pp - 1, stages.last, projection + np.where(alone, embedding, 0.0), np.ones_like(logits)),
     )
-    for rank, layers, edge, last in ranks:
+    for rank, layers, edge, has_head in ranks:
         count = layers * (dense + experts) + edge
         sharded = (layers * dense + edge) / shards + layers * experts / np.maximum(shards / layout.ep, 1.0)
         held = in_flight(table, layout, rank)
@@ -59,8 +58,10 @@ def memory_parts(
             "weights": weight_bytes * np.where(at_three, sharded, count),
             "gradients": gradient_bytes * np.where(at_two, sharded, count),
             "optimizer": state_bytes * np.where(at_one, sharded, count),
-            "activations": constants.activation_factor * saved + layers * gathered,
-            "logits": last,
+            "activations": constants.activation_factor * saved
+            + held * layers * traits.gathered_inputs * whole
+            + has_head * at_head,
+            "logits": has_head * held * logits,
         }
         # ZeRO-3 gathers a layer while the one before it is still in use, and reduces its gradients whole
         working = 3.0 * size * np.maximum(dense + experts, edge)

@@ -21,10 +21,10 @@ class Stages:
 
     first: Column
     """layers on the first rank"""
+    middle: Column
+    """layers on the fullest rank between the first and the last; 0 when there is none"""
     last: Column
     """layers on the last rank; the same as `first` when there is one rank"""
-    middle: Column
-    """layers on the fullest rank between them; 0 when there is none"""
 
 
 def stages_of(model: ModelSpec, pp: Column, split: str) -> Stages:
@@ -35,11 +35,11 @@ def stages_of(model: ModelSpec, pp: Column, split: str) -> Stages:
 
 
 def _cut(model: ModelSpec, p: int, split: str) -> tuple[float, float, float]:
-    layers = layers_by_rank(model, p, split)
-    return layers[0], layers[-1], max(layers[1:-1], default=0.0)
+    layers = cut_layers(model, p, split)
+    return layers[0], max(layers[1:-1], default=0.0), layers[-1]
 
 
-def layers_by_rank(model: ModelSpec, p: int, split: str = "even") -> list[float]:
+def cut_layers(model: ModelSpec, p: int, split: str = "even") -> list[float]:
     """Layers on each of `p` ranks."""
     total = model.num_layers
     if p > 4 * total:
@@ -49,12 +49,11 @@ def layers_by_rank(model: ModelSpec, p: int, split: str = "even") -> list[float]
     matrices = 3 if model.gated_mlp else 2
     attention = 4 * model.num_attention_heads * model.head_dim * model.hidden_size
     layer = attention + matrices * model.ffn_hidden_size * model.hidden_size
-    blocks = [layer] * total + [model.vocab_size * model.hidden_size]
-    share = sum(blocks) / p
+    share = (total * layer + model.vocab_size * model.hidden_size) / p
     counts, rank, filled = [0.0] * p, 0, 0
-    for i, block in enumerate(blocks):
-        counts[rank] += i < total
-        filled += block
+    for _ in range(total):
+        counts[rank] += 1
+        filled += layer
         if filled > share * (rank + 1) and rank < p - 1:
             rank += 1
     return counts

@@ -6,10 +6,18 @@ import math
 
 import numpy as np
 
+from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column
+from autotune.spec import TimeParts
 
 Z90 = 1.6448536269514722
 """half-width of the central 90% of a standard normal"""
+
+
+def time_sigma(times: TimeParts, constants: Calibration) -> Column:
+    """Standard deviation of log step time: that of the fit, and more for the share of communication and bubbles where data were silent."""
+    moving = times.tp_comm + times.pp_comm + times.dp_comm + times.cp_comm + times.ep_comm + times.bubble
+    return np.asarray(np.hypot(constants.time_sigma, constants.comm_sigma * moving / times.total))
 
 
 def interval(center: Column, sigma: Column | float) -> tuple[Column, Column]:

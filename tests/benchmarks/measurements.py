@@ -320,7 +320,8 @@ def nemo() -> list[Block]:
 
 
 def megatron_published() -> list[Block]:
-    """Megatron-LM's own published runs, 8 to 3,072 A100: never fitted. Where the micro-batch is not printed it is taken for 1 or 2."""
+    """Megatron-LM's own published runs, 8 to 3,072 A100: never fitted. Where the micro-batch is not printed it is taken
+    for 4 without a pipeline, 2 with up to eight stages, else 1: the pipeline wants many of them, the matmuls large ones."""
     rows = []
     for r in read("megatron_published"):
         h, layers, seq, vocab = _int(r["hidden"]), _int(r["layers"]), _int(r["seq_len"]), _int(r["vocab"])
@@ -334,7 +335,7 @@ def megatron_published() -> list[Block]:
             max_positions=seq,
         )
         batch, dp, pp = _int(r["global_batch"]), _int(r["dp"]), _int(r["pp"])
-        micro = _int(r["micro_batch"]) if r["micro_batch"] else (1 if pp > 8 else 2)
+        micro = _int(r["micro_batch"]) if r["micro_batch"] else (1 if pp > 8 else 2 if pp > 1 else 4)
         virtual = _int(r["vpp"])
         config = ParallelConfig(
             tp=_int(r["tp"]),

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.cost.layout import layout_of
 from autotune.cost.pipeline import bubble_time_s, in_flight
-from autotune.cost.stages import layers_by_rank
+from autotune.cost.stages import cut_layers
 from autotune.spec import ConfigTable, ParallelConfig
 from tests.cost.examples import MODEL, workload
 
@@ -93,9 +93,9 @@ def test_step_time_and_micro_batches_in_flight_agree_with_torch(schedule: str, v
 
 
 def test_layers_are_cut_evenly_or_by_cost() -> None:
-    assert layers_by_rank(MODEL, 3) == [6.0, 5.0, 5.0]
-    assert sum(layers_by_rank(MODEL, 5)) == MODEL.num_layers
-    by_cost = layers_by_rank(MODEL, 4, "by_cost")
+    assert cut_layers(MODEL, 3) == [6.0, 5.0, 5.0]
+    assert sum(cut_layers(MODEL, 5)) == MODEL.num_layers
+    by_cost = cut_layers(MODEL, 4, "by_cost")
     assert sum(by_cost) == MODEL.num_layers
     assert by_cost[-1] <= by_cost[0]
-    assert layers_by_rank(MODEL, 1, "by_cost") == [16.0]
+    assert cut_layers(MODEL, 1, "by_cost") == [16.0]
