@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from time import process_time
+from typing import Any
 
 import numpy as np
 
 from autotune.cost import Calibration
 from autotune.search import make_searcher
 from autotune.space import SearchSpace
-from autotune.spec import FailureKind
+from autotune.spec import FailureKind, ParallelConfig, Trial, Workload
 from tests.benchmarks.cells import Cell, read_cells
 from tests.benchmarks.figure import curves_svg
 from tests.benchmarks.models import MODELS, Prediction, held_out_constants, prediction
@@ -42,7 +43,10 @@ MIN_GAIN = 0.01
 CURVE = 20
 """trials that the regret curve shows, and after which a searcher that has not stopped itself is stopped (`Budget.max_trials`)"""
 Fitted = dict[tuple[str, str], Calibration]
-DETERMINISTIC = ("bayesian", "cost_ranked", "rule_of_thumb", "grid")
+PAST_TRIALS = 5
+"""trials of each earlier study"""
+History = tuple[tuple[Workload, Trial], ...]
+DETERMINISTIC = ("bayesian", "reinforce", "cost_ranked", "rule_of_thumb")
 """searchers whose seed changes nothing: one run stands for all seeds where the model has none either"""
 
 
@@ -79,10 +83,15 @@ def replay(
     predicted: Prediction = prediction(space, model, seed, held_out)
     began = process_time()
     searcher = make_searcher(
-        searcher_name, space, seed=seed, estimate=predicted.estimate, calibration=predicted.calibration
+        searcher_name,
+        space,
+        seed=seed,
+        estimate=predicted.estimate,
+        calibration=predicted.calibration,
+        history=history,
     )
     regret, curve, failed, found, stopped = 1.0, [], 0, None, None
-    pending: list = []
+    pending: list[ParallelConfig] = []
     while found is None or len(curve) < CURVE:
         pending += searcher.ask(in_flight - len(pending))
         if not pending:
@@ -100,7 +109,8 @@ def replay(
             and (gain := searcher.expected_gain()) is not None
             and (gain < MIN_GAIN or len(curve) == CURVE)
         ):
-            stopped = len(curve), regret
+            # what runs already is let finish
+            stopped = len(curve) + len(pending), min([regret, *map(cell.regret, pending)])
     return Run(
         cell=cell.name,
         trials=found if found is not None else len(space) + 1,
@@ -112,26 +122,47 @@ def replay(
     )
 
 
-def _shuffled(cell: Cell, seed: int) -> list:
+def _shuffled(cell: Cell, seed: int) -> list[ParallelConfig]:
     """The cell's configs in an order that says nothing about them."""
     configs = list(cell.rows)
     return [configs[i] for i in np.random.default_rng(seed).permutation(len(configs))]
 
 
-def _job(job: tuple[Cell, str, int, str, Calibration | None, int]) -> Run:
-    cell, name, seed, model, held_out, in_flight = job
-    return replay(cell, name, seed, model=model, held_out=held_out, in_flight=in_flight)
+def past(cell: Cell, cells: Sequence[Cell], studies: int, seed: int) -> History:
+    """Trials of earlier studies: from each of some other cells of the same sweep, `PAST_TRIALS` of its configs."""
+    others = [c for c in cells if c is not cell and c.workload.trainer == cell.workload.trainer]
+    rng = np.random.default_rng([seed, 7])
+    some = [others[i] for i in rng.permutation(len(others))[:studies]]
+    return tuple(
+        (other.workload, other.trial(list(other.rows)[i], number))
+        for other in some
+        for number, i in enumerate(rng.permutation(len(other.rows))[:PAST_TRIALS])
+    )
+
+
+def _job(job: tuple[Cell, str, int, dict[str, Any]]) -> Run:
+    cell, name, seed, keywords = job
+    return replay(cell, name, seed, **keywords)
 
 
 def _runs(
     cells: Sequence[Cell], name: str, args: argparse.Namespace, fitted: Fitted, pool: ProcessPoolExecutor
 ) -> Iterator[Run]:
-    once = name in DETERMINISTIC and args.model in ("held_out", "shipped")
-    seeds = range(1 if once else args.seeds)
+    once = name in DETERMINISTIC and args.model in ("held_out", "shipped") and not args.history
     jobs = [
-        (c, name, s, args.model, fitted.get((c.workload.model.name, c.workload.trainer)), args.in_flight)
-        for c in cells
-        for s in seeds
+        (
+            cell,
+            name,
+            seed,
+            {
+                "model": args.model,
+                "held_out": fitted.get((cell.workload.model.name, cell.workload.trainer)),
+                "in_flight": args.in_flight,
+                "history": past(cell, cells, args.history, seed),
+            },
+        )
+        for cell in cells
+        for seed in range(1 if once else args.seeds)
     ]
     yield from pool.map(_job, jobs, chunksize=4)
 
@@ -145,6 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--model", choices=MODELS, default="held_out")
     parser.add_argument("--in-flight", type=int, default=1, help="trials that run at once")
+    parser.add_argument(
+        "--history", type=int, default=0, help="earlier studies on other cells that the searcher may learn from"
+    )
     parser.add_argument("--unknown-failure", type=FailureKind, default=FailureKind.OUT_OF_MEMORY)
     parser.add_argument("--figure", type=Path, help=f"SVG to draw, e.g. {FIGURE.name}")
     parser.add_argument("--cells", action="store_true", help="also print each cell")
