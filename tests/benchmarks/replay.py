@@ -77,6 +77,7 @@ def replay(
     model: str = "shipped",
     held_out: Calibration | None = None,
     in_flight: int = 1,
+    history: History = (),
 ) -> Run:
     """Searches the cell until it is found, the curve is drawn and the searcher would stop (or nothing is left)."""
     space = SearchSpace.of(cell.workload, _shuffled(cell, seed))
