@@ -1,0 +1,222 @@
+"""What the store costs: `python -m tests.benchmarks.store [trial [SIZE ...] | history [STUDIES]]`.
+
+    trial      one trial from asking to end (added, started, 20 steps, ended) in a study that holds 10, 1,000 and 10,000 already; beside it,
+               in the same run, Optuna's RDB storage on SQLite for ask, 6 suggestions and tell, without any step metrics
+    history    1,000 studies (or as many as asked for) x 200 trials x 20 steps: queries and size
+
+Rows that are only there to fill the store are written in bulk with the store's own packing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sqlalchemy import insert, text, update
+
+from autotune.spec import Measurement, ParallelConfig, Trial, TrialStatus
+from autotune.store import SqlStore, open_store
+from autotune.store.packing import append_steps
+from autotune.store.rows import ended_columns, json_text, new_trial_row
+from autotune.store.tables import attempts, events, studies, trials
+from autotune.testing.stores import a_study, measured, pending, reported, run_trial, running_study
+
+SIZES = (10, 1_000, 10_000)
+REPEATS = 60
+STEPS = 20
+
+
+def a_trial(number: int, dice: random.Random) -> Trial:
+    """A measured trial whose numbers do not compress better than real ones."""
+
+    def series() -> tuple[float, ...]:
+        return tuple(dice.random() for _ in range(STEPS - 2))
+
+    config = ParallelConfig(dp=8, micro_batch_size=number + 1)
+    measurement = Measurement(
+        step_times_s=series(),
+        losses=series(),
+        grad_norms=series(),
+        peak_memory_bytes=dice.random() * 8e10,
+        tokens_per_step=1 << 20,
+        num_ranks=8,
+    )
+    return replace(measured(pending(number, config)), measurement=measurement)
+
+
+def fill(store: SqlStore, study_id: str, first: int, count: int, dice: random.Random) -> None:
+    """Writes `count` ended trials with attempts, steps and events, as the store's own methods would."""
+    with store.database.write() as connection:
+        study = connection.execute(studies.select().where(studies.c.id == study_id)).one()
+        rows, launches, lines = [], [], []
+        for number in range(first, first + count):
+            trial = a_trial(number, dice)
+            row = new_trial_row(trial, study=study.key, workload=study.workload, now=study.created_us)
+            row |= ended_columns(trial, trial, num_gpus=8, now=study.created_us) | {"attempts": 1, "started_us": 0}
+            rows.append(row)
+            steps = append_steps(b"", reported((study_id, number, 1), 0, [dice.random() for _ in range(STEPS)]))
+            launches.append(
+                {
+                    "study": study.key,
+                    "number": number,
+                    "attempt": 1,
+                    "fence": 1,
+                    "started_us": 0,
+                    "ended_us": 1,
+                    "steps": steps,
+                }
+            )
+            told = {
+                "number": number,
+                "status": "COMPLETED",
+                "attempts": 1,
+                "tokens_per_s_per_gpu": dice.random(),
+                "reward": 0.3,
+            }
+            asked = {"number": number, "config": str(trial.config), "purpose": "search", "reason": "because"}
+            started = {"number": number, "attempt": 1}
+            for kind, data in (("trial.asked", asked), ("trial.started", started), ("trial.ended", told)):
+                sequence = study.num_events + len(lines) + 1
+                lines.append(
+                    {
+                        "study": study.key,
+                        "sequence": sequence,
+                        "at_us": study.created_us,
+                        "kind": kind,
+                        "data": json_text(data),
+                    }
+                )
+        connection.execute(insert(trials), rows)
+        connection.execute(insert(attempts), launches)
+        connection.execute(insert(events), lines)
+        connection.execute(
+            update(studies)
+            .where(studies.c.key == study.key)
+            .values(num_trials=first + count, num_events=study.num_events + len(lines))
+        )
+
+
+def represent(store: SqlStore) -> None:
+    """Fills `records` from the trials, as the migration does."""
+    from autotune.store.migrations.versions.v0002 import RECORDS
+
+    with store.database.write() as connection:
+        connection.execute(text("DELETE FROM records"))
+        connection.execute(text(RECORDS))
+
+
+def median_ms(what: Callable[[], object], repeats: int = REPEATS) -> tuple[float, float]:
+    """Median wall and CPU milliseconds of a call."""
+    walls, cpus = [], []
+    for _ in range(repeats):
+        wall, cpu = time.perf_counter(), time.process_time()
+        what()
+        walls.append(1e3 * (time.perf_counter() - wall))
+        cpus.append(1e3 * (time.process_time() - cpu))
+    return statistics.median(walls), statistics.median(cpus)
+
+
+def per_trial(folder: Path, size: int) -> tuple[float, float]:
+    """One more trial in a study of `size`."""
+    store, dice = open_store(folder / f"{size}.db"), random.Random(size)
+    lease = running_study(store)
+    fill(store, lease.study, 0, size, dice)
+    represent(store)
+    numbers = iter(range(size, size + REPEATS))
+
+    def once() -> None:
+        number = next(numbers)
+        trial = a_trial(number, dice)
+        store.add_trial(lease, replace(trial, status=TrialStatus.PENDING, measurement=None, reward=None))
+        store.start_attempt(lease, number, 1)
+        store.add_steps(lease, [reported((lease.study, number, 1), 0, [0.1] * STEPS)])
+        store.end_trial(lease, trial)
+
+    taken = median_ms(once)
+    store.close()
+    return taken
+
+
+def per_optuna_trial(folder: Path, size: int) -> tuple[float, float]:
+    """The same in Optuna: random sampler, SQLite with its defaults."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        storage=f"sqlite:///{folder}/optuna-{size}.db", sampler=optuna.samplers.RandomSampler(seed=0)
+    )
+    names = [f"knob{i}" for i in range(6)]
+    spread = dict.fromkeys(names, optuna.distributions.IntDistribution(1, 64))
+    done = optuna.trial.create_trial(params=dict.fromkeys(names, 1), distributions=spread, value=1.0)
+    study.add_trials([done] * size)
+
+    def once() -> None:
+        trial = study.ask()
+        for name in names:
+            trial.suggest_int(name, 1, 64)
+        study.tell(trial, 1.0)
+
+    return median_ms(once)
+
+
+def show_trials(sizes: Sequence[int] = SIZES) -> None:
+    """The first table."""
+    print("| trials in the study | autotune, wall | autotune, CPU | Optuna RDB, wall | Optuna RDB, CPU | CPU ratio |")
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for size in sizes:
+            wall, cpu = per_trial(Path(folder), size)
+            other_wall, other_cpu = per_optuna_trial(Path(folder), size)
+            figures = f"{wall:.1f} ms | {cpu:.1f} ms | {other_wall:.1f} ms | {other_cpu:.1f} ms | {other_cpu / cpu:.1f}"
+            print(f"| {size:,} | {figures} |", flush=True)
+
+
+def show_history(num_studies: int = 1000, num_trials: int = 200) -> None:
+    """The second table."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, dice = Path(folder) / "store.db", random.Random(0)
+        store = open_store(path)
+        models = [f"model-{i}" for i in range(20)]
+        for number in range(num_studies):
+            study = a_study(f"study-{number}", model=models[number % 20], num_gpus=8 * (1 + number // 20 % 5))
+            fill(store, store.submit(study, {"name": study.name}).id, 0, num_trials, dice)
+        represent(store)
+        lease = running_study(store)
+        run_trial(store, lease, a_trial(0, dice))
+        with store.database.write() as connection:
+            connection.execute(text("ANALYZE"))
+        some = store.studies(limit=1, offset=num_studies // 2)[0].id
+        queries: dict[str, Callable[[], object]] = {
+            "best 10 of all": store.best,
+            "best 10 of a model": lambda: store.best(model="model-7"),
+            "best 10 of a model and cluster": lambda: store.best(model="model-7", cluster="gpu-1x16"),
+            "best 10 by sequence length": lambda: store.best(seq_len=1024),
+            "study page: record and 200 trials": lambda: (store.study(some), store.trials(some)),
+            "newest 50 studies": store.studies,
+            "live tail: events after the last seen": lambda: store.events(some, after=590),
+            "statistics": store.statistics,
+        }
+        print("| query | median wall |\n|---|---|")
+        for name, query in queries.items():
+            print(f"| {name} | {median_ms(query)[0]:.1f} ms |", flush=True)
+        store.close()
+        print(f"| file | {os.path.getsize(path) / 2**20:.0f} MiB |")
+
+
+def main(what: str = "", *sizes: str) -> None:
+    """Prints the tables that were asked for."""
+    if what in ("", "trial"):
+        show_trials([int(size) for size in sizes] or SIZES)
+    if what in ("", "history"):
+        show_history(*[int(size) for size in sizes])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
