@@ -10,6 +10,7 @@ Losses are scaled so that the sum over ranks is the mean gradient.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -117,8 +118,14 @@ class Replicated:
         for bucket in self._buckets:
             bucket.values = [local(w.parameter.detach()) for w in bucket.weights]
             self.shards += self._make_shards(bucket)
+        arrived = weakref.WeakMethod(self._arrived)  # a weight that holds us, and we it, would never be freed
+
+        def hook(parameter: nn.Parameter) -> None:
+            if (method := arrived()) is not None:
+                method(parameter)
+
         self._hooks = [
-            w.parameter.register_post_accumulate_grad_hook(self._arrived)
+            w.parameter.register_post_accumulate_grad_hook(hook)
             for b in self._buckets
             if b.group is not None
             for w in b.weights
