@@ -98,6 +98,10 @@ def _find(name: str) -> tuple[Callable[[Problem], Searcher], tuple[str, ...]]:
         from autotune.search.bayesian import BayesianSearcher
 
         return BayesianSearcher, ()
+    if name == "reinforce":
+        from autotune.search.reinforce import ReinforceSearcher
+
+        return ReinforceSearcher, ()
     if name == "rule_of_thumb":
         from autotune.search.rule_of_thumb import RuleOfThumbSearcher
 

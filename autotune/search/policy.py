@@ -1,0 +1,188 @@
+"""A small policy: from what was predicted and what was seen so far, to a probability for each candidate.
+
+    N candidates    F features    H hidden units
+    logits(x) = x w + tanh(x W + b) v        x (N, F), w (F,), W (F, H), b (H,), v (H,)
+
+All features are dimensionless, so one policy serves every space, model and cluster. `policy.json` holds the weights that
+`python -m tests.benchmarks.train_policy` trained on simulated clusters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, log_softmax
+
+from autotune.search.surrogate.kernel import distances
+from autotune.spec import Estimate
+
+Array = NDArray[np.float64]
+
+FILE = Path(__file__).with_name("policy.json")
+FEATURES = (
+    "gain",
+    "log_fits",
+    "room",
+    "rank",
+    "novelty",
+    "near_out_of_memory",
+    "near_failure",
+    "near_best",
+    "trials",
+    "failed_share",
+    "compute_share",
+    "bubble_share",
+    "tp_share",
+    "dp_share",
+)
+"""What the policy sees of a candidate; see `View.features`."""
+REACH = 2.0
+"""doublings over which what was seen at one candidate tells of another"""
+
+
+@dataclass(slots=True, kw_only=True)
+class View:
+    """The search as the policy sees it: predictions for N candidates, and what was told of some."""
+
+    worth: Array
+    """predicted log throughput, shape (N,)"""
+    room: Array
+    """log of memory over predicted peak, shape (N,)"""
+    room_sd: float
+    """standard deviation of that"""
+    shares: Array
+    """shares of compute, bubble, tensor and data parallel communication in the predicted step, shape (N, 4)"""
+    points: Array
+    """coordinates, shape (N, d)"""
+    told: list[int] = field(default_factory=list)
+    """candidates that were measured or failed"""
+    scores: list[float] = field(default_factory=list)
+    """their scores; nan for failures"""
+    excess: list[float] = field(default_factory=list)
+    """log of measured over predicted peak; for those out of memory at least as much as that takes; nan where unknown"""
+    out_of_memory: list[bool] = field(default_factory=list)
+    """which of them ran out of memory"""
+
+    @classmethod
+    def of(cls, estimate: Estimate, worth: Array, points: Array, capacity_bytes: float) -> View:
+        """The view before any trial."""
+        times, total = estimate.time_parts_s, np.asarray(estimate.step_time_s)
+        low, high = np.asarray(estimate.peak_memory_low_bytes), np.asarray(estimate.peak_memory_high_bytes)
+        parts = (times.compute, times.bubble, times.tp_comm, times.dp_comm)
+        return cls(
+            worth=worth,
+            room=np.log(capacity_bytes / np.asarray(estimate.peak_memory_bytes)),
+            room_sd=max(float(np.median(np.log(high / low))) / 3.29, 1e-3),
+            shares=np.stack([np.asarray(part) / total for part in parts], axis=1),
+            points=points,
+        )
+
+    def add(self, index: int, score: float, *, log_peak_ratio: float | None, out_of_memory: bool) -> None:
+        """Takes in a trial: its score (nan when it failed) and the log of its peak over the memory, where it is known."""
+        excess = np.nan if log_peak_ratio is None else log_peak_ratio + float(self.room[index])
+        if out_of_memory:
+            excess = max(float(self.room[index]), 0.0) + self.room_sd / 2
+        self.told.append(index)
+        self.scores.append(score)
+        self.excess.append(float(excess))
+        self.out_of_memory.append(out_of_memory)
+
+    @property
+    def best(self) -> int | None:
+        """Which of the told ones is the best measured."""
+        scores = np.array(self.scores)
+        return int(np.nanargmax(scores)) if np.isfinite(scores).any() else None
+
+    def features(self) -> Array:
+        """Shape (N, F), in the order of `FEATURES`, each of about unit size."""
+        near = np.exp(-distances(self.points, self.points[self.told]) / REACH)
+        scores, excess = np.array(self.scores), np.array(self.excess)
+        worth = self.worth + _nearby(near, scores - self.worth[self.told])
+        room = (self.room - _nearby(near, excess)) / self.room_sd
+        best, count = self.best, len(self.told)
+        fits = np.maximum(log_ndtr(room), -5.0)
+        reference = scores[best] if best is not None else float(np.max(worth + fits))
+        seen = near.sum(axis=1)
+        ran_out = np.array(self.out_of_memory, dtype=np.bool_)
+        lost = np.isnan(scores) & ~ran_out
+        columns = (
+            np.clip(worth - reference, -3.0, 1.0),
+            fits,
+            np.clip(room, -3.0, 3.0) / 3.0,
+            np.argsort(np.argsort(-worth)) / max(len(worth) - 1, 1),
+            1.0 / (1.0 + seen),
+            near @ ran_out / (1.0 + seen),
+            near @ lost / (1.0 + seen),
+            near[:, best] if best is not None else np.zeros(len(worth)),
+            np.full(len(worth), np.log1p(count) / 3.0),
+            np.full(len(worth), np.isnan(scores).mean() if count else 0.0),
+            *self.shares.T,
+        )
+        return np.stack(columns, axis=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Weights, by name: w, W, b, v."""
+
+    weights: Mapping[str, Array]
+
+    def log_probabilities(self, features: Array, allowed: NDArray[np.bool_]) -> Array:
+        """Log probability of each candidate, shape (N,); -inf where it is not allowed."""
+        w = self.weights
+        logits = features @ w["w"] + np.tanh(features @ w["W"] + w["b"]) @ w["v"]
+        return np.asarray(log_softmax(np.where(allowed, logits, -np.inf)))
+
+    def gradient(self, features: Array, allowed: NDArray[np.bool_], chosen: int) -> dict[str, Array]:
+        """Gradient of the log probability of the chosen candidate, by weight."""
+        w = self.weights
+        push = -np.exp(self.log_probabilities(features, allowed))
+        push[chosen] += 1.0
+        hidden = np.tanh(features @ w["W"] + w["b"])
+        back = np.outer(push, w["v"]) * (1.0 - hidden**2)
+        return {"w": push @ features, "W": features.T @ back, "b": back.sum(axis=0), "v": push @ hidden}
+
+    def moved(self, direction: Mapping[str, Array], step: float) -> Policy:
+        """The policy a step further."""
+        return Policy(weights={name: value + step * direction[name] for name, value in self.weights.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, rounded to what matters."""
+        return {name: np.round(value, 5).tolist() for name, value in self.weights.items()}
+
+    @classmethod
+    def initial(cls, hidden: int, rng: np.random.Generator) -> Policy:
+        """A policy that follows the prediction: gain and probability to fit, and nothing else yet."""
+        first = np.zeros(len(FEATURES))
+        first[FEATURES.index("gain")] = 12.0
+        first[FEATURES.index("log_fits")] = 1.0
+        return cls(
+            weights={
+                "w": first,
+                "W": rng.standard_normal((len(FEATURES), hidden)) / len(FEATURES) ** 0.5,
+                "b": np.zeros(hidden),
+                "v": np.zeros(hidden),
+            }
+        )
+
+    @classmethod
+    def trained(cls, path: Path = FILE) -> Policy:
+        """The policy that ships."""
+        values = json.loads(path.read_text(encoding="utf-8"))["weights"]
+        return cls(weights={name: np.array(value) for name, value in values.items()})
+
+
+def _nearby(near: Array, errors: Array) -> Array:
+    """What is expected of an error at each candidate, after those seen (nan: unknown): their mean, and what lies near, both shrunk to zero."""
+    known = np.isfinite(errors)
+    if not known.any():
+        return np.zeros(len(near))
+    near, errors = near[:, known], errors[known]
+    common = float(errors.mean())
+    return np.asarray(common + near @ (errors - common) / (0.5 + near.sum(axis=1)))

@@ -1,0 +1,86 @@
+"""The policy keeps the contract, its gradient is right, and it learns from what it sees."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from autotune.search import make_searcher
+from autotune.search.policy import FEATURES, FILE, Policy, View
+from autotune.space import SearchSpace
+from autotune.testing.searchers import WORKLOAD, SearcherContract, candidates, measured
+
+
+class TestReinforce(SearcherContract):
+    searcher = "reinforce"
+
+
+def _case(seed: int = 0) -> tuple[Policy, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    policy = Policy.initial(4, rng)
+    policy = policy.moved({n: rng.standard_normal(v.shape) for n, v in policy.weights.items()}, 0.3)
+    allowed = np.array([True, True, False, True, True])
+    return policy, rng.standard_normal((5, len(FEATURES))), allowed
+
+
+def test_gradient_agrees_with_differences() -> None:
+    policy, features, allowed = _case()
+    exact = policy.gradient(features, allowed, 3)
+    for name, value in policy.weights.items():
+        for at in range(value.size):
+            nudge = {n: np.zeros_like(v) for n, v in policy.weights.items()}
+            nudge[name].flat[at] = 1.0
+            up, down = (policy.moved(nudge, s).log_probabilities(features, allowed)[3] for s in (1e-6, -1e-6))
+            assert np.isclose((up - down) / 2e-6, exact[name].flat[at], atol=1e-6)
+
+
+def test_probabilities_of_what_is_allowed_add_up_to_one() -> None:
+    policy, features, allowed = _case(1)
+    logs = policy.log_probabilities(features, allowed)
+    assert np.isneginf(logs[2])
+    assert np.isclose(np.exp(logs).sum(), 1.0)
+
+
+def test_a_good_outcome_makes_its_action_more_probable() -> None:
+    policy, features, allowed = _case(2)
+    before = policy.log_probabilities(features, allowed)[1]
+    after = policy.moved(policy.gradient(features, allowed, 1), 0.05).log_probabilities(features, allowed)[1]
+    assert after > before
+
+
+def test_shipped_weights_fit_the_features_and_say_how_they_were_made() -> None:
+    document = json.loads(FILE.read_text(encoding="utf-8"))
+    assert tuple(document["features"]) == FEATURES
+    assert document["made_by"].startswith("python -m tests.benchmarks.train_policy")
+    assert document["regret"]["trained"] <= document["regret"]["untrained"]
+    assert Policy.trained().weights["w"].shape == (len(FEATURES),)
+    assert FILE.stat().st_size < 20_000
+
+
+def test_features_are_finite_whatever_was_seen() -> None:
+    view = View(
+        worth=np.array([1.0, 2.0, 3.0]),
+        room=np.array([0.5, -2.0, 0.1]),
+        room_sd=0.1,
+        shares=np.full((3, 4), 0.25),
+        points=np.arange(6.0).reshape(3, 2),
+    )
+    assert np.isfinite(view.features()).all()
+    view.add(1, np.nan, log_peak_ratio=None, out_of_memory=True)
+    view.add(2, np.nan, log_peak_ratio=None, out_of_memory=False)
+    view.add(0, 1.5, log_peak_ratio=-0.2, out_of_memory=False)
+    assert np.isfinite(view.features()).all()
+    assert view.best == 2
+
+
+def test_finds_the_best_of_a_known_world() -> None:
+    space = SearchSpace.of(WORKLOAD, candidates())
+    searcher, told = make_searcher("reinforce", space), []
+    for number in range(12):
+        (config,) = searcher.ask(1)
+        told.append(measured(config, number=number))
+        searcher.tell(told[-1:])
+    everything = [measured(c) for c in candidates()]
+    best = max(t.measurement.tokens_per_s for t in everything if t.is_measured)
+    assert max(t.measurement.tokens_per_s for t in told if t.is_measured) > 0.85 * best
