@@ -55,6 +55,8 @@ class Calibration:
     """fraction of the link bandwidth inside a node"""
     inter_efficiency: float = 0.60
     """fraction of the link bandwidth between nodes"""
+    rails: float = 0.6
+    """how a group's bandwidth between nodes grows with its members per node: members ** rails; 1 when each brings its own port in full"""
     inter_decay: float = 0.2
     """growth of a collective's time per byte with each doubling of the nodes that it joins beyond two"""
     latency_factor: float = 2.0
@@ -141,7 +143,7 @@ NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "tr
 PHYSICAL = tuple(n for n in NUMBERS if not n.endswith("_sigma"))
 """Names of the constants that describe the hardware and the trainer."""
 _FRACTIONS = tuple(
-    n for n in NUMBERS if n.endswith("_efficiency") or n in ("data_overlap", "usable_fraction", "fp8_factor")
+    n for n in NUMBERS if n.endswith("_efficiency") or n in ("data_overlap", "usable_fraction", "fp8_factor", "rails")
 )
 _MAY_BE_ZERO = (
     "full_speed_ranks",
@@ -156,6 +158,7 @@ _MAY_BE_ZERO = (
     "latency_factor",
     "hop_s",
     "inter_decay",
+    "rails",
     "pipelined_tensor_host_s",
     "score_bytes",
     "half_size",

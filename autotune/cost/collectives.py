@@ -3,8 +3,8 @@
     n members on k nodes, g = members per node, S bytes of the whole (gathered) tensor per rank
 
 Ring algorithms move (n-1)/n * S per rank for all-gather and reduce-scatter, twice that for all-reduce (Thakur et al., IJHPCA 2005). Over
-nodes the ring crosses each node's border once per group, and the g members of a node bring one network share each, so that the border
-has g shares of bandwidth (NCCL builds one ring per NIC). Latency: log2 of the members (NCCL's trees), inside a node and between nodes
+nodes the ring crosses each node's border once per group; its g members in a node bring one network share each, of which NCCL's channels use
+g ** rails. Latency: log2 of the members (NCCL's trees), inside a node and between nodes
 apart. Contention between unlike groups is neglected.
 """
 
@@ -21,7 +21,7 @@ def ring_bytes_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, con
     """Seconds of moving one all-gather's or reduce-scatter's `gathered_bytes`, without latency; zero for a group of one."""
     across = group.size > group.per_node
     intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
-    inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency * group.per_node
+    inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency * group.per_node**constants.rails
     slower = 1.0 + constants.inter_decay * np.log2(np.maximum(group.nodes / 2.0, 1.0))
     bandwidth = np.where(across, np.minimum(inter, intra) / slower, intra)
     return (group.size - 1.0) / group.size * gathered_bytes / bandwidth

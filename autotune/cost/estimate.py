@@ -67,7 +67,8 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     tokens = table.global_batch_size * float(workload.seq_len)
     per_gpu = tokens / step / layout.world
     gpu = workload.cluster.gpu
-    reference = gpu.peak_flops_per_s.get("bf16") or max(gpu.peak_flops_per_s.values())
+    peaks = gpu.peak_flops_per_s
+    reference = max((peaks[p] for p in ("fp32", "bf16", "fp16") if p in peaks), default=max(peaks.values()))
     low, high = interval(step, time_sigma(times, constants))
     memory_low, memory_high = interval(peak, constants.memory_sigma)
     return Estimate(

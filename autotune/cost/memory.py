@@ -92,7 +92,7 @@ def _activation_bytes(
     f = float(model.ffn_hidden_size) * max(1, model.experts_per_token)
     cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
     outer = (4.0 if traits.fused else 6.0) * h
-    inner = (2.0 if traits.fused else 3.0) * (q + kv) + (4.0 if model.gated_mlp else 2.0) * f
+    inner = (2.0 if traits.fused else 3.0) * (q + kv) + (traits.gated_kept if model.gated_mlp else 2.0) * f
     saved = layout.tokens * size * (outer / cut + inner / layout.tp)
     scores = np.zeros_like(saved)
     if constants.score_bytes > 0:

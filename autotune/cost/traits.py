@@ -28,6 +28,8 @@ class Traits:
     """fused norm, rotary and activation kernels, which keep fewer intermediate tensors"""
     scattered_sends: bool = False
     """a pipeline boundary is sent in tensor-parallel shares and gathered on the other side (arXiv 2104.04473, section 4.1)"""
+    gated_kept: float = 4.0
+    """MLP widths that a gated MLP keeps: both inputs of the product, the activation and the product; 3 when a fused kernel computes it again"""
     logit_bytes: float = 10.0
     """bytes per logit that the loss keeps: the 16-bit output, its fp32 copy and its gradient"""
     gathered_inputs: float = 0.0
@@ -42,7 +44,7 @@ TRAITS = {
     "nanotron": Traits(
         split="by_cost", collectives_per_layer=6.0, logit_bytes=12.0, gathered_inputs=1.0, gathered_at_head=20.0
     ),
-    "megatron": Traits(scattered_sends=True, fp16_reduce_bytes=2.0),
+    "megatron": Traits(gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0),
     "deepspeed": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0),
     "torchtitan": Traits(master_weights=False, fused=False),
     "accelerate": Traits(master_weights=False, fused=False),

@@ -31,7 +31,7 @@ PRIOR = Calibration(latency_factor=3.0, straggler=0.004)
 SPREAD = {
     "matmul_efficiency": 0.1, "fp8_factor": 0.15, "half_size": 0.5, "attention_efficiency": 0.3, "memory_efficiency": 0.25, "layer_host_s": 1.0,
     "micro_batch_host_s": 1.0, "step_host_s": 1.0, "pipelined_tensor_host_s": 2.0, "send_host_s": 1.0, "intra_efficiency": 0.2,
-    "inter_efficiency": 0.4, "inter_decay": 0.7, "latency_factor": 0.3, "hop_s": 0.8, "data_overlap": 0.4, "straggler": 0.7,
+    "inter_efficiency": 0.4, "rails": 0.5, "inter_decay": 0.7, "latency_factor": 0.3, "hop_s": 0.8, "data_overlap": 0.4, "straggler": 0.7,
 }  # fmt: skip
 """Standard deviation of the log of each time constant about its prior."""
 MEMORY_SPREAD = {"activation_factor": 0.3, "buffer_bytes": 0.7, "framework_bytes": 0.7}
@@ -74,7 +74,7 @@ def pairs() -> list[Pair]:
         "pipelined_tensor_host_s",
         "straggler",
     )
-    flat = ("layer_host_s", "pipelined_tensor_host_s", "send_host_s", "latency_factor")
+    flat = ("rails", "layer_host_s", "pipelined_tensor_host_s", "send_host_s", "latency_factor")
 
     def without(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(n for n in SPREAD if n not in names)
@@ -159,7 +159,7 @@ def _fit(
         for n in values:
             if n == "matmul_efficiency":
                 values[n] = min(values[n], ceiling)
-            elif n.endswith("_efficiency") or n == "data_overlap":
+            elif n.endswith("_efficiency") or n in ("data_overlap", "rails", "fp8_factor"):
                 values[n] = min(values[n], 1.0)
         return replace(prior, **values)
 
