@@ -28,7 +28,7 @@ from autotune.controller.commands import (
     StopAsked,
     Tick,
 )
-from autotune.controller.finals import Verdict, contenders, decide
+from autotune.controller.finals import Verdict, contenders, decide, first_measurements
 from autotune.controller.machine import Controller
 
 __all__ = [
@@ -57,4 +57,5 @@ __all__ = [
     "Verdict",
     "contenders",
     "decide",
+    "first_measurements",
 ]

@@ -2,19 +2,19 @@
 
 The best of many noisy measurements is on average too good (the winner's curse), and a machine drifts while a study runs. So the
 claim does not rest on the search's own numbers: finalists and baseline alternate, every other round in the opposite order, which
-cancels a linear drift, and medians over the rounds decide. Rounds that not everyone finished do not count; a config that fails when it
-is measured again cannot win.
+cancels a linear drift, and the medians over the steps of all rounds decide, with equally many steps of each round. Rounds that not everyone
+finished do not count; a config that fails when it is measured again cannot win.
 
 All of this is a function of the trials, so a study that is interrupted in its finals goes on with the next measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus
+from autotune.reward import reward
+from autotune.spec import Measurement, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,28 +22,44 @@ class Verdict:
     """Who won, and by what."""
 
     winner: Trial | None
-    """the trial in which the winning config was first measured"""
+    """the trial in which the winning config was first measured; after finals with their measurement and reward"""
+    baseline: Trial | None
+    """the same of the baseline; None when it could not be measured"""
     speedup: float | None
-    """winner against baseline in tokens per second; None without a measured baseline"""
+    """winner against baseline in tokens per second; None without a baseline"""
     rounds: int = 0
     """final rounds that count"""
-    tokens_per_s: Mapping[ParallelConfig, float] = field(default_factory=dict)
-    """median over those rounds by config"""
+    confirmed: tuple[Trial, ...] = ()
+    """all configs that were measured again, best reward first, with the finals' measurements and rewards"""
     notes: tuple[str, ...] = ()
     """what else must be said, in words"""
 
 
-def contenders(trials: Sequence[Trial]) -> list[Trial]:
-    """First measurements, best reward first. Trials that were stopped early count only where nothing completed."""
+def first_measurements(trials: Sequence[Trial]) -> list[Trial]:
+    """All measured trials but the finals', best reward first."""
     measured = [t for t in trials if t.is_measured and t.reward is not None and t.purpose is not TrialPurpose.FINAL]
-    completed = [t for t in measured if t.status is TrialStatus.COMPLETED]
-    return sorted(completed or measured, key=lambda t: (-_worth(t), t.number))
+    return sorted(measured, key=lambda t: (-_worth(t), t.number))
 
 
-def participants(trials: Sequence[Trial], baseline: Trial | None, finalists: int) -> tuple[ParallelConfig, ...]:
-    """Who is measured again: the baseline, where it was measured, and the best `finalists` other configs; empty when that is under two."""
+def contenders(trials: Sequence[Trial]) -> list[Trial]:
+    """First measurements that may win as they are, best first: trials that were stopped early only where nothing completed."""
+    measured = first_measurements(trials)
+    return [t for t in measured if t.status is TrialStatus.COMPLETED] or measured
+
+
+def baseline_of(trials: Sequence[Trial]) -> Trial | None:
+    """The baseline's first measurement."""
+    return next((t for t in trials if t.purpose is TrialPurpose.BASELINE and t.is_measured), None)
+
+
+def participants(trials: Sequence[Trial], finalists: int) -> tuple[ParallelConfig, ...]:
+    """Who is measured again: the baseline, where it was measured, and the best `finalists` other configs; empty when that is under two.
+
+    Trials that were stopped early may come back: a lucky measurement of another may have stopped them.
+    """
+    baseline = baseline_of(trials)
     first = [baseline.config] if baseline is not None else []
-    others = list(dict.fromkeys(t.config for t in contenders(trials) if t.config not in first))[:finalists]
+    others = [c for c in dict.fromkeys(t.config for t in first_measurements(trials)) if c not in first][:finalists]
     return tuple(first + others) if others and len(first + others) > 1 else ()
 
 
@@ -54,49 +70,71 @@ def next_final(
     alive = [c for c in who if c not in _dead(finals)]
     if len(alive) < 2:
         return None
-    done = {c: _measured(c, finals) for c in alive}
+    done = {c: len(_measured(c, finals)) for c in alive}
     for r in range(rounds):
         for config in alive if r % 2 == 0 else alive[::-1]:
-            if len(done[config]) <= r:
+            if done[config] <= r:
                 return r, config
     return None
 
 
-def decide(trials: Sequence[Trial], baseline: Trial | None, finalists: int) -> Verdict:
-    """The winner by the final rounds that count, else by the first measurements."""
+def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] | None = None) -> Verdict:
+    """The winner by the final rounds that count, else by the first measurements. `who` took part in the finals (default: `participants`)."""
     finals = [t for t in trials if t.purpose is TrialPurpose.FINAL and t.status.is_terminal]
-    dead = _dead(finals)
-    notes = [f"{c} failed when it was measured again" for c in dead]
-    ranked = [t for t in contenders(trials) if t.config not in dead]
-    alive = [c for c in participants(trials, baseline, finalists) if c not in dead]
+    dead, baseline = _dead(finals), baseline_of(trials)
+    notes = [f"{config} failed when it was measured again" for config in dead]
+    who = participants(trials, study.measure.finalists) if who is None else who
+    alive = [c for c in who if c not in dead]
     rounds = min((len(_measured(c, finals)) for c in alive), default=0) if len(alive) > 1 else 0
+    confirmed = _confirmed(trials, study, alive, rounds) if rounds else []
+    ranked = confirmed or [t for t in contenders(trials) if t.config not in dead]
     if not ranked:
-        return Verdict(winner=None, speedup=None, notes=tuple(notes))
-    if rounds:
-        counted = {c: _measured(c, finals)[:rounds] for c in alive}
-        speeds = {c: median(_speed(t) for t in ts) for c, ts in counted.items()}
-        first = {t.config: t for t in reversed(ranked)}
-        winner = first[
-            max(
-                (c for c in alive if c in first),
-                key=lambda c: (median(_worth(t) for t in counted[c]), -first[c].number),
-            )
-        ]
-    else:
-        speeds, winner = {}, ranked[0]
-        notes.append("no final round was finished: the speedup rests on one measurement each")
-    speedup = None
-    if baseline is not None:
-        paired = rounds and baseline.config in speeds
-        if rounds and not paired:
-            notes.append("the baseline was not measured again: the speedup rests on one measurement each")
-        top, base = (speeds[winner.config], speeds[baseline.config]) if paired else (_speed(winner), _speed(baseline))
-        speedup = top / base
-    return Verdict(winner=winner, speedup=speedup, rounds=rounds, tokens_per_s=speeds, notes=tuple(notes))
+        return Verdict(winner=None, baseline=baseline, speedup=None, notes=tuple(notes))
+    winner = ours = ranked[0]
+    against = next((t for t in confirmed if baseline is not None and t.config == baseline.config), baseline)
+    if not rounds:
+        notes.append("no final round was finished: what is claimed rests on one measurement each")
+    elif baseline is not None and against is baseline:
+        notes.append("the baseline was not measured again: the speedup rests on one measurement each")
+        ours = next(t for t in first_measurements(trials) if t.config == winner.config)
+    return Verdict(
+        winner=winner,
+        baseline=against,
+        speedup=_speed(ours) / _speed(against) if against is not None else None,
+        rounds=rounds,
+        confirmed=tuple(confirmed),
+        notes=tuple(notes),
+    )
+
+
+def _confirmed(trials: Sequence[Trial], study: Study, alive: Sequence[ParallelConfig], rounds: int) -> list[Trial]:
+    """The first trials of these configs with what the finals showed, best reward first."""
+    finals = [t for t in trials if t.purpose is TrialPurpose.FINAL]
+    pooled = {c: _pooled(_measured(c, finals)[:rounds]) for c in alive}
+    baseline = baseline_of(trials)
+    first = {t.config: t for t in reversed(first_measurements(trials))}
+    oldest = min(first.values(), key=lambda t: t.number).measurement
+    reference = pooled.get(baseline.config, baseline.measurement) if baseline is not None else oldest
+    again = [
+        replace(
+            first[c],
+            measurement=m,
+            reward=reward(m, baseline=reference, objective=study.objective, workload=study.workload, config=c),
+        )
+        for c, m in pooled.items()
+    ]
+    return sorted(again, key=lambda t: (-_worth(t), t.number))
+
+
+def _pooled(runs: Sequence[Trial]) -> Measurement:
+    """The last round's measurement with the steps of all rounds, equally many of each."""
+    measurements = [t.measurement for t in runs if t.measurement is not None]
+    steps = min(len(m.step_times_s) for m in measurements)
+    return replace(measurements[-1], step_times_s=tuple(t for m in measurements for t in m.step_times_s[:steps]))
 
 
 def _measured(config: ParallelConfig, finals: Sequence[Trial]) -> list[Trial]:
-    return [t for t in finals if t.config == config and t.is_measured and t.reward is not None]
+    return [t for t in finals if t.config == config and t.is_measured]
 
 
 def _dead(finals: Sequence[Trial]) -> list[ParallelConfig]:

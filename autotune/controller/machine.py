@@ -47,7 +47,7 @@ from autotune.controller.commands import (
     StopAsked,
     Tick,
 )
-from autotune.controller.finals import contenders, decide, next_final, participants
+from autotune.controller.finals import baseline_of, contenders, decide, first_measurements, next_final, participants
 from autotune.controller.judge import Judge
 from autotune.ports import TrialRequest
 from autotune.spec import (
@@ -152,7 +152,7 @@ class Controller:
     @property
     def baseline(self) -> Trial | None:
         """The baseline's first measurement."""
-        return next((t for t in self.trials.values() if t.purpose is TrialPurpose.BASELINE and t.is_measured), None)
+        return baseline_of(list(self.trials.values()))
 
     @property
     def best(self) -> Trial | None:
@@ -350,7 +350,7 @@ class Controller:
             return False
         trials, measure = list(self.trials.values()), self.study.measure
         finals = [t for t in trials if t.purpose is TrialPurpose.FINAL]
-        upcoming = next_final(participants(trials, self.baseline, measure.finalists), finals, measure.final_rounds)
+        upcoming = next_final(participants(trials, measure.finalists), finals, measure.final_rounds)
         if upcoming is None:
             self._finish("")
             return False
@@ -408,7 +408,7 @@ class Controller:
     def _reserve(self) -> Reserve:
         """What one more trial and the finals will take, foreseen from what the contenders took."""
         measure = self.study.measure
-        others = [t for t in contenders(list(self.trials.values())) if t.purpose is TrialPurpose.SEARCH]
+        others = [t for t in first_measurements(list(self.trials.values())) if t.purpose is TrialPurpose.SEARCH]
         runs = others[: measure.finalists] + ([self.baseline] if self.baseline is not None else [])
         if len(runs) < 2:
             return Reserve()
@@ -447,8 +447,12 @@ class Controller:
         self._out.append(EndStudy(status=status, message=message, **outcome))
 
     def _outcome(self) -> dict[str, Any]:
-        verdict = decide(list(self.trials.values()), self.baseline, self.study.measure.finalists)
-        finals = [{"config": c.to_dict(), "tokens_per_s": v} for c, v in verdict.tokens_per_s.items()]
+        verdict = decide(list(self.trials.values()), self.study)
+        finals = [
+            {"number": t.number, "config": t.config.to_dict(), "tokens_per_s": t.measurement.tokens_per_s}
+            for t in verdict.confirmed
+            if t.measurement is not None
+        ]
         return {
             "baseline": self.baseline.number if self.baseline else None,
             "best": verdict.winner.number if verdict.winner else None,

@@ -16,6 +16,8 @@ from autotune.spec import FIELDS, Measurement, Objective, Reward, Trial, Workloa
 
 WEAK = 0.95
 """a part of stability below this is spoken of"""
+WORTH_SAYING = 0.01
+"""a part of the step that changed by less than this share of the baseline's step is not spoken of"""
 GIB = 1 << 30
 
 
@@ -31,7 +33,7 @@ class Explanation:
     parts: Mapping[str, float]
     """parts of stability and other terms of the reward"""
     against: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """by name (baseline, runner_up): number, config_changes {knob: [theirs, this]}, speed_ratio, total_difference"""
+    """by name (baseline, runner-up, winner): number, config_changes {knob: [theirs, this]}, speed_ratio, total_difference"""
     step_parts_s: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     """seconds of a step by cause: (baseline, this trial), profiled where both were, else predicted"""
     step_parts_source: str = ""
@@ -54,12 +56,13 @@ def explain(
     trial: Trial,
     *,
     baseline: Trial | None,
-    runner_up: Trial | None,
+    other: Trial | None,
+    other_is: str = "runner-up",
     objective: Objective,
     workload: Workload,
     profiles: Mapping[int, Mapping[str, float]] | None = None,
 ) -> Explanation:
-    """Explains `trial` against `baseline` and `runner_up` (the best other trial; for a loser: the winner).
+    """Explains `trial` against `baseline` and one `other`: for the winner the runner-up, for a loser the winner.
 
     `profiles`: seconds of a step by cause, by trial number, where they were taken in the final rounds.
     """
@@ -69,7 +72,9 @@ def explain(
     reference = baseline.measurement if baseline is not None and baseline.is_measured else None
     worth = reward(m, baseline=reference, objective=objective, workload=workload, config=trial.config)
     w = objective.stability_weight
-    others = {"baseline": baseline, "runner_up": runner_up}
+    others = {"baseline": baseline, other_is: other}
+    if other is not None and baseline is not None and other.number == baseline.number:
+        del others[other_is]
     against = {
         name: _compare(trial, worth, other, reference, objective, workload)
         for name, other in others.items()
@@ -127,9 +132,7 @@ def _speech(trial: Trial, worth: Reward, objective: Objective, against: Mapping[
         ratio = other["speed_ratio"]
         speed = f"{ratio:.2f} times as fast as" if ratio >= 1 else f"slower ({ratio:.2f} times the speed) than"
         changed = ", ".join(f"{knob} {a} -> {b}" for knob, (a, b) in other["config_changes"].items()) or "nothing"
-        text.append(
-            f"trial {trial.number} is {speed} the {name.replace('_', '-')} (trial {other['number']}); it changes {changed}"
-        )
+        text.append(f"trial {trial.number} is {speed} the {name} (trial {other['number']}); it changes {changed}")
         text.append(
             f"its reward is {abs(other['total_difference']):.3f} {'above' if other['total_difference'] >= 0 else 'below'} that, "
             f"with stability {worth.stability:.2f} against {other['stability']:.2f}"
@@ -163,8 +166,11 @@ def _step_parts(
 def _shrunk(parts: Mapping[str, tuple[float | None, float | None]], source: str) -> list[str]:
     """The causes that changed most, in words."""
     moved = sorted(((a or 0.0) - (b or 0.0), name, a or 0.0, b or 0.0) for name, (a, b) in parts.items())
-    shrunk = [f"{name} from {a * 1e3:.3g} to {b * 1e3:.3g} ms" for gain, name, a, b in reversed(moved) if gain > 0][:3]
-    grown = [f"{name} from {a * 1e3:.3g} to {b * 1e3:.3g} ms" for gain, name, a, b in moved if gain < 0][:1]
+    least = WORTH_SAYING * sum(a for _, _, a, _ in moved)
+    shrunk = [f"{name} from {a * 1e3:.3g} to {b * 1e3:.3g} ms" for gain, name, a, b in reversed(moved) if gain > least][
+        :3
+    ]
+    grown = [f"{name} from {a * 1e3:.3g} to {b * 1e3:.3g} ms" for gain, name, a, b in moved if gain < -least][:1]
     text = [f"parts of the step that shrank against the baseline ({source}): {', '.join(shrunk)}"] if shrunk else []
     return text + ([f"what it pays for that ({source}): {', '.join(grown)}"] if grown and shrunk else [])
 

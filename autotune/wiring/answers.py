@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune import reward
-from autotune.controller import contenders, decide
+from autotune.controller import contenders, decide, first_measurements
 from autotune.errors import NotFoundError
 from autotune.ports import Store, StudyRecord
 from autotune.spec import Objective, ParallelConfig, Trial, TrialPurpose
@@ -23,34 +23,34 @@ class Result:
     trials: tuple[Trial, ...]
     """all of them, by number"""
     best: Trial | None
-    """the named winner, or the best so far"""
+    """the named winner, or the best so far; after the finals with the measurement and the reward that they gave"""
     baseline: Trial | None
-    """the default config's trial, where it could be measured"""
+    """the default config's trial, where it could be measured; after the finals with their measurement"""
     speedup: float | None
-    """best against baseline in tokens per second: medians of the final rounds, else of their own trials"""
+    """best against baseline in tokens per second"""
+    final_rounds: int = 0
+    """rounds in which best and baseline were measured again; 0: they were measured once"""
+    confirmed: tuple[Trial, ...] = ()
+    """all configs that were measured again, best first"""
     notes: tuple[str, ...] = ()
     """what must be said beside the speedup, in words"""
-
-    def final_tokens_per_s(self, config: ParallelConfig) -> float | None:
-        """Median over the final rounds that count; None where there were none."""
-        finals = {_key(f["config"]): float(f["tokens_per_s"]) for f in self.record.result.get("finals", ())}
-        return finals.get(_key(config.to_dict()))
 
 
 def result_of(store: Store, study_id: str) -> Result:
     """What the store knows of a study, running or finished. Raises `NotFoundError`."""
     record = store.study(study_id)
     trials = tuple(store.trials(record.id))
-    baseline = next((t for t in trials if t.purpose is TrialPurpose.BASELINE and t.is_measured), None)
-    verdict = decide(trials, baseline, record.study.measure.finalists)
-    best = verdict.winner if record.best is None else trials[record.best]
+    listed = [ParallelConfig.from_dict(f["config"]) for f in record.result.get("finals", ())]
+    verdict = decide(trials, record.study, listed if record.status.is_terminal else None)
     return Result(
         record=record,
         trials=trials,
-        best=best,
-        baseline=baseline,
-        speedup=verdict.speedup if record.speedup is None else record.speedup,
-        notes=tuple(record.result.get("notes", verdict.notes)),
+        best=verdict.winner,
+        baseline=verdict.baseline,
+        speedup=verdict.speedup,
+        final_rounds=verdict.rounds,
+        confirmed=verdict.confirmed,
+        notes=verdict.notes,
     )
 
 
@@ -89,23 +89,21 @@ def trial_document(trial: Trial) -> dict[str, Any]:
 def document(result: Result, *, top: int = 0) -> dict[str, Any]:
     """Plain JSON values: study {id, name, status, trials (count by status), ...}, best, baseline, speedup; `configs` when `top` > 0.
 
-    `best` and `baseline` are trials with `final_tokens_per_s` beside: the median over the final rounds, on which the speedup rests.
+    `best` and `baseline` are trials; after the finals they hold the pooled measurement of `final_rounds` rounds, on which `speedup` rests.
     """
     study = study_document(result.record)
     if not study["trials"]:
         study["trials"] = dict(Counter(str(t.status) for t in result.trials))
     answer: dict[str, Any] = {
         "study": study,
-        "best": _with_final(result, result.best),
-        "baseline": _with_final(result, result.baseline),
+        "best": trial_document(result.best) if result.best else None,
+        "baseline": trial_document(result.baseline) if result.baseline else None,
         "speedup": result.speedup,
+        "final_rounds": result.final_rounds,
         "notes": list(result.notes),
     }
     if top > 0:
-        first = [result.best] if result.best else []
-        rest = [t for t in contenders(result.trials) if not first or t.config != first[0].config]
-        ranked = list({t.config: t for t in reversed([*first, *rest])}.values())[::-1][:top]
-        answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(ranked, 1)]
+        answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(_ranked(result)[:top], 1)]
     return answer
 
 
@@ -129,14 +127,28 @@ def explain(store: Store, study_id: str, number: int | None = None) -> dict[str,
         raise NotFoundError(
             f"study {result.record.id} has no trial {number}", remedy=f"it has {len(result.trials)}, counted from 0"
         )
-    others = [t for t in contenders(result.trials) if t.config != trial.config]
+    again = {t.number: t for t in result.confirmed}
+    trial = again.get(trial.number, trial)
     won = result.best is not None and trial.config == result.best.config
+    others = [
+        t
+        for t in _ranked(result)
+        if t.config != trial.config and (not result.baseline or t.number != result.baseline.number)
+    ]
     runner_up = next(iter(others), None) if won else result.best
+    baseline = result.baseline
+    if (
+        result.confirmed and trial.number not in again
+    ):  # compare like with like: what was measured once with what was measured once
+        first = {t.number: t for t in result.trials}
+        baseline = first[baseline.number] if baseline else None
+        runner_up = first[runner_up.number] if runner_up else None
     study = result.record.study
     return reward.explain(
         trial,
-        baseline=result.baseline,
-        runner_up=runner_up,
+        baseline=baseline,
+        other=runner_up,
+        other_is="runner-up" if won else "winner",
         objective=study.objective,
         workload=study.workload,
         profiles=_profiles(result.trials),
@@ -159,11 +171,9 @@ def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:
     return {t.number: taken[t.config] for t in trials if t.config in taken}
 
 
-def _with_final(result: Result, trial: Trial | None) -> dict[str, Any] | None:
-    if trial is None:
-        return None
-    return trial_document(trial) | {"final_tokens_per_s": result.final_tokens_per_s(trial.config)}
-
-
-def _key(config: Mapping[str, Any]) -> ParallelConfig:
-    return ParallelConfig.from_dict(config)
+def _ranked(result: Result) -> list[Trial]:
+    """One trial for each measured config: the confirmed ones, then the others, each best first."""
+    seen: dict[ParallelConfig, Trial] = {}
+    for trial in [*result.confirmed, *contenders(result.trials), *first_measurements(result.trials)]:
+        seen.setdefault(trial.config, trial)
+    return list(seen.values())

@@ -64,7 +64,7 @@ def explained(number: int, **options: object) -> tuple[str, ...]:
     found = explain(
         TRIALS[number],
         baseline=TRIALS[0],
-        runner_up=TRIALS[2],
+        other=TRIALS[2],
         objective=Objective(),
         workload=workload(),
         **options,
@@ -74,10 +74,10 @@ def explained(number: int, **options: object) -> tuple[str, ...]:
 
 
 def test_a_winner_is_explained_against_baseline_and_runner_up() -> None:
-    found = explain(TRIALS[1], baseline=TRIALS[0], runner_up=TRIALS[2], objective=Objective(), workload=workload())
+    found = explain(TRIALS[1], baseline=TRIALS[0], other=TRIALS[2], objective=Objective(), workload=workload())
     assert found.against["baseline"]["speed_ratio"] == pytest.approx(1.5)
     assert set(found.against["baseline"]["config_changes"]) >= {"dp"}
-    assert found.against["runner_up"]["number"] == 2
+    assert found.against["runner-up"]["number"] == 2
     text = " ".join(found.text)
     assert "1.50 times as fast as the baseline" in text
     assert "peak memory is" in text
@@ -103,5 +103,5 @@ def test_a_failure_is_explained_by_its_evidence() -> None:
 
 def test_another_batch_comes_with_its_learning_rate() -> None:
     bigger = trial(7, at(1.0, tokens_per_step=1024), CONFIGS[1])
-    found = explain(bigger, baseline=TRIALS[0], runner_up=None, objective=Objective(), workload=workload())
+    found = explain(bigger, baseline=TRIALS[0], other=None, objective=Objective(), workload=workload())
     assert any("multiply the learning rate by 2" in line for line in found.text)
