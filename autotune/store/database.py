@@ -11,7 +11,9 @@ begins with an UPDATE of the study's row, which is its lock.
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -148,7 +150,7 @@ def _make_engine(place: Place, is_memory: bool) -> Engine:
     def prepare(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
         cursor.execute("PRAGMA page_size=8192")  # of a new file: fits several trials on a page
-        cursor.execute("PRAGMA journal_mode=WAL")
+        _use_wal(cursor)
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.execute("PRAGMA cache_size=-16384")
         cursor.close()
@@ -163,6 +165,19 @@ def _make_engine(place: Place, is_memory: bool) -> Engine:
         cursor.close()
 
     return engine
+
+
+def _use_wal(cursor: Any) -> None:
+    """Switches to WAL. SQLite does not wait for that as it does for other locks: processes that make one file at once try again."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _limit_waits(connection: Any, _record: Any) -> None:
