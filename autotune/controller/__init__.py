@@ -2,7 +2,8 @@
 
 commands.py   the events and commands              machine.py   Controller: phases, retries, pause, stop, cancel
 attempts.py   ranks, deadlines                     judge.py     a report becomes a terminal trial
-budget.py     what is used up                      finals.py    who is measured again, and who won
+book.py       the trials, counted                  finals.py    who is measured again, and who won
+budget.py     what is used up
 """
 
 from autotune.controller.commands import (

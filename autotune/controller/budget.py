@@ -6,10 +6,9 @@ a guess. What the finals will take is foreseen from the attempts so far; at most
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autotune.spec import Budget, Trial, TrialPurpose, TrialStatus
+from autotune.spec import Budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +37,6 @@ class Reserve:
 
 REFUSED_PER_TRIAL = 10
 """the search ends when it has asked for so many times `max_trials` configs that cannot be run"""
-
-
-def counts(trials: Iterable[Trial]) -> dict[str, int]:
-    """`trials`, `failed` and `refused` of `Spent`."""
-    kept = [t for t in trials if t.status is not TrialStatus.CANCELLED]
-    searched = [t for t in kept if t.purpose is TrialPurpose.SEARCH]
-    refused = sum(t.status is TrialStatus.INFEASIBLE for t in searched)
-    return {
-        "trials": len(searched) - refused,
-        "failed": sum(t.status is TrialStatus.FAILED for t in kept),
-        "refused": refused,
-    }
 
 
 def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:

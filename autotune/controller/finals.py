@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autotune.reward import reward
 from autotune.spec import Measurement, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
@@ -105,6 +106,28 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         confirmed=tuple(confirmed),
         notes=tuple(notes),
     )
+
+
+def outcome(trials: Sequence[Trial], study: Study, *, phase: str, stop_reason: str) -> dict[str, Any]:
+    """The verdict as the fields of `EndStudy`: baseline, best, speedup, result."""
+    verdict = decide(trials, study)
+    finals = [
+        {"number": t.number, "config": t.config.to_dict(), "tokens_per_s": t.measurement.tokens_per_s}
+        for t in verdict.confirmed
+        if t.measurement is not None
+    ]
+    return {
+        "baseline": verdict.baseline.number if verdict.baseline else None,
+        "best": verdict.winner.number if verdict.winner else None,
+        "speedup": verdict.speedup,
+        "result": {
+            "phase": str(phase),
+            "stop_reason": stop_reason,
+            "final_rounds": verdict.rounds,
+            "finals": finals,
+            "notes": list(verdict.notes),
+        },
+    }
 
 
 def _confirmed(trials: Sequence[Trial], study: Study, alive: Sequence[ParallelConfig], rounds: int) -> list[Trial]:

@@ -12,14 +12,14 @@ a trial becomes terminal once and stays so; every trial that was asked is told e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotune.controller.attempts import MAX_ATTEMPTS, MAX_LOST, Attempt, Attempts
-from autotune.controller.budget import Reserve, Spent, counts, everything_is_over, search_is_over
+from autotune.controller.book import TrialBook
+from autotune.controller.budget import Spent, everything_is_over, search_is_over
 from autotune.controller.commands import (
     CANCELLED_ON_REQUEST,
     PAUSED_ON_REQUEST,
@@ -47,7 +47,7 @@ from autotune.controller.commands import (
     StopAsked,
     Tick,
 )
-from autotune.controller.finals import baseline_of, contenders, decide, first_measurements, next_final, participants
+from autotune.controller.finals import next_final, outcome, participants
 from autotune.controller.judge import Judge
 from autotune.ports import TrialRequest
 from autotune.spec import (
@@ -89,13 +89,14 @@ class Controller:
         fp32_losses: Mapping[int, tuple[float, ...]] = MappingProxyType({}),
     ) -> None:
         """`capacity`: ranks of the runner. `baseline`: the default config (None: there is none to beat). `refuse`: why a config cannot be run
-        at all, e.g. by this trainer; empty when it can. `past`: the trials of the store, terminal ones in the order in which they ended. `elapsed_s`, `stop_reason`: as of the last checkpoint. `reference`: an fp32 config to measure for its losses, once the
+        at all, e.g. by this trainer; empty when it can. `past`: the trials of the store, terminal ones in the order in which
+        they ended. `elapsed_s`, `stop_reason`: as of the last checkpoint. `reference`: an fp32 config to measure for its losses, once the
         baseline is measured. `fp32_losses`: losses by tokens per step that are known already."""
         self.study_id = study_id
         self.study = study
         self.searcher = searcher
         self.attempts = Attempts(capacity)
-        self.trials: dict[int, Trial] = {}
+        self.book = TrialBook()
         self.phase = Phase.BASELINE
         self.stop_reason = stop_reason
         self._baseline = baseline
@@ -104,7 +105,6 @@ class Controller:
         self._judge = Judge(study, fp32_losses)
         self._reference = reference
         self._now_s: float | None = None
-        self._base_s = elapsed_s
         self._elapsed_s = elapsed_s
         self._past_gpu_s = 0.0
         self._lost: dict[int, int] = {}
@@ -150,20 +150,20 @@ class Controller:
         return self._elapsed_s
 
     @property
-    def baseline(self) -> Trial | None:
-        """The baseline's first measurement."""
-        return baseline_of(list(self.trials.values()))
+    def trials(self) -> Mapping[int, Trial]:
+        """All trials by number."""
+        return self.book.trials
 
     @property
     def best(self) -> Trial | None:
         """The best measured so far."""
-        return next(iter(contenders(list(self.trials.values()))), None)
+        return self.book.best
 
     @property
     def spent(self) -> Spent:
         """What of the budget is used up."""
-        gpu_s = self._past_gpu_s + self.attempts.gpu_s(self._now_s or 0.0)
-        return Spent(**counts(self.trials.values()), wall_s=self._elapsed_s, gpu_s=gpu_s)
+        book, gpu_s = self.book, self._past_gpu_s + self.attempts.gpu_s(self._now_s or 0.0)
+        return Spent(trials=book.asked, failed=book.failed, refused=book.refused, wall_s=self._elapsed_s, gpu_s=gpu_s)
 
     def late(self, event: AttemptEnded) -> Trial | None:
         """What a late report says of its trial; None when that trial is not over, so that the report must not touch it."""
@@ -176,7 +176,7 @@ class Controller:
 
     def _restore(self, past: Sequence[Trial]) -> None:
         for trial in past:
-            self.trials[trial.number] = trial
+            self.book.put(trial)
             if trial.status.is_terminal:
                 self._learn(trial)
                 if trial.started_at and trial.ended_at:
@@ -238,7 +238,7 @@ class Controller:
             self._waiting.insert(0, number)
 
     def _end_trial(self, trial: Trial) -> None:
-        self.trials[trial.number] = trial
+        self.book.put(trial)
         self._out.append(EndTrial(trial=trial))
         self._learn(trial)
 
@@ -306,16 +306,16 @@ class Controller:
     def _measure_baseline(self) -> bool:
         if self.attempts.live:
             return False
-        known = {t.purpose for t in self.trials.values() if t.status is not TrialStatus.CANCELLED}
+        known = self.book.purposes
         if self._baseline is not None and TrialPurpose.BASELINE not in known:
             self._new(self._baseline, TrialPurpose.BASELINE, "the default config, which everything is compared with")
             return True
-        if self._reference is not None and self.baseline is not None and TrialPurpose.REFERENCE not in known:
+        if self._reference is not None and self.book.baseline is not None and TrialPurpose.REFERENCE not in known:
             self._new(
                 self._reference, TrialPurpose.REFERENCE, "in fp32: the reference of what the loss should look like"
             )
             return True
-        if self.baseline is not None:
+        if self.book.baseline is not None:
             message = "the baseline is measured"
         else:
             message = "there is no measured baseline: rewards are relative to the first config that is measured"
@@ -325,7 +325,11 @@ class Controller:
     def _search(self) -> bool:
         if len(self.attempts.live) >= max(1, self.study.budget.parallel_trials):
             return False
-        reason = search_is_over(self.spent, self.study.budget, self._reserve()) or self._quiet or self._no_gain()
+        reason = (
+            search_is_over(self.spent, self.study.budget, self.book.reserve(self.study.measure))
+            or self._quiet
+            or self._no_gain()
+        )
         config = None if reason else next(iter(self.searcher.ask(1)), None)
         if config is not None:
             self._new(config, TrialPurpose.SEARCH, self.searcher.reason(config))
@@ -339,8 +343,7 @@ class Controller:
 
     def _no_gain(self) -> str:
         least = self.study.budget.min_gain
-        searched = any(t.purpose is TrialPurpose.SEARCH and t.is_measured for t in self.trials.values())
-        gain = self.searcher.expected_gain() if least > 0 and searched else None
+        gain = self.searcher.expected_gain() if least > 0 and self.book.asked > 0 and self.best is not None else None
         if gain is None or gain >= least:
             return ""
         return f"another trial is expected to gain {gain:.2%}, which is under the {least:.2%} asked for"
@@ -348,7 +351,7 @@ class Controller:
     def _measure_again(self) -> bool:
         if self.attempts.live:
             return False
-        trials, measure = list(self.trials.values()), self.study.measure
+        trials, measure = self.book.listed(), self.study.measure
         finals = [t for t in trials if t.purpose is TrialPurpose.FINAL]
         upcoming = next_final(participants(trials, measure.finalists), finals, measure.final_rounds)
         if upcoming is None:
@@ -370,7 +373,7 @@ class Controller:
             estimate=self._predict(config),
             reason=reason,
         )
-        self.trials[trial.number] = trial
+        self.book.put(trial)
         self._out.append(KeepTrial(trial=trial))
         refusal = self._refuse(config) or self._judge.refusal(trial, self.attempts.capacity)
         if refusal:
@@ -383,7 +386,7 @@ class Controller:
 
     def _start(self, number: int) -> None:
         trial = replace(self.trials[number], status=TrialStatus.RUNNING, attempts=self.trials[number].attempts + 1)
-        self.trials[number] = trial
+        self.book.put(trial)
         study, is_final = self.study, trial.purpose is TrialPurpose.FINAL
         request = TrialRequest(
             study=self.study_id,
@@ -404,18 +407,6 @@ class Controller:
         )
         self.attempts.begin(request.id, trial.config.world_size, self._now_s or 0.0, study.measure)
         self._out.append(StartAttempt(request=request))
-
-    def _reserve(self) -> Reserve:
-        """What one more trial and the finals will take, foreseen from what the contenders took."""
-        measure = self.study.measure
-        others = [t for t in first_measurements(list(self.trials.values())) if t.purpose is TrialPurpose.SEARCH]
-        runs = others[: measure.finalists] + ([self.baseline] if self.baseline is not None else [])
-        if len(runs) < 2:
-            return Reserve()
-        seconds = [m.setup_s + math.fsum(m.step_times_s) for t in runs if (m := t.measurement) is not None]
-        gpu_s = [t.config.world_size * s for t, s in zip(runs, seconds, strict=True)]
-        times = measure.final_rounds + 1 / len(runs)
-        return Reserve(wall_s=times * math.fsum(seconds), gpu_s=times * math.fsum(gpu_s))
 
     def _enter(self, phase: Phase, message: str) -> None:
         self.phase = phase
@@ -447,21 +438,4 @@ class Controller:
         self._out.append(EndStudy(status=status, message=message, **outcome))
 
     def _outcome(self) -> dict[str, Any]:
-        verdict = decide(list(self.trials.values()), self.study)
-        finals = [
-            {"number": t.number, "config": t.config.to_dict(), "tokens_per_s": t.measurement.tokens_per_s}
-            for t in verdict.confirmed
-            if t.measurement is not None
-        ]
-        return {
-            "baseline": self.baseline.number if self.baseline else None,
-            "best": verdict.winner.number if verdict.winner else None,
-            "speedup": verdict.speedup,
-            "result": {
-                "phase": str(self.phase),
-                "stop_reason": self.stop_reason,
-                "final_rounds": verdict.rounds,
-                "finals": finals,
-                "notes": list(verdict.notes),
-            },
-        }
+        return outcome(self.book.listed(), self.study, phase=self.phase, stop_reason=self.stop_reason)

@@ -165,7 +165,8 @@ def _step_parts(
 
 def _shrunk(parts: Mapping[str, tuple[float | None, float | None]], source: str) -> list[str]:
     """The causes that changed most, in words."""
-    moved = sorted(((a or 0.0) - (b or 0.0), name, a or 0.0, b or 0.0) for name, (a, b) in parts.items())
+    exposed = {name: pair for name, pair in parts.items() if not name.endswith("overlapped")}
+    moved = sorted(((a or 0.0) - (b or 0.0), name, a or 0.0, b or 0.0) for name, (a, b) in exposed.items())
     least = WORTH_SAYING * sum(a for _, _, a, _ in moved)
     shrunk = [f"{name} from {a * 1e3:.3g} to {b * 1e3:.3g} ms" for gain, name, a, b in reversed(moved) if gain > least][
         :3

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from autotune.controller import CancelAsked, InterruptAsked, PauseAsked, ResumeAsked, StopAsked
+from autotune.controller.finals import baseline_of, contenders
 from autotune.ports import AttemptEnded, AttemptStarted, StepsReported
 from autotune.spec import Failure, FailureKind, MeasureSpec, StudyStatus, TrialPurpose, TrialStatus
 from tests.controller.world import CONFIGS, World, measured, study
@@ -135,6 +136,18 @@ class AnyOrder(RuleBasedStateMachine):
         }
         assert set(self.world.searcher.told) == searched
         assert set(self.world.searcher.told.values()) <= {1}
+
+    @invariant()
+    def the_book_is_right(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        book, trials = self.world.controller.book, list(self.world.trials.values())
+        searched = [t for t in trials if t.purpose is TrialPurpose.SEARCH and t.status is not TrialStatus.CANCELLED]
+        refused = [t for t in searched if t.status is TrialStatus.INFEASIBLE]
+        assert (book.asked, book.refused) == (len(searched) - len(refused), len(refused))
+        assert book.failed == sum(t.status is TrialStatus.FAILED for t in trials)
+        assert book.best == next(iter(contenders(trials)), None)
+        assert book.baseline == baseline_of(trials)
 
     @invariant()
     def no_config_is_searched_twice(self) -> None:
