@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autotune.ports import StudyRecord
-from autotune.report.findings import Findings, changed_knobs, findings, per_gpu, prediction_errors, status_counts
+from autotune.report.findings import Findings, changed_knobs, findings, rate, prediction_errors, status_counts
 from autotune.report.terminal import (
     FULL,
     Palette,
@@ -59,7 +59,7 @@ def facts(found: Findings) -> dict[str, str]:
         "trials": ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.trials).items()) or "-",
         "time": format_duration(record.elapsed_s),
         "best config": config_label(best.config) if best is not None else "-",
-        "tokens/s/GPU": format_count(per_gpu(best)) if best is not None else "-",
+        "tokens/s": format_count(rate(best)) if best is not None else "-",
         "step time": format_duration(measured.step_time_s if measured else None),
         "peak memory": format_bytes(measured.peak_memory_bytes if measured else None),
         "speedup over default": f"{found.speedup:.2f}" if found.speedup is not None else "-",

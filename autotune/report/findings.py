@@ -74,9 +74,9 @@ def throughput(trial: Trial) -> float:
     return trial.measurement.tokens_per_s if trial.measurement is not None else math.nan
 
 
-def per_gpu(trial: Trial) -> float:
-    """Tokens per second and GPU; nan when it was not measured."""
-    return trial.measurement.tokens_per_s_per_gpu if trial.measurement is not None else math.nan
+def rate(trial: Trial) -> float:
+    """Tokens per second of the whole job; nan when it was not measured."""
+    return trial.measurement.tokens_per_s if trial.measurement is not None else math.nan
 
 
 def time_parts(trial: Trial) -> tuple[dict[str, float], bool]:
@@ -108,7 +108,7 @@ def why(found: Findings) -> list[str]:
     sentences = []
     if found.speedup is not None and best.measurement and baseline.measurement:
         sentences.append(
-            f"{format_count(per_gpu(best))} against {format_count(per_gpu(baseline))} tokens per second and GPU: "
+            f"{format_count(rate(best))} against {format_count(rate(baseline))} tokens per second: "
             f"{found.speedup:.2f} times the default config."
         )
     changes = changed_knobs(baseline, best)
@@ -154,11 +154,11 @@ def _memory(baseline: Trial, best: Trial) -> str:
 
 
 def best_so_far(trials: Sequence[Trial]) -> list[tuple[float, float]]:
-    """(number, best tokens per second and GPU so far) of the measured trials, by number; rises, never falls."""
+    """(number, best tokens per second so far) of the measured trials, by number; rises, never falls."""
     points: list[tuple[float, float]] = []
     top = -math.inf
     for trial in trials:
-        value = per_gpu(trial)
+        value = rate(trial)
         if trial.is_measured and value > top:
             top = value
         if top > -math.inf:

@@ -19,7 +19,7 @@ from autotune.report.findings import (
     Findings,
     best_so_far,
     findings,
-    per_gpu,
+    rate,
     prediction_errors,
     status_counts,
     time_parts,
@@ -111,7 +111,7 @@ def _answer(found: Findings) -> str:
     best = found.best
     cards = [
         ("speedup over the default", f"{found.speedup:.2f}×" if found.speedup is not None else "–"),
-        ("tokens per second and GPU", format_count(per_gpu(best)) if best else "–"),
+        ("tokens per second", format_count(rate(best)) if best else "–"),
         ("step time", format_duration(best.measurement.step_time_s) if best and best.measurement else "–"),
         ("peak memory", format_bytes(best.measurement.peak_memory_bytes if best and best.measurement else None)),
     ]
@@ -143,22 +143,20 @@ def _progress(found: Findings) -> str:
     if not found.measured:
         return ""
     points = [
-        Point(
-            x=t.number, y=per_gpu(t), kind=_kind(found, t), title=_title(t, f"{format_count(per_gpu(t))} tokens/s/GPU")
-        )
+        Point(x=t.number, y=rate(t), kind=_kind(found, t), title=_title(t, f"{format_count(rate(t))} tokens/s"))
         for t in found.measured
     ]
     points += [Point(x=t.number, y=0.0, kind="fail", title=_title(t, note_of(t))) for t in found.failed]
     lines = [Line(points=best_so_far(found.trials), stepped=True)]
     last = max(1.0, float(found.trials[-1].number))
     if found.baseline is not None:
-        level = per_gpu(found.baseline)
+        level = rate(found.baseline)
         lines.append(Line(points=[(0.0, level), (last, level)], kind="dashed", label="default config"))
     figure = plot(
         points,
         lines,
         x_label="trial",
-        y_label="tokens per second and GPU",
+        y_label="tokens per second",
         x_format=lambda x: f"{x:.0f}",
         y_format=format_count,
         x_range=(-0.04 * last, 1.04 * last),
@@ -173,7 +171,7 @@ def _accuracy(found: Findings) -> str:
     both = [t for t in found.measured if t.estimate is not None]
     if not both:
         return ""
-    values = [(float(t.estimate.tokens_per_s_per_gpu), per_gpu(t), t) for t in both if t.estimate is not None]
+    values = [(float(t.estimate.tokens_per_s), rate(t), t) for t in both if t.estimate is not None]
     high = 1.08 * max(max(x, y) for x, y, _ in values)
     points = [
         Point(
@@ -187,7 +185,7 @@ def _accuracy(found: Findings) -> str:
     figure = plot(
         points,
         [Line(points=[(0.0, 0.0), (high, high)], kind="dashed")],
-        x_label="predicted tokens per second and GPU",
+        x_label="predicted tokens per second",
         y_label="measured",
         x_format=format_count,
         y_format=format_count,
@@ -293,8 +291,8 @@ def _trials(found: Findings) -> str:
             str(t.number),
             f'<span title="{escape(str(t.config))}">{escape(label)}</span>',
             f'<span class="{escape(t.status)}">{escape(t.status.lower())}</span>',
-            format_count(float(t.estimate.tokens_per_s_per_gpu)) if t.estimate else "–",
-            format_count(m.tokens_per_s_per_gpu) if m else "–",
+            format_count(float(t.estimate.tokens_per_s)) if t.estimate else "–",
+            format_count(m.tokens_per_s) if m else "–",
             format_duration(m.step_time_s) if m else "–",
             f"{m.step_time_spread:.1%}" if m else "–",
             format_bytes(peak) if peak else "–",
@@ -302,7 +300,7 @@ def _trials(found: Findings) -> str:
             escape(note_of(t)),
         ]
         rows.append(("won" if found.best is not None and t.number == found.best.number else "", cells))
-    return "<h2>Trials</h2>" + _table(heads, rows) + '<p class="soft">Throughput in tokens per second and GPU.</p>'
+    return "<h2>Trials</h2>" + _table(heads, rows) + '<p class="soft">Throughput in tokens per second.</p>'
 
 
 def _failures(found: Findings) -> str:

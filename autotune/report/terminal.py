@@ -220,7 +220,7 @@ def stacked_bar(
 def trials_table(
     trials: Iterable[Trial], *, best: int | None = None, palette: Palette = FULL, title: str = ""
 ) -> Table:
-    """One row per trial: config, status, predicted and measured tokens per second and GPU, step time, memory, why."""
+    """One row per trial: config, status, predicted and measured tokens per second, step time, memory, why."""
     table = plain_table(palette, title=title)
     for name in ("#", "config", "status"):
         table.add_column(name, justify="right" if name == "#" else "left", no_wrap=name != "config")
@@ -239,14 +239,14 @@ def trials_table(
             number,
             label,
             _status(trial.status),
-            format_count(float(trial.estimate.tokens_per_s_per_gpu)) if trial.estimate else nothing,
-            format_count(measured.tokens_per_s_per_gpu) if measured else nothing,
+            format_count(float(trial.estimate.tokens_per_s)) if trial.estimate else nothing,
+            format_count(measured.tokens_per_s) if measured else nothing,
             format_duration(measured.step_time_s) if measured else nothing,
             format_bytes(memory) if memory else nothing,
             safe(note_of(trial), palette),
             style="bold" if trial.number == best else "",
         )
-    table.caption = "tokens per second and GPU"
+    table.caption = "tokens per second"
     return table
 
 
@@ -256,7 +256,7 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
     table = plain_table(palette)
     table.add_column("rank", justify="right")
     table.add_column("config")
-    for name in ("tokens/s/GPU", "step", "MFU", "memory", "OOM risk"):
+    for name in ("tokens/s", "step", "MFU", "memory", "OOM risk"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("step by parts", no_wrap=True)
     shown = list(rows)[:top]
@@ -265,7 +265,7 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
         table.add_row(
             str(row.rank),
             config_label(row.config),
-            format_count(float(estimate.tokens_per_s_per_gpu)),
+            format_count(float(estimate.tokens_per_s)),
             format_duration(float(estimate.step_time_s)),
             f"{float(estimate.mfu):.1%}",
             format_bytes(float(estimate.peak_memory_bytes)),
