@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +97,9 @@ def test_closing_leaves_no_process() -> None:
     runner = LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE)
     asked: TrialRequest = request(0, dp=2, trainer_options={"step_s": 30.0})
     runner.start(asked)
+    end = time.monotonic() + 90
+    while len(runner.rank_pids) < 2 and time.monotonic() < end:
+        runner.poll(0.1)
     pids = runner.rank_pids
     assert len(pids) == 2
     runner.close()
@@ -102,3 +111,41 @@ def test_options_that_make_no_sense_are_refused() -> None:
         LocalRunner(max_ranks=0)
     with pytest.raises(SpecError, match="device"):
         LocalRunner(device="tpu")
+
+
+_OWNER = """
+import time
+from autotune_workers.local import LocalRunner
+from tests.workers.requests import DOUBLE, request
+if __name__ == "__main__":
+    runner = LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE, faults=[{"kind": "freeze", "rank": 1, "step": 0}])
+    runner.start(request(0, dp=2))
+    told = time.monotonic() + 2
+    while True:
+        runner.poll(0.2)
+        if len(runner.rank_pids) == 2 and time.monotonic() > told:
+            print(*runner.rank_pids, flush=True)
+            told = float("inf")
+"""
+
+
+@pytest.mark.flaky(reruns=2)
+def test_ranks_end_with_their_owner_even_when_it_is_killed_and_one_is_stopped() -> None:
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "workers")])}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd=root
+    )
+    try:
+        assert owner.stdout is not None
+        pids = [int(word) for word in owner.stdout.readline().split()]
+        assert len(pids) == 2
+        owner.send_signal(signal.SIGKILL)
+        owner.wait(timeout=60)
+        end = time.monotonic() + 60
+        while any(is_alive(pid) for pid in pids) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not any(is_alive(pid) for pid in pids)
+    finally:
+        owner.kill()
+        owner.communicate()

@@ -40,7 +40,7 @@ class Patience:
     """without a heartbeat (one per second) a rank counts as frozen in the evidence"""
     stop_s: float = 5.0
     """a cancelled trial may finish its step"""
-    abort_s: float = 2.0
+    abort_s: float = 3.5
     """ranks leave their collectives and clean up"""
     terminate_s: float = 0.5
     """between SIGTERM and SIGKILL"""
@@ -196,6 +196,8 @@ class Gang:
         if member.gone:
             return
         member.gone = True
+        if member.doomed:
+            self._keep_log(rank, log_tail)
         if not member.doomed and not (member.idle and self.phase is Phase.ENDING):
             self._note(
                 of_death(
@@ -435,6 +437,12 @@ class Gang:
         )
         # the culprit goes first: its peers then wake up from their collective, end by themselves and stay warm
         self._doom(rank, "KILL" if silent else "TERM")
+
+    def _keep_log(self, rank: int, log_tail: Sequence[str]) -> None:
+        """The log of a rank that had to be killed belongs to the verdict that names it."""
+        for index, evidence in enumerate(self._evidence):
+            if evidence.weight == "timeout" and evidence.rank == rank:
+                self._evidence[index] = replace(evidence, log_tail=(*evidence.log_tail, *log_tail))
 
     def _close_when_over(self) -> None:
         if self.phase is not Phase.ENDING or not all(m.over for m in self._members):

@@ -52,6 +52,8 @@ class LocalRunner(GangRunner):
                 f"max_ranks may not exceed the visible GPUs, but max_ranks={max_ranks} and there are {len(gpus)}",
                 field="runner.max_ranks",
             )
+        self.on_gpu = bool(gpus)
+        """whether ranks have a GPU each"""
         capacity = max_ranks or len(gpus) or max(MIN_CPU_RANKS, cpu_count())
         super().__init__(LocalRanks(capacity, gpus=gpus, trial=trial), faults=faults, patience=patience)
 
@@ -81,7 +83,7 @@ class LocalRanks:
     @property
     def pids(self) -> tuple[int, ...]:
         """Process numbers of the living ranks."""
-        return tuple(r.pid for r in self._places.values())
+        return tuple(r.pid for r in self._places.values() if r.pid)
 
     def form(self, size: int) -> Crew | None:
         """The warmest free places: ranks that are up, then those that start, then new ones."""

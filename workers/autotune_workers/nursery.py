@@ -48,7 +48,8 @@ def serve(owner: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
     while True:
-        readable, _, _ = select.select([owner, woken], [], [])
+        waiting: list[Any] = [owner, woken]
+        readable, _, _ = select.select(waiting, [], [])
         if woken in readable:
             os.read(woken, 4096)
             _reap(owner)

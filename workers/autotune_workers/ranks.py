@@ -20,8 +20,10 @@ from autotune_workers.machine import oom_kills
 from autotune_workers.wire import Lines, Message, to_line
 
 TRIAL = "autotune_workers.trial:run_trial"
-LOG_TAIL_LINES = 20
-LOG_TAIL_BYTES = 8192
+LOG_TAIL_LINES = 30
+LOG_TAIL_BYTES = 32768
+CRASH = "Fatal Python error"
+"""opens the dump of all threads; what came right before it is the reason"""
 
 
 class Births:
@@ -115,7 +117,7 @@ class RankProcess:
         self._oom_kills = oom_kills()
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that it printed since its trial began."""
+        """The last lines that it printed since its trial began; of a crash, those around its beginning."""
         if self._child.last_words:
             return self._child.last_words
         try:
@@ -123,7 +125,10 @@ class RankProcess:
             data = os.pread(self._log.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES))
         except (OSError, ValueError):
             return ()
-        return tuple(data.decode(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        lines = data.decode(errors="replace").splitlines()
+        crash = next((i for i, line in enumerate(lines) if line.startswith(CRASH)), None)
+        start = max(0, len(lines) - LOG_TAIL_LINES if crash is None else crash - LOG_TAIL_LINES // 3)
+        return tuple(lines[start : start + LOG_TAIL_LINES])
 
     def terminate(self) -> None:
         """SIGTERM to the process and what it forked."""

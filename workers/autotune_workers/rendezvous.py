@@ -60,7 +60,8 @@ def process_group(
     try:
         yield
     except BaseException:
-        abort()  # peers that wait for this rank in a collective must learn of it now
+        if on_gpu:
+            abort()  # NCCL waits for its peers unless it is told not to; gloo's closed connections wake them
         raise
     finally:
         if dist.is_initialized():

@@ -1,0 +1,34 @@
+"""Calibration measures this machine with real ranks, and says it in the words of the cost model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autotune.cost import Calibration
+from autotune.spec import ClusterSpec
+from autotune_workers import calibrate
+from autotune_workers.calibrate import KINDS, calibrate_local
+
+
+@pytest.mark.flaky(reruns=2)
+def test_figures_are_plausible_and_the_cost_model_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(calibrate, "MAX_RANKS", 2)
+    told: list[float] = []
+    figures = calibrate_local(lambda what, fraction: told.append(fraction))
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    assert all(1e7 < row["flops_per_s"] < 1e13 for row in figures["matmul"])
+    assert 1e8 < figures["memory_bytes_per_s"] < 1e13
+    assert 0 < figures["host_overhead_s"] < 10
+    assert {row["kind"] for row in figures["collectives"]} == set(KINDS)
+    assert all(row["time_s"] > 0 and row["scope"] == "intra" for row in figures["collectives"])
+    assert [row["ranks"] for row in figures["concurrency"]] == [1, 2]
+    measured = {
+        k: figures[k] for k in ("matmul", "memory_bytes_per_s", "collectives", "host_overhead_s", "concurrency")
+    }
+    fitted = Calibration.from_measurements(measured, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2))
+    assert math.isfinite(fitted.matmul_efficiency)
+    assert fitted.matmul_efficiency > 0

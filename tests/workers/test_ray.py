@@ -1,0 +1,190 @@
+"""The ray runner: the contract, the fault table, and what only a cluster can do to a trial. One cluster for the whole module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from autotune.spec import FailureKind
+from autotune.testing.runners import RunnerContract, ended, events_until_ended
+from autotune_workers.machine import is_alive
+from autotune_workers.ray import RayRunner
+from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
+from tests.workers.requests import DOUBLE, PATIENT, request
+
+pytestmark = [
+    pytest.mark.flaky(reruns=2),
+    # Ray leaves sockets and log files to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+ALWAYS = ("memory exhausted in a step", "killed in the middle of a step", "stopped")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster that this module started."""
+    before = {k: os.environ.get(k) for k in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="t" * 32)  # nothing is written to the user's home
+    runner = RayRunner(num_cpus=4, trial=DOUBLE)
+    try:
+        yield runner.address
+    finally:
+        runner.close()
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture(scope="module")
+def native(cluster: str) -> Iterator[RayRunner]:
+    runner = RayRunner(faults=FAULTS)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+@pytest.fixture(scope="module")
+def shared(cluster: str) -> Iterator[RayRunner]:
+    runner = RayRunner(trial=DOUBLE)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def free_cpus() -> float:
+    import ray
+
+    return float(ray.available_resources().get("CPU", 0.0))
+
+
+class TestRayRunner(RunnerContract):
+    @pytest.fixture
+    def runner(self, cluster: str) -> Iterator[RayRunner]:
+        runner = RayRunner(trial=DOUBLE)
+        try:
+            yield runner
+        finally:
+            runner.close()
+
+    @pytest.fixture
+    def request_for(self):
+        return lambda number: request(number, dp=1)
+
+
+def test_it_listens_on_loopback_only(cluster: str) -> None:
+    assert cluster.startswith("127.0.0.1:")
+
+
+def test_a_group_that_can_never_be_placed_fails_within_its_deadline(shared: RayRunner) -> None:
+    asked = request(0, dp=8, measure=replace(PATIENT, start_timeout_s=3.0))
+    shared.start(asked)
+    failure = ended(events_until_ended(shared, [asked.id], deadline_s=60.0)).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.INVALID
+    assert "8 CPU" in failure.message
+    assert "4 CPU" in failure.message
+    after = request(1, dp=2)
+    shared.start(after)
+    assert ended(events_until_ended(shared, [after.id])).failure is None
+
+
+def test_actors_have_names_that_people_can_read_and_resources_come_back(cluster: str) -> None:
+    import ray
+
+    runner = RayRunner(trial=DOUBLE)
+    try:
+        asked = request(0, dp=2)
+        runner.start(asked)
+        assert ended(events_until_ended(runner, [asked.id])).failure is None
+        names = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True)]
+        assert any("gang-1-rank-1" in name for name in names), names
+    finally:
+        runner.close()
+    end = time.monotonic() + 60
+    while free_cpus() < 4 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert free_cpus() == 4
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
+)
+def test_each_fault_gets_its_verdict_and_the_next_trial_runs(native: RayRunner, name: str) -> None:
+    play(native, name)
+
+
+def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner) -> None:
+    import ray
+
+    asked = request(7, dp=2, trainer_options={"step_s": 2.0})
+    shared.start(asked)
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not shared.poll(0.2):
+        pass
+    host = next(h for crew in shared._crews._busy for h in crew.handles)
+    actor, rank = ray.get(host.actor.pids.remote(), timeout=60)
+    os.kill(actor, signal.SIGKILL)
+    failure = ended(events_until_ended(shared, [asked.id])).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.WORKER_LOST
+    end = time.monotonic() + 60
+    while is_alive(rank) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_alive(rank)
+    after = request(8, dp=2)
+    shared.start(after)
+    assert ended(events_until_ended(shared, [after.id])).failure is None
+
+
+@pytest.mark.slow
+def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, tmp_path) -> None:
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", cluster, "--num-cpus", "4", "--block"]
+    environment = {**os.environ, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    node = subprocess.Popen(
+        [*command, "--disable-usage-stats", "--object-store-memory", "100000000"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )
+    runner = RayRunner(trial=DOUBLE)
+    try:
+        end = time.monotonic() + 120
+        while runner.capacity < 8 and time.monotonic() < end:
+            time.sleep(0.5)
+        assert runner.capacity == 8
+        asked = request(
+            0, dp=6, trainer_options={"step_s": 1.0}, measure=replace(PATIENT, min_steps=100, max_steps=100)
+        )
+        runner.start(asked)
+        end = time.monotonic() + 120
+        while time.monotonic() < end and not runner.poll(0.2):
+            pass
+        os.killpg(node.pid, signal.SIGKILL)
+        failure = ended(events_until_ended(runner, [asked.id], deadline_s=180.0)).failure
+        assert failure is not None
+        assert failure.kind is FailureKind.WORKER_LOST
+        after = request(1, dp=2)
+        runner.start(after)
+        assert ended(events_until_ended(runner, [after.id])).failure is None
+    finally:
+        runner.close()
+        if node.poll() is None:
+            os.killpg(node.pid, signal.SIGKILL)
+        node.wait(timeout=60)
+
+
+def test_the_numbers_of_the_rows_are_those_of_their_faults() -> None:
+    for name, row in ROWS.items():
+        assert all(f.trial == NUMBERS[name] for f in row.faults), name
