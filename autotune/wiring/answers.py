@@ -54,6 +54,17 @@ def result_of(store: Store, study_id: str) -> Result:
     )
 
 
+def exports_of(result: Result) -> list[str]:
+    """The trainers that can express the best config without options; the study's own first."""
+    from autotune.trainers import trainer, trainer_names
+
+    if result.best is None:
+        return []
+    study, config = result.record.study, result.best.config
+    able = [name for name in trainer_names() if name != "command" and not trainer(name).limits(study.workload, config)]
+    return sorted(able, key=lambda name: (name != study.trainer, able.index(name)))
+
+
 def study_document(record: StudyRecord) -> dict[str, Any]:
     """A study as plain JSON values."""
     study, times = record.study, (record.created_at, record.started_at, record.ended_at, record.updated_at)
@@ -101,6 +112,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
         "speedup": result.speedup,
         "final_rounds": result.final_rounds,
         "notes": list(result.notes),
+        "exports": exports_of(result),
     }
     if top > 0:
         answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(_ranked(result)[:top], 1)]

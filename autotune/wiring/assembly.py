@@ -71,7 +71,7 @@ class Assembly:
         """Why the trainer cannot run this config, in words; empty when it can."""
         from autotune.trainers import trainer
 
-        limits = trainer(self.study.trainer).limits(self.study.workload, config)
+        limits = trainer(self.study.trainer).limits(self.study.workload, config, self.study.trainer_options)
         return "; ".join(str(limit) for limit in limits)
 
     @property
