@@ -130,15 +130,16 @@ def _shuffled(cell: Cell, seed: int) -> list[ParallelConfig]:
 
 
 def past(cell: Cell, cells: Sequence[Cell], studies: int, seed: int) -> History:
-    """Trials of earlier studies: from each of some other cells of the same sweep, `PAST_TRIALS` of its configs."""
+    """Trials of earlier studies on other cells of the sweep: `PAST_TRIALS` each, from the faster third, where studies try most."""
     others = [c for c in cells if c is not cell and c.workload.trainer == cell.workload.trainer]
     rng = np.random.default_rng([seed, 7])
-    some = [others[i] for i in rng.permutation(len(others))[:studies]]
-    return tuple(
-        (other.workload, other.trial(list(other.rows)[i], number))
-        for other in some
-        for number, i in enumerate(rng.permutation(len(other.rows))[:PAST_TRIALS])
-    )
+    found = []
+    for i in rng.permutation(len(others))[:studies]:
+        other = others[i]
+        ran = sorted((config for config, row in other.rows.items() if row.failure is None), key=other.regret)
+        tried = rng.permutation(max(len(ran) // 3, 1))[:PAST_TRIALS]
+        found += [(other.workload, other.trial(ran[k], number)) for number, k in enumerate(tried)]
+    return tuple(found)
 
 
 def _job(job: tuple[Cell, str, int, dict[str, Any]]) -> Run:

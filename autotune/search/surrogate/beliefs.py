@@ -25,7 +25,7 @@ from autotune.search.surrogate.evidence import REPEAT_SD, Observed
 from autotune.search.surrogate.hazard import hazard
 from autotune.search.surrogate.kernel import distances, matern52
 from autotune.search.worth import log_cost, rest_of, slope
-from autotune.spec import Trial
+from autotune.spec import Trial, Workload
 
 Array = NDArray[np.float64]
 
@@ -48,8 +48,10 @@ class Beliefs:
         self._log_tokens = np.log(self._table.global_batch_size * float(problem.space.workload.seq_len))
         self._log_cost = log_cost(problem.objective, self._table)
         self._log_capacity = math.log(problem.space.workload.cluster.gpu.memory_bytes)
-        self._history, kinships = _kin(problem)
-        self._kinships = np.array([1.0, *kinships])
+        self._history, kin = _kin(problem)
+        ours = problem.space.workload
+        self._kinships = np.array([1.0, *(evidence.kinship(ours, theirs) for theirs in kin)])
+        self._likenesses = np.array([1.0, *(evidence.likeness(ours, theirs) for theirs in kin)])
         self._observed: list[Observed] = list(self._history)
         self._fit()
 
@@ -73,11 +75,10 @@ class Beliefs:
         timed = [o for o in self._observed if o.has_time]
         sized = [o for o in self._observed if o.has_memory]
         rows = _joined([evidence.time_rows(o.estimate, o.point, o.workload) for o in timed], self._time_rows)
-        self.time = Corrected(evidence.time_prior(self._estimate, self._kinships), rows, evidence.time_sites(timed))
+        similar = (self._kinships, self._likenesses)
+        self.time = Corrected(evidence.time_prior(self._estimate, *similar), rows, evidence.time_sites(timed))
         rows = _joined([evidence.memory_rows(o.estimate, o.point, o.workload) for o in sized], self._memory_rows)
-        self.memory = Corrected(
-            evidence.memory_prior(self._estimate, self._kinships), rows, evidence.memory_sites(sized)
-        )
+        self.memory = Corrected(evidence.memory_prior(self._estimate, *similar), rows, evidence.memory_sites(sized))
         self._ours = [o for o in self._observed if o.workload == 0]
         self._rewarded = any(o.trial.reward is not None for o in self._ours)
         self.slope = slope(self._problem.objective, rewarded=self._rewarded)
@@ -128,15 +129,11 @@ def _joined(rows: list[Rows], like: Rows) -> Rows:
     return Rows.joined([like.take(slice(0, 0)), *rows])
 
 
-def _kin(problem: Problem) -> tuple[list[Observed], list[float]]:
-    """The history's nearest trials, and the kinship of each of its workloads by number from 1."""
-    workloads = list(dict.fromkeys(_key(workload) for workload, _ in problem.history))
-    by_key = {_key(workload): workload for workload, _ in problem.history}
-    kinships = [evidence.kinship(problem.space.workload, by_key[key]) for key in workloads]
-    nearest = sorted(problem.history, key=lambda pair: -kinships[workloads.index(_key(pair[0]))])[:MAX_HISTORY]
-    observed = [evidence.observe(problem, w, t, number=1 + workloads.index(_key(w))) for w, t in nearest]
-    return observed, kinships
-
-
-def _key(workload: object) -> str:
-    return repr(workload)
+def _kin(problem: Problem) -> tuple[list[Observed], list[Workload]]:
+    """The history's nearest trials, and its workloads by number from 1, nearest first."""
+    ours = problem.space.workload
+    by_name = {repr(workload): workload for workload, _ in problem.history}
+    names = sorted(by_name, key=lambda name: -evidence.kinship(ours, by_name[name]))
+    nearest = sorted(problem.history, key=lambda pair: names.index(repr(pair[0])))[:MAX_HISTORY]
+    observed = [evidence.observe(problem, w, t, number=1 + names.index(repr(w))) for w, t in nearest]
+    return observed, [by_name[name] for name in names]

@@ -11,7 +11,8 @@ Gaussian process with covariance J S J' + a^2 k. The scales of s and a and the l
 density on a small grid, so that a bad cost model is found out after a few trials and a good one is trusted at once.
 
 Observations of other workloads (the history) have factors of their own that correlate with ours by `kinship`, 0 to 1: covariances between
-two workloads are multiplied by the product of both kinships (one common factor).
+two workloads are multiplied by the product of both kinships (one common factor). The residual carries over only between workloads of the
+same model, whose coordinates mean the same: elsewhere it did harm in the replay.
 """
 
 from __future__ import annotations
@@ -85,10 +86,16 @@ class Prior:
     kinships: Array
     """of each workload to the searched one, by number; 1 for the first, shape (W,)"""
 
+    likenesses: Array
+    """the same for the residual, shape (W,)"""
+
     def kin(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
-        """Multipliers of covariances between observations of workloads a and b, shape (len(a), len(b))."""
-        between = np.outer(self.kinships[a], self.kinships[b])
-        return np.where(a[:, None] == b[None, :], 1.0, between)
+        """Multipliers of the factors' covariances between observations of workloads a and b, shape (len(a), len(b))."""
+        return _between(self.kinships, a, b)
+
+    def like(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
+        """Multipliers of the residual's covariances."""
+        return _between(self.likenesses, a, b)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,14 +228,18 @@ class Corrected:
     def _residual(self, rows: Rows) -> Array:
         """Covariance of e between `rows` and the observations, shape (N, n)."""
         away = self._distances if rows is self._rows else distances(rows.points, self._rows.points)
-        kin = self._prior.kin(rows.workloads, self._rows.workloads)
-        return matern52(away, self.scales.length) * kin * self._residual_variance
+        like = self._prior.like(rows.workloads, self._rows.workloads)
+        return matern52(away, self.scales.length) * like * self._residual_variance
 
     def _kin_shares(self, rows: Rows, shares: Array) -> Array:
         """Covariance between `rows` and the observations that common factors make, shape (N, n)."""
         _, ours = _log_sum(self._rows.parts, self._f)
         kin = self._prior.kin(rows.workloads, self._rows.workloads)
         return np.asarray(kin * (shares @ self._covariance() @ ours.T))
+
+
+def _between(similarities: Array, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
+    return np.where(a[:, None] == b[None, :], 1.0, np.outer(similarities[a], similarities[b]))
 
 
 def _log_sum(parts: Array, f: Array) -> tuple[Array, Array]:

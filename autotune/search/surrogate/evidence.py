@@ -59,14 +59,15 @@ def memory_rows(estimate: Estimate, points: Array, workload: int = 0) -> Rows:
     return _rows(estimate.memory_parts_bytes, MEMORY_SDS, points, workload)
 
 
-def time_prior(estimate: Estimate, kinships: Array) -> Prior:
+def time_prior(estimate: Estimate, kinships: Array, likenesses: Array) -> Prior:
     """Before any trial: the causes' spreads, and on top the spread of the estimate's own interval."""
-    return _prior(TIME_SDS, estimate.step_time_low_s, estimate.step_time_high_s, kinships)
+    return _prior(TIME_SDS, estimate.step_time_low_s, estimate.step_time_high_s, kinships, likenesses)
 
 
-def memory_prior(estimate: Estimate, kinships: Array) -> Prior:
+def memory_prior(estimate: Estimate, kinships: Array, likenesses: Array) -> Prior:
     """Before any trial: the causes' spreads, and on top the spread of the estimate's own interval."""
-    return _prior(MEMORY_SDS, estimate.peak_memory_low_bytes, estimate.peak_memory_high_bytes, kinships)
+    low, high = estimate.peak_memory_low_bytes, estimate.peak_memory_high_bytes
+    return _prior(MEMORY_SDS, low, high, kinships, likenesses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +141,11 @@ def kinship(ours: Workload, theirs: Workload) -> float:
     )
 
 
+def likeness(ours: Workload, theirs: Workload) -> float:
+    """How far what the factors leave unexplained carries over: as the errors do between workloads of one model, else not at all."""
+    return kinship(ours, theirs) if ours.model == theirs.model else 0.0
+
+
 def observe(problem: Problem, workload: Workload, trial: Trial, *, number: int) -> Observed:
     """The trial of a config that need not be in the space, with the cost model's estimate for it."""
     from autotune.cost import estimate
@@ -172,11 +178,12 @@ def _rows(parts: object, names: dict[str, float], points: Array, workload: int) 
     )
 
 
-def _prior(sds: dict[str, float], low: object, high: object, kinships: Array) -> Prior:
+def _prior(sds: dict[str, float], low: object, high: object, kinships: Array, likenesses: Array) -> Prior:
     spread = np.log(np.atleast_1d(np.asarray(high)) / np.atleast_1d(np.asarray(low))) / (2 * Z90)
     return Prior(
         factor_sds=np.array(list(sds.values())),
         common_sd=COMMON_SD,
         residual_sd=float(np.median(spread)),
         kinships=kinships,
+        likenesses=likenesses,
     )
