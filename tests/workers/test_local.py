@@ -19,6 +19,7 @@ from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.local import LocalRunner
 from autotune_workers.machine import is_alive
 from tests.workers.requests import DOUBLE, request
+from tests.workers.requests import request as asking
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +31,16 @@ def warm() -> Iterator[LocalRunner]:
 @pytest.mark.flaky(reruns=2)
 class TestLocalRunner(RunnerContract):
     @pytest.fixture
-    def runner(self) -> Iterator[LocalRunner]:
-        runner = LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE)
-        try:
+    def runner(self, request: pytest.FixtureRequest, warm: LocalRunner) -> Iterator[LocalRunner]:
+        if "clos" not in request.node.name:  # importing torch anew for each law would take minutes
+            yield warm
+            return
+        with LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE) as runner:
             yield runner
-        finally:
-            runner.close()
 
     @pytest.fixture
     def request_for(self):
-        return lambda number: request(number, dp=1)
+        return lambda number: asking(number, dp=1)
 
 
 @pytest.mark.flaky(reruns=2)
