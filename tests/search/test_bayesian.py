@@ -2,8 +2,132 @@
 
 from __future__ import annotations
 
-from autotune.testing.searchers import SearcherContract
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from autotune.cost import estimate
+from autotune.search import Searcher, make_searcher
+from autotune.space import SearchSpace
+from autotune.spec import FailureKind, Objective, Reward, Trial
+from autotune.testing.searchers import MODEL, WORKLOAD, SearcherContract, candidates, failed, measured
+
+SPACE = SearchSpace.of(WORKLOAD, candidates())
+BEST = max(t.measurement.tokens_per_s for t in map(measured, candidates()) if t.is_measured)
 
 
 class TestBayesian(SearcherContract):
     searcher = "bayesian"
+    budget: ClassVar[int] = 15
+
+
+def _play(searcher: Searcher, trials: int, told: Sequence[Trial] = ()) -> list[Trial]:
+    played = list(told)
+    while len(played) < trials and (asked := searcher.ask(1)):
+        played.append(measured(asked[0], number=len(played)))
+        searcher.tell(played[-1:])
+    return played
+
+
+def _found(trials: Sequence[Trial]) -> float:
+    return max((t.measurement.tokens_per_s for t in trials if t.is_measured), default=0.0) / BEST
+
+
+def test_finds_the_best_of_a_world_that_the_cost_model_does_not_know() -> None:
+    assert _found(_play(make_searcher("bayesian", SPACE), 10)) > 0.95
+
+
+def test_expects_less_and_less_and_ends_near_nothing() -> None:
+    searcher = make_searcher("bayesian", SPACE)
+    assert searcher.expected_gain() is None
+    _play(searcher, 2)
+    early = searcher.expected_gain()
+    _play(searcher, 12)
+    late = searcher.expected_gain()
+    assert early is not None
+    assert late is not None
+    assert late < early
+    assert late < 0.05
+
+
+def test_learns_from_memory_what_will_not_fit() -> None:
+    """A cost model that takes memory for half of what it is runs out of it, but not again and again."""
+    predicted = estimate(WORKLOAD, SPACE.table)
+    low = replace(
+        predicted,
+        peak_memory_bytes=predicted.peak_memory_bytes * 0.5,
+        memory_parts_bytes=type(predicted.memory_parts_bytes)(
+            **{n: v * 0.5 for n, v in zip(predicted.memory_parts_bytes.to_dict(), _parts(predicted), strict=True)}
+        ),
+        oom_probability=np.zeros(len(SPACE)),
+    )
+    trials = _play(make_searcher("bayesian", SPACE, estimate=low), 12)
+    assert sum(t.failure is not None for t in trials) <= 5
+    assert _found(trials) > 0.9
+
+
+def _parts(predicted: object) -> list[np.ndarray]:
+    parts = predicted.memory_parts_bytes  # type: ignore[attr-defined]
+    return [np.asarray(getattr(parts, name)) for name in parts.to_dict()]
+
+
+def test_out_of_memory_rules_out_what_needs_more() -> None:
+    searcher = make_searcher("bayesian", SPACE)
+    worst = next(c for c in candidates() if c.micro_batch_size == 1 and c.tp * c.pp == 1)
+    searcher.tell([failed(worst, FailureKind.OUT_OF_MEMORY)])
+    asked = {t.config for t in _play(searcher, 20)}
+    assert not any(c.tp * c.pp == 1 and c.zero_stage <= worst.zero_stage for c in asked)
+
+
+def test_other_failures_make_their_neighbourhood_less_likely() -> None:
+    searcher = make_searcher("bayesian", SPACE)
+    (first,) = searcher.ask(1)
+    searcher.tell([failed(first, FailureKind.HANG)])
+    (second,) = searcher.ask(1)
+    again = make_searcher("bayesian", SPACE)
+    again.ask(1)
+    again.tell([failed(first, FailureKind.WORKER_LOST)])
+    (blameless,) = again.ask(1)
+
+    def steps(config: object) -> int:
+        return sum(
+            getattr(config, n) != getattr(first, n) for n in ("tp", "pp", "dp", "micro_batch_size", "zero_stage")
+        )
+
+    assert steps(second) >= steps(blameless)
+
+
+def test_rewards_decide_where_there_are_any() -> None:
+    """A config that trains unstably loses to a slightly slower one: the rest of the reward is learnt too."""
+
+    def rewarded(trial: Trial) -> Trial:
+        if not trial.is_measured or trial.measurement is None:
+            return trial
+        throughput = float(np.log(trial.measurement.tokens_per_s / BEST))
+        stability = 0.2 if trial.config.micro_batch_size >= 4 else 1.0
+        reward = Reward(total=0.5 * throughput + 0.5 * stability, throughput=throughput, stability=stability)
+        return replace(trial, reward=reward)
+
+    searcher = make_searcher("bayesian", SPACE, objective=Objective(stability_weight=0.5))
+    told: list[Trial] = []
+    while len(told) < 10 and (asked := searcher.ask(1)):
+        told.append(rewarded(measured(asked[0], number=len(told))))
+        searcher.tell(told[-1:])
+    assert sum(t.config.micro_batch_size < 4 for t in told[4:]) >= 4
+
+
+@pytest.mark.parametrize("model", [MODEL, replace(MODEL, name="another", num_layers=24)])
+def test_earlier_studies_do_no_harm(model: object) -> None:
+    theirs = replace(WORKLOAD, model=model, cluster=replace(WORKLOAD.cluster, num_nodes=1))
+    history = [(theirs, measured(c, theirs)) for c in candidates(theirs)]
+    history = [(w, t) for w, t in history if t.is_measured][::7]
+    assert history
+    assert _found(_play(make_searcher("bayesian", SPACE, history=history), 10)) > 0.95
+
+
+def test_a_batch_spreads_out() -> None:
+    batch = make_searcher("bayesian", SPACE).ask(4)
+    assert len({(c.tp, c.pp, c.micro_batch_size) for c in batch}) >= 3

@@ -1,0 +1,183 @@
+"""The surrogate's parts against closed forms: improvement, sites, corrected parts, hazard, dominance."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from autotune.search.dominance import needs_as_much_memory
+from autotune.search.surrogate.corrected import Corrected, Prior, Rows, Scales
+from autotune.search.surrogate.hazard import RATE, hazard
+from autotune.search.surrogate.improvement import log_expected_improvement
+from autotune.search.surrogate.kernel import distances, matern52
+from autotune.search.surrogate.sites import DISTURBED, Sites
+from autotune.spec import ConfigTable, ParallelConfig
+from autotune.testing.searchers import WORKLOAD, candidates, truth
+
+
+@pytest.mark.parametrize("z", [-8.0, -1.5, -1.0, -0.9, 0.0, 2.0])
+def test_expected_improvement_is_the_integral(z: float) -> None:
+    mean, sd, best = z * 0.3, 0.3, 0.0
+    exact, _ = quad(lambda x: (x - best) * norm.pdf(x, mean, sd), best, best + 12 * sd, epsabs=0, epsrel=1e-10)
+    found = log_expected_improvement(np.array([mean]), np.array([sd]), best)[0]
+    assert found == pytest.approx(math.log(exact), abs=1e-6)
+
+
+def test_expected_improvement_ranks_where_it_underflows() -> None:
+    found = log_expected_improvement(-np.array([40.0, 1e3, 1e5, 1e8]), np.ones(4), 0.0)
+    assert np.isfinite(found).all()
+    assert (np.diff(found) < 0).all()
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.integers(0, 10_000))
+def test_covariance_is_positive_definite(seed: int) -> None:
+    points = np.random.default_rng(seed).integers(0, 4, (12, 5)).astype(float)
+    points = np.unique(points, axis=0)
+    covariance = matern52(distances(points, points), 2.0)
+    assert np.linalg.eigvalsh(covariance).min() > 0
+    assert np.allclose(np.diag(covariance), 1.0)
+
+
+def _prior(parts: int, *, residual_sd: float = 0.1) -> Prior:
+    return Prior(
+        factor_sds=np.full(parts, 0.5),
+        common_sd=0.1,
+        residual_sd=residual_sd,
+        kinships=np.array([1.0, 0.8]),
+        likenesses=np.array([1.0, 0.0]),
+    )
+
+
+def _rows(parts: np.ndarray, *, workload: int = 0) -> Rows:
+    points = np.arange(len(parts), dtype=float)[:, None] * 3.0
+    return Rows(parts=parts, points=points, workloads=np.full(len(parts), workload))
+
+
+def _values(values: list[float]) -> Sites:
+    return Sites(values=np.array(values), sides=np.zeros(len(values)), noise=np.full(len(values), 0.01))
+
+
+NOTHING = Sites(values=np.zeros(0), sides=np.zeros(0), noise=np.zeros(0))
+
+
+def test_without_observations_it_is_the_prediction() -> None:
+    rows = _rows(np.array([[1.0, 3.0], [2.0, 2.0]]))
+    model = Corrected(_prior(2), rows.take(slice(0, 0)), NOTHING)
+    mean, sd = model.predict(rows)
+    assert np.allclose(mean, math.log(4.0))
+    # both parts equal: half of each factor's spread, the common spread, and the residual
+    assert sd[1] == pytest.approx(math.sqrt(2 * 0.25 * 0.25 + 0.01 + 0.01))
+
+
+def test_finds_which_part_is_wrong() -> None:
+    """The second part really takes three times as long; few observations tell, and others are predicted."""
+    rng = np.random.default_rng(0)
+    parts = rng.uniform(0.1, 1.0, (12, 2))
+    real = np.log(parts @ np.array([1.0, 3.0]))
+    rows = _rows(parts)
+    model = Corrected(_prior(2, residual_sd=0.03), rows.take(slice(0, 6)), _values(real[:6].tolist()))
+    assert model.factors == pytest.approx([1.0, 3.0], rel=0.25)
+    before = np.abs(np.log(parts.sum(axis=1)) - real)[6:].mean()
+    assert np.abs(model.predict(rows)[0] - real)[6:].mean() < 0.15 * before
+
+
+def test_gaussian_case_agrees_with_linear_algebra() -> None:
+    """One part makes log time linear in its factor: the posterior is that of a plain Gaussian process."""
+    rows = _rows(np.array([[1.0], [2.0], [4.0]]))
+    prior, scales = _prior(1, residual_sd=0.2), Scales(factors=1.0, residual=1.0, length=3.0)
+    seen, values = rows.take(slice(0, 2)), np.array([0.05, 0.65])
+    model = Corrected(prior, seen, _values(values.tolist()), scales=scales)
+    covariance = 0.25 + 0.01 + 0.04 * matern52(distances(rows.points, rows.points), 3.0)
+    inverse = np.linalg.inv(covariance[:2, :2] + 1e-4 * np.eye(2) / (1 - DISTURBED))
+    expected = math.log(4.0) + covariance[2, :2] @ inverse @ (values - np.log([1.0, 2.0]))
+    mean, sd = model.predict(rows.take([2]))
+    assert mean[0] == pytest.approx(expected, abs=2e-3)
+    assert sd[0] == pytest.approx(
+        math.sqrt(covariance[2, 2] - covariance[2, :2] @ inverse @ covariance[:2, 2]), abs=2e-3
+    )
+
+
+def test_one_disturbed_trial_does_not_undo_the_rest() -> None:
+    rng = np.random.default_rng(1)
+    parts = rng.uniform(0.1, 1.0, (8, 2))
+    real = np.log(parts.sum(axis=1))
+    values = real.copy()
+    values[3] += math.log(30.0)
+    rows = _rows(parts)
+    model = Corrected(_prior(2), rows.take(slice(0, 7)), _values(values[:7].tolist()))
+    assert model.predict(rows.take([7]))[0][0] == pytest.approx(real[7], abs=0.2)
+
+
+def test_limits_move_the_belief_to_their_side() -> None:
+    rows = _rows(np.array([[1.0], [1.0]]))
+    for side, sign in ((1.0, 1), (-1.0, -1)):
+        limit = Sites(values=np.array([0.3 * sign]), sides=np.array([side]), noise=np.array([0.02]))
+        mean, _ = Corrected(_prior(1), rows.take([0]), limit).predict(rows.take([0]))
+        assert mean[0] * sign > 0.3
+        assert mean[0] * sign < 2.0
+
+
+def test_a_limit_that_was_expected_teaches_little() -> None:
+    rows = _rows(np.array([[1.0]]))
+    far = Sites(values=np.array([-5.0]), sides=np.array([1.0]), noise=np.array([0.02]))
+    mean, _ = Corrected(_prior(1), rows, far).predict(rows)
+    assert mean[0] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_kin_teach_the_factors_only() -> None:
+    parts = np.array([[1.0], [1.0]])
+    theirs = _rows(parts, workload=1)
+    model = Corrected(_prior(1, residual_sd=0.05), theirs, _values([0.8, 0.8]))
+    mean, _ = model.predict(_rows(parts[:1]))
+    assert 0.3 < mean[0] < 0.8
+
+
+def test_fantasies_narrow_and_do_not_move() -> None:
+    rows = _rows(np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]]))
+    model = Corrected(_prior(2), rows.take([0]), _values([1.2]))
+    mean, sd = model.predict(rows)
+    after_mean, after_sd = model.and_values(rows.take([1]), mean[[1]], 0.01).predict(rows)
+    assert np.allclose(after_mean, mean, atol=0.02)
+    assert (after_sd <= sd + 1e-9).all()
+    assert after_sd[1] < 0.3 * sd[1]
+
+
+def test_hazard_is_the_rate_far_away_and_high_beside_failures() -> None:
+    points = np.array([[0.0], [1.0], [50.0]])
+    found = hazard(points, np.array([[0.0]]), np.array([True]))
+    assert found[0] > 0.4
+    assert RATE < found[1] < found[0]
+    assert found[2] == pytest.approx(RATE, abs=1e-6)
+    assert hazard(points, np.zeros((0, 1)), np.zeros(0, dtype=bool)).tolist() == [RATE] * 3
+
+
+def test_dominance_holds_in_the_contract_world() -> None:
+    """Whatever is ruled out after an out-of-memory failure really needs as much."""
+    configs = candidates()
+    table = ConfigTable.of(configs)
+    peaks = np.array([truth(WORKLOAD, c)[1] for c in configs])
+    for i, config in enumerate(configs):
+        mask = needs_as_much_memory(table, config)
+        assert mask[i]
+        worse = mask & (table.pp == config.pp)
+        assert (peaks[worse] >= peaks[i] * (1 - 1e-9)).all()
+
+
+def test_dominance_leaves_other_knobs_alone() -> None:
+    failed = ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2)
+    others = [
+        ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4),
+        ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2, precision="fp8"),
+        ParallelConfig(dp=4, tp=2, micro_batch_size=4, accumulation_steps=4),
+        ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2, zero_stage=1),
+        ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2, recompute="full"),
+    ]
+    assert not needs_as_much_memory(ConfigTable.of(others), failed).any()
+    assert needs_as_much_memory(ConfigTable.of([ParallelConfig(dp=8, micro_batch_size=8)]), failed).all()
