@@ -69,6 +69,7 @@ def application() -> typer.Typer:
         keeping,
         planning,
         results,
+        service,
         studies,
         tuning,
     )
@@ -81,6 +82,6 @@ def application() -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for module in (tuning, planning, calibrating, studies, results, handover, keeping, catalogs, doctor):
+    for module in (tuning, planning, calibrating, studies, results, handover, service, keeping, catalogs, doctor):
         module.register(app)
     return app

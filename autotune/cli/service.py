@@ -1,0 +1,176 @@
+"""The service: serve, and its tokens."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli.output import JsonOption, StoreOption, consoles, emit, note
+
+_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(serve)
+    tokens = typer.Typer(help="Access tokens of the service.", no_args_is_help=True, rich_markup_mode=None)
+    tokens.command("create")(create)
+    tokens.command("list")(list_tokens)
+    tokens.command("revoke")(revoke)
+    app.add_typer(tokens, name="token")
+
+
+def serve(
+    host: Annotated[str, typer.Option("--host", help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8600,
+    store: StoreOption = None,
+    max_studies: Annotated[
+        int, typer.Option("--max-studies", min=0, max=10_000, help="Studies that run at once on this host.")
+    ] = 4,
+    runner: Annotated[
+        str,
+        typer.Option(
+            "--runner",
+            help="ray: each study is a Ray job. local: a process here, no Ray; studies run local or simulated.",
+        ),
+    ] = "ray",
+    ray: Annotated[
+        str, typer.Option("--ray", metavar="URL", help="Ray dashboard of a cluster to join; else Ray is started here.")
+    ] = "",
+    allowed_host: Annotated[
+        list[str] | None, typer.Option("--allowed-host", help="A name under which the service may be asked.")
+    ] = None,
+    public_url: Annotated[str, typer.Option("--public-url", help="Where people find the web page.")] = "",
+    require_token: Annotated[bool, typer.Option("--require-token", help="Ask for a token on loopback too.")] = False,
+    data_root: Annotated[
+        list[Path] | None, typer.Option("--data-root", help="A folder in which `data` of a spec may lie.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Runs API, web page and supervisor until Ctrl-C. Other machines are let in only with tokens (autotune token create)."""
+    from autotune.service import ServiceOptions
+    from autotune.service import serve as serve_until_stopped
+    from autotune.service.options import RUNNER_OPTIONS
+    from autotune.spec.checks import one_of
+
+    one_of("--runner", runner, ("ray", "local"))
+    runners = {name: options for name, options in RUNNER_OPTIONS.items() if runner == "ray" or name != "ray"}
+    options = ServiceOptions(
+        host=host,
+        port=port,
+        max_studies=max_studies,
+        way="ray" if runner == "ray" else "process",
+        ray_address=ray,
+        allowed_hosts=frozenset(allowed_host or ()),
+        public_url=public_url,
+        require_token=require_token,
+        data_roots=tuple(data_root or ()),
+        runners=runners,
+    )
+
+    def ready(url: str) -> None:
+        if json:
+            emit({"url": url})
+        note(f"autotune serves at {url}; Ctrl-C ends it, and what runs goes on when it is started again")
+
+    serve_until_stopped(options, store_url=store, on_ready=ready)
+
+
+def create(
+    scope: Annotated[
+        str, typer.Option("--scope", help="read, submit (read, and one's own studies) or admin.")
+    ] = "submit",
+    owner: Annotated[str, typer.Option("--owner", help="Whose it is: stands beside the studies.")] = "",
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="N[m|h|d]", help="Lifetime, e.g. 90d; never, when empty.")
+    ] = "",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Makes a token and shows it once."""
+    import getpass
+
+    from autotune.store import open_store
+
+    owner = owner or getpass.getuser()
+    database = open_store(store)
+    try:
+        token, text = database.tokens.create(owner, scope, expires_in_s=_seconds(expires))
+        database.record_audit(owner, "token.create", token.id, {"scope": scope})
+    finally:
+        database.close()
+    if json:
+        emit({"token": text, **_plain(token)})
+        return
+    note(f"token {token.id} of {token.owner}, scope {token.scope}; it is shown only now:")
+    print(text)
+
+
+def list_tokens(store: StoreOption = None, json: JsonOption = False) -> None:
+    """Lists tokens, without their secrets."""
+    from autotune.store import open_store
+
+    database = open_store(store)
+    try:
+        found = [_plain(token) for token in database.tokens.list()]
+    finally:
+        database.close()
+    if json:
+        emit({"tokens": found})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    names = ("id", "owner", "scope", "created_at", "expires_at", "revoked_at")
+    for name in names:
+        table.add_column(name.removesuffix("_at"), overflow="fold")
+    for token in found:
+        table.add_row(*(str(token[name] or "")[:19].replace("T", " ") for name in names))
+    consoles()[0].print(table)
+
+
+def revoke(
+    token: Annotated[str, typer.Argument(metavar="ID", help="Id of the token, see autotune token list.")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Makes a token useless, at once."""
+    from autotune.store import open_store
+
+    database = open_store(store)
+    try:
+        revoked = database.tokens.revoke(token)
+        database.record_audit("command line", "token.revoke", revoked.id)
+    finally:
+        database.close()
+    if json:
+        emit({"token": _plain(revoked)})
+    else:
+        note(f"token {revoked.id} of {revoked.owner} is revoked")
+
+
+def _plain(token: Any) -> dict[str, Any]:
+    times = {name: getattr(token, name) for name in ("created_at", "expires_at", "revoked_at")}
+    return {
+        "id": token.id,
+        "owner": token.owner,
+        "scope": token.scope,
+        **{name: at.isoformat() if at else None for name, at in times.items()},
+    }
+
+
+def _seconds(text: str) -> float | None:
+    """A lifetime in seconds. Raises `SpecError` when it is none."""
+    from autotune.errors import SpecError
+
+    if not text:
+        return None
+    found = re.fullmatch(r"([0-9]{1,6})([mhd])", text)
+    if not found:
+        raise SpecError(
+            f"a lifetime is a number and m, h or d, but is {text!r}", remedy="e.g. --expires 90d", field="--expires"
+        )
+    return int(found[1]) * _UNITS[found[2]]

@@ -1,0 +1,79 @@
+"""The application: addresses, guards, errors and their description put together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+
+from autotune import __version__
+from autotune.errors import AutotuneError
+from autotune.schema import StudyDocument
+from autotune.service import envelope, pages
+from autotune.service.access import COOKIE, Gate
+from autotune.service.counters import Counted, Counters
+from autotune.service.guards import Guards
+from autotune.service.house import House
+from autotune.service.options import ServiceOptions
+from autotune.service.resources import answers, events, state, studies
+from autotune.service.supervisor import Supervisor
+from autotune.store.sql import SqlStore
+
+ROOT = "/api/v1"
+DESCRIPTION = """Finds the fastest stable configuration to train a model on a cluster, in a handful of short real trials.
+Every error is `{error: {kind, message, field, remedy}}`. Numbers are SI and bytes; times are UTC."""
+
+
+def create_app(store: SqlStore, options: ServiceOptions, *, supervisor: Supervisor | None = None) -> FastAPI:
+    """The service on that store. With a supervisor it also runs studies, from the server's start to its end."""
+    counters = Counters()
+    house = House(store=store, options=options, gate=Gate(store, options), counters=counters, supervisor=supervisor)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if supervisor is not None:
+            supervisor.start()
+        yield
+        house.closing.set()
+
+    app = FastAPI(
+        title="autotune", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    app.state.house = house
+    for module in (events, answers, state, studies):
+        app.include_router(module.router, prefix=ROOT)
+    app.include_router(pages.router, include_in_schema=False)
+    app.add_exception_handler(envelope.RefusalError, envelope.of_refusal)
+    app.add_exception_handler(AutotuneError, envelope.of_autotune)
+    app.add_exception_handler(HTTPException, envelope.of_http)
+    app.add_exception_handler(RequestValidationError, envelope.of_validation)
+    app.add_exception_handler(Exception, envelope.of_surprise)
+    app.add_middleware(Counted, counters=counters)
+    app.add_middleware(Guards, options=options)
+    app.openapi = lambda: _described(app)  # type: ignore[method-assign]
+    return app
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with the study spec's schema and the ways to show a token."""
+    if app.openapi_schema:
+        return app.openapi_schema
+    document = FastAPI.openapi(app)
+    parts = document.setdefault("components", {})
+    _, spec = models_json_schema([(StudyDocument, "validation")], ref_template="#/components/schemas/{model}")
+    parts.setdefault("schemas", {}).update(spec["$defs"])
+    parts["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "a token of `autotune token create`"},
+        "cookie": {"type": "apiKey", "in": "cookie", "name": COOKIE},
+    }
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            open_to_all = path.endswith("/health")
+            operation["security"] = [{}] if open_to_all else [{}, {"bearer": []}]
+    app.openapi_schema = document
+    return document

@@ -1,0 +1,208 @@
+"""The answers as OpenAPI describes them, with examples. What they hold is made by `autotune.wiring`; here is only their shape.
+
+Answers are not passed through these models: they describe, and the tests hold the service to them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autotune.spec import StudyStatus
+
+Plain = dict[str, Any]
+
+
+class Answer(BaseModel):
+    """An answer; later releases may add keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class ErrorBody(Answer):
+    """What went wrong: the law with its values, where in the spec, and what to do."""
+
+    kind: str = Field(examples=["spec"])
+    message: str = Field(examples=["no key is called 'modell'"])
+    field: str = Field(examples=["modell"])
+    remedy: str = Field(examples=["did you mean model?"])
+
+
+class ErrorDocument(Answer):
+    """Every error has this shape."""
+
+    error: ErrorBody
+
+
+class StudySummary(Answer):
+    """A study."""
+
+    id: str = Field(examples=["kfm4a2b9xq"])
+    name: str = Field(examples=["gpt2-medium-8xh100"])
+    status: StudyStatus
+    message: str
+    model: str = Field(examples=["gpt2-medium"])
+    cluster: str = Field(examples=["h100-sxm-1x8"])
+    trainer: str
+    runner: str
+    searcher: str
+    owner: str
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+    updated_at: str
+    elapsed_s: float
+    trials: dict[str, int] = Field(description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}])
+    result: Plain
+
+
+class TrialDocument(Answer):
+    """A trial: what was tried, predicted and measured."""
+
+    number: int
+    status: str
+    config: Plain
+    estimate: Plain | None
+    measurement: Plain | None
+    reward: Plain | None
+    failure: Plain | None
+
+
+class StudyAnswer(Answer):
+    """One study."""
+
+    study: StudySummary
+
+
+class StudyList(Answer):
+    """Studies, newest first."""
+
+    studies: list[StudySummary]
+    next_offset: int | None = Field(description="where the next page begins; null on the last")
+
+
+class StatusAnswer(StudyAnswer):
+    """A study with its best config and the default config, measured the same way."""
+
+    best: TrialDocument | None
+    baseline: TrialDocument | None
+    speedup: float | None = Field(description="best against baseline", examples=[1.31])
+    notes: list[str]
+
+
+class BestAnswer(StatusAnswer):
+    """The best configs of a study."""
+
+    configs: list[TrialDocument]
+
+
+class PastBest(Answer):
+    """A measured config and the study in which it was measured."""
+
+    study: StudySummary
+    best: TrialDocument
+
+
+class BestAcross(Answer):
+    """The best measured configs across all history."""
+
+    study: StudySummary | None
+    best: TrialDocument | None
+    baseline: TrialDocument | None
+    speedup: float | None
+    configs: list[PastBest]
+
+
+class TrialList(Answer):
+    """Trials by number."""
+
+    trials: list[TrialDocument]
+
+
+class EventDocument(Answer):
+    """One line of a study's history."""
+
+    sequence: int
+    at: str
+    kind: str = Field(examples=["trial.ended"])
+    data: Plain
+
+
+class EventList(Answer):
+    """History, in order."""
+
+    events: list[EventDocument]
+
+
+class PlanRow(Answer):
+    """A config by the cost model."""
+
+    rank: int
+    config: Plain
+    estimate: Plain
+
+
+class PlanAnswer(Answer):
+    """Feasible configs ranked by the cost model, and what became of the others."""
+
+    configs: list[PlanRow]
+    feasible: int
+    infeasible: dict[str, int]
+
+
+class ExportAnswer(Answer):
+    """A config as a launch of a trainer."""
+
+    trainer: str
+    config: Plain
+    argv: list[str]
+    env: dict[str, str]
+    files: dict[str, str]
+    notes: list[str]
+
+
+class HealthAnswer(Answer):
+    """Whether it works; the parts only for callers who may read."""
+
+    status: str = Field(examples=["ok"])
+    version: str
+
+
+ERRORS: dict[int, str] = {
+    400: "No valid HTTP",
+    401: "No token, or a wrong one",
+    403: "The token's scope is too small, the study is another's, or another site's page asks",
+    404: "No such study, trial or trainer",
+    405: "Not this method",
+    408: "The request came too slowly",
+    409: "The study's state forbids it, or the idempotency key was used for another spec",
+    413: "The request is too large",
+    415: "A spec comes as JSON or YAML",
+    421: "Asked under a name that is not this service's",
+    422: "The spec or a parameter is wrong, or nothing in the space is feasible",
+    429: "Asked too often",
+    500: "A fault of the service",
+    503: "The store cannot be reached, or too much waits",
+}
+
+
+def responses(*statuses: int, ok: int = 200, model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """The answers of an address: the good one, the given errors, and those that any address can give."""
+    errors = (*statuses, 400, 401, 403, 405, 408, 413, 421, 422, 429, 500, 503)
+    return {
+        ok: {"model": model, "description": (model.__doc__ or "").strip()},
+        **{status: {"model": ErrorDocument, "description": ERRORS[status]} for status in sorted(set(errors))},
+    }
+
+
+EXAMPLE_SPEC: dict[str, Any] = {
+    "name": "gpt2-medium-8xh100",
+    "model": "gpt2-medium",
+    "cluster": "h100-sxm-1x8",
+    "workload": {"seq_len": 1024, "global_batch_size": 512},
+    "space": {"tp": [1, 2, 4, 8], "pp": [1, 2], "micro_batch_size": {"powers_of_two": [1, 16]}, "precision": ["bf16"]},
+    "budget": {"max_trials": 12},
+    "searcher": "bayesian",
+    "runner": "simulated",
+}

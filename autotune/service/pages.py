@@ -1,0 +1,5 @@
+"""pages"""
+
+from fastapi import APIRouter
+
+router = APIRouter()

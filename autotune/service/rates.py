@@ -1,0 +1,34 @@
+"""Token buckets by caller: how often one may ask. Threads may share one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from autotune.service.options import Rate
+
+MOST_CALLERS = 10_000
+"""buckets that are kept; the one that was used longest ago goes first"""
+
+
+class Limiter:
+    """One bucket for each caller."""
+
+    def __init__(self, rate: Rate, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._monotonic = rate, monotonic
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def wait_s(self, caller: str, *, take: bool = True) -> float:
+        """0 when the caller may go on (and then one is taken, unless `take` is False), else the seconds until it may."""
+        now = self._monotonic()
+        with self._lock:
+            left, at = self._buckets.pop(caller, (float(self._rate.burst), now))
+            left = min(float(self._rate.burst), left + (now - at) * self._rate.per_s)
+            wait = 0.0 if left >= 1 else (1 - left) / self._rate.per_s
+            self._buckets[caller] = (left - 1 if take and not wait else left, now)
+            if len(self._buckets) > MOST_CALLERS:
+                self._buckets.popitem(last=False)
+        return wait

@@ -1,0 +1,46 @@
+"""A Ray cluster on this machine's loopback, for as long as the service lives: `python -m autotune.service.ray_head FOLDER`.
+
+It prints one line, {"dashboard": "http://..."}, and ends when its standard input does: also a service that was killed leaves no cluster behind.
+Token authentication is what the environment says (see `autotune.service.ray_jobs`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import warnings
+
+OBJECT_STORE_BYTES = 100 << 20
+"""trials pass no tensors through Ray: near the least that it takes"""
+MIN_CPUS = 8
+"""CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small machine"""
+
+
+def main(folder: str) -> None:
+    """Starts the cluster, says where it is, and waits for the end of the input."""
+    import ray
+
+    warnings.simplefilter("ignore")  # Ray's own, about its future defaults
+    context = ray.init(
+        address="local",
+        num_cpus=max(MIN_CPUS, os.cpu_count() or 1),
+        include_dashboard=True,
+        dashboard_host="127.0.0.1",
+        object_store_memory=OBJECT_STORE_BYTES,
+        namespace="autotune",
+        log_to_driver=False,
+        logging_level="ERROR",
+        _node_ip_address="127.0.0.1",
+        _temp_dir=folder,
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it ends when the service does
+    print(json.dumps({"dashboard": f"http://{context.dashboard_url}"}), flush=True)
+    sys.stdin.read()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

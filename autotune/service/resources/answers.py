@@ -1,0 +1,42 @@
+"""Questions beyond one study: the best configs across history, and plans by the cost model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from autotune.service.documents import BestAcross, PlanAnswer, responses
+from autotune.service.envelope import StrictJSONResponse
+from autotune.service.house import Limit, Planner, Reader, TheHouse, Word
+from autotune.service.resources.studies import SPEC_BODY
+from autotune.service.specs import confined, read_body
+
+router = APIRouter(tags=["answers"])
+
+
+@router.get("/best", responses=responses(model=BestAcross))
+def best(
+    house: TheHouse, caller: Reader, model: Word = "", cluster: Word = "", trainer: Word = "", top: Limit = 1
+) -> Response:
+    """The best measured configs across all studies, by tokens per second and GPU, one line for each config."""
+    from autotune import wiring
+
+    found = wiring.past_studies(house.store, model=model, cluster=cluster, trainer=trainer, limit=top)
+    first: dict[str, Any] = found[0] if found else {"study": None, "best": None}
+    return StrictJSONResponse({"baseline": None, "speedup": None, **first, "configs": found})
+
+
+@router.post("/plan", openapi_extra=SPEC_BODY, responses=responses(415, model=PlanAnswer))
+async def plan(request: Request, house: TheHouse, caller: Planner, top: Limit = 10) -> Response:
+    """The feasible configs of a spec ranked by the cost model. Runs and keeps nothing."""
+    from autotune import wiring
+
+    body, media = await request.body(), request.headers.get("content-type", "")
+
+    def work() -> dict[str, Any]:
+        study = confined(read_body(body, media), house.options)
+        return wiring.plan_of(study, top=top, store=house.store).to_dict()
+
+    return StrictJSONResponse(await house.work(work))

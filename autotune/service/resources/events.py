@@ -1,0 +1,94 @@
+"""A study's history: a page of it as JSON, or all that is to come as server-sent events (`Accept: text/event-stream`).
+
+Each event has its sequence number as id, so that a browser or client that was cut off asks for the rest with `Last-Event-ID`. The stream ends
+after the study's last event, with an event `end`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from autotune.errors import AutotuneError
+from autotune.ports import HistoryEvent
+from autotune.service.documents import EventList, responses
+from autotune.service.envelope import RefusalError, StrictJSONResponse
+from autotune.service.house import House, Limit, Reader, StudyId, TheHouse
+from autotune.spec.plain import finite
+
+router = APIRouter(tags=["studies"])
+
+POLL_S = 0.5
+BEAT_S = 15.0
+"""a comment is sent after so long without events, so that proxies keep the connection"""
+STREAM = "text/event-stream"
+PAGE = 1000
+
+_RESPONSES = responses(404, model=EventList)
+_RESPONSES[200]["content"] = {STREAM: {"schema": {"type": "string"}}}
+
+
+@router.get("/studies/{study_id}/events", responses=_RESPONSES)
+async def events(
+    request: Request,
+    study_id: StudyId,
+    house: TheHouse,
+    caller: Reader,
+    after: Annotated[int, Query(ge=0, le=1 << 60, description="only events after this sequence number")] = 0,
+    limit: Limit = PAGE,
+    last_event_id: Annotated[str | None, Header(description="as `after`, for streams")] = None,
+) -> Response:
+    """History after a sequence number, or a live stream."""
+    study = (await run_in_threadpool(house.store.study, study_id)).id
+    if STREAM not in request.headers.get("accept", ""):
+        found = await run_in_threadpool(house.store.events, study, after=after, limit=limit)
+        return StrictJSONResponse({"events": [event_document(event) for event in found]})
+    if house.streams >= house.options.max_streams:
+        raise RefusalError(
+            503, "busy", f"{house.options.max_streams} streams are open already", headers={"Retry-After": "10"}
+        )
+    if last_event_id and last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 18:
+        after = max(after, int(last_event_id))
+    return StreamingResponse(_stream(house, study, after), media_type=STREAM, headers={"X-Accel-Buffering": "no"})
+
+
+def event_document(event: HistoryEvent) -> dict[str, Any]:
+    """A line of the history as plain values."""
+    return {"sequence": event.sequence, "at": event.at.isoformat(), "kind": event.kind, "data": dict(event.data)}
+
+
+async def _stream(house: House, study: str, after: int) -> AsyncIterator[str]:
+    house.streams += 1
+    silent_s = 0.0
+    try:
+        yield ": open\n\n"
+        while not house.closing.is_set():
+            try:
+                record = await run_in_threadpool(
+                    house.store.study, study
+                )  # before the events: the end comes after its last
+                found = await run_in_threadpool(house.store.events, study, after=after, limit=PAGE)
+            except AutotuneError:  # the store is away: the stream waits with it
+                found, record = [], None
+            for event in found:
+                after = event.sequence
+                yield f"id: {after}\nevent: {event.kind}\ndata: {json.dumps(finite(event_document(event)))}\n\n"
+            if found:
+                silent_s = 0.0
+                continue
+            if record is not None and record.status.is_terminal:
+                yield f"event: end\ndata: {json.dumps({'status': str(record.status)})}\n\n"
+                return
+            await asyncio.sleep(POLL_S)
+            silent_s += POLL_S
+            if silent_s >= BEAT_S:
+                silent_s = 0.0
+                yield ": still here\n\n"
+    finally:
+        house.streams -= 1

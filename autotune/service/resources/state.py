@@ -1,0 +1,89 @@
+"""How the service itself is: health for probes, metrics for Prometheus."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from autotune import __version__
+from autotune.errors import StoreError
+from autotune.service.counters import CONTENT_TYPE
+from autotune.service.documents import ERRORS, ErrorDocument, HealthAnswer, responses
+from autotune.service.envelope import RefusalError, StrictJSONResponse
+from autotune.service.house import House, Reader, TheHouse
+from autotune.settings import data_folder
+
+router = APIRouter(tags=["state"])
+
+MIN_FREE_BYTES = 256 << 20
+KEPT_S = 2.0
+"""an examination serves all who ask within so long"""
+
+
+@router.get(
+    "/health",
+    responses={
+        **responses(model=HealthAnswer),
+        503: {"model": HealthAnswer, "description": "Something does not work"},
+    },
+)
+async def health(request: Request, house: TheHouse) -> Response:
+    """ok (200) or failing (503). Anybody may ask; the parts are told to callers who may read."""
+    try:
+        caller = await house.gate.recognize(request)
+    except RefusalError:
+        caller = None
+    found = await run_in_threadpool(examine, house)
+    brief = {key: found[key] for key in ("status", "version")}
+    return StrictJSONResponse(found if caller else brief, status_code=200 if found["status"] == "ok" else 503)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format"},
+        **{
+            s: {"model": ErrorDocument, "description": ERRORS[s]}
+            for s in (400, 401, 403, 405, 408, 413, 421, 429, 500, 503)
+        },
+    },
+)
+def metrics(house: TheHouse, caller: Reader) -> Response:
+    """Studies, trials, failures, requests."""
+    return Response(house.counters.text(house.store.statistics(), streams=house.streams), media_type=CONTENT_TYPE)
+
+
+def examine(house: House) -> dict[str, Any]:
+    """Store, disk, supervisor (and with it Ray) and version."""
+    kept, at = house.examined
+    if kept is not None and time.monotonic() - at < KEPT_S:
+        return kept
+    trouble: dict[str, str] = {"store": "", "disk": "", "supervisor": ""}
+    try:
+        house.store.ping()
+    except StoreError as error:
+        trouble["store"] = error.message
+    folder = data_folder()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < MIN_FREE_BYTES:
+        trouble["disk"] = f"only {free >> 20} MiB are free"
+    if house.supervisor is not None:
+        trouble["supervisor"] = house.supervisor.health()
+    document: dict[str, Any] = {
+        "status": "failing" if any(trouble.values()) else "ok",
+        "version": __version__,
+        "checks": {name: text or "ok" for name, text in trouble.items()},
+        "way": house.options.way if house.supervisor else "none",
+        "running": len(house.supervisor.running) if house.supervisor else 0,
+        "disk_free_bytes": free,
+    }
+    house.examined = (document, time.monotonic())
+    return document

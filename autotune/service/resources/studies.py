@@ -1,0 +1,195 @@
+"""Tuning jobs: submitted, listed, looked at, acted on."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import Response
+
+from autotune.errors import NotFoundError, SpecError
+from autotune.service.documents import (
+    EXAMPLE_SPEC,
+    BestAnswer,
+    ExportAnswer,
+    StatusAnswer,
+    StudyAnswer,
+    StudyList,
+    TrialList,
+    responses,
+)
+from autotune.service.envelope import RefusalError, StrictJSONResponse
+from autotune.service.house import House, Limit, Offset, Reader, StudyId, Submitter, TheHouse, Word
+from autotune.service.specs import JSON, YAML, confined, read_body
+from autotune.spec import StudyStatus
+
+router = APIRouter(tags=["studies"])
+
+KEY_PATTERN = r"^[\x21-\x7e]{1,200}$"
+SPEC_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            JSON: {"schema": {"$ref": "#/components/schemas/StudyDocument"}, "example": EXAMPLE_SPEC},
+            YAML: {"schema": {"$ref": "#/components/schemas/StudyDocument"}, "example": EXAMPLE_SPEC},
+        },
+    }
+}
+
+
+class Action(StrEnum):
+    """What can be done to a study."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
+    CANCEL = "cancel"
+
+
+@router.post(
+    "/studies", status_code=201, openapi_extra=SPEC_BODY, responses=responses(409, 415, ok=201, model=StudyAnswer)
+)
+async def submit(
+    request: Request,
+    house: TheHouse,
+    caller: Submitter,
+    idempotency_key: Annotated[
+        str | None, Header(pattern=KEY_PATTERN, description="submitting twice under one key makes one study")
+    ] = None,
+) -> Response:
+    """Keeps a study as QUEUED and starts it when there is room."""
+    from autotune import wiring
+
+    body, media = await request.body(), request.headers.get("content-type", "")
+
+    def keep() -> dict[str, Any]:
+        document = read_body(body, media)
+        study = confined(document, house.options)
+        if sum(house.store.statistics().studies.get(s, 0) for s in ("QUEUED",)) >= house.options.max_queued:
+            raise RefusalError(
+                503,
+                "busy",
+                f"{house.options.max_queued:,} studies wait already",
+                remedy="wait until some have run, or cancel some",
+                headers={"Retry-After": "60"},
+            )
+        record = wiring.submit_study(house.store, study, document, idempotency_key=idempotency_key, owner=caller.owner)
+        house.store.record_audit(caller.name, "study.submit", record.id)
+        return wiring.study_document(record)
+
+    study = await house.work(keep)
+    if house.supervisor is not None:
+        house.supervisor.wake()
+    return StrictJSONResponse({"study": study}, status_code=201, headers={"Location": f"/api/v1/studies/{study['id']}"})
+
+
+@router.get("/studies", responses=responses(model=StudyList))
+def studies(
+    house: TheHouse,
+    caller: Reader,
+    status: StudyStatus | None = None,
+    model: Word = "",
+    cluster: Word = "",
+    owner: Word = "",
+    name: Word = "",
+    limit: Limit = 50,
+    offset: Offset = 0,
+) -> Response:
+    """Studies, newest first."""
+    from autotune import wiring
+
+    records = house.store.studies(
+        status=status, model=model, cluster=cluster, owner=owner, name=name, limit=limit + 1, offset=offset
+    )
+    return StrictJSONResponse(
+        {
+            "studies": [wiring.study_document(record) for record in records[:limit]],
+            "next_offset": offset + limit if len(records) > limit else None,
+        }
+    )
+
+
+@router.get("/studies/{study_id}", responses=responses(404, model=StatusAnswer))
+def status_of(study_id: StudyId, house: TheHouse, caller: Reader) -> Response:
+    """A study with its best config so far."""
+    from autotune import wiring
+
+    return StrictJSONResponse(wiring.document(wiring.result_of(house.store, study_id)))
+
+
+@router.get("/studies/{study_id}/trials", responses=responses(404, model=TrialList))
+def trials(study_id: StudyId, house: TheHouse, caller: Reader) -> Response:
+    """All trials of a study."""
+    from autotune import wiring
+
+    found = house.store.trials(house.store.study(study_id).id)
+    return StrictJSONResponse({"trials": [wiring.trial_document(trial) for trial in found]})
+
+
+@router.get("/studies/{study_id}/best", responses=responses(404, model=BestAnswer))
+def best(study_id: StudyId, house: TheHouse, caller: Reader, top: Limit = 1, pareto: bool = False) -> Response:
+    """The best configs of a study; `pareto`: those that no other beats in speed, stability, memory headroom and cost."""
+    from autotune import wiring
+
+    result = wiring.result_of(house.store, study_id)
+    answer = wiring.document(result, top=top)
+    if pareto:
+        answer["configs"] = [wiring.trial_document(trial) for trial in wiring.pareto(result.trials)]
+    return StrictJSONResponse(answer)
+
+
+@router.get("/studies/{study_id}/export/{trainer}", responses=responses(404, model=ExportAnswer))
+async def export(
+    study_id: StudyId,
+    trainer: str,
+    house: TheHouse,
+    caller: Reader,
+    option: Annotated[list[str], Query(max_length=50, description="KEY=VALUE, an option of the trainer")] = [],  # noqa: B006
+) -> Response:
+    """The best config as a launch of that trainer: command, environment, files. Nothing is written or started here."""
+    return StrictJSONResponse(await house.work(lambda: exported(house, study_id, trainer, option)))
+
+
+def exported(house: House, study_id: str, trainer: str, pairs: list[str]) -> dict[str, Any]:
+    """The launch as plain values."""
+    from autotune import wiring
+    from autotune.trainers import trainer as trainer_of
+    from autotune.trainers import trainer_names
+
+    if trainer not in trainer_names():
+        raise NotFoundError(
+            f"there is no trainer called {trainer[:80]!r}", remedy=f"there are {', '.join(trainer_names())}"
+        )
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise SpecError(f"an option is KEY=VALUE, but one is {pair[:80]!r}", field="option")
+        options[key] = value
+    result = wiring.result_of(house.store, study_id)
+    if result.best is None:
+        raise NotFoundError(f"study {result.record.id} has no measured config to export", remedy="let it run first")
+    launch = trainer_of(trainer).launch(result.record.study.workload, result.best.config, options)
+    return {"trainer": trainer, "config": result.best.config.to_dict(), **launch.to_dict()}
+
+
+@router.post("/studies/{study_id}/{action}", responses=responses(404, 409, model=StudyAnswer))
+def act(study_id: StudyId, action: Action, house: TheHouse, caller: Submitter) -> Response:
+    """pause: no new trials. resume. stop: let running trials finish, name the best. cancel: end everything now."""
+    from autotune import wiring
+
+    return StrictJSONResponse({"study": wiring.study_document(acted(house, caller, study_id, action))})
+
+
+def acted(house: House, caller: Any, study_id: str, action: str) -> Any:
+    """The record after the action, which is written down with who asked for it."""
+    from autotune import wiring
+
+    record = house.store.study(study_id)
+    caller.check_owns(record)
+    record = wiring.act(house.store, record.id, str(action))
+    house.store.record_audit(caller.name, f"study.{action}", record.id)
+    if house.supervisor is not None:
+        house.supervisor.wake()
+    return record

@@ -1,0 +1,83 @@
+"""The process of one study: `python -m autotune.service.worker STUDY`. The store's address comes from AUTOTUNE_STORE, never from the command line.
+
+It claims the study's lease, runs it to its end, and answers by its exit code. SIGTERM lets it put things down: the study stays RUNNING in the
+store, and whoever comes next goes on with it.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import Any
+
+from autotune.errors import AutotuneError, ConflictError, StoreError
+
+ENDED, FAILED, HELD, STORE_AWAY = 0, 1, 3, 4
+"""Exit codes: the study rests or has ended; it ended badly; another controller has it; the store cannot be reached."""
+
+
+def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -> int:
+    """Runs the study and returns the exit code."""
+    from autotune import wiring
+
+    interrupted = _hear_signals()
+    try:
+        store = wiring.open_store(store_url)
+    except StoreError as error:
+        print(error, file=sys.stderr)
+        return STORE_AWAY
+    try:
+        result = wiring.run_study(store, study_id, interrupted=interrupted.is_set, lease_s=lease_s, on_event=_say)
+        if interrupted.is_set():
+            _leave_to_others(store, result.record)
+        return ENDED
+    except ConflictError as error:
+        print(error, file=sys.stderr)
+        return HELD
+    except StoreError as error:
+        print(error, file=sys.stderr)
+        return STORE_AWAY
+    except AutotuneError as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    finally:
+        store.close()
+
+
+def _leave_to_others(store: Any, record: Any) -> None:
+    """A study that rests only because this process had to end is not paused: it waits for the next controller."""
+    from autotune import wiring
+    from autotune.controller import PAUSED_ON_REQUEST
+    from autotune.spec import StudyStatus
+
+    asked = record.message in (PAUSED_ON_REQUEST, "pause asked for")
+    if record.status is StudyStatus.PAUSED and not asked:
+        wiring.act(store, record.id, "resume")
+
+
+def _say(event: Any) -> None:
+    from autotune.progress import PhaseEntered, Said, TrialEnded
+
+    match event:
+        case PhaseEntered(phase=phase, message=message):
+            print(f"{phase}: {message}", flush=True)
+        case TrialEnded(trial=trial):
+            print(f"trial {trial.number} {trial.config}: {trial.status}", flush=True)
+        case Said(message=message):
+            print(message, flush=True)
+
+
+def _hear_signals() -> threading.Event:
+    came = threading.Event()
+
+    def hear(number: int, frame: Any) -> None:
+        came.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, hear)
+    return came
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1]))
