@@ -8,7 +8,11 @@ where both come from `surrogate.Beliefs`. Pending trials count as if they came o
 (kriging believer: Ginsbourger et al. 2010). Failures are never scored; they teach what runs. The expected relative gain of another
 trial, max EI * P, says when it is time to stop.
 
-Before anything is measured there is no best to improve on; the median of what probably runs stands in for it.
+Before anything is measured there is no best to improve on; the median of what probably runs stands in for it. The first pick is the model's
+own rather than a rule of thumb's: in the replay the rule needs twice the trials (tests/benchmarks/RESULTS.md); it is a searcher of its own.
+
+There is no lower fidelity. A trial is a few optimizer steps that end as soon as their median is known well enough (`autotune.stopping`), nearly
+all of its cost is start-up, and out-of-memory shows in the first step: fewer steps would save little and blur what the model learns from.
 """
 
 from __future__ import annotations

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from autotune.errors import CatalogError
-from autotune.search import make_searcher
+from autotune.search import make_searcher, searcher_names
 from autotune.space import SearchSpace
 from autotune.testing.searchers import WORKLOAD, SearcherContract, candidates
 
@@ -35,3 +38,16 @@ class TestRuleOfThumb(SearcherContract):
 def test_unknown_name_names_the_nearest() -> None:
     with pytest.raises(CatalogError, match="bayesian"):
         make_searcher("bayesion", SearchSpace.of(WORKLOAD, candidates()))
+
+
+@pytest.mark.parametrize("name", searcher_names())
+def test_every_registered_name_makes_a_searcher_that_asks(name: str) -> None:
+    space = SearchSpace.of(WORKLOAD, candidates()[:12])
+    (config,) = make_searcher(name, space).ask(1)
+    assert config in space
+
+
+def test_importing_the_searchers_imports_nothing_heavy() -> None:
+    code = "import sys, autotune.search; print([m for m in ('scipy', 'optuna', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
