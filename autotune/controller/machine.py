@@ -387,7 +387,7 @@ class Controller:
     def _start(self, number: int) -> None:
         trial = replace(self.trials[number], status=TrialStatus.RUNNING, attempts=self.trials[number].attempts + 1)
         self.book.put(trial)
-        study, is_final = self.study, trial.purpose is TrialPurpose.FINAL
+        study = self.study
         request = TrialRequest(
             study=self.study_id,
             number=number,
@@ -399,14 +399,17 @@ class Controller:
             trainer=study.trainer,
             trainer_options=study.trainer_options,
             data=study.data,
-            profile=is_final
-            and trial.reason.endswith(f"round {study.measure.final_rounds} of {study.measure.final_rounds}"),
+            profile=trial.purpose is TrialPurpose.FINAL and self._is_last_round(trial.config),
             beat_step_time_s=self._judge.time_to_beat(trial, self.best)
             if trial.purpose is TrialPurpose.SEARCH
             else None,
         )
         self.attempts.begin(request.id, trial.config.world_size, self._now_s or 0.0, study.measure)
         self._out.append(StartAttempt(request=request))
+
+    def _is_last_round(self, config: ParallelConfig) -> bool:
+        finals = [t for t in self.trials.values() if t.purpose is TrialPurpose.FINAL and t.config == config]
+        return sum(t.is_measured for t in finals) >= self.study.measure.final_rounds - 1
 
     def _enter(self, phase: Phase, message: str) -> None:
         self.phase = phase

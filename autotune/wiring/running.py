@@ -199,4 +199,4 @@ def _signals() -> Iterator[Callable[[], bool]]:
         yield came.is_set
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
