@@ -137,6 +137,7 @@ def test_refusals_of_gangs_come_from_every_rank_before_anything_is_built(tmp_pat
         "pp=2,precision=fp32,accumulation_steps=3,pp_schedule=interleaved_1f1b,virtual_stages=4": "num_layers",
         "pp=2,precision=fp32,accumulation_steps=2,pp_schedule=interleaved_zero_bubble,recompute=full": "recompute",
         "pp=2,precision=fp32,accumulation_steps=2,pp_schedule=interleaved_zero_bubble,compile=true": "compile",
+        "pp=2,precision=fp32,accumulation_steps=2,pp_schedule=interleaved_zero_bubble,zero_stage=3": "zero_stage",
         "pp=2,precision=fp32,accumulation_steps=2,virtual_stages=2": "virtual_stages",
         "dp=2,ep=2,precision=fp32": "num_experts",
     }

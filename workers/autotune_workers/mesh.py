@@ -9,6 +9,7 @@ All groups are made for one trial and destroyed after it, so that a warm rank st
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -69,16 +70,24 @@ def living_groups() -> set[dist.ProcessGroup]:
     return set(dist.distributed_c10d._world.pg_map)
 
 
-def destroy_groups(keep: set[dist.ProcessGroup]) -> None:
+def destroy_groups(keep: set[dist.ProcessGroup], *, forgiving: bool = False) -> None:
     """Destroys the groups that were made since `keep` was taken, in the order in which they were made (the same on every rank).
 
     DTensor remembers how it cut and moved tensors, by the shape of the mesh: a later mesh of the same shape would meet the groups of
-    this one. So its memory goes too.
+    this one. So its memory goes too. `forgiving`: after a failure, groups that will not go must not hide its cause.
     """
     for group in [g for g in dist.distributed_c10d._world.pg_map if g not in keep]:
-        dist.destroy_process_group(group)
+        with contextlib.suppress(RuntimeError, ValueError) if forgiving else contextlib.nullcontext():
+            dist.destroy_process_group(group)
     _clear_sharding_prop_cache()
     for module in (_redistribute, _sharding_prop):
         for remembered in vars(module).values():
             if hasattr(remembered, "cache_clear") and not isinstance(remembered, type):
                 remembered.cache_clear()
+
+
+def line_up(context: RankContext) -> None:
+    """Returns when every rank has come here (a barrier that needs no word of devices)."""
+    token = torch.zeros(1, device=context.device)
+    dist.all_reduce(token)
+    token.item()

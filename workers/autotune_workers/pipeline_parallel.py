@@ -61,6 +61,13 @@ def check_pipeline(model: ModelSpec, config: ParallelConfig) -> None:
             field="accumulation_steps",
         )
     if config.pp_schedule == "interleaved_zero_bubble":
+        if config.zero_stage == 3:
+            # measured: torch loses a part of the gradient then, without a word
+            raise ConfigError(
+                "interleaved_zero_bubble puts weight gradients off until zero_stage=3 has freed the gathered weights",
+                remedy="use zero_stage 0, 1 or 2",
+                field="zero_stage",
+            )
         if config.compile:
             raise ConfigError(
                 "interleaved_zero_bubble cannot split the backward pass of compiled layers", field="compile"

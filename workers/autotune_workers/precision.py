@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from autotune.errors import ConfigError
+from autotune.spec import ModelSpec, ParallelConfig
 
 DTYPES = {
     "fp32": torch.float32,
@@ -25,8 +26,9 @@ DTYPES = {
 """Dtype of the activations; fp8 multiplies in 8 bits and keeps bf16 between."""
 
 
-def check_precision(precision: str, device: torch.device) -> None:
-    """Raises `ConfigError` when this device cannot compute in the precision."""
+def check_precision(config: ParallelConfig, model: ModelSpec, device: torch.device) -> None:
+    """Raises `ConfigError` when this device cannot compute in the precision, or fp8 does not go with the rest of the config."""
+    precision = config.precision
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     where = f"this rank computes on {device.type}" + (
         f" of capability {capability[0]}.{capability[1]}" if any(capability) else ""
@@ -43,6 +45,19 @@ def check_precision(precision: str, device: torch.device) -> None:
     if precision == "fp8" and importlib.util.find_spec("torchao") is None:
         raise ConfigError(
             "precision fp8 needs torchao, which is not installed", remedy="install torchao", field="precision"
+        )
+    if precision == "fp8" and (config.tp > 1 or config.zero_stage < 2):
+        raise ConfigError(
+            f"precision fp8 is offered for uncut matrices that FSDP hands out in bf16, but tp={config.tp} and "
+            f"zero_stage={config.zero_stage}",
+            remedy="use tp=1 and zero_stage 2 or 3",
+            field="precision",
+        )
+    if precision == "fp8" and (model.hidden_size % 16 or model.ffn_hidden_size % 16):
+        raise ConfigError(
+            "precision fp8 needs matrix sizes that are multiples of 16, "
+            f"but hidden_size={model.hidden_size} and ffn_hidden_size={model.ffn_hidden_size}",
+            field="precision",
         )
 
 

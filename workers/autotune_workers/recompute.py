@@ -7,13 +7,17 @@ does so for attention alone, the part whose activations are large for what they 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from autotune.errors import ConfigError
 from autotune_workers.model import Stage
 
 
@@ -25,6 +29,22 @@ def recompute_layers(stage: Stage, mode: str) -> None:
         elif mode == "selective":
             attention = block.attention
             _replace_forward(attention, functools.partial(checkpoint, attention.forward, use_reentrant=False))
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises `ConfigError` when layers cannot be compiled here."""
+    names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
+    if device.type == "cpu" and not any(map(shutil.which, names)):
+        raise ConfigError(
+            "compile on a CPU needs a C++ compiler, but none is installed", remedy="install g++", field="compile"
+        )
+
+
+@contextmanager
+def no_silent_fallback() -> Iterator[None]:
+    """Inside, a layer that would have to be compiled too often is an error, where torch would go on without compiling it."""
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield
 
 
 def compile_layers(stage: Stage) -> None:

@@ -10,6 +10,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +32,7 @@ from autotune_workers.model import Block, Stage, draw, global_names
 from autotune_workers.pipeline_parallel import Pipeline, check_pipeline, layers_of_rank
 from autotune_workers.precision import DTYPES, LossScaler, check_precision, matrix_products, to_float8
 from autotune_workers.profile import OPTIMIZER
-from autotune_workers.recompute import compile_layers, recompute_layers
+from autotune_workers.recompute import check_compiler, compile_layers, no_silent_fallback, recompute_layers
 from autotune_workers.tensor_parallel import VocabularyParallelLoss, cut_stage, local_part, vocabulary_slice
 
 LEARNING_RATES = {"adamw": 3e-4, "sgd": 1e-2}
@@ -231,7 +232,8 @@ class Training:
         """One optimizer step; collective."""
         count = self.config.accumulation_steps
         self.sync.expect(count)
-        with matrix_products(self.config.precision), warnings.catch_warnings():
+        compiled = no_silent_fallback() if self.config.compile else nullcontext()
+        with matrix_products(self.config.precision), compiled, warnings.catch_warnings():
             # logits are a view of a DTensor's local part; nothing here writes into them
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
             losses = self._pipeline.step(tokens, targets) if self._pipeline else self._accumulate(tokens, targets)
@@ -309,7 +311,9 @@ def _check(request: TrialRequest, context: RankContext) -> None:
             f"tp * pp * dp * cp must be the number of ranks, but {config.world_size} != {context.world_size}"
         )
     _learning_rate(request)
-    check_precision(config.precision, context.device)
+    check_precision(config, model, context.device)
+    if config.compile:
+        check_compiler(context.device)
     check_pipeline(model, config)
     check_context(seq_len, config.cp)
     check_experts(model, config)

@@ -21,7 +21,7 @@ from autotune.ports import TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig
 from autotune.stopping import trial_verdict
 from autotune_workers.measure import PeakMemory, device_readings, noise_scale, release, synchronize
-from autotune_workers.mesh import RankContext, destroy_groups, living_groups
+from autotune_workers.mesh import RankContext, destroy_groups, line_up, living_groups
 from autotune_workers.profile import profile_step
 from autotune_workers.training import Outcome, Training
 
@@ -74,15 +74,17 @@ def run_trial(request: TrialRequest, context: RankContext, report: Report) -> Tr
     Raises `TrialFailed` when the config is refused (INVALID) or training diverges (DIVERGED); whatever else goes wrong comes as the exception
     that it is. Afterwards the rank is as it was before.
     """
-    groups = living_groups()
+    groups, failed = living_groups(), True
     try:
-        return _Attempt(request, context, report).run()
+        result = _Attempt(request, context, report).run()
+        failed = False
+        return result
     except ConfigError as error:
         raise TrialFailed(Failure(kind=FailureKind.INVALID, message=str(error), rank=context.rank)) from None
     except Exception as error:
         raise _root_cause(error) from None
     finally:
-        destroy_groups(groups)
+        destroy_groups(groups, forgiving=failed)
         release(context.device)
 
 
@@ -137,8 +139,7 @@ class _Attempt:
     def _step(self, training: Training, number: int) -> StepReport:
         device = self._context.device
         tokens, targets = training.batch(number)
-        dist.barrier()
-        synchronize(device)
+        line_up(self._context)
         start_s = time.perf_counter()
         outcome = training.step(tokens, targets)
         synchronize(device)
@@ -224,7 +225,7 @@ class _Attempt:
             training.step(tokens, targets)
             synchronize(device)
 
-        dist.barrier()
+        line_up(self._context)
         mine = profile_step(step, device)
         seconds = torch.tensor([*mine.parts_s.values(), mine.overlapped_s], dtype=torch.float64, device=device)
         dist.all_reduce(seconds)
