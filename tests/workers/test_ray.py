@@ -102,9 +102,10 @@ def test_a_group_that_can_never_be_placed_fails_within_its_deadline(shared: RayR
     assert ended(events_until_ended(shared, [after.id])).failure is None
 
 
-def test_actors_have_names_that_people_can_read_and_resources_come_back(cluster: str) -> None:
+def test_actors_have_names_that_people_can_read_and_resources_come_back(shared: RayRunner) -> None:
     import ray
 
+    before = free_cpus()
     runner = RayRunner(trial=DOUBLE)
     try:
         asked = request(0, dp=2)
@@ -115,9 +116,9 @@ def test_actors_have_names_that_people_can_read_and_resources_come_back(cluster:
     finally:
         runner.close()
     end = time.monotonic() + 60
-    while free_cpus() < 4 and time.monotonic() < end:
+    while free_cpus() < before and time.monotonic() < end:
         time.sleep(0.1)
-    assert free_cpus() == 4
+    assert free_cpus() >= before
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -59,7 +60,7 @@ def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:
 
 
 class Nursery:
-    """Our side of a nursery process. One thread uses it, or callers take turns."""
+    """Our side of a nursery process. Several threads may use it."""
 
     def __init__(self, spawner: ThreadPoolExecutor, *, host: str, trial: str) -> None:
         """`spawner` must have one thread that lives as long as the ranks may: the kernel's death signal follows it."""
@@ -69,10 +70,15 @@ class Nursery:
         self._lines = Lines()
         self._unborn: deque[NurseryChild] = deque()
         self._living: dict[int, NurseryChild] = {}
+        self._turn = threading.RLock()
 
     def spawn(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> NurseryChild:
         """Asks for a rank on this channel, with its output to the descriptor `log`."""
-        self.listen()
+        with self._turn:
+            return self._spawn(channel, log, environment)
+
+    def _spawn(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> NurseryChild:
+        self._listen()
         if self._channel is None:
             self._start()
         assert self._channel is not None
@@ -104,6 +110,10 @@ class Nursery:
 
     def listen(self) -> None:
         """Takes note of births and deaths."""
+        with self._turn:
+            self._listen()
+
+    def _listen(self) -> None:
         while self._channel is not None:
             try:
                 chunk = self._channel.recv(1 << 16)
@@ -154,8 +164,9 @@ class Nursery:
         """Ends the nursery and its children; waits until the children are gone."""
         from autotune_workers.machine import is_alive
 
-        pids = [pid for pid in self._living if pid]
-        self._lose()
+        with self._turn:
+            pids = [pid for pid in self._living if pid]
+            self._lose()
         end = time.monotonic() + 10.0
         while any(is_alive(pid) for pid in pids) and time.monotonic() < end:
             time.sleep(0.005)
@@ -187,9 +198,12 @@ class NurseryChild:
         """Sends the signal, or keeps it until the birth."""
         if self.code() is not None:
             return
-        if not self._pid:
+        if self._pid:
+            self._send(number)
+        else:
             self._wanted = number
-            return
+
+    def _send(self, number: int) -> None:
         try:
             os.killpg(self._pid, number)
         except ProcessLookupError:  # it leads no group yet
@@ -200,7 +214,7 @@ class NurseryChild:
         """The nursery says that it lives."""
         self._pid = pid
         if self._wanted is not None:
-            self.signal(self._wanted)
+            self._send(self._wanted)
 
     def end(self, code: int, words: tuple[str, ...] = ()) -> None:
         """The nursery says that it is gone."""

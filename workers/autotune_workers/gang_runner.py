@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptId, RunnerEvent, TrialRequest
@@ -178,7 +178,7 @@ class GangRunner:
             self._owner.clear()
             self._crews.close()
 
-    def __enter__(self) -> GangRunner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
