@@ -96,7 +96,7 @@ def no_sooner_than(kernels: Column, host: Column) -> Column:
     return np.asarray((kernels**CORNER + host**CORNER) ** (1.0 / CORNER))
 
 
-CORNER = 6.0
+CORNER = 4.0
 """sharpness of the corner where one of two concurrent things becomes the longer one (a norm's exponent; the maximum at infinity)"""
 
 

@@ -27,11 +27,11 @@ from autotune.cost.calibration import PHYSICAL, SOFTWARE
 from tests.benchmarks import measurements
 from tests.benchmarks.measurements import Block
 
-PRIOR = Calibration(latency_factor=3.0, straggler=0.004)
+PRIOR = Calibration(latency_factor=3.0, straggler=0.004, hop_s=60e-6)
 SPREAD = {
     "matmul_efficiency": 0.1, "fp8_factor": 0.15, "half_size": 0.5, "attention_efficiency": 0.3, "memory_efficiency": 0.25, "layer_host_s": 1.0,
     "micro_batch_host_s": 1.0, "step_host_s": 1.0, "pipelined_tensor_host_s": 2.0, "send_host_s": 1.0, "intra_efficiency": 0.2,
-    "inter_efficiency": 0.4, "rails": 0.5, "inter_decay": 0.7, "latency_factor": 0.3, "hop_s": 0.8, "data_overlap": 0.4, "straggler": 0.7,
+    "inter_efficiency": 0.4, "rails": 0.5, "inter_decay": 0.7, "latency_factor": 0.3, "hop_s": 1.0, "data_overlap": 0.4, "straggler": 0.7,
 }  # fmt: skip
 """Standard deviation of the log of each time constant about its prior."""
 MEMORY_SPREAD = {"activation_factor": 0.3, "buffer_bytes": 0.7, "framework_bytes": 0.7}
@@ -94,7 +94,7 @@ def pairs() -> list[Pair]:
     return [
         Pair(
             name="h100/nanotron", source="nanotron_h100.csv", blocks=measurements.nanotron(), free=without(("fp8_factor",)),
-            given={}, unsure=0.0, near=3.0,
+            given={"usable_fraction": 0.86}, unsure=0.0, near=3.0,
         ),
         Pair(
             name="a100/megatron", source="vtrain_single_node_a100.csv", blocks=measurements.vtrain(),
@@ -341,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(
                     f"  held out by model: memory {percent(peak)}, under-predicted by more than 10%: {100 * under:.1f}%"
                 )
-                sized = [(b, replace(c, memory_sigma=widths["memory_sigma"], usable_fraction=0.86)) for b, c in models]
+                sized = [(b, replace(c, memory_sigma=widths["memory_sigma"])) for b, c in models]
                 p, failed = gate(sized)
                 print(
                     f"  called: {np.mean(p[failed] > 0.5):.3f} of failing, {np.mean(p[~failed] > 0.5):.4f} of running rows"
@@ -353,9 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         print(
                             f"    P(OOM) {low:.2f}-{min(high, 1):.2f}: {rows.sum():4d} rows, {np.mean(failed[rows]):.2f} failed"
                         )
-        fitted[pair.name] = replace(
-            constants, **widths, comm_sigma=pair.unsure, usable_fraction=0.86 if "nanotron" in pair.name else 0.9
-        )
+        fitted[pair.name] = replace(constants, **widths, comm_sigma=pair.unsure)
     for name, blocks, key in (
         ("Megatron-LM's published runs, 8 to 3,072 A100", measurements.megatron_published(), "a100/megatron"),
         ("InternEvo 7B, 8 to 1,024 A100", measurements.internevo(), "a100/torchtitan"),
