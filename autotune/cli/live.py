@@ -154,8 +154,8 @@ def trial_line(trial: Trial, palette: Palette) -> str:
     return f"{label}; {remark}" if remark else label
 
 
-def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> None:
-    """A study with its trials, its winner and why, and the next commands, on stdout."""
+def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], *, why: Sequence[str] = ()) -> None:
+    """A study with its trials, its winner and `why` it won, and the next commands, on stdout."""
     out, err = consoles()
     palette = Palette.of(sys.stdout)
     study, best = document["study"], document["best"]
@@ -184,7 +184,7 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
         speedup = document.get("speedup")
         if speedup:
             out.print(f"{speedup:.2f}x the default config, measured again in turn")
-        for sentence in document.get("notes") or ():
+        for sentence in (*why, *(document.get("notes") or ())):
             out.print(f"  {sentence}", markup=False)
         err.print(
             f"next: autotune explain {study['id']}\n      autotune report {study['id']} -o report.html\n"

@@ -33,6 +33,7 @@ def tune(
     from autotune.cli.live import LiveView, print_study
     from autotune.schema import read_spec
     from autotune.spec import StudyStatus
+    from autotune.store.place import find_place
 
     document = read_spec(spec)
     changes = {"runner": runner, "searcher": searcher, "budget.max_trials": max_trials, "seed": seed}
@@ -46,7 +47,9 @@ def tune(
         if json:
             emit(answer)
         else:
-            print_study(answer, [trial.to_dict() for trial in result.trials])
+            why = wiring.explain(database, result.record.id)["text"] if result.best else ()
+            print_study(answer, [trial.to_dict() for trial in result.trials], why=why)
+            note(f"kept in {find_place(store)}")
     finally:
         database.close()
     if result.record.status is StudyStatus.PAUSED:
