@@ -182,4 +182,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(deadline=None, derandomize=True, max_examples=120, stateful_step_count=40)
+TestAnyOrder.settings = settings(deadline=None, derandomize=True, max_examples=80, stateful_step_count=40)

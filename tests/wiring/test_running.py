@@ -3,8 +3,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from autotune import wiring
 from autotune.errors import ConflictError, InfeasibleError, RunnerError, SpecError
 from autotune.ledger import Ledger
 from autotune.ports import Store
-from autotune.progress import LoopEvent, StudyOpened, TrialEnded, TrialStarted
+from autotune.progress import LoopEvent, TrialEnded, TrialStarted
 from autotune.spec import StudyStatus, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
 from tests.wiring.studies import QUIET, configs, spec
@@ -209,11 +207,20 @@ def test_submitting_twice_with_one_key_makes_one_study(store: Store) -> None:
 
 
 CHILD = """
-import json, sys
+import json, sys, time
 from autotune import wiring
 from autotune.progress import TrialStarted
-said = lambda e: print(type(e).__name__, flush=True)
-wiring.tune(json.loads(sys.argv[1]), store=sys.argv[2], on_event=said)
+
+started = []
+
+def hear(event):
+    if isinstance(event, TrialStarted):
+        started.append(event)
+        if len(started) == 3:
+            print("three", flush=True)
+            time.sleep(3600)
+
+wiring.tune(json.loads(sys.argv[1]), store=sys.argv[2], on_event=hear)
 """
 
 
@@ -222,32 +229,19 @@ def test_a_study_whose_process_was_killed_is_taken_over_at_once(tmp_path: Path) 
     import json
 
     url = str(tmp_path / "results.db")
-    slow = spec(runner=QUIET | {"time_scale": 0.02})
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(CHILD), json.dumps(slow), url], stdout=subprocess.PIPE, text=True
-    )
+    child = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(spec()), url], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
-        started = 0
-        while started < 3:
-            line = child.stdout.readline()
-            assert line, "the child ended by itself"
-            started += line.startswith("TrialStarted")
+        assert child.stdout.readline().strip() == "three"
     finally:
         child.kill()
         child.wait()
         if child.stdout:
             child.stdout.close()
-    opened: list[float] = []
-    began = time.monotonic()
-    result = wiring.tune(
-        slow,
-        store=url,
-        on_event=lambda e: opened.append(time.monotonic() - began) if isinstance(e, StudyOpened) else None,
-    )
+    result = wiring.tune(spec(), store=url)
     assert result.record.status is StudyStatus.COMPLETED
     assert len(result.trials) == 13
-    assert [t.attempts for t in result.trials].count(2) <= 1
+    assert [t.attempts for t in result.trials] == [1, 1, 2] + [1] * 10
     store = wiring.open_store(url)
     claims = [e.data["fence"] for e in store.events(result.record.id) if e.kind == "study.claimed"]
     store.close()
