@@ -27,10 +27,12 @@ from autotune.service.envelope import RefusalError
 from autotune.service.options import ServiceOptions, is_loopback
 from autotune.service.rates import Limiter
 from autotune.store.sql import SqlStore
-from autotune.store.tokens import SCOPES
+from autotune.store.tokens import SCOPES, Token
 
 COOKIE = "autotune_token"
 LOOPBACK = "loopback"
+MOST_GOOD = 10_000
+"""right tokens whose digests are remembered"""
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
@@ -77,11 +79,12 @@ class Gate:
         self._secret = secrets.token_bytes(32)
         self._rate, self._writes = Limiter(options.rate), Limiter(options.write_rate)
         self._refusals = Limiter(options.refusal_rate)
+        self._good: set[bytes] = set()
 
     async def admit(self, request: Request, scope: str, *, changes: bool = False) -> Caller:
         """The caller, who has that scope. Raises `RefusalError` (401, 403, 429)."""
         if changes:
-            self._check_site(request.headers, request.url.netloc)
+            self.check_site(request)
         caller = await self.recognize(request)
         if caller is None:
             raise RefusalError(
@@ -108,13 +111,8 @@ class Gate:
         if header is None and cookie is None:
             return self._local(request.headers, address)
         kind, _, text = (header or f"Bearer {cookie}").partition(" ")
-        token = None
-        if kind.lower() == "bearer":
-            if wait := self._refusals.wait_s(address, take=False):
-                raise too_many("too many wrong tokens came from this address", wait)
-            token = await run_in_threadpool(self._store.tokens.check, text.strip())
+        token = await self.check_token(request, text.strip()) if kind.lower() == "bearer" else None
         if token is None:
-            self._refusals.wait_s(address)
             if header is None:
                 return self._local(request.headers, address)  # a cookie that ran out is no attack
             raise RefusalError(
@@ -133,6 +131,21 @@ class Gate:
             form_token=self._form_token(text) if browser else "",
         )
 
+    async def check_token(self, request: Request, text: str) -> Token | None:
+        """The living token of that text. Raises `RefusalError` when too many wrong ones came from the same address."""
+        address = request.client.host if request.client else ""
+        mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        wait = self._refusals.wait_s(address, take=False)
+        if wait and mark not in self._good:  # a neighbour's wrong tokens do not lock out a right one
+            raise too_many("too many wrong tokens came from this address", wait)
+        token = await run_in_threadpool(self._store.tokens.check, text)
+        if token is None:
+            self._good.discard(mark)
+            self._refusals.wait_s(address)
+        elif len(self._good) < MOST_GOOD:
+            self._good.add(mark)
+        return token
+
     def check_form(self, caller: Caller, given: str) -> None:
         """Raises `RefusalError` unless the form came from our own page."""
         if caller.by_browser and not hmac.compare_digest(caller.form_token.encode(), given.encode("utf-8", "replace")):
@@ -148,9 +161,11 @@ class Gate:
     def _form_token(self, text: str) -> str:
         return hmac.new(self._secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
-    def _check_site(self, headers: Mapping[str, str], netloc: str) -> None:
+    def check_site(self, request: Request) -> None:
+        """Raises `RefusalError` when a browser asks for a page of another site."""
+        headers = request.headers
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
-        same = origin is None or (urlsplit(origin).netloc == headers.get("host", netloc) and origin != "null")
+        same = origin is None or (origin != "null" and urlsplit(origin).netloc == headers.get("host"))
         if not same or site not in ("none", "same-origin"):
             raise RefusalError(
                 403, "csrf", "a page of another site may not ask for this", remedy="use this service's page"

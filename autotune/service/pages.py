@@ -1,5 +1,265 @@
-"""pages"""
+"""The web pages: studies, one study, best configurations, login. Rendered here from `dashboards/web`, without scripts.
 
-from fastapi import APIRouter
+Text from studies is escaped by the templates. A page of a study that runs loads itself again every few seconds. Forms carry the form token
+(`autotune.service.access`), and a login puts the token into a cookie that no script can read and no other site can send.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, quote
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from autotune import assets
+from autotune.errors import AutotuneError, SpecError
+from autotune.report.terminal import config_label, format_bytes, format_count, format_duration
+from autotune.service.access import COOKIE, LOOPBACK, Caller
+from autotune.service.envelope import STATUS, RefusalError
+from autotune.service.house import House, house_of
+from autotune.service.resources.studies import Action, acted
+from autotune.spec import ParallelConfig, StudyStatus
+from autotune.spec.checks import one_of
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 router = APIRouter()
+
+PAGE = 50
+REFRESH_S = 5
+COOKIE_S = 30 * 86400
+REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'"
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def page(handler: Handler) -> Handler:
+    """Errors become pages; strangers are led to the login."""
+
+    @wraps(handler)
+    async def shown(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except RefusalError as error:
+            if error.status == 401:
+                back = request.url.path if request.method == "GET" else "/studies"
+                return RedirectResponse(f"/login?next={quote(back)}", status_code=303)
+            return _render("error.html", status=error.status, error=error)
+        except AutotuneError as error:
+            status = next(status for kind, status in STATUS if isinstance(error, kind))
+            return _render("error.html", status=status, error=error)
+
+    return shown
+
+
+@router.get("/")
+async def home(request: Request) -> Response:
+    """The list of studies."""
+    return RedirectResponse("/studies", status_code=303)
+
+
+@router.get("/static/style.css")
+async def style(request: Request) -> Response:
+    """The one style sheet."""
+    return Response(_style(), media_type="text/css", headers={"Cache-Control": "max-age=3600"})
+
+
+@router.get("/studies")
+@page
+async def studies(request: Request) -> Response:
+    """Studies, newest first."""
+    house, caller = await _visitor(request)
+    asked = {name: request.query_params.get(name, "")[:200] for name in ("status", "model", "cluster", "owner")}
+    status = StudyStatus(one_of("status", asked["status"], list(StudyStatus))) if asked["status"] else None
+    number = request.query_params.get("page", "1")
+    at = int(number) if number.isascii() and number.isdigit() and 0 < len(number) < 9 else 1
+    filters = {name: value for name, value in asked.items() if name != "status"}
+
+    def look() -> dict[str, Any]:
+        from autotune import wiring
+
+        found = house.store.studies(status=status, limit=PAGE + 1, offset=PAGE * max(0, at - 1), **filters)
+        documents = [
+            {**wiring.study_document(record), "speedup": record.speedup, "max_trials": record.study.budget.max_trials}
+            for record in found[:PAGE]
+        ]
+        return {"studies": documents, "more": len(found) > PAGE}
+
+    found = await run_in_threadpool(look)
+    return _render(
+        "studies.html", caller=caller, asked=asked, page=at, statuses=list(StudyStatus), refresh=REFRESH_S, **found
+    )
+
+
+@router.get("/studies/{study_id}")
+@page
+async def study(request: Request) -> Response:
+    """One study: answer, trials, history, and what can be done to it."""
+    house, caller = await _visitor(request)
+    study_id = request.path_params["study_id"]
+
+    def look() -> dict[str, Any]:
+        from autotune import wiring
+
+        result = wiring.result_of(house.store, study_id)
+        document = wiring.document(result)
+        mine = caller.allows("admin") or (caller.allows("submit") and result.record.owner == caller.owner)
+        status = result.record.status
+        possible = [] if status.is_terminal or not mine else _possible(status)
+        events = house.store.events(result.record.id, after=0, limit=1000)[-40:]
+        return {
+            "document": document,
+            "study": document["study"],
+            "trials": [wiring.trial_document(trial) for trial in result.trials],
+            "actions": possible,
+            "events": [{"at": e.at.isoformat(), "kind": e.kind, "data": dict(e.data)} for e in reversed(events)],
+            "refresh": 0 if status.is_terminal else REFRESH_S,
+        }
+
+    return _render("study.html", caller=caller, **(await run_in_threadpool(look)))
+
+
+@router.get("/studies/{study_id}/report")
+@page
+async def report(request: Request) -> Response:
+    """The study's report with its figures."""
+    house, _ = await _visitor(request)
+
+    def look() -> str:
+        from autotune import wiring
+        from autotune.report import html_report
+
+        result = wiring.result_of(house.store, request.path_params["study_id"])
+        return html_report(result.record, result.trials)
+
+    return HTMLResponse(await run_in_threadpool(look), headers={"Content-Security-Policy": REPORT_POLICY})
+
+
+@router.get("/best")
+@page
+async def best(request: Request) -> Response:
+    """The best configs across all history."""
+    house, caller = await _visitor(request)
+    asked = {name: request.query_params.get(name, "")[:200] for name in ("model", "cluster", "trainer")}
+
+    def look() -> dict[str, Any]:
+        from autotune import wiring
+
+        return {"found": wiring.past_studies(house.store, limit=PAGE, **asked)}
+
+    return _render("best.html", caller=caller, asked=asked, **(await run_in_threadpool(look)))
+
+
+@router.post("/studies/{study_id}/act")
+@page
+async def act(request: Request) -> Response:
+    """A button of the study's page."""
+    house = house_of(request)
+    caller = await house.gate.admit(request, "submit", changes=True)
+    form = await _form(request)
+    house.gate.check_form(caller, form.get("form_token", ""))
+    action = one_of("action", form.get("action", ""), [str(a) for a in Action])
+    record = await run_in_threadpool(acted, house, caller, request.path_params["study_id"], action)
+    return RedirectResponse(f"/studies/{record.id}", status_code=303)
+
+
+@router.get("/login")
+async def login_page(request: Request) -> Response:
+    """Asks for a token."""
+    return _render("login.html", next=_inside(request.query_params.get("next", "")), wrong=False)
+
+
+@router.post("/login")
+@page
+async def login(request: Request) -> Response:
+    """Puts a good token into the cookie."""
+    house = house_of(request)
+    house.gate.check_site(request)
+    form = await _form(request)
+    token = await house.gate.check_token(request, form.get("token", "").strip())
+    if token is None:
+        return _render("login.html", status=401, next=_inside(form.get("next", "")), wrong=True)
+    await run_in_threadpool(house.store.record_audit, token.owner, "login", token.id)
+    answer = RedirectResponse(_inside(form.get("next", "")), status_code=303)
+    secure = request.url.scheme == "https" or house.options.public_url.startswith("https:")
+    answer.set_cookie(
+        COOKIE, form["token"].strip(), max_age=COOKIE_S, httponly=True, samesite="strict", secure=secure, path="/"
+    )
+    return answer
+
+
+@router.post("/logout")
+@page
+async def logout(request: Request) -> Response:
+    """Forgets the cookie."""
+    house_of(request).gate.check_site(request)
+    answer = RedirectResponse("/login", status_code=303)
+    answer.delete_cookie(COOKIE, path="/")
+    return answer
+
+
+async def _visitor(request: Request) -> tuple[House, Caller]:
+    house = house_of(request)
+    return house, await house.gate.admit(request, "read")
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form. Raises `SpecError` for what is none."""
+    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        raise SpecError("this address takes the form of its page")
+    try:
+        fields = parse_qs((await request.body()).decode("ascii"), max_num_fields=20)
+    except ValueError:
+        raise SpecError("this is no form") from None
+    return {name: values[0] for name, values in fields.items()}
+
+
+def _inside(path: str) -> str:
+    """`path` when it is an address of this service, else the list of studies."""
+    plain = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() and "\\" not in path
+    return path if plain and len(path) < 300 else "/studies"
+
+
+def _possible(status: StudyStatus) -> list[str]:
+    paused = status is StudyStatus.PAUSED
+    first = ["resume"] if paused else ["pause"] if status is not StudyStatus.STOPPING else []
+    return [*first, *(["stop"] if status is not StudyStatus.STOPPING else []), "cancel"]
+
+
+@lru_cache(maxsize=1)
+def _style() -> str:
+    return (assets.dashboards() / "web" / "style.css").read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(assets.dashboards() / "web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "count": format_count,
+        "bytes": format_bytes,
+        "duration": format_duration,
+        "config": lambda config: config_label(ParallelConfig.from_dict(config)),
+        "moment": lambda text: str(text or "")[:19].replace("T", " "),
+    }
+    environment.globals["style_mark"] = hashlib.sha256(_style().encode()).hexdigest()[:12]
+    environment.globals["loopback"] = LOOPBACK
+    return environment
+
+
+def _render(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    defaults: dict[str, Any] = {"caller": None, "refresh": 0}
+    return HTMLResponse(_environment().get_template(template).render(defaults | values), status_code=status)

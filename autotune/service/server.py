@@ -14,6 +14,7 @@ from typing import Any
 
 import h11
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from autotune.errors import ServiceError, SpecError
@@ -55,24 +56,12 @@ def serve(
             if launcher is not None
             else None
         )
-        config = uvicorn.Config(
-            create_app(store, options, supervisor=supervisor),
-            http=PatientH11,
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=options.max_connections,
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=5,
-        )
+        app = create_app(store, options, supervisor=supervisor)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         logging.getLogger("httpx").setLevel(logging.WARNING)
         try:
-            _Server(config, lambda: on_ready(url)).run(sockets=[listener])
+            _Server(app, options, lambda: on_ready(url)).run(sockets=[listener])
         finally:
             listener.close()
             if supervisor is not None:
@@ -81,12 +70,29 @@ def serve(
         store.close()
 
 
+def config_of(app: FastAPI, options: ServiceOptions) -> uvicorn.Config:
+    """How the application is served: with limits on everything that a stranger can make long, large or many."""
+    return uvicorn.Config(
+        app,
+        http=PatientH11,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=options.max_connections,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=5,
+    )
+
+
 class _Server(uvicorn.Server):
     """Uvicorn, except that a signal ends the server and nothing else, and that it says when it is ready."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
+    def __init__(self, app: FastAPI, options: ServiceOptions, on_ready: Callable[[], None]) -> None:
+        super().__init__(config_of(app, options))
+        self._app, self._on_ready = app, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -106,9 +112,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        house = self.config.loaded_app.app.state.house if hasattr(self.config.loaded_app, "app") else None
-        if house is not None:
-            house.closing.set()  # open streams end, so that the server can
+        self._app.state.house.closing.set()  # open streams end, so that the server can
         super().handle_exit(sig, frame)
 
 

@@ -1,0 +1,74 @@
+"""Every error has one shape, whoever raises it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.errors import StoreUnavailableError
+from tests.service.running import API, Service, spec
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "request_", "status", "kind", "field"),
+    [
+        ("GET", "/nothing", {}, 404, "not_found", ""),
+        ("GET", f"{API}/nothing", {}, 404, "not_found", ""),
+        ("DELETE", f"{API}/studies", {}, 405, "method_not_allowed", ""),
+        ("GET", f"{API}/studies?limit=x", {}, 422, "spec", "limit"),
+        ("GET", f"{API}/studies?limit=0", {}, 422, "spec", "limit"),
+        ("GET", f"{API}/studies?status=odd", {}, 422, "spec", "status"),
+        ("GET", f"{API}/studies/absent", {}, 404, "not_found", ""),
+        ("GET", f"{API}/studies/absent/events", {"headers": {"Accept": "text/event-stream"}}, 404, "not_found", ""),
+        ("POST", f"{API}/studies/absent/explode", {}, 422, "spec", "action"),
+        (
+            "POST",
+            f"{API}/studies",
+            {"content": b"{}", "headers": {"Content-Type": "text/plain"}},
+            415,
+            "media_type",
+            "",
+        ),
+        ("POST", f"{API}/studies", {"content": b"{", "headers": JSON}, 422, "spec", ""),
+        ("POST", f"{API}/studies", {"content": b"[1]", "headers": JSON}, 422, "spec", ""),
+        ("POST", f"{API}/studies", {"content": b'{"a":1,"a":2}', "headers": JSON}, 422, "spec", ""),
+        ("POST", f"{API}/studies", {"content": b'{"seed":NaN}', "headers": JSON}, 422, "spec", ""),
+        ("POST", f"{API}/studies", {"content": b"\xff\xfe", "headers": JSON}, 422, "spec", ""),
+        ("POST", f"{API}/studies", {"content": b"", "headers": JSON}, 422, "spec", ""),
+        ("POST", f"{API}/studies", {"json": spec(seed="x")}, 422, "spec", "seed"),
+        ("POST", f"{API}/plan?top=0", {"json": spec()}, 422, "spec", "top"),
+    ],
+)
+def test_errors(
+    service: Service, method: str, path: str, request_: dict[str, Any], status: int, kind: str, field: str
+) -> None:
+    answer = service.http.request(method, path, **request_)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    assert set(error) == {"kind", "message", "field", "remedy"}
+    assert (error["kind"], error["field"]) == (kind, field)
+    assert error["message"]
+
+
+def test_a_store_that_is_away_is_503_and_a_fault_of_ours_500(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise StoreUnavailableError("the store cannot be reached", remedy="try again")
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(service.store, "studies", away)
+    answer = service.http.get(f"{API}/studies")
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (503, "store_unavailable")
+    assert answer.headers["retry-after"]
+    monkeypatch.setattr(service.store, "studies", broken)
+    answer = service.http.get(f"{API}/studies")
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (500, "internal")
+    assert "secret" not in answer.text
+    assert "secret detail" in caplog.text

@@ -1,0 +1,135 @@
+"""Submitting, running and asking, over real HTTP with real child processes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from autotune.cli.source import LocalSource
+from autotune.errors import ConflictError, InfeasibleError, NotFoundError, SpecError
+from tests.service.running import API, Service, slow_spec, spec, until
+
+
+def test_a_study_is_submitted_run_and_answered(tuning: Service) -> None:
+    with tuning.client() as client:
+        study = client.submit(spec(name="first"))["study"]
+        assert study["status"] == "QUEUED"
+        done = client.wait(study["id"], timeout_s=120)
+        assert done["study"]["status"] == "COMPLETED"
+        assert done["speedup"] > 1
+        local = LocalSource(tuning.store)
+        assert client.status("first") == json.loads(json.dumps(local.status(study["id"])))
+        assert client.trials(study["id"]) == json.loads(json.dumps(local.trials(study["id"])))
+        assert client.best(study["id"], top=3)["configs"][0]["config"] == done["best"]["config"]
+        assert client.best(study["id"], pareto=True)["configs"]
+        assert client.best_across(model="gpt2-medium", top=2)["configs"][0]["study"]["id"] == study["id"]
+        assert client.best_across(model="nothing")["best"] is None
+        launch = client.export(study["id"], "megatron", {"steps": 7})
+        assert launch["config"] == done["best"]["config"]
+        assert "--train-iters" in " ".join(launch["argv"])
+        assert "7" in launch["argv"] or any(word.endswith("=7") for word in launch["argv"])
+
+
+def test_the_stream_tells_all_and_ends(tuning: Service) -> None:
+    with tuning.client() as client:
+        study = client.submit(spec(name="streamed"))["study"]["id"]
+        told = list(client.stream(study))
+        assert [event["sequence"] for event in told] == list(range(1, len(told) + 1))
+        assert "study.completed" in [event["kind"] for event in told]
+        assert told[: len(client.events(study))] == client.events(study)[: len(told)]
+        rest = list(client.stream(study, after=len(told) - 2))
+        assert [event["sequence"] for event in rest][:2] == [len(told) - 1, len(told)]
+    accept = {"Accept": "text/event-stream", "Last-Event-ID": str(len(told))}
+    with tuning.http.stream("GET", f"{API}/studies/{study}/events", headers=accept) as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("event:")]
+    assert lines[-1] == "event: end"
+    until(lambda: tuning.house.streams == 0)
+
+
+def test_a_running_study_is_paused_resumed_and_cancelled(tuning: Service) -> None:
+    with tuning.client() as client:
+        study = client.submit(slow_spec())["study"]["id"]
+        until(lambda: client.status(study)["study"]["status"] == "RUNNING")
+        assert client.act(study, "pause")["study"]["status"] == "PAUSED"
+        until(lambda: study not in tuning.supervisor.running or client.status(study)["study"]["trials"])
+        assert client.act(study, "resume")["study"]["status"] in ("RUNNING", "QUEUED")
+        assert client.act(study, "cancel")["study"]["status"] == "CANCELLED"
+        until(lambda: study not in tuning.supervisor.running)
+        with pytest.raises(ConflictError):
+            client.act(study, "resume")
+
+
+def test_one_key_makes_one_study(service: Service) -> None:
+    with service.client() as client:
+        first = client.submit(spec(), idempotency_key="k-1")["study"]
+        assert client.submit(spec(), idempotency_key="k-1")["study"]["id"] == first["id"]
+        with pytest.raises(ConflictError) as caught:
+            client.submit(spec(seed=5), idempotency_key="k-1")
+        assert caught.value.field == "idempotency_key"
+        assert client.submit(spec())["study"]["id"] != first["id"]
+
+
+def test_lists_are_filtered_and_paged(service: Service) -> None:
+    with service.client() as client:
+        made = [client.submit(spec(name=f"page-{i}", model="gpt2-large"))["study"]["id"] for i in range(5)]
+        first = client.studies(model="gpt2-large", limit=3)
+        assert [s["id"] for s in first["studies"]] == made[:1:-1]
+        assert first["next_offset"] == 3
+        rest = client.studies(model="gpt2-large", limit=3, offset=3)
+        assert [s["id"] for s in rest["studies"]] == made[1::-1]
+        assert rest["next_offset"] is None
+        assert client.studies(status="COMPLETED", model="gpt2-large")["studies"] == []
+        assert [s["name"] for s in client.studies(name="page-2")["studies"]] == ["page-2"]
+
+
+def test_a_queued_study_is_paused_and_stopped(service: Service) -> None:
+    with service.client() as client:
+        study = client.submit(spec())["study"]["id"]
+        assert client.act(study, "pause")["study"]["status"] == "PAUSED"
+        assert client.act(study, "resume")["study"]["status"] == "QUEUED"
+        assert client.act(study, "stop")["study"]["status"] == "CANCELLED"
+        actions = [line.action for line in service.store.audit_events() if line.subject == study]
+        assert actions == ["study.submit", "study.pause", "study.resume", "study.stop"]
+
+
+def test_a_plan_needs_no_hardware_and_keeps_nothing(service: Service) -> None:
+    with service.client() as client:
+        before = len(client.studies(limit=1000)["studies"])
+        plan = client.plan(spec(), top=3)
+        assert [row["rank"] for row in plan["configs"]] == [1, 2, 3]
+        assert plan["feasible"] == 6
+        assert len(client.studies(limit=1000)["studies"]) == before
+
+
+def test_what_cannot_be_is_refused_with_its_reason(service: Service) -> None:
+    with service.client() as client:
+        with pytest.raises(SpecError) as unknown:
+            client.submit(spec(modell="x"))
+        assert (unknown.value.field, unknown.value.remedy) == ("modell", "did you mean model?")
+        with pytest.raises(InfeasibleError):
+            client.submit(spec(model="llama-405b"))
+        with pytest.raises(NotFoundError):
+            client.status("nothing")
+        with pytest.raises(NotFoundError):
+            client.export(client.submit(spec())["study"]["id"], "megatron")
+
+
+def test_yaml_is_taken_too(service: Service) -> None:
+    import yaml
+
+    answer = service.http.post(
+        f"{API}/studies", content=yaml.safe_dump(spec()), headers={"Content-Type": "application/yaml"}
+    )
+    assert answer.status_code == 201
+    assert answer.headers["location"] == f"{API}/studies/{answer.json()['study']['id']}"
+
+
+def test_health_and_metrics_say_how_it_is(tuning: Service) -> None:
+    with tuning.client() as client:
+        health = client.health()
+        assert health["status"] == "ok"
+        assert set(health["checks"].values()) == {"ok"}
+    text = tuning.http.get(f"{API}/metrics").text
+    assert 'autotune_service_studies{status="' in text
+    assert "autotune_service_request_seconds_bucket" in text
