@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STUDY ?= search_spaces/studies/laptop.yaml
 
-.PHONY: tune test check serve venv test-slow test-gpu wheel clean
+.PHONY: tune test check serve venv test-slow chaos test-gpu wheel clean
 
 tune: $(VENV)/.installed
 	$(BIN)/autotune tune $(STUDY)
@@ -23,6 +23,9 @@ serve: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m slow
+
+chaos: $(VENV)/.installed-dev
+	$(BIN)/pytest -m slow -s tests/chaos
 
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/pytest -m gpu

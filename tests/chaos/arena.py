@@ -1,0 +1,373 @@
+"""Where a schedule happens: real controller processes on a real database, disturbed and then watched until the study has ended.
+
+Controllers are forked from a server that has imported everything once, so that the start of one costs milliseconds. Nothing waits for time to
+pass where it can wait for progress; every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Protocol
+
+from autotune import wiring
+from autotune.store import MemoryStore, SqlStore, maintenance, open_store
+from tests.chaos import controller
+from tests.chaos.checker import Journal, Seen, terms, violations
+from tests.chaos.schedule import Disturbance, Schedule
+from tests.postgresql import PostgresServer
+
+LEASE_S = 1.0
+DEADLINE_S = 300.0
+"""for a schedule as a whole"""
+TURN_S = 8.0
+"""for another controller to take over from a frozen one"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What came of a schedule."""
+
+    schedule: Schedule
+    met: tuple[str, ...]
+    """the disturbances that came while the study ran"""
+    controllers: int
+    """processes"""
+    terms: int
+    """how many of them had the study, one after the other"""
+    fenced: int
+    """how many found that another had taken over"""
+    wrong: tuple[str, ...]
+    took_s: float
+
+
+class Where(Protocol):
+    """A database that can be taken away."""
+
+    address: str
+
+    def take_away(self, disturbance: Disturbance) -> None:
+        """Takes it away for so long, and brings it back."""
+        ...
+
+    def is_free(self) -> bool:
+        """Whether no process keeps others from writing."""
+        ...
+
+
+class SqliteFile:
+    """A file that somebody else locks."""
+
+    def __init__(self, path: Path) -> None:
+        self.address = str(path)
+
+    def take_away(self, disturbance: Disturbance) -> None:
+        """Holds the lock of writers."""
+        with contextlib.closing(sqlite3.connect(self.address, isolation_level=None, timeout=TURN_S)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return  # whoever holds the lock is frozen
+            time.sleep(disturbance.for_s)
+            other.execute("COMMIT")
+
+    def is_free(self) -> bool:
+        """Whether the lock of writers can be had."""
+        with contextlib.closing(sqlite3.connect(self.address, isolation_level=None, timeout=0.2)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return False
+            other.execute("ROLLBACK")
+            return True
+
+
+class Served:
+    """A database of a server that is stopped, or crashes."""
+
+    def __init__(self, server: PostgresServer, address: str) -> None:
+        self.server, self.address = server, address
+
+    def take_away(self, disturbance: Disturbance) -> None:
+        """Stops the server and starts it again."""
+        self.server.stop(kill=disturbance.crash)
+        time.sleep(disturbance.for_s)
+        self.server.start()
+
+    def is_free(self) -> bool:
+        """A frozen client locks a row at most, and loses its transaction after a while."""
+        return True
+
+
+class Arena:
+    """One study, its controllers and what they wrote down."""
+
+    def __init__(self, schedule: Schedule, where: Where, folder: Path) -> None:
+        self.schedule, self.where, self.folder = schedule, where, folder
+        self.store: SqlStore = open_store(where.address)
+        study = wiring.load_study(schedule.spec)
+        self.study_id = wiring.submit_study(self.store, study, schedule.spec).id
+        self.processes: list[ForkServerProcess] = []
+        self.frozen: list[ForkServerProcess] = []
+        self.deadline = time.monotonic() + DEADLINE_S
+        self.met: list[str] = []
+        """the disturbances that came while the study ran"""
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join(DEADLINE_S)
+        self.store.close()
+
+    def play(self) -> Seen:
+        """Disturbs the study, then lets it end, and tells what is to be seen."""
+        self.start_controller()
+        for disturbance in self.schedule.disturbances:
+            if not self.wait_for_progress(disturbance.after):
+                break
+            self.met.append(disturbance.kind)
+            getattr(self, f"_{disturbance.kind}")(disturbance)
+        self.wait_for_the_end()
+        return see(self.store, self.study_id, self.journals())
+
+    def start_controller(self) -> ForkServerProcess:
+        """Another controller process; it waits for its turn when the study is held."""
+        name = f"{len(self.processes)}"
+        clock = self.folder / f"clock-{name}"
+        clock.write_text("0")
+        args = (self.where.address, self.study_id, str(self.folder / f"journal-{name}"), str(clock), LEASE_S)
+        process = forkserver().Process(target=controller.main, args=args, daemon=True)
+        process.start()
+        self.processes.append(process)
+        return process
+
+    def journals(self) -> list[Journal]:
+        """What all controllers wrote down so far."""
+        return [controller.read_journal(self.folder / f"journal-{n}") for n in range(len(self.processes))]
+
+    def wait_for_progress(self, lines: int) -> bool:
+        """Waits until the controllers wrote so many lines more; False when the study ended."""
+        before = self._written()
+        while self._written() < before + lines:
+            if self._is_over():
+                return False
+            self._keep_one_alive()
+        return not self._is_over()
+
+    def wait_for_the_end(self) -> None:
+        """Waits until the study has ended and its controllers have left."""
+        for process in self.frozen:
+            send(process, signal.SIGCONT)
+        while not self._is_over():
+            self._keep_one_alive()
+        for process in self.processes:
+            process.join(max(1.0, self.deadline - time.monotonic()))
+            if process.exitcode is None:
+                raise TimeoutError(f"a controller does not leave: {self._describe()}")
+
+    # ---- disturbances
+
+    def _kill(self, _: Disturbance) -> None:
+        for process in self._awake():
+            process.kill()
+            process.join(DEADLINE_S)
+        self.start_controller()
+
+    def _kill_and_race(self, disturbance: Disturbance) -> None:
+        self._kill(disturbance)
+        self.start_controller()
+        self.start_controller()
+
+    def _rival(self, _: Disturbance) -> None:
+        if len(self._awake()) < 3:
+            self.start_controller()
+
+    def _freeze(self, _: Disturbance) -> None:
+        """The others keep running: one of them, or a new one, takes over when the lease has run out."""
+        awake = self._awake()
+        if not awake:
+            return
+        holder = self._holder(awake)
+        send(holder, signal.SIGSTOP)
+        while not self.where.is_free() and holder.exitcode is None and time.monotonic() < self.deadline:
+            send(
+                holder, signal.SIGCONT
+            )  # frozen inside a transaction it keeps everybody from writing, see `autotune.store.database`
+            time.sleep(0.01)
+            send(holder, signal.SIGSTOP)
+        self.frozen.append(holder)
+        if len(awake) < 2:
+            self.start_controller()
+        claims, end = self._claims(), time.monotonic() + TURN_S
+        while self._claims() == claims and time.monotonic() < end and not self._is_over():
+            time.sleep(0.05)
+        if self._claims() > claims:
+            self.wait_for_progress(2)
+        send(holder, signal.SIGCONT)
+        self.frozen.remove(holder)
+
+    def _clock(self, disturbance: Disturbance) -> None:
+        for number, process in enumerate(self.processes):
+            if process.exitcode is None and number % 2 == len(self.processes) % 2:
+                (self.folder / f"clock-{number}").write_text(str(disturbance.jump_s))
+
+    def _database(self, disturbance: Disturbance) -> None:
+        self.where.take_away(disturbance)
+
+    # ---- looking
+
+    def _awake(self) -> list[ForkServerProcess]:
+        return [p for p in self.processes if p.exitcode is None and p not in self.frozen]
+
+    def _holder(self, awake: list[ForkServerProcess]) -> ForkServerProcess:
+        lease = self.store.holder(self.study_id)
+        return next((p for p in awake if lease and f":{p.pid}:" in lease.owner), awake[0])
+
+    def _claims(self) -> int:
+        return terms(self.store.events(self.study_id, limit=100_000))
+
+    def _written(self) -> int:
+        return sum(journal.read_bytes().count(b"\n") for journal in self.folder.glob("journal-*"))
+
+    def _is_over(self) -> bool:
+        return self.store.study(self.study_id).status.is_terminal
+
+    def _keep_one_alive(self) -> None:
+        time.sleep(0.05)
+        if time.monotonic() > self.deadline:
+            raise TimeoutError(f"the study does not end: {self._describe()}")
+        if not self._awake() and not self._is_over():
+            self.start_controller()
+
+    def _describe(self) -> str:
+        last = [journal.lines[-1:] for journal in self.journals()]
+        return f"{self.schedule}; {self.store.study(self.study_id)}; {last}"
+
+
+class SmallDisk(SqliteFile):
+    """A file on a file system that something else fills up."""
+
+    def take_away(self, disturbance: Disturbance) -> None:
+        """Leaves no byte free for a while."""
+        ballast = Path(self.address).with_name("ballast")
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            for size in (1 << 16, 1 << 10):
+                with contextlib.suppress(OSError):
+                    while file.write(b"x" * size):
+                        pass
+        time.sleep(disturbance.for_s)
+        ballast.unlink()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path | None]:
+    """A file system of 8 MiB; None where none may be mounted."""
+    folder.mkdir()
+    mount = shutil.which("mount")
+    argv = [mount or "", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if mount is None or os.geteuid() != 0 or subprocess.run(argv, capture_output=True).returncode:
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True, capture_output=True)
+
+
+def see(store: SqlStore, study_id: str, journals: list[Journal]) -> Seen:
+    """A study as the store has it."""
+    trials = store.trials(study_id)
+    return Seen(
+        record=store.study(study_id),
+        trials=trials,
+        events=store.events(study_id, limit=1_000_000),
+        steps={t.number: store.steps(study_id, t.number) for t in trials if t.attempts},
+        journals=journals,
+    )
+
+
+def undisturbed(spec: dict[str, Any]) -> Seen:
+    """The same study as nothing disturbs it, played at once."""
+    return _undisturbed(json.dumps(spec | {"runner": spec["runner"] | {"time_scale": 0.0}}))
+
+
+@functools.cache
+def _undisturbed(spec: str) -> Seen:
+    store = MemoryStore()
+    try:
+        return see(store, wiring.tune(json.loads(spec), store=store).record.id, [])
+    finally:
+        store.close()
+
+
+def play(schedule: Schedule, where: Where, folder: Path) -> Played:
+    """Plays a schedule and checks what is left of it."""
+    folder.mkdir(parents=True)
+    began = time.monotonic()
+    with Arena(schedule, where, folder) as arena:
+        seen = arena.play()
+        wrong = [*violations(seen, undisturbed(schedule.spec)), *maintenance.check(arena.store)]
+        return Played(
+            schedule=schedule,
+            met=tuple(arena.met),
+            controllers=len(arena.processes),
+            terms=terms(seen.events),
+            fenced=sum(
+                line.kind == "left" and line.said.startswith("conflict") for j in seen.journals for line in j.lines
+            ),
+            wrong=tuple(f"{schedule}: {sentence}" for sentence in wrong),
+            took_s=time.monotonic() - began,
+        )
+
+
+def play_all(
+    schedules: Iterable[Schedule], places: Iterable[Callable[[Schedule], Where]], folder: Path
+) -> list[Played]:
+    """Plays all schedules, on each place one after the other, on different places at once."""
+    waiting, lock = iter(schedules), threading.Lock()
+
+    def work(place: Callable[[Schedule], Where]) -> list[Played]:
+        played = []
+        while True:
+            with lock:
+                schedule = next(waiting, None)
+            if schedule is None:
+                return played
+            played.append(play(schedule, place(schedule), folder / str(schedule.seed)))
+
+    forkserver()
+    chosen = list(places)
+    with ThreadPoolExecutor(len(chosen)) as pool:
+        return [one for played in pool.map(work, chosen) for one in played]
+
+
+def send(process: ForkServerProcess, number: int) -> None:
+    """A signal, if the process is still there."""
+    if process.exitcode is None and process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+@functools.cache
+def forkserver() -> Any:
+    """Forks controllers that need not import anything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.chaos.warm"])
+    return context

@@ -1,0 +1,47 @@
+"""Databases for schedules: files, small disks, and servers that may be stopped at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.store import open_store
+from tests.chaos.arena import Served, SqliteFile, Where
+from tests.chaos.schedule import Schedule
+from tests.postgresql import PostgresServer, postgres_server
+
+Place = Callable[[Schedule], Where]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[[int], list[Place]]:
+    """So many places, each with a fresh SQLite file for every schedule."""
+    template, numbers = tmp_path / "template.db", itertools.count()
+    open_store(template).close()
+
+    def fresh(_: Schedule) -> Where:
+        return SqliteFile(Path(shutil.copy(template, tmp_path / f"{next(numbers)}.db")))
+
+    return lambda count: [fresh] * count
+
+
+@pytest.fixture
+def servers() -> Iterator[Callable[[int], list[Place]]]:
+    """So many places, each with a PostgreSQL server of its own and a fresh database for every schedule."""
+    with contextlib.ExitStack() as stack:
+
+        def place() -> Place:
+            server = stack.enter_context(postgres_server())
+            template = server.new_database()
+            open_store(template).close()
+            return lambda _: fresh(server, template.rpartition("/")[2])
+
+        def fresh(server: PostgresServer, template: str) -> Where:
+            return Served(server, server.new_database(template))
+
+        yield lambda count: [place() for _ in range(count)]

@@ -1,0 +1,80 @@
+"""A schedule of disturbances, drawn from a seed: what is done to a study's controllers, database and clocks, and when.
+
+    after      journal lines that the controllers write before the disturbance comes: progress, not time, so that a busy machine changes nothing
+    for_s      how long a database stays away, a disk full, s
+
+Pure values; `tests.chaos.arena` carries them out.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from tests.wiring.studies import QUIET, spec
+
+ANYWHERE = ("kill", "kill_and_race", "freeze", "rival", "clock", "database")
+"""SIGKILL and another controller; SIGKILL and three at once; SIGSTOP until another took over, then SIGCONT; a second controller beside the first;
+a jump of the controller's wall clock; the database away (PostgreSQL: stopped or crashed, SQLite: locked by somebody else)"""
+SEARCHERS = ("random", "grid", "cost_ranked", "cost_ranked", "bayesian", "optuna:tpe")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """One thing that goes wrong."""
+
+    kind: str
+    after: int
+    for_s: float = 0.0
+    crash: bool = False
+    """whether a server is killed instead of stopped"""
+    jump_s: float = 0.0
+    """by how much a clock is set forward or back, s"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A study and what happens to it."""
+
+    seed: int
+    spec: dict[str, Any]
+    disturbances: tuple[Disturbance, ...]
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}, {self.spec['searcher']}: {', '.join(d.kind for d in self.disturbances)}"
+
+
+def seeded(seed: int, *, kinds: tuple[str, ...] = ANYWHERE, searchers: tuple[str, ...] = SEARCHERS) -> Schedule:
+    """The schedule of this seed: two to five disturbances of a study of 13 short trials, some of which fail, end twice or report late."""
+    draw = random.Random(seed)
+    return Schedule(
+        seed=seed,
+        spec=study_spec(searcher=draw.choice(searchers), seed=draw.randrange(5)),
+        disturbances=tuple(
+            Disturbance(
+                kind=draw.choice(kinds),
+                after=draw.randrange(1, 9),
+                for_s=draw.choice((0.1, 0.5, 1.5)),
+                crash=draw.random() < 0.5,
+                jump_s=draw.choice((-3600.0, -2.0, 2.0, 3600.0)),
+            )
+            for _ in range(draw.randrange(2, 6))
+        ),
+    )
+
+
+def study_spec(*, searcher: str, seed: int) -> dict[str, Any]:
+    """A study on the simulated runner whose outcome depends on its seed alone, not on the number of attempts: no noise, faults by trial number."""
+    faults = [
+        {"kind": "duplicate", "probability": 0.3},
+        {"kind": "late", "probability": 0.3},
+        {"kind": "worker_lost", "trial": 2, "attempt": 1},
+        {"kind": "error", "trial": 4},
+    ]
+    return spec(
+        name="disturbed",
+        searcher=searcher,
+        seed=seed,
+        runner=QUIET | {"seed": seed, "faults": faults, "time_scale": 0.02},
+    )

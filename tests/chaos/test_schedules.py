@@ -1,0 +1,103 @@
+"""Studies that are disturbed in every way, on both databases: afterwards nothing is lost, doubled, or different from the undisturbed run.
+
+The short run is part of the tests. The long one, `make chaos`, plays 200 schedules on each database and prints what they met.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.arena import Played, SmallDisk, Where, play_all, small_disk
+from tests.chaos.conftest import Place
+from tests.chaos.schedule import ANYWHERE, Disturbance, Schedule, seeded, study_spec
+
+MANY = int(os.environ.get("CHAOS_SCHEDULES", "200"))
+FIRST_SEED = int(os.environ.get("CHAOS_SEED", "1000"))
+AT_ONCE = 6
+SIMPLE = ("random", "grid", "cost_ranked")
+
+
+def wrong(played: list[Played]) -> list[str]:
+    return [sentence for one in played for sentence in one.wrong]
+
+
+def tell(name: str, played: list[Played]) -> str:
+    met = Counter(kind for one in played for kind in one.met)
+    return (
+        f"{name}: {len(played)} schedules from seed {FIRST_SEED}, {sum(met.values())} disturbances ({dict(sorted(met.items()))}), "
+        f"{sum(p.controllers for p in played)} controllers, {sum(p.terms for p in played)} terms, {sum(p.fenced for p in played)} fenced, "
+        f"{sum(p.took_s for p in played):.0f} s in all, {len(wrong(played))} violations"
+    )
+
+
+def test_seeds_decide_and_differ() -> None:
+    assert seeded(3) == seeded(3)
+    assert {kind for seed in range(30) for kind in (d.kind for d in seeded(seed).disturbances)} == set(ANYWHERE)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.flaky(reruns=2, only_rerun=["TimeoutError"])
+def test_eight_schedules_on_sqlite(tmp_path: Path, files: Callable[[int], list[Place]]) -> None:
+    each = [one_of(seed, kind) for seed, kind in enumerate((*ANYWHERE, "freeze", "kill"))]
+    played = play_all(each, files(4), tmp_path)
+    assert wrong(played) == []
+    assert len([p for p in played if p.met]) == 8
+    assert sum(p.terms for p in played) > 8
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.flaky(reruns=2, only_rerun=["TimeoutError"])
+def test_three_schedules_on_postgresql(tmp_path: Path, servers: Callable[[int], list[Place]]) -> None:
+    each = [one_of(20 + seed, kind) for seed, kind in enumerate(("kill_and_race", "freeze", "database"))]
+    played = play_all(each, servers(2), tmp_path)
+    assert wrong(played) == []
+    assert len([p for p in played if p.met]) == 3
+
+
+def one_of(seed: int, kind: str) -> Schedule:
+    """A schedule that begins with this kind and goes on with another."""
+    drawn = seeded(seed, searchers=SIMPLE)
+    first = Disturbance(kind=kind, after=3, for_s=0.5, jump_s=-3600.0 if seed % 2 else 3600.0)
+    return Schedule(seed=seed, spec=drawn.spec, disturbances=(first, drawn.disturbances[-1]))
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.flaky(reruns=2, only_rerun=["TimeoutError"])
+def test_a_disk_that_fills_up_again_and_again(tmp_path: Path) -> None:
+    full = Disturbance(kind="database", after=3, for_s=0.3)
+    schedule = Schedule(
+        seed=0,
+        spec=study_spec(searcher="cost_ranked", seed=0),
+        disturbances=(full, full, Disturbance(kind="kill", after=2), full),
+    )
+    with small_disk(tmp_path / "disk") as disk:
+        if disk is None:
+            pytest.skip("only root mounts file systems, and not in every container")
+
+        def place(_: Schedule) -> Where:
+            return SmallDisk(disk / "store.db")
+
+        (played,) = play_all([schedule], [place], tmp_path / "play")
+    assert played.wrong == ()
+    assert "database" in played.met
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6 * 3600)
+def test_many_schedules_on_sqlite(tmp_path: Path, files: Callable[[int], list[Place]]) -> None:
+    played = play_all(map(seeded, range(FIRST_SEED, FIRST_SEED + MANY)), files(AT_ONCE), tmp_path)
+    print(tell("SQLite", played))
+    assert wrong(played) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6 * 3600)
+def test_many_schedules_on_postgresql(tmp_path: Path, servers: Callable[[int], list[Place]]) -> None:
+    played = play_all(map(seeded, range(FIRST_SEED, FIRST_SEED + MANY)), servers(AT_ONCE), tmp_path)
+    print(tell("PostgreSQL", played))
+    assert wrong(played) == []
