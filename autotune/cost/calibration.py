@@ -8,6 +8,7 @@ the host. They are fitted on published measurements (`python -m tests.benchmarks
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -126,16 +127,13 @@ class Calibration:
 
         For trying searchers against a wrong model, and for drawing the worlds in which a policy is trained.
         """
-        moved = {name: getattr(self, name) * float(_exp(scale * rng.standard_normal())) for name in PHYSICAL}
+        moved = {
+            name: getattr(self, name) * math.exp(min(max(scale * float(rng.standard_normal()), -20.0), 20.0))
+            for name in PHYSICAL
+        }
         for name in _FRACTIONS:
             moved[name] = min(moved[name], max(1.0, getattr(self, name)))
         return replace(self, **moved, source=f"{self.source}, perturbed by {scale:g}")
-
-
-def _exp(value: float) -> float:
-    import math
-
-    return math.exp(min(max(value, -20.0), 20.0))
 
 
 NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "trainer", "source"))

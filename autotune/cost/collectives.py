@@ -2,10 +2,10 @@
 
     n members on k nodes, g = members per node, S bytes of the whole (gathered) tensor per rank
 
-Ring algorithms move (n-1)/n * S per rank for all-gather and reduce-scatter, twice that for all-reduce (Thakur et al., IJHPCA 2005). Over
-nodes the ring crosses each node's border once per group; its g members in a node bring one network share each, of which NCCL's channels use
-g ** rails. Latency: log2 of the members (NCCL's trees), inside a node and between nodes
-apart. Contention between unlike groups is neglected.
+Ring algorithms move (n-1)/n * S per rank for all-gather and reduce-scatter, twice that for all-reduce (Thakur et al., IJHPCA 2005). Between nodes
+the ring crosses each node's border once per group; the g members bring one network port each, of which NCCL's channels use g ** rails. Time per
+byte grows with each doubling of the nodes, as NCCL's own measurements show. Latency: log2 of the members inside a node, the number of nodes beyond.
+Contention between unlike groups is neglected.
 """
 
 from __future__ import annotations

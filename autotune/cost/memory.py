@@ -1,4 +1,10 @@
-"""Peak memory of the fullest rank of the pipeline, by part."""
+"""Peak memory of the fullest rank of the pipeline, by part.
+
+States follow ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): weights, gradients, and optimizer states with master weights, each sharded over
+the data-parallel ranks from its stage on. Activations follow Korthikanti et al. (arXiv 2205.05198, section 4), times the micro-batches in flight.
+The first, the fullest middle and the last rank are counted, and the largest sum is the peak. Neglected: fragmentation within the allocator (it
+is in `usable_fraction`), dropout masks, and what a capacity factor drops or pads in experts.
+"""
 
 from __future__ import annotations
 

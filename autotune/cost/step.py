@@ -19,7 +19,11 @@ from autotune.spec import ConfigTable, TimeParts, Workload
 def time_parts(
     workload: Workload, table: ConfigTable, layout: Layout, stages: Stages, constants: Calibration, traits: Traits
 ) -> TimeParts:
-    """Seconds of one step by cause, of every row."""
+    """Seconds of one step by cause, of every row.
+
+    Everything that a step repeats is counted on the rank that is slowest for one micro-batch; the others only add to the bubble. The host launches
+    kernels and collectives alike, so a layer takes no less than the host needs for it.
+    """
     model, cluster = workload.model, workload.cluster
     matmuls, attention, moved = layer_forward_s(workload, table, layout, constants, traits)
     full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
