@@ -1,0 +1,334 @@
+"""Attacks on the service, each refused. RESULTS.md has the table."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.errors import SpecError
+from autotune.service.options import Rate, ServiceOptions
+from autotune.service.server import serve
+from tests.service.running import API, DEADLINE_S, Service, bearer, spec
+
+CHANGES = [
+    ("POST", f"{API}/studies"),
+    ("POST", f"{API}/plan"),
+    ("POST", f"{API}/studies/any/cancel"),
+]
+READS = [("GET", f"{API}/{path}") for path in ("studies", "best", "metrics", "studies/any", "studies/any/events")]
+
+
+def kind(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["kind"]
+
+
+@pytest.mark.parametrize(("method", "path"), CHANGES + READS)
+def test_without_a_token_nothing_is_told_or_done(guarded: Service, method: str, path: str) -> None:
+    assert kind(guarded.http.request(method, path)) == (401, "unauthorized")
+    wrong = bearer("at_000000000000_" + "x" * 43)
+    assert guarded.http.request(method, path, headers=wrong).status_code in (401, 429)
+
+
+def test_health_tells_strangers_no_more_than_that_it_lives(guarded: Service) -> None:
+    assert set(guarded.http.get(f"{API}/health").json()) == {"status", "version"}
+    assert "checks" in guarded.http.get(f"{API}/health", headers=bearer(guarded.token("read"))).json()
+
+
+@pytest.mark.parametrize("text", ["at__", "at_x_", "Bearer", "at_\x7f_y", "a" * 5000, "at_%00_x", "at_../../_x"])
+def test_malformed_tokens_are_wrong_tokens(guarded: Service, text: str) -> None:
+    answer = guarded.http.get(f"{API}/studies", headers=bearer(text))
+    assert answer.status_code in (401, 429)
+
+
+def test_revoked_and_expired_tokens_are_dead_at_once(guarded: Service) -> None:
+    token, text = guarded.store.tokens.create("ann", "admin")
+    assert guarded.http.get(f"{API}/studies", headers=bearer(text)).status_code == 200
+    guarded.store.tokens.revoke(token.id)
+    assert guarded.http.get(f"{API}/studies", headers=bearer(text)).status_code in (401, 429)
+
+
+def test_scopes_bound_what_a_token_may_do(guarded: Service) -> None:
+    read = bearer(guarded.token("read"))
+    assert guarded.http.get(f"{API}/studies", headers=read).status_code == 200
+    assert kind(guarded.http.post(f"{API}/studies", json=spec(), headers=read)) == (403, "forbidden")
+    assert kind(guarded.http.post(f"{API}/studies/any/cancel", headers=read)) == (403, "forbidden")
+
+
+def test_one_owner_cannot_act_on_anothers_study(guarded: Service) -> None:
+    ann, bob, root = (bearer(guarded.token(*who)) for who in (("submit", "ann"), ("submit", "bob"), ("admin", "root")))
+    made = guarded.http.post(f"{API}/studies", json=spec(), headers=ann).json()["study"]
+    assert made["owner"] == "ann"
+    for action in ("pause", "resume", "stop", "cancel"):
+        assert kind(guarded.http.post(f"{API}/studies/{made['id']}/{action}", headers=bob)) == (403, "forbidden")
+    assert (
+        guarded.http.get(f"{API}/studies/{made['id']}", headers=bob).status_code == 200
+    )  # a team shares what it knows
+    assert guarded.http.post(f"{API}/studies/{made['id']}/cancel", headers=root).status_code == 200
+
+
+def test_a_spec_cannot_name_its_owner_and_keys_are_ones_own(guarded: Service) -> None:
+    ann, bob = bearer(guarded.token("submit", "ann")), bearer(guarded.token("submit", "bob"))
+    assert guarded.http.post(f"{API}/studies", json=spec(owner="bob"), headers=ann).status_code == 422
+    key = {"Idempotency-Key": "same"}
+    first = guarded.http.post(f"{API}/studies", json=spec(), headers=ann | key).json()["study"]["id"]
+    assert guarded.http.post(f"{API}/studies", json=spec(), headers=bob | key).json()["study"]["id"] != first
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8600",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "",
+        "[::1",
+        "127.0.0.1:x",
+    ],
+)
+def test_other_names_are_not_answered(service: Service, host: str) -> None:
+    answer = service.http.get(f"{API}/studies", headers={"Host": host})
+    assert kind(answer) == (421, "host")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+def test_pages_of_other_sites_change_nothing(service: Service, headers: dict[str, str], method: str, path: str) -> None:
+    assert kind(service.http.request(method, path, headers=headers)) == (403, "csrf")
+
+
+def test_no_answer_lets_other_sites_read_it(service: Service) -> None:
+    answer = service.http.options(
+        f"{API}/studies", headers={"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
+    )
+    assert answer.status_code == 405
+    found = service.http.get(f"{API}/studies", headers={"Origin": "https://evil.example"}).headers
+    assert not [name for name in found if name.startswith("access-control")]
+    assert found["x-frame-options"] == "DENY"
+    assert "default-src 'none'" in found["content-security-policy"]
+
+
+def test_a_cookie_alone_changes_nothing(guarded: Service) -> None:
+    token = guarded.token("submit")
+    cookie = {"Cookie": f"autotune_token={token}"}
+    assert guarded.http.get("/studies", headers=cookie).status_code == 200
+    assert kind(guarded.http.post(f"{API}/studies", json=spec(), headers=cookie)) == (403, "csrf")
+    made = guarded.http.post(f"{API}/studies", json=spec(), headers=bearer(token)).json()["study"]["id"]
+    form = {"action": "cancel", "form_token": "0" * 64}
+    answer = guarded.http.post(f"/studies/{made}/act", data=form, headers=cookie)
+    assert answer.status_code == 403
+    assert str(guarded.store.study(made).status) == "QUEUED"
+
+
+def test_a_proxy_does_not_make_strangers_local(service: Service) -> None:
+    for header in ("X-Forwarded-For", "Forwarded", "X-Real-IP"):
+        assert kind(service.http.get(f"{API}/studies", headers={header: "127.0.0.1"})) == (401, "unauthorized")
+
+
+def test_tokens_stand_in_no_log_answer_or_address(
+    guarded: Service, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    token = guarded.token("admin")
+    texts = [
+        guarded.http.get(path, headers=bearer(token)).text
+        for path in (f"{API}/studies", f"{API}/nothing", f"{API}/metrics", f"{API}/health", "/studies")
+    ]
+    texts += [guarded.http.get(f"{API}/studies", headers=bearer(token + "x")).text]
+    captured = capfd.readouterr()
+    ours = [r.getMessage() for r in caplog.records if r.name.startswith(("autotune", "uvicorn"))]
+    secret = token.split("_")[2]
+    assert secret not in "".join([*texts, captured.out, captured.err, *ours])
+    assert secret not in str([vars(t) if hasattr(t, "__dict__") else t for t in guarded.store.tokens.list()])
+    assert secret.encode() not in guarded.path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../../etc/passwd",
+        "/static/%2e%2e/%2e%2e/etc/passwd",
+        f"{API}/studies/..%2f..%2fetc%2fpasswd",
+        f"{API}/studies/%2e%2e",
+        f"{API}/studies/a%00b",
+        f"{API}/studies/small/export/..%2f..%2fetc%2fpasswd",
+        f"{API}/studies/small/export/__init__",
+        f"{API}/studies/small/export/command%00",
+    ],
+)
+def test_addresses_lead_to_no_files(service: Service, path: str) -> None:
+    with socket.create_connection(service.address, timeout=DEADLINE_S) as raw:  # a client library would tidy the path
+        raw.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+        head = raw.makefile("rb").read()
+    assert head.split()[1] in (b"404", b"422")
+    assert b"root:" not in head
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("model", {"model": "/etc/passwd"}),
+        ("model", {"model": "../../secret/config.json"}),
+        ("model", {"model": "http://169.254.169.254/latest/config.json"}),
+        ("space", {"space": "../spaces/mine.yaml"}),
+        ("space", {"space": "file:///etc/passwd.yaml"}),
+        ("data", {"data": "/etc/passwd"}),
+        ("data", {"data": "../../etc/passwd"}),
+        ("data", {"data": "http://169.254.169.254/latest"}),
+        ("data", {"data": "a\0b"}),
+        ("runner", {"runner": "os.system"}),
+        ("runner.address", {"runner": {"kind": "ray", "address": "ray://evil.example:10001"}}),
+        ("runner.trial", {"runner": {"kind": "local", "trial": "os:system"}}),
+        ("runner.clock", {"runner": {"kind": "simulated", "clock": "time.time"}}),
+        ("runner.runtime_env", {"runner": {"kind": "ray", "runtime_env": {"pip": ["evil"]}}}),
+        ("runner.capacity", {"runner": {"kind": "simulated", "capacity": "$(id)"}}),
+        ("trainer", {"trainer": {"kind": "command", "argv": ["sh", "-c", "id"], "metrics": {"step": "s (\\d+)"}}}),
+        ("searcher", {"searcher": "os.system"}),
+        ("searcher", {"searcher": "optuna:../../x"}),
+        ("name", {"name": "../../etc/cron.d/x"}),
+        ("name", {"name": "$(reboot)"}),
+        ("name", {"name": "<script>alert(1)</script>"}),
+        ("seed", {"seed": 1 << 62}),
+        ("workload.seq_len", {"workload": {"seq_len": 10**30, "global_batch_size": 64}}),
+        ("budget.max_trials", {"budget": {"max_trials": 10**9}}),
+        ("enqueue", {"enqueue": ["tp=1"] * 5000}),
+    ],
+)
+def test_specs_reach_no_file_program_or_address(service: Service, field: str, changes: dict[str, Any]) -> None:
+    answer = service.http.post(f"{API}/studies", json=spec(**changes))
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["field"].startswith(field) or "2^63" in error["message"]
+    assert "root:" not in answer.text
+
+
+def test_data_lies_in_its_folder_whatever_the_way_there(tmp_path: Path) -> None:
+    root, secret = tmp_path / "data", tmp_path / "secret.txt"
+    root.mkdir()
+    secret.write_text("secret")
+    (root / "good.txt").write_text("text to train on")
+    (root / "link.txt").symlink_to(secret)
+    (root / "loop").symlink_to(root / "loop")
+    os.mkfifo(root / "pipe")
+    options = ServiceOptions(port=0, data_roots=(root,))
+    with Service(tmp_path / "service", options=options) as service:
+        for text in ("link.txt", "../secret.txt", str(secret), "loop", "pipe", ".", "", "x" * 900, "~/secret.txt"):
+            answer = service.http.post(f"{API}/studies", json=spec(data=text))
+            assert (answer.status_code, answer.json()["error"]["field"]) == (422, "data")
+            assert "secret.txt" not in answer.text
+        made = service.http.post(f"{API}/studies", json=spec(data="good.txt")).json()["study"]["id"]
+        assert service.store.study(made).study.data == str((root / "good.txt").resolve())
+        assert service.http.post(f"{API}/studies", json=spec(data=str(root / "good.txt"))).status_code == 201
+
+
+def test_large_bodies_are_cut_off(guarded: Service) -> None:
+    admin = bearer(guarded.token("admin"))
+    answer = guarded.http.post(f"{API}/studies", content=b"x" * 20_001, headers=admin)
+    assert kind(answer) == (413, "too_large")
+
+    def endless() -> Any:  # chunked: no Content-Length to look at
+        for _ in range(100):
+            yield b"y" * 1000
+
+    answer = guarded.http.post(f"{API}/studies", content=endless(), headers=admin)
+    assert kind(answer) == (413, "too_large")
+
+
+def test_a_slow_client_is_cut_off_and_holds_nothing(guarded: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.service import server
+
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 1.0)
+    half_head = b"GET /api/v1/health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
+    half_body = b"POST /api/v1/studies HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 50\r\n\r\n{"
+    raws = [socket.create_connection(guarded.address, timeout=DEADLINE_S) for _ in range(40)]
+    try:
+        for number, raw in enumerate(raws):
+            raw.sendall(half_head if number % 2 else half_body)
+        assert guarded.http.get(f"{API}/health").status_code == 200  # the others are served meanwhile
+        heads = [raw.makefile("rb").read() for raw in raws]  # returns when the service closes
+    finally:
+        for raw in raws:
+            raw.close()
+    assert all(not head or head.split()[1] == b"408" for head in heads)
+
+
+def test_a_long_head_is_refused(service: Service) -> None:
+    with socket.create_connection(service.address, timeout=DEADLINE_S) as raw:
+        raw.sendall(b"GET /api/v1/health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: " + b"a" * 70_000)
+        head = raw.makefile("rb").read()
+    assert head.split()[1] in (b"400", b"431")
+
+
+def test_who_asks_too_often_waits(tmp_path: Path) -> None:
+    options = ServiceOptions(port=0, rate=Rate(per_s=0.01, burst=5), write_rate=Rate(per_s=0.01, burst=2))
+    with Service(tmp_path, options=options) as service:
+        answers = [service.http.get(f"{API}/studies") for _ in range(6)]
+        assert [a.status_code for a in answers] == [200] * 5 + [429]
+        assert int(answers[-1].headers["retry-after"]) >= 1
+        other = bearer(service.token("read"))
+        assert service.http.get(f"{API}/studies", headers=other).status_code == 200  # each caller has its own
+
+
+def test_guessing_tokens_is_slowed_but_locks_nobody_out(tmp_path: Path) -> None:
+    options = ServiceOptions(port=0, require_token=True, refusal_rate=Rate(per_s=0.001, burst=3))
+    with Service(tmp_path, options=options) as service:
+        good = bearer(service.token("read"))
+        assert service.http.get(f"{API}/studies", headers=good).status_code == 200
+        codes = [service.http.get(f"{API}/studies", headers=bearer(f"at_{n:012x}_guess")).status_code for n in range(6)]
+        assert codes == [401] * 3 + [429] * 3
+        assert service.http.get(f"{API}/studies", headers=good).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_others_are_not_let_in_without_a_token(host: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="token"):
+        serve(ServiceOptions(host=host, port=0), store_url=str(tmp_path / "s.db"))
+
+
+def test_a_bomb_of_aliases_costs_nothing(service: Service) -> None:
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{b}: &{b} [{', '.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
+    began = time.monotonic()
+    answer = service.http.post(f"{API}/studies", content="\n".join(lines), headers={"Content-Type": "application/yaml"})
+    assert answer.status_code == 422
+    assert time.monotonic() - began < 60  # followed to its end it would take years
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!python/object/apply:os.system ['id']",
+        "model: !!python/object/apply:subprocess.check_output [['id']]",
+        "model: !!python/name:os.system",
+        "x: !!binary gASVJQAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOUjAJpZJSFlFKULg==",
+    ],
+)
+def test_documents_build_no_objects(service: Service, text: str) -> None:
+    answer = service.http.post(f"{API}/studies", content=text, headers={"Content-Type": "application/yaml"})
+    assert answer.status_code == 422
+    assert "uid=" not in answer.text
+
+
+def test_pickles_are_no_specs(service: Service) -> None:
+    import pickle
+
+    for media in ("application/json", "application/yaml", "application/octet-stream", "application/x-python-pickle"):
+        answer = service.http.post(
+            f"{API}/studies", content=pickle.dumps(spec(), protocol=4), headers={"Content-Type": media}
+        )
+        assert answer.status_code in (415, 422)
