@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from autotune import wiring
 from autotune.store import MemoryStore, SqlStore, maintenance, open_store
-from tests.chaos import controller
+from tests.chaos import controller, warm
 from tests.chaos.checker import Journal, Seen, terms, violations
 from tests.chaos.schedule import Disturbance, Schedule
 from tests.postgresql import PostgresServer
@@ -369,5 +369,5 @@ def send(process: ForkServerProcess, number: int) -> None:
 def forkserver() -> Any:
     """Forks controllers that need not import anything."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.chaos.warm"])
+    context.set_forkserver_preload([warm.__name__])
     return context

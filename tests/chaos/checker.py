@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 from autotune.ports import HistoryEvent, StudyRecord
 from autotune.spec import Trial, TrialPurpose
@@ -63,14 +64,20 @@ IN_HISTORY = {"asked": "trial.asked", "started": "trial.started", "retried": "at
 def outcome(trial: Trial) -> str:
     """What a trial came to."""
     measurement, failure = trial.measurement, trial.failure
-    series = (measurement.step_times_s, measurement.losses, measurement.peak_memory_bytes) if measurement else None
-    return f"{trial.purpose} {trial.config} {trial.status} {failure.kind if failure else ''} {series}"
+    what = f"{trial.purpose} {trial.config} {trial.status}"
+    if measurement is not None:
+        series = (measurement.step_times_s, measurement.losses, measurement.grad_norms, measurement.peak_memory_bytes)
+        return (
+            f"{what} {measurement.step_time_s!r} s in {len(series[0])} steps, checksum {crc32(repr(series).encode())}"
+        )
+    return f"{what} {failure.kind}" if failure else what
 
 
 def study_outcome(record: StudyRecord) -> str:
     """What a study came to."""
-    result = record.result
-    return f"{record.status} best {record.best} baseline {record.baseline} speedup {record.speedup} {result.get('stop_reason')} {result.get('finals')}"
+    named = {name: record.result.get(name) for name in ("stop_reason", "final_rounds", "finals", "notes")}
+    winner = f"best {record.best}, baseline {record.baseline}, speedup {record.speedup!r}"
+    return f"{record.status}, {winner}, checksum {crc32(repr(sorted(named.items())).encode())}"
 
 
 def violations(seen: Seen, undisturbed: Seen) -> list[str]:
