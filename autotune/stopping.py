@@ -51,7 +51,7 @@ def _rank_below(n: int, alpha: float) -> int:
     """Largest k with 2 * P(Binomial(n, 1/2) < k) <= alpha; 0 when there is none."""
     k, tail = 0, 0.0
     while 2 * k < n:
-        tail += math.comb(n, k) * 0.5**n
+        tail += math.exp(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2))
         if 2 * tail > alpha:
             break
         k += 1

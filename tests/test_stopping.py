@@ -104,3 +104,8 @@ def test_interval_scales_with_its_unit_and_holds_the_median(times: list[float], 
     assert low <= np.median(times) <= high
     scaled = median_interval([unit * t for t in times])
     assert scaled == pytest.approx((unit * low, unit * high))
+
+
+def test_the_interval_of_very_many_steps_is_narrow_and_finite() -> None:
+    low, high = median_interval([1.0 + (i % 1000) * 1e-3 for i in range(20_000)])
+    assert 1.45 < low < high < 1.55
