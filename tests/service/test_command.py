@@ -1,0 +1,117 @@
+"""The commands serve, token and those that ask a service, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import cli
+from autotune.client import Client
+from autotune.store import open_store
+from tests.service.running import DEADLINE_S, slow_spec, spec, until
+
+
+@contextmanager
+def served(tmp_path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`autotune serve` in a process of its own, and where it is."""
+    argv = [sys.executable, "-c", "from autotune.cli import main; main()", "serve", "--runner", "local", "--port", "0"]
+    argv += ["--json", "--store", str(tmp_path / "results.db"), *options]
+    process = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, text=True, env={**os.environ, "AUTOTUNE_DATA": str(tmp_path)}
+    )
+    try:
+        assert process.stdout is not None
+        document = ""
+        while not document.rstrip().endswith("}"):
+            line = process.stdout.readline()
+            assert line, "it ended without an address"
+            document += line
+        yield process, json.loads(document)["url"]
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=DEADLINE_S)
+
+
+def test_serve_submit_watch_kill_serve_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps(spec()))
+    with served(tmp_path) as (process, url):
+        monkeypatch.setenv("AUTOTUNE_URL", url)
+        assert cli.run(["submit", str(file), "--wait", "--json"]) == 0
+        done = json.loads(capsys.readouterr().out)
+        assert done["study"]["status"] == "COMPLETED"
+        assert cli.run(["best", done["study"]["id"], "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["best"]["config"] == done["best"]["config"]
+        file.write_text(json.dumps(slow_spec()))
+        assert cli.run(["submit", str(file), "--json"]) == 0
+        slow = json.loads(capsys.readouterr().out)["study"]["id"]
+        with Client(url) as client:
+            until(lambda: client.status(slow)["study"]["trials"].get("RUNNING"))
+        process.kill()
+        process.wait(DEADLINE_S)
+    assert cli.run(["list", "--url", url]) == 1
+    assert "cannot be reached" in capsys.readouterr().err
+    with served(tmp_path) as (_, url), Client(url) as client:
+        assert client.status(slow)["study"]["status"] == "RUNNING"
+        assert cli.run(["cancel", slow, "--url", url]) == 0
+        store = open_store(tmp_path / "results.db")
+        until(lambda: store.holder(slow) is None)
+        store.close()
+
+
+def test_a_token_is_made_shown_once_used_and_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = str(tmp_path / "results.db")
+    assert (
+        cli.run(
+            ["token", "create", "--scope", "submit", "--owner", "ann", "--expires", "2h", "--json", "--store", store]
+        )
+        == 0
+    )
+    made = json.loads(capsys.readouterr().out)
+    assert made["expires_at"] is not None
+    with served(tmp_path, "--require-token") as (_, url):
+        monkeypatch.setenv("AUTOTUNE_URL", url)
+        assert cli.run(["list", "--json"]) == 1
+        assert json.loads(capsys.readouterr().out)["error"]["kind"] == "service"
+        monkeypatch.setenv("AUTOTUNE_TOKEN", made["token"])
+        assert cli.run(["list", "--json"]) == 0
+        capsys.readouterr()
+        assert cli.run(["token", "revoke", made["id"], "--store", store]) == 0
+        assert cli.run(["list", "--json"]) == 1
+    capsys.readouterr()
+    assert cli.run(["token", "list", "--json", "--store", store]) == 0
+    listed = capsys.readouterr().out
+    assert json.loads(listed)["tokens"][0]["revoked_at"]
+    assert made["token"].split("_")[2] not in listed
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "--host", "0.0.0.0", "--port", "0", "--runner", "local"],
+        ["serve", "--runner", "nothing"],
+        ["token", "create", "--scope", "root"],
+        ["token", "create", "--expires", "soon"],
+        ["token", "revoke", "nothing"],
+        ["list", "--url", "ftp://x"],
+    ],
+)
+def test_bad_input_is_said_and_ends_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(words) == 2
+    captured: Any = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert "Traceback" not in captured.err

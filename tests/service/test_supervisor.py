@@ -1,0 +1,262 @@
+"""The supervisor: what it starts, how often, what it makes of deaths. First with a launcher of our own making, then with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import wiring
+from autotune.errors import RunnerError
+from autotune.holder import this_process
+from autotune.ports import StudyRecord
+from autotune.service.launcher import Ended, ProcessLauncher
+from autotune.service.supervisor import MAX_CRASHES, Supervisor
+from autotune.service.worker import HELD, STORE_AWAY
+from autotune.spec import StudyStatus
+from autotune.store import SqlStore, open_store
+from tests.service.running import Service, slow_spec, spec, until
+
+
+class PaperLauncher:
+    """Starts nothing; what ends is said by the test."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.over: list[Ended] = []
+        self.killed: list[str] = []
+        self.known: frozenset[str] = frozenset()
+        self.broken = ""
+
+    def adopted(self) -> frozenset[str]:
+        return self.known
+
+    def start(self, record: StudyRecord) -> None:
+        if self.broken:
+            raise RunnerError(self.broken)
+        self.started.append(record.id)
+
+    def ended(self) -> list[Ended]:
+        over, self.over = self.over, []
+        return over
+
+    def kill(self, study: str) -> None:
+        self.killed.append(study)
+
+    def health(self) -> str:
+        return ""
+
+    def close(self, grace_s: float) -> None:
+        return None
+
+
+class Clock:
+    """Time that the test moves."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    opened = open_store(tmp_path / "results.db")
+    yield opened
+    opened.close()
+
+
+def submit(store: SqlStore, **changes: Any) -> str:
+    document = spec(**changes)
+    return wiring.submit_study(store, wiring.load_study(document), document).id
+
+
+def supervisor(store: SqlStore, launcher: PaperLauncher, clock: Clock | None = None, most: int = 2) -> Supervisor:
+    return Supervisor(store, launcher, max_studies=most, monotonic=clock or Clock())
+
+
+def test_the_oldest_go_first_and_no_more_than_fit(store: SqlStore) -> None:
+    made = [submit(store, seed=i) for i in range(5)]
+    launcher = PaperLauncher()
+    watch = supervisor(store, launcher)
+    watch.round()
+    watch.round()
+    assert launcher.started == made[:2]
+    wiring.act(store, made[0], "cancel")
+    launcher.over = [Ended(study=made[0], code=0)]
+    watch.round()
+    assert launcher.started == made[:3]
+
+
+def test_what_rests_or_is_held_elsewhere_is_left_alone(store: SqlStore) -> None:
+    paused, held, free = (submit(store, seed=i) for i in range(3))
+    wiring.act(store, paused, "pause")
+    assert store.claim(held, "other-host:1:1", lease_s=60)
+    launcher = PaperLauncher()
+    supervisor(store, launcher, most=9).round()
+    assert launcher.started == [free]
+
+
+def test_studies_that_outlived_a_service_of_this_host_take_up_room(store: SqlStore) -> None:
+    running, waiting = submit(store), submit(store, seed=1)
+    lease = store.claim(running, this_process(), lease_s=60)
+    store.set_status(running, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
+    launcher = PaperLauncher()
+    supervisor(store, launcher, most=1).round()
+    assert launcher.started == []
+    supervisor(store, launcher, most=2).round()
+    assert launcher.started == [waiting]
+
+
+def test_a_study_whose_process_dies_is_started_again_later_and_later_and_at_last_fails(store: SqlStore) -> None:
+    study = submit(store)
+    launcher, clock = PaperLauncher(), Clock()
+    watch = supervisor(store, launcher, clock)
+    for death in range(1, MAX_CRASHES + 1):
+        watch.round()
+        assert launcher.started == [study] * death
+        launcher.over = [Ended(study=study, code=-9)]
+        watch.round()
+        assert launcher.started == [study] * death  # not at once
+        clock.now_s += 100
+    record = store.study(study)
+    assert record.status is StudyStatus.FAILED
+    assert "killed by signal 9" in record.message
+    watch.round()
+    assert len(launcher.started) == MAX_CRASHES
+
+
+@pytest.mark.parametrize("code", [HELD, STORE_AWAY])
+def test_being_too_late_or_without_a_store_is_no_crash(store: SqlStore, code: int) -> None:
+    study = submit(store)
+    launcher, clock = PaperLauncher(), Clock()
+    watch = supervisor(store, launcher, clock)
+    for _ in range(3 * MAX_CRASHES):
+        watch.round()
+        launcher.over = [Ended(study=study, code=code)]
+        watch.round()
+        clock.now_s += 10
+    assert len(launcher.started) == 3 * MAX_CRASHES
+    assert store.study(study).status is StudyStatus.QUEUED
+
+
+def test_a_job_that_a_person_stopped_is_cancelled(store: SqlStore) -> None:
+    study = submit(store)
+    launcher = PaperLauncher()
+    watch = supervisor(store, launcher)
+    watch.round()
+    launcher.over = [Ended(study=study, code=1, by_hand=True)]
+    watch.round()
+    assert store.study(study).status is StudyStatus.CANCELLED
+    assert launcher.started == [study]
+
+
+def test_what_cannot_be_started_now_is_tried_again(store: SqlStore) -> None:
+    study = submit(store)
+    launcher = PaperLauncher()
+    launcher.broken = "Ray is away"
+    watch = Supervisor(store, launcher, max_studies=1, poll_s=0.02)
+    watch.start()
+    try:
+        until(lambda: "Ray is away" in watch.health())
+        launcher.broken = ""
+        until(lambda: launcher.started == [study])
+        until(lambda: watch.health() == "")
+    finally:
+        watch.close()
+
+
+def test_a_process_that_does_not_end_with_its_study_is_killed(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.service import supervisor as module
+
+    monkeypatch.setattr(module, "STRAGGLE_S", -1.0)
+    study = submit(store)
+    launcher, clock = PaperLauncher(), Clock()
+    watch = supervisor(store, launcher, clock)
+    watch.round()
+    wiring.act(store, study, "cancel")
+    clock.now_s += 60
+    watch.round()
+    assert launcher.killed == [study]
+
+
+@pytest.mark.flaky(reruns=2)
+def test_two_supervisors_on_one_store_run_each_study_once(tmp_path: Path) -> None:
+    first = open_store(tmp_path / "results.db")
+    studies = [submit(first, seed=i) for i in range(6)]
+    second = open_store(tmp_path / "results.db")
+    pair = [
+        Supervisor(
+            s, ProcessLauncher(tmp_path / f"logs{i}", store_url=str(tmp_path / "results.db")), max_studies=3, poll_s=0.1
+        )
+        for i, s in enumerate((first, second))
+    ]
+    try:
+        for one in pair:
+            one.start()
+        until(lambda: all(first.study(study).status.is_terminal for study in studies))
+    finally:
+        for one in pair:
+            one.close()
+        second.close()
+    for study in studies:
+        kinds = [event.kind for event in first.events(study)]
+        assert first.study(study).status is StudyStatus.COMPLETED
+        assert kinds.count("study.completed") == 1
+        assert kinds.count("trial.asked") == len(first.trials(study))
+        assert "trial.late" not in kinds
+    first.close()
+
+
+@pytest.mark.flaky(reruns=2)
+def test_killed_controllers_are_replaced_and_change_nothing_in_the_result(tmp_path: Path) -> None:
+    document = spec(
+        budget={"max_trials": 3, "min_gain": 0}, runner={"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.1}
+    )
+    with Service(tmp_path / "calm", supervised=True) as calm, calm.client() as client:
+        undisturbed = client.wait(client.submit(document)["study"]["id"])
+    with Service(tmp_path / "rough", supervised=True) as rough, rough.client() as client:
+        study = client.submit(document)["study"]["id"]
+        for trials in (1, 2):
+            until(lambda: len(client.trials(study)) >= trials)  # noqa: B023  called at once
+            pid = until(lambda: rough.launcher.pid_of(study))
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: rough.launcher.pid_of(study) not in (pid, None))  # noqa: B023
+        done = client.wait(study)
+    assert done["study"]["status"] == "COMPLETED"
+    assert done["best"]["config"] == undisturbed["best"]["config"]
+    assert done["best"]["measurement"]["step_times_s"] == undisturbed["best"]["measurement"]["step_times_s"]
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_service_that_ends_leaves_its_studies_to_the_next(tmp_path: Path) -> None:
+    with Service(tmp_path, supervised=True) as first, first.client() as client:
+        study = client.submit(slow_spec())["study"]["id"]
+        until(lambda: client.status(study)["study"]["trials"].get("RUNNING"))
+    store = open_store(tmp_path / "results.db")
+    assert store.study(study).status is StudyStatus.RUNNING
+    assert store.holder(study) is None
+    store.close()
+    with Service(tmp_path, supervised=True) as second, second.client() as client:
+        until(lambda: second.launcher.pid_of(study))
+        until(lambda: second.store.holder(study))
+        client.act(study, "cancel")
+        until(lambda: study not in second.supervisor.running)
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_nursery_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    with Service(tmp_path, supervised=True) as service, service.client() as client:
+        study = client.submit(slow_spec())["study"]["id"]
+        child = until(lambda: service.launcher.pid_of(study))
+        until(lambda: service.store.holder(study))
+        os.kill(service.launcher._nursery.pid, signal.SIGKILL)
+        other = client.submit(spec())["study"]["id"]
+        assert client.wait(other)["study"]["status"] == "COMPLETED"
+        assert client.status(study)["study"]["status"] == "RUNNING"  # its process lives, and keeps its lease
+        client.act(study, "cancel")
+        until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2])
