@@ -55,6 +55,8 @@ class TrialRequest:
     """also take a breakdown of the step"""
     beat_step_time_s: float | None = None
     """best step time so far for the same tokens per step; a trial that can no longer come near it ends early as STOPPED"""
+    repeat: int = 0
+    """how often this config was measured before in this study"""
 
     @property
     def id(self) -> AttemptId:

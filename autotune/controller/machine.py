@@ -403,9 +403,16 @@ class Controller:
             beat_step_time_s=self._judge.time_to_beat(trial, self.best)
             if trial.purpose is TrialPurpose.SEARCH
             else None,
+            repeat=self._repeat(trial),
         )
         self.attempts.begin(request.id, trial.config.world_size, self._now_s or 0.0, study.measure)
         self._out.append(StartAttempt(request=request))
+
+    def _repeat(self, trial: Trial) -> int:
+        """How often its config was measured before: only the finals measure again."""
+        if trial.purpose is not TrialPurpose.FINAL:
+            return 0
+        return sum(t.is_measured and t.config == trial.config for t in self.trials.values())
 
     def _is_last_round(self, config: ParallelConfig) -> bool:
         finals = [t for t in self.trials.values() if t.purpose is TrialPurpose.FINAL and t.config == config]

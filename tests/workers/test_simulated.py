@@ -39,11 +39,25 @@ def test_the_same_seed_gives_the_same_trials_in_any_order() -> None:
     assert outcome(SimulatedRunner(seed=4), a) != first[:1]
 
 
-def test_another_attempt_has_other_noise_but_the_same_truth() -> None:
-    one, two = outcome(SimulatedRunner(noise=0.01, outlier_every=0), request(0), request(0, attempt=2))
+def test_a_repeat_has_other_noise_but_the_same_truth() -> None:
+    one, two = outcome(SimulatedRunner(noise=0.01, outlier_every=0), request(0), request(1, repeat=1))
     assert one.measurement.step_times_s != two.measurement.step_times_s
     assert one.measurement.step_time_s == pytest.approx(two.measurement.step_time_s, rel=0.1)
     assert one.measurement.peak_memory_bytes == two.measurement.peak_memory_bytes
+
+
+def test_another_attempt_comes_to_the_same() -> None:
+    one, two = outcome(SimulatedRunner(), request(0), request(3, attempt=2))
+    assert one.measurement == two.measurement
+
+
+def test_a_lost_worker_is_drawn_for_each_attempt_and_other_faults_are_not() -> None:
+    def failed(kind: str) -> set[bool]:
+        runner = SimulatedRunner(faults={kind: 0.5})
+        return {end.failure is None for end in outcome(runner, *(request(0, attempt=a) for a in range(1, 20)))}
+
+    assert failed("worker_lost") == {True, False}
+    assert len(failed("hang")) == 1
 
 
 def test_a_config_that_needs_more_than_the_gpu_has_runs_out_of_memory() -> None:

@@ -1,7 +1,9 @@
 """A runner that trains nothing: each trial is the cost model's estimate, with seeded noise and injectable faults.
 
-A trial's outcome is a deterministic function of (seed, config, number, attempt, faults), whatever the order of calls. Every config has a
-hidden truth of its own, which the estimate misses by a constant factor:
+A trial's outcome is a deterministic function of (seed, config, how often the config was measured before in its study, faults), whatever the order
+of calls: a study that was cut off and goes on with further attempts comes to what it would have come to undisturbed. Only faults that may
+be gone when they are tried again (a lost worker) are drawn for each attempt. Every config has a hidden truth of its own, which the
+estimate misses by a constant factor:
 
     step time  T(c) = estimate(c) * exp(bias * z_t(c))         z ~ N(0, 1), drawn once per config from the seed
     peak       M(c) = estimate(c) * exp(memory_bias * z_m(c))  above the GPU's memory the trial fails: OUT_OF_MEMORY
@@ -226,8 +228,9 @@ class SimulatedRunner:
         )
 
     def _outcome(self, request: TrialRequest, truth: _Truth, series: _Series) -> _Outcome:
-        draws = self._rng(request, 3).random(len(self._faults))
-        met = [fault.kind for fault, draw in zip(self._faults, draws, strict=True) if fault.meets(request, draw)]
+        met = [
+            fault.kind for i, fault in enumerate(self._faults) if fault.meets(request, self._draw(request, fault, i))
+        ]
         breaches = tuple(kind for kind in met if FAULTS[kind] is None)
         memory_bytes = request.workload.cluster.gpu.memory_bytes
         warmup = request.measure.warmup_steps
@@ -273,9 +276,16 @@ class SimulatedRunner:
         end = AttemptEnded(id=request.id, measurement=measurement, stopped=stopped)
         return _Outcome(end=end, steps=warmup + counted, silence_s=0.0, breaches=breaches)
 
-    def _rng(self, request: TrialRequest, stream: int) -> np.random.Generator:
+    def _draw(self, request: TrialRequest, fault: SimulatedFault, place: int) -> float:
+        """Uniform from 0 to 1, for the fault at this place of the list."""
+        kind = FAULTS[fault.kind]
+        return float(
+            self._rng(request, 3, place, request.attempt if kind is not None and kind.is_retried else 0).random()
+        )
+
+    def _rng(self, request: TrialRequest, *stream: int) -> np.random.Generator:
         config = zlib.crc32(str(request.config).encode())
-        return np.random.default_rng([self._seed, config, request.number, request.attempt, stream])
+        return np.random.default_rng([self._seed, config, request.repeat, *stream])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
