@@ -191,6 +191,8 @@ class ConfigTable:
         return self._columns[name]
 
     def __getattr__(self, name: str) -> Column:
+        if name.startswith("_"):  # while it is unpickled there are no columns yet
+            raise AttributeError(name)
         try:
             return self._columns[name]
         except KeyError:

@@ -88,3 +88,11 @@ def test_table_refuses_unknown_columns_and_shapes() -> None:
         ConfigTable({"tq": np.array([1])})
     with pytest.raises(ConfigError, match="one dimension"):
         ConfigTable({"tp": np.ones((2, 2), dtype=np.int64)})
+
+
+def test_a_table_survives_pickling() -> None:
+    import pickle
+
+    table = ConfigTable({"tp": [1, 2], "precision": [0, 2]})
+    again = pickle.loads(pickle.dumps(table))
+    assert list(again) == list(table)
