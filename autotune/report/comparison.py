@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autotune.ports import StudyRecord
-from autotune.report.findings import Findings, changed_knobs, findings, rate, prediction_errors, status_counts
+from autotune.report.findings import Findings, changed_knobs, findings, prediction_errors, rate, status_counts
 from autotune.report.terminal import (
     FULL,
     Palette,
