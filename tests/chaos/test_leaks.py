@@ -1,0 +1,126 @@
+"""After SIGKILL of a controller its ranks are gone: by themselves, without anybody who cleans up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import wiring
+from autotune.spec import StudyStatus
+from autotune.store import maintenance
+from autotune_workers.machine import is_alive
+from tests.workers.requests import DOUBLE
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 120.0
+GONE_S = 60.0
+CHILD = """
+import json, sys
+from autotune import wiring
+wiring.tune(json.loads(sys.argv[1]), store=sys.argv[2], on_event=lambda e: print(type(e).__name__, flush=True))
+"""
+
+
+def real(runner: dict[str, Any]) -> dict[str, Any]:
+    """A study of two ranks on this machine whose trials last a second or more."""
+    return {
+        "name": "real",
+        "model": "nano-gpt",
+        "cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 2},
+        "workload": {"seq_len": 32, "global_batch_size": 8},
+        "space": {"dp": [2], "micro_batch_size": [1, 2, 4], "precision": ["fp32"]},
+        "objective": {"stability_weight": 0},
+        "budget": {"max_trials": 2, "min_gain": 0},
+        "measure": {"warmup_steps": 1, "min_steps": 250, "max_steps": 250, "finalists": 0},
+        "searcher": "grid",
+        "runner": runner,
+    }
+
+
+@pytest.fixture
+def ray_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written to the user's home."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "t" * 32)
+
+
+@pytest.mark.flaky(reruns=2)
+@pytest.mark.timeout(900)
+def test_the_ranks_of_a_killed_controller_are_gone_and_the_study_goes_on(tmp_path: Path) -> None:
+    kill_and_look(tmp_path, {"kind": "local", "max_ranks": 2, "device": "cpu", "trial": DOUBLE})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("ray_token")
+def test_the_cluster_of_a_killed_controller_is_gone_and_the_study_goes_on(tmp_path: Path) -> None:
+    kill_and_look(tmp_path, {"kind": "ray", "num_cpus": 2, "trial": DOUBLE})
+
+
+def kill_and_look(tmp_path: Path, runner: dict[str, Any]) -> None:
+    """Kills a controller in the middle of a trial, waits until nothing of it is left, and lets the study end."""
+    spec, url = real(runner), str(tmp_path / "store.db")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "workers")])}
+    controller = subprocess.Popen(
+        [sys.executable, "-c", CHILD, json.dumps(spec), url],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+    )
+    family: list[int] = []
+    try:
+        assert controller.stdout is not None
+        while not (line := controller.stdout.readline()).startswith("TrialStarted"):
+            assert line, "the controller ended by itself"
+        family = list(descendants(controller.pid))
+        assert len(family) >= 2
+        controller.kill()
+        controller.wait(DEADLINE_S)
+        began = time.monotonic()
+        while (left := [pid for pid in family if is_alive(pid)]) and time.monotonic() < began + GONE_S:
+            time.sleep(0.1)
+        print(f"{len(family)} processes of the controller were gone after {time.monotonic() - began:.1f} s")
+        assert left == []
+    finally:
+        controller.kill()
+        controller.wait(DEADLINE_S)
+        if controller.stdout is not None:
+            controller.stdout.close()
+        for pid in family:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+    result = wiring.tune(spec, store=url)
+    assert result.record.status is StudyStatus.COMPLETED
+    store = wiring.open_store(url)
+    assert maintenance.check(store) == []
+    store.close()
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Children, their children, and so on, as they are now."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    waiting = [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            waiting.append(child)
+            yield child
