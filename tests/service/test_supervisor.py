@@ -215,7 +215,8 @@ def test_two_supervisors_on_one_store_run_each_study_once(tmp_path: Path) -> Non
 @pytest.mark.flaky(reruns=2)
 def test_killed_controllers_are_replaced_and_change_nothing_in_the_result(tmp_path: Path) -> None:
     document = spec(
-        budget={"max_trials": 3, "min_gain": 0}, runner={"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.1}
+        budget={"max_trials": 3, "min_gain": 0},
+        runner={"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.1},
     )
     with Service(tmp_path / "calm", supervised=True) as calm, calm.client() as client:
         undisturbed = client.wait(client.submit(document)["study"]["id"])

@@ -1,0 +1,93 @@
+"""The OpenAPI document: complete, and kept by the service under generated requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase
+
+from autotune import wiring
+from autotune.service.documents import EXAMPLE_SPEC
+from tests.service.running import API, DEADLINE_S, Service, bearer, spec
+
+CASES, LONG_CASES = 12, 460
+"""generated requests for each of the 11 operations"""
+
+
+@pytest.fixture(scope="module")
+def openapi(service: Service) -> dict[str, Any]:
+    document: dict[str, Any] = service.http.get("/openapi.json").json()
+    return document
+
+
+def test_every_address_says_what_it_answers(openapi: dict[str, Any]) -> None:
+    assert len(openapi["paths"]) == 11
+    for path, methods in openapi["paths"].items():
+        assert path.startswith(API)
+        for operation in methods.values():
+            assert operation["description"]
+            for status, answer in operation["responses"].items():
+                if status.startswith("2") or path.endswith("/health"):
+                    continue
+                schema = answer["content"]["application/json"]["schema"]
+                assert schema == {"$ref": "#/components/schemas/ErrorDocument"}
+            assert {"401", "429", "500", "503"} <= set(operation["responses"]) or path.endswith("/health")
+
+
+def test_the_spec_is_described_and_its_example_works(openapi: dict[str, Any]) -> None:
+    body = openapi["paths"][f"{API}/studies"]["post"]["requestBody"]["content"]["application/json"]
+    assert body["schema"]["$ref"].endswith("/StudyDocument")
+    assert "workload" in openapi["components"]["schemas"]["StudyDocument"]["required"]
+    assert body["example"] == EXAMPLE_SPEC
+    assert wiring.load_study(EXAMPLE_SPEC).name == EXAMPLE_SPEC["name"]
+
+
+def conforms(service: Service, cases: int) -> dict[int, int]:
+    """Requests by the document's rules and against them: no 500, and every answer as described. Counts by status."""
+    import schemathesis
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+    from schemathesis import GenerationMode
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    with service.client() as client:
+        study = client.submit(spec(name="known"))["study"]["id"]
+    schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
+    wanted = [
+        not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_schema_conformance,
+    ]
+    headers = bearer(service.token("admin", "generator"))
+    seen: Counter[int] = Counter()
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        strategies = [operation.as_strategy(mode) for mode in GenerationMode]
+        if "{study_id}" in operation.path:  # made-up ids end in 404; half of the requests ask for a study that is there
+            strategies += [operation.as_strategy(mode, path_parameters={"study_id": study}) for mode in GenerationMode]
+
+        @given(st.one_of(strategies))
+        @settings(max_examples=cases, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+        def ask(case: Any) -> None:
+            answer = case.call(headers=headers, timeout=DEADLINE_S)
+            seen[answer.status_code] += 1
+            case.validate_response(answer, checks=wanted)
+
+        ask()
+    return dict(sorted(seen.items()))
+
+
+def test_generated_requests_are_answered_as_described(service: Service) -> None:
+    seen = conforms(service, CASES)
+    assert {200, 201, 422} <= set(seen)
+
+
+@pytest.mark.slow
+def test_many_generated_requests_are_answered_as_described(service: Service) -> None:
+    seen = conforms(service, LONG_CASES)
+    print(f"{sum(seen.values())} requests: {seen}")
+    assert sum(seen.values()) >= 5000

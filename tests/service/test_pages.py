@@ -1,0 +1,116 @@
+"""The web pages, as a browser asks for them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from autotune.service.access import COOKIE
+from tests.service.running import Service, slow_spec, spec, until
+
+
+def form_token(page: str) -> str:
+    found = re.search(r'name="form_token" value="([0-9a-f]{64})"', page)
+    assert found
+    return found[1]
+
+
+def test_a_study_from_queue_to_report(tuning: Service) -> None:
+    with tuning.client() as client:
+        study = client.submit(spec(name="seen"))["study"]["id"]
+        client.wait(study)
+    listed = tuning.http.get("/", follow_redirects=True)
+    assert f'href="/studies/{study}"' in listed.text
+    page = tuning.http.get("/studies/seen").text
+    assert "Best so far" in page
+    assert "autotune export" in page
+    assert "http-equiv" not in page  # it has ended: nothing to load again
+    report = tuning.http.get(f"/studies/{study}/report")
+    assert "<svg" in report.text
+    assert "default-src 'none'" in report.headers["content-security-policy"]
+    best = tuning.http.get("/best", params={"model": "gpt2-medium"}).text
+    assert f'href="/studies/{study}"' in best
+    assert tuning.http.get("/best", params={"model": "absent"}).text.count("<tr>") == 0
+    style = tuning.http.get("/static/style.css")
+    assert style.headers["content-type"].startswith("text/css")
+
+
+def test_a_button_acts_with_the_forms_token_only(tuning: Service) -> None:
+    with tuning.client() as client:
+        study = client.submit(slow_spec())["study"]["id"]
+        until(lambda: client.status(study)["study"]["status"] == "RUNNING")
+        page = tuning.http.get(f"/studies/{study}").text
+        assert 'http-equiv="refresh"' in page
+        wrong = tuning.http.post(f"/studies/{study}/act", data={"action": "cancel", "form_token": "x"})
+        assert wrong.status_code == 403
+        assert "did not come from this page" in wrong.text
+        done = tuning.http.post(f"/studies/{study}/act", data={"action": "cancel", "form_token": form_token(page)})
+        assert (done.status_code, done.headers["location"]) == (303, f"/studies/{study}")
+        assert client.status(study)["study"]["status"] == "CANCELLED"
+        again = tuning.http.post(f"/studies/{study}/act", data={"action": "cancel", "form_token": form_token(page)})
+        assert again.status_code == 409
+
+
+def test_strangers_are_led_to_the_login_and_back(guarded: Service) -> None:
+    answer = guarded.http.get("/studies?status=RUNNING")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/studies")
+    assert guarded.http.post("/login", data={"token": "at_0_0", "next": "/best"}).status_code in (401, 429)
+    token = guarded.token("submit")
+    entered = guarded.http.post("/login", data={"token": token, "next": "/best"})
+    assert (entered.status_code, entered.headers["location"]) == (303, "/best")
+    cookie = entered.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    guarded.http.cookies.clear()
+    made = guarded.http.post("/api/v1/studies", json=spec(), headers={"Authorization": f"Bearer {token}"})
+    study, mine = made.json()["study"]["id"], {"Cookie": f"{COOKIE}={token}"}
+    page = guarded.http.get(f"/studies/{study}", headers=mine).text
+    data = {"action": "pause", "form_token": form_token(page)}
+    assert guarded.http.post(f"/studies/{study}/act", data=data, headers=mine).status_code == 303
+    other = {"Cookie": f"{COOKIE}={guarded.token('submit', 'bob')}"}
+    assert "form_token" not in guarded.http.get(f"/studies/{study}", headers=other).text
+    assert guarded.http.post(f"/studies/{study}/act", data=data, headers=other).status_code == 403
+    assert guarded.http.post("/logout", headers=mine).headers["location"] == "/login"
+
+
+@pytest.mark.parametrize(
+    "back", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)", "/a\nb"]
+)
+def test_the_login_leads_to_no_other_site(guarded: Service, back: str) -> None:
+    entered = guarded.http.post("/login", data={"token": guarded.token("read"), "next": back})
+    assert entered.headers["location"] == "/studies"
+    guarded.http.cookies.clear()
+
+
+def test_the_login_cannot_be_sent_by_another_site(guarded: Service) -> None:
+    answer = guarded.http.post(
+        "/login", data={"token": guarded.token("read")}, headers={"Origin": "https://evil.example"}
+    )
+    assert answer.status_code == 403
+
+
+def test_text_of_studies_is_text(service: Service) -> None:
+    evil = "<script>alert(1)</script>"
+    with service.client() as client:
+        study = client.submit(spec(name="plain"))["study"]["id"]
+    lease = service.store.claim(study, "tester:1:1", lease_s=60)
+    record = service.store.study(study)
+    service.store.set_status(study, record.status, expect=[record.status], message=evil, lease=lease)
+    for path in (
+        f"/studies/{study}",
+        f"/studies?model={evil}",
+        f"/best?model={evil}",
+        f"/studies/{evil}",
+        f"/login?next={evil}",
+    ):
+        assert evil not in service.http.get(path).text
+    assert "&lt;script&gt;" in service.http.get(f"/studies/{study}").text
+
+
+def test_pages_say_what_went_wrong(service: Service) -> None:
+    answer = service.http.get("/studies/absent")
+    assert answer.status_code == 404
+    assert "No study has the id" in answer.text
+    assert service.http.get("/studies?status=odd").status_code == 422
+    assert service.http.get("/studies?page=99999999").status_code == 200

@@ -1,0 +1,164 @@
+"""The client against a service of our own making that breaks in every way."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune import client as module
+from autotune.client import Client
+from autotune.errors import AutotuneError, NotFoundError, ServiceError, SpecError, StoreUnavailableError
+
+
+class Script:
+    """Plays answers, one a request: (status, headers, body), or None to hang up. The last one is repeated."""
+
+    def __init__(self, *answers: tuple[int, dict[str, str], Any] | None) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        script = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def play(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                script.asked.append((self.command, self.path, headers, body))
+                answer = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
+                if answer is None:
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    self.close_connection = True
+                    return
+                status, extra, found = answer
+                text = found if isinstance(found, bytes) else json.dumps(found).encode()
+                self.send_response(status)
+                for name, value in extra.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_GET = do_POST = play  # noqa: N815  names of the base class
+
+            def log_message(self, *arguments: Any) -> None:
+                return None
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.0)
+
+
+def error(kind: str, message: str = "so it is") -> dict[str, Any]:
+    return {"error": {"kind": kind, "message": message, "field": "here", "remedy": "mend it"}}
+
+
+OK = (200, {}, {"study": {"id": "x"}})
+
+
+def test_a_submission_whose_answer_was_lost_is_asked_again_under_its_key() -> None:
+    with Script(None, (503, {"Retry-After": "0"}, error("busy")), (201, {}, {"study": {"id": "x"}})) as script:
+        with Client(script.url, token="") as client:
+            assert client.submit({"a": 1})["study"]["id"] == "x"
+        keys = {headers["idempotency-key"] for _, _, headers, _ in script.asked}
+        assert (len(script.asked), len(keys)) == (3, 1)
+        assert all("authorization" not in headers for _, _, headers, _ in script.asked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("spec", SpecError),
+        ("not_found", NotFoundError),
+        ("store_unavailable", StoreUnavailableError),
+        ("unauthorized", ServiceError),
+        ("of_next_year", ServiceError),
+    ],
+)
+def test_errors_arrive_as_what_they_were(kind: str, expected: type[AutotuneError]) -> None:
+    with Script((422, {}, error(kind))) as script, Client(script.url) as client:
+        with pytest.raises(expected) as caught:
+            client.status("x")
+        assert type(caught.value) is expected
+        assert str(caught.value) == "here: so it is; mend it"
+        assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"error": "x"}', b""])
+def test_strange_answers_are_said_to_be_strange(body: bytes) -> None:
+    with Script((500, {}, body)) as script, Client(script.url) as client, pytest.raises(ServiceError, match="500"):
+        client.status("x")
+    if body in (b"<html>", b"[]", b""):
+        with Script((200, {}, body)) as script, Client(script.url) as client, pytest.raises(ServiceError):
+            client.status("x")
+
+
+def test_the_token_goes_to_the_service_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Script(OK) as elsewhere, Script((302, {"Location": elsewhere.url}, {})) as script:
+        with Client(script.url, token="at_1_secret") as client:
+            assert "secret" not in repr(client) + str(vars(client))
+            with pytest.raises(ServiceError) as caught:
+                client.status("x")
+        assert "secret" not in str(caught.value)
+        assert script.asked[0][2]["authorization"] == "Bearer at_1_secret"
+        assert elsewhere.asked == []
+    with Script(OK) as script:
+        monkeypatch.setenv("AUTOTUNE_URL", script.url + "/")
+        monkeypatch.setenv("AUTOTUNE_TOKEN", "at_2_other")
+        with autotune.Client() as client:
+            client.status("x")
+        assert script.asked[0][2]["authorization"] == "Bearer at_2_other"
+
+
+def test_names_stay_one_part_of_the_address() -> None:
+    with Script(OK) as script, Client(script.url) as client:
+        client.status("../best?x=1#y")
+        assert script.asked[0][1] == "/api/v1/studies/..%2Fbest%3Fx%3D1%23y"
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(ServiceError, match="cannot be reached"):
+        client.health()
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "x", "http://", "http://me:pw@x", "http://x?y=1"])
+def test_addresses_that_cannot_be_one(url: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        Client(url)
+    assert caught.value.field == "url"
+
+
+def test_a_stream_that_breaks_goes_on_where_it_broke() -> None:
+    def event(number: int) -> bytes:
+        return f'id: {number}\nevent: trial.ended\ndata: {{"sequence": {number}}}\n\n'.encode()
+
+    end = b'event: end\ndata: {"status": "COMPLETED"}\n\n'
+    first = (200, {"Content-Type": "text/event-stream"}, b": open\n\n" + event(1) + event(2))
+    with Script(first, None, (200, {}, event(3) + end)) as script, Client(script.url) as client:
+        assert [e["sequence"] for e in client.stream("x")] == [1, 2, 3]
+        assert [path.partition("?")[2] for _, path, _, _ in script.asked] == ["after=0", "after=2", "after=2"]
+
+
+def test_waiting_has_an_end() -> None:
+    running = (200, {}, {"study": {"id": "x", "status": "RUNNING"}})
+    with Script(running) as script, Client(script.url) as client, pytest.raises(ServiceError, match="still RUNNING"):
+        client.wait("x", timeout_s=0.05, poll_s=0.01)
