@@ -31,7 +31,6 @@ from tests.chaos.checker import Journal, Seen, terms, violations
 from tests.chaos.schedule import Disturbance, Schedule
 from tests.postgresql import PostgresServer
 
-LEASE_S = 1.0
 DEADLINE_S = 300.0
 """for a schedule as a whole"""
 TURN_S = 8.0
@@ -51,6 +50,8 @@ class Played:
     """how many of them had the study, one after the other"""
     fenced: int
     """how many found that another had taken over"""
+    trials: tuple[str, ...]
+    """purpose and config of each"""
     wrong: tuple[str, ...]
     took_s: float
 
@@ -152,7 +153,13 @@ class Arena:
         name = f"{len(self.processes)}"
         clock = self.folder / f"clock-{name}"
         clock.write_text("0")
-        args = (self.where.address, self.study_id, str(self.folder / f"journal-{name}"), str(clock), LEASE_S)
+        args = (
+            self.where.address,
+            self.study_id,
+            str(self.folder / f"journal-{name}"),
+            str(clock),
+            self.schedule.lease_s,
+        )
         process = forkserver().Process(target=controller.main, args=args, daemon=True)
         process.start()
         self.processes.append(process)
@@ -323,7 +330,10 @@ def play(schedule: Schedule, where: Where, folder: Path) -> Played:
     began = time.monotonic()
     with Arena(schedule, where, folder) as arena:
         seen = arena.play()
-        wrong = [*violations(seen, undisturbed(schedule.spec)), *maintenance.check(arena.store)]
+        wrong = [
+            *violations(seen, None if schedule.is_real else undisturbed(schedule.spec)),
+            *maintenance.check(arena.store),
+        ]
         return Played(
             schedule=schedule,
             met=tuple(arena.met),
@@ -332,6 +342,7 @@ def play(schedule: Schedule, where: Where, folder: Path) -> Played:
             fenced=sum(
                 line.kind == "left" and line.said.startswith("conflict") for j in seen.journals for line in j.lines
             ),
+            trials=tuple(f"{t.purpose} {t.config}" for t in seen.trials),
             wrong=tuple(f"{schedule}: {sentence}" for sentence in wrong),
             took_s=time.monotonic() - began,
         )

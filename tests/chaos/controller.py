@@ -21,6 +21,7 @@ from autotune.errors import ConflictError, StoreError
 from autotune.holder import this_process
 from autotune.progress import LoopEvent, StudyOpened, StudyRested, TrialAsked, TrialEnded, TrialRetried, TrialStarted
 from autotune.store import database, open_store
+from autotune_workers.machine import die_with_parent
 from tests.chaos.checker import Journal, Line, outcome, study_outcome
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ PATIENCE_S = 300.0
 
 def main(address: str, study_id: str, journal: str, clock: str, lease_s: float) -> None:
     """Waits for its turn, runs the study, and leaves when it ended, or another has it."""
+    die_with_parent(os.getppid())
     file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     opened = False
 

@@ -40,6 +40,9 @@ class Schedule:
     seed: int
     spec: dict[str, Any]
     disturbances: tuple[Disturbance, ...]
+    is_real: bool = False
+    """whether its trials are, so that no two runs measure the same"""
+    lease_s: float = 1.0
 
     def __str__(self) -> str:
         return f"seed {self.seed}, {self.spec['searcher']}: {', '.join(d.kind for d in self.disturbances)}"
