@@ -6,11 +6,13 @@ Token authentication is what the environment says (see `autotune.service.ray_job
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
 import sys
 import warnings
+from functools import partialmethod
 
 OBJECT_STORE_BYTES = 100 << 20
 """trials pass no tensors through Ray: near the least that it takes"""
@@ -22,6 +24,7 @@ def main(folder: str) -> None:
     """Starts the cluster, says where it is, and waits for the end of the input."""
     import ray
 
+    _choose_agent_port()
     warnings.simplefilter("ignore")  # Ray's own, about its future defaults
     context = ray.init(
         address="local",
@@ -40,6 +43,18 @@ def main(folder: str) -> None:
     print(json.dumps({"dashboard": f"http://{context.dashboard_url}"}), flush=True)
     sys.stdin.read()
     ray.shutdown()
+
+
+def _choose_agent_port() -> None:
+    """Lets the node's job agent take any free port: its default is one number, and a second cluster on the machine would have no jobs.
+
+    `ray start` has an option for it (--dashboard-agent-listen-port), `ray.init` has none.
+    """
+    from ray._private.parameter import RayParams
+
+    name = "dashboard_agent_listen_port"
+    if name in inspect.signature(RayParams.__init__).parameters:
+        RayParams.__init__ = partialmethod(RayParams.__init__, **{name: 0})
 
 
 if __name__ == "__main__":

@@ -44,6 +44,10 @@ START_S = 120.0
 """deadline for a cluster's start"""
 ASK_S = 20.0
 """deadline for one question"""
+SUBMIT_S = 90.0
+"""deadline for a submission: one that is cut off leaves a job that is PENDING for ever (ray#62766)"""
+PENDING_S = 300.0
+"""a job that has not begun after so long is stopped, and started again under the next number"""
 LOOK_S = 1.0
 """how often jobs are looked at"""
 STUDY_KEY = "autotune_study"
@@ -77,6 +81,7 @@ class RayLauncher:
         self._python, self._environment, self._url, self._head = python, dict(environment or {}), url, head
         self._jobs: dict[str, str] = {}
         self._stopped: set[str] = set()
+        self._pending: dict[str, float] = {}
         self._looked_s = 0.0
         self._complaint = ""
 
@@ -98,7 +103,7 @@ class RayLauncher:
         """Submits the job, unless it is there already."""
         number = 1
         while (found := self._info(name := _submission(record.id, number))) is not None:
-            if found["status"] in ALIVE:
+            if found["status"] in ALIVE and name not in self._stopped:
                 self._jobs[record.id] = name
                 return
             number += 1
@@ -117,7 +122,7 @@ class RayLauncher:
         }
         if self._environment:
             job["runtime_env"] = {"env_vars": self._environment}
-        answer = self._ask("POST", "/", json=job)
+        answer = self._ask("POST", "/", json=job, timeout=SUBMIT_S)
         if answer.status_code != 200 and (self._info(name) or {}).get("status") not in ALIVE:
             raise RunnerError(
                 f"Ray did not take the job of study {record.id}: HTTP {answer.status_code}, {answer.text[:300]}",
@@ -146,13 +151,25 @@ class RayLauncher:
             except RunnerError as error:  # unreachable is not dead
                 self._complaint = str(error)
                 return over
-            if found is not None and found["status"] in ALIVE:
+            if found is not None and found["status"] in ALIVE and not self._is_stuck(name, found["status"]):
                 continue
             del self._jobs[study]
             by_hand = found is not None and found["status"] == "STOPPED" and name not in self._stopped
             over.append(Ended(study=study, code=_code(found), by_hand=by_hand))
         self._complaint = ""
         return over
+
+    def _is_stuck(self, name: str, status: str) -> bool:
+        """Whether the job waits for ever; then it is stopped."""
+        now = time.monotonic()
+        since = self._pending.setdefault(name, now)
+        if status != "PENDING":
+            self._pending[name] = now
+        if now - since < PENDING_S or status != "PENDING":
+            return False
+        self._stopped.add(name)
+        self._ask("POST", f"/{name}/stop")
+        return True
 
     def kill(self, study: str) -> None:
         """Stops the job."""

@@ -105,7 +105,7 @@ def read(document: Any) -> Study | None:
         return None
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(key=st.sampled_from(KEYS), value=values)
 def test_any_value_anywhere(key: tuple[str, ...], value: Any) -> None:
     study = read(changed(key, value))
