@@ -110,7 +110,9 @@ class Measurement:
     skipped_steps: int = 0
     """steps that dynamic loss scaling skipped"""
     gradient_noise_scale: float | None = None
-    """simple noise scale in sequences (McCandlish et al. 2018, eq. 2.8), where it was estimated"""
+    """simple noise scale in sequences (McCandlish et al. 2018, eq. 2.8), where it was estimated; infinite when no signal was found"""
+    gradient_noise_interval: tuple[float, float] | None = None
+    """90% interval of the noise scale, sequences"""
     setup_s: float = 0.0
     """seconds before the first step: processes, groups, model"""
     flops_per_token: float | None = None

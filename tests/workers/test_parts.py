@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from autotune.spec import ModelSpec
 from autotune_workers.context_parallel import positions_of
 from autotune_workers.data import TokenStream, rows_of
-from autotune_workers.measure import noise_scale
 from autotune_workers.model import RMSNorm, Stage, draw, global_names, rotary, rotate, split_layers
 from autotune_workers.precision import LossScaler
 from autotune_workers.profile import partition
@@ -154,20 +151,3 @@ def test_breakdown_always_adds_up(a: list, b: list, c: list, d: list) -> None:
     seen = partition((0.0, 10.0), {"compute": a, "communication": b, "bubble": c, "optimizer": d})
     assert sum(seen.parts_s.values()) == pytest.approx(10.0)
     assert min(seen.parts_s.values()) >= -1e-9
-
-
-def test_noise_scale_is_that_of_drawn_gradients() -> None:
-    rng = np.random.default_rng(0)
-    mean, spread, dp, small = rng.normal(0, 1, 50), 3.0, 4, 2
-    squares = []
-    for _ in range(400):
-        parts = mean + rng.normal(0, spread / math.sqrt(small), (dp, 50))
-        squares.append((float((parts**2).sum(axis=1).mean()), float((parts.mean(axis=0) ** 2).sum())))
-    wanted = 50 * spread**2 / float((mean**2).sum())
-    assert noise_scale(squares, big=dp * small, small=small) == pytest.approx(wanted, rel=0.1)
-
-
-def test_noise_scale_is_unknown_without_two_sizes_or_a_signal() -> None:
-    assert noise_scale([(1.0, 1.0)], big=4, small=4) is None
-    assert noise_scale([], big=4, small=2) is None
-    assert noise_scale([(10.0, 1.0)], big=4, small=2) is None

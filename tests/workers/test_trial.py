@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from autotune.cost import model_flops_per_token
 from autotune.errors import RunnerError
-from autotune.spec import FailureKind, MeasureSpec
+from autotune.spec import FailureKind, Measurement, MeasureSpec
 from autotune_workers.machine import status_bytes
 from autotune_workers.trial import RankContext, StepReport, TrialFailed, reference_losses, run_trial
 from tests.workers.trial_ranks import request, run_jobs
@@ -232,12 +232,19 @@ def test_compiled_layers_train_alike(tmp_path: Path) -> None:
         np.testing.assert_allclose(result["measurement"]["losses"], plain["measurement"]["losses"], rtol=2e-5)
 
 
-def test_gang_reports_every_rank_and_the_noise_of_the_gradient(tmp_path: Path) -> None:
-    config = "dp=2,micro_batch_size=2,precision=fp32"
-    job: dict[str, Any] = {"model": "llama", "config": config, "changes": {"steps": 4, "profile": True}}
-    (result,) = run_jobs({2: [job]}, tmp_path)
-    measurement = result["measurement"]
-    assert measurement["num_ranks"] == 2
-    assert len(measurement["rank_peak_memory_bytes"]) in (0, 2)
-    assert measurement["gradient_noise_scale"] is None or measurement["gradient_noise_scale"] >= 0
-    assert measurement["breakdown_s"]["communication"] > 0
+def test_gang_reports_every_rank_and_ranks_and_accumulation_tell_the_same_gradient_noise(tmp_path: Path) -> None:
+    still = {"steps": 60, "trainer_options": {"learning_rate": 0.0}}  # one noise scale for all steps
+
+    def job(config: str, **changes: Any) -> dict[str, Any]:
+        return {"model": "llama", "config": f"{config},micro_batch_size=4,precision=fp32", "changes": still | changes}
+
+    accumulated, ranks = run_jobs({1: [job("accumulation_steps=2")], 2: [job("dp=2", profile=True)]}, tmp_path)
+    assert ranks["measurement"]["num_ranks"] == 2
+    assert len(ranks["measurement"]["rank_peak_memory_bytes"]) in (0, 2)
+    assert ranks["measurement"]["breakdown_s"]["communication"] > 0
+    noises = [Measurement.from_dict(r["measurement"]) for r in (accumulated, ranks)]
+    for noise in noises:
+        low, high = noise.gradient_noise_interval or (math.nan, math.nan)
+        assert low <= (noise.gradient_noise_scale or math.nan) <= high < math.inf
+    one, two = (noise.gradient_noise_scale for noise in noises)
+    assert one == pytest.approx(two, rel=0.3)

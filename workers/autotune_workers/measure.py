@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -57,21 +56,6 @@ def release(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
     give_back_memory()
-
-
-def noise_scale(squares: Sequence[tuple[float, float]], *, big: int, small: int) -> float | None:
-    """Simple gradient noise scale in sequences: tr(covariance) / |mean gradient|^2 (McCandlish et al. 2018, arXiv:1812.06162, eq. 2.9).
-
-    `squares`: by step, the squared norm of the gradient of `small` sequences (mean over ranks) and of all `big` ones; their difference
-    tells noise from signal without bias (there, appendix A.1). Averaged over steps before dividing. None where steps are too few or noisy.
-    """
-    if not squares or big == small:
-        return None
-    near = sum(s for s, _ in squares) / len(squares)
-    far = sum(b for _, b in squares) / len(squares)
-    signal = (big * far - small * near) / (big - small)
-    noise = (near - far) / (1 / small - 1 / big)
-    return noise / signal if signal > 0 and noise >= 0 else None
 
 
 def device_readings(device: torch.device) -> dict[str, float]:

@@ -22,6 +22,7 @@ from torch.profiler import record_function
 
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
+from autotune.spec import ParallelConfig
 from autotune_workers.context_parallel import check_context, context_attention, positions_of
 from autotune_workers.data import TokenStream, rows_of
 from autotune_workers.data_parallel import GradientSync, Replicated, Weight
@@ -51,8 +52,8 @@ class Outcome:
     """loss and gradient norm are"""
     skipped: bool
     """loss scaling explains the overflow; nothing was updated"""
-    local_square: float
-    """mean over data-parallel ranks of the squared norm of the gradient of their own part of the batch; nan where unknown"""
+    part_square: float
+    """squared norm of the mean gradient of `part_size` sequences, before clipping; nan where it is not known"""
 
 
 class Training:
@@ -69,6 +70,7 @@ class Training:
         self.mesh = build_mesh(self.config, context)
         self._twins = self._twin_group()
         self._scaler = LossScaler(self.config.precision)
+        self._first_square = torch.zeros((), dtype=torch.float64, device=context.device)
         self._vocabulary = (0, self.model.vocab_size)
         self._stages = {i: self._build_stage(layers) for i, layers in self._layers().items()}
         weights = [w for stage in self._stages.values() for w in self._weights(stage)]
@@ -247,6 +249,12 @@ class Training:
         self.sync.publish()
         return outcome
 
+    @property
+    def _notes_first(self) -> bool:
+        """Whether the first micro-batch's gradient is seen alone and whole, and wanted."""
+        config = self.config
+        return config.world_size == 1 and config.zero_stage < 2 and config.accumulation_steps > 1
+
     def _accumulate(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
         (stage,) = self._stages.values()
         losses = []
@@ -258,6 +266,9 @@ class Training:
             loss = self._loss(stage(x), y)
             loss.backward()
             losses.append(loss.detach())
+            if i == 0 and self._notes_first:
+                norms = torch._foreach_norm([p.grad for p in stage.parameters() if p.grad is not None])
+                self._first_square = torch.stack(norms).double().square().sum()
         return losses
 
     def _agree(self, loss: Tensor) -> Outcome:
@@ -267,23 +278,33 @@ class Training:
         norms = torch._foreach_norm(grads)
         for norm, shard in zip(norms, self.sync.shards, strict=True):
             square += norm.double().square() / shard.copies
-        own = self.sync.local_square
-        own = square.new_tensor(math.nan) if own is None else own.double()
-        sums = torch.stack((loss.double() / self.config.tp, square, own))
+        part = self._part_square()
+        sums = torch.stack(
+            (loss.double() / self.config.tp, square, square.new_tensor(math.nan) if part is None else part)
+        )
         dist.all_reduce(sums)
         scale = self._scaler.scale
-        total_loss, total_square, total_own = sums.tolist()
+        total_loss, total_square, total_part = sums.tolist()
         total_loss, norm = total_loss / scale, math.sqrt(total_square) / scale if total_square >= 0 else math.nan
         finite = math.isfinite(norm)
         skipped = self._scaler.update(finite)
-        replicas = self.config.dp * self.config.cp
         return Outcome(
             loss=total_loss,
             grad_norm=norm,
             finite=finite and math.isfinite(total_loss),
             skipped=skipped and math.isfinite(total_loss),
-            local_square=total_own * replicas / scale**2,
+            part_square=total_part / scale**2,
         )
+
+    def _part_square(self) -> Tensor | None:
+        """This rank's share of the squared norm of the mean gradient of `part_size` sequences, times the loss scale squared; shares add up."""
+        count, dp = self.config.accumulation_steps, self.config.dp
+        if self.config.cp > 1 or self.config.ep > 1:  # what a rank sees are no whole sequences
+            return None
+        if dp == 1:  # the first micro-batch alone
+            return self._first_square * count**2 if self._notes_first else None
+        own = self.sync.local_square  # of this rank's part of the batch alone; wanted is the mean over ranks
+        return None if own is None else own.double() * dp
 
     def _update(self, norm: float, scale: float) -> None:
         grads = [s.tensor.grad for s in self.sync.shards]
@@ -291,6 +312,11 @@ class Training:
         if factor != 1.0:
             torch._foreach_mul_(grads, factor)
         self._optimizer.step()
+
+
+def part_size(config: ParallelConfig) -> int:
+    """Sequences of which `Outcome.part_square` tells the gradient: one data-parallel rank's, or on one rank the first micro-batch's."""
+    return config.global_batch_size // config.dp if config.dp > 1 else config.micro_batch_size
 
 
 def _learning_rate(request: TrialRequest) -> float:

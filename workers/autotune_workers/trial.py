@@ -18,19 +18,19 @@ import torch.distributed as dist
 from autotune.cost import model_flops_per_token
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
+from autotune.reward import NoiseScale, noise_scale
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig
 from autotune.stopping import trial_verdict
-from autotune_workers.measure import PeakMemory, device_readings, noise_scale, release, synchronize
+from autotune_workers.measure import PeakMemory, device_readings, release, synchronize
 from autotune_workers.mesh import RankContext, destroy_groups, line_up, living_groups
 from autotune_workers.profile import profile_step
-from autotune_workers.training import Outcome, Training
+from autotune_workers.training import Outcome, Training, part_size
+from autotune_workers.verdict import divergence
 
 __all__ = ["RankContext", "StepReport", "TrialFailed", "TrialResult", "reference_losses", "run_trial"]
 
-EXPLOSION_FACTOR = 2.0
-"""a loss above this multiple of guessing (or of the first loss, if that is more) counts as exploded"""
-EXPLODED_STEPS = 3
-"""so many steps in a row above the limit end a trial as diverged"""
+NOISE_STEPS = 1000
+"""the gradient noise scale is that of so many last steps at most"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class _Attempt:
     def __init__(self, request: TrialRequest, context: RankContext, report: Report) -> None:
         self._request, self._context, self._report = request, context, report
         self._steps: list[StepReport] = []
-        self._squares: list[tuple[float, float]] = []
+        self._outcomes: list[Outcome] = []
         self._setup_s = 0.0
         self._began_s = time.perf_counter()
         self._memory = PeakMemory(context.device)
@@ -143,7 +143,7 @@ class _Attempt:
         start_s = time.perf_counter()
         outcome = training.step(tokens, targets)
         synchronize(device)
-        self._note_noise(outcome)
+        self._outcomes.append(outcome)
         time_s = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64, device=device)
         dist.all_reduce(time_s, dist.ReduceOp.MAX)
         return StepReport(
@@ -155,28 +155,12 @@ class _Attempt:
             skipped=outcome.skipped,
         )
 
-    def _note_noise(self, outcome: Outcome) -> None:
-        """Keeps the squared gradient norms at both batch sizes, where the parts are independent sequences."""
-        config = self._request.config
-        if (
-            config.dp > 1
-            and config.cp == 1
-            and config.ep == 1
-            and outcome.finite
-            and math.isfinite(outcome.local_square)
-        ):
-            self._squares.append((outcome.local_square, outcome.grad_norm**2))
-
     def _refuse_divergence(self, step: StepReport) -> None:
         """The hard gate: a number that is none, or a loss far above that of guessing for some steps in a row."""
         problem = ""
         if not step.finite and not step.skipped:
             problem = f"loss {step.loss:g} and gradient norm {step.grad_norm:g} must be finite"
-        guess = math.log(self._request.workload.model.vocab_size)
-        limit = EXPLOSION_FACTOR * max(guess, self._steps[0].loss)
-        recent = self._steps[-EXPLODED_STEPS:]
-        if len(recent) == EXPLODED_STEPS and all(s.loss > limit for s in recent):
-            problem = f"the loss must stay under {limit:.3g} (guessing costs {guess:.3g}), but was {step.loss:.3g} after {EXPLODED_STEPS} such steps"
+        problem = problem or divergence([s.loss for s in self._steps], self._request.workload.model.vocab_size)
         if problem:
             failure = Failure(
                 kind=FailureKind.DIVERGED,
@@ -235,7 +219,9 @@ class _Attempt:
     def _measured(self) -> Measurement:
         """What this rank knows by itself."""
         workload, config = self._request.workload, self._request.config
-        counted = self._steps[self._request.measure.warmup_steps :]
+        warmup = self._request.measure.warmup_steps
+        counted = self._steps[warmup:]
+        noise = self._noise(self._outcomes[warmup:])
         return Measurement(
             step_times_s=tuple(s.time_s for s in counted),
             tokens_per_step=config.global_batch_size * workload.seq_len,
@@ -244,11 +230,20 @@ class _Attempt:
             grad_norms=tuple(s.grad_norm for s in counted),
             nonfinite_steps=sum(not s.finite and not s.skipped for s in counted),
             skipped_steps=sum(s.skipped for s in counted),
-            gradient_noise_scale=noise_scale(
-                self._squares, big=config.global_batch_size, small=config.global_batch_size // config.dp
-            ),
+            gradient_noise_scale=noise.value if noise else None,
+            gradient_noise_interval=(noise.low, noise.high) if noise else None,
             setup_s=self._setup_s,
             flops_per_token=model_flops_per_token(workload.model, workload.seq_len),
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
             memory_capacity_bytes=workload.cluster.gpu.memory_bytes,
+        )
+
+    def _noise(self, outcomes: list[Outcome]) -> NoiseScale | None:
+        """Gradient noise scale from the squared norms at both batch sizes, of the steps where both are known."""
+        known = [o for o in outcomes if o.finite and math.isfinite(o.part_square)][-NOISE_STEPS:]
+        return noise_scale(
+            [o.part_square for o in known],
+            [o.grad_norm**2 for o in known],
+            small=part_size(self._request.config),
+            big=self._request.config.global_batch_size,
         )

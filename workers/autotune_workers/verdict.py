@@ -8,6 +8,7 @@ memory, a dead process, an exception, and last the echoes "a peer is gone" and "
 from __future__ import annotations
 
 import errno
+import math
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,12 @@ _PEER_GONE = re.compile(
     re.IGNORECASE,
 )
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
+_KILLED = re.compile(r"\bSIGKILL\b|\bexitcode\s*:\s*-9\b|^Killed$", re.MULTILINE)
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SHELL_KILLED = 128 + signal.SIGKILL
+
+EXPLOSION_FACTOR = 2.0
+EXPLODED_STEPS = 3
 
 WEIGHTS = ("verdict", "memory", "death", "exception", "timeout", "echo")
 """Classes of statements, the gravest first."""
@@ -66,9 +72,25 @@ class Evidence:
         )
 
 
-def place(rank: int, step: int | None, phase: str) -> str:
-    """ "rank 1 in step 4", or in which phase before the first step."""
-    return f"rank {rank} in step {step}" if step is not None else f"rank {rank} during {phase or 'start'}"
+def place(rank: int | None, step: int | None, phase: str) -> str:
+    """ "rank 1 in step 4", or in which phase before the first step; a rank of None is a program whose ranks nobody knows."""
+    who = "the program" if rank is None else f"rank {rank}"
+    return f"{who} in step {step}" if step is not None else f"{who} during {phase or 'start'}"
+
+
+def divergence(losses: Sequence[float], vocab_size: int) -> str:
+    """Why the last of these losses (nats per token) ends a trial as diverged; empty when it does not.
+
+    Exploded is a loss above `EXPLOSION_FACTOR` times that of guessing, or of the first loss if that is more, `EXPLODED_STEPS` times in a row.
+    """
+    guess = math.log(vocab_size)
+    limit, recent = EXPLOSION_FACTOR * max(guess, losses[0]), losses[-EXPLODED_STEPS:]
+    if len(recent) < EXPLODED_STEPS or not all(loss > limit for loss in recent):
+        return ""
+    return (
+        f"the loss must stay under {limit:.3g} (guessing costs {guess:.3g}), "
+        f"but was {losses[-1]:.3g} after {EXPLODED_STEPS} such steps"
+    )
 
 
 def of_exception(said: Mapping[str, Any], *, rank: int, phase: str = "", log_tail: Sequence[str] = ()) -> Evidence:
@@ -110,7 +132,7 @@ def of_exception(said: Mapping[str, Any], *, rank: int, phase: str = "", log_tai
 
 def of_death(
     *,
-    rank: int,
+    rank: int | None,
     code: int | None,
     step: int | None = None,
     phase: str = "",
@@ -118,7 +140,11 @@ def of_death(
     kernel_oom: bool = False,
     why: str = "",
 ) -> Evidence:
-    """Judges a process that is gone. `code`: exit status, negative for a signal, None when nobody knows; `why`: what else is known."""
+    """Judges a process that is gone. `code`: exit status, negative for a signal, None when nobody knows; `why`: what else is known.
+
+    `kernel_oom`: the kernel's out-of-memory killer has struck since the trial began. The kernel does not say whom it killed in a form that
+    an unprivileged process may read, so that a SIGKILL (or a launcher's word of one) beside it is taken for its work: an inference.
+    """
     where, tail = place(rank, step, phase), tuple(log_tail)
     text = "\n".join(tail)
 
@@ -129,6 +155,9 @@ def of_death(
 
     if code is None:
         return evidence("death", FailureKind.WORKER_LOST, f"{where} is gone: {why or 'its host is lost'}", why)
+    if kernel_oom and (code == -signal.SIGKILL or code == _SHELL_KILLED or (code > 0 and _KILLED.search(text))):
+        message = f"{where} was killed by the kernel: the machine ran out of memory"
+        return evidence("memory", FailureKind.OUT_OF_MEMORY, message, "SIGKILL by the kernel's out-of-memory killer")
     if code >= 0:
         if _OUT_OF_MEMORY.search(text):
             return evidence(
@@ -140,9 +169,6 @@ def of_death(
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    if name == "SIGKILL" and kernel_oom:
-        message = f"{where} was killed by the kernel: the machine ran out of memory"
-        return evidence("memory", FailureKind.OUT_OF_MEMORY, message, "SIGKILL by the kernel's out-of-memory killer")
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS") and _OUT_OF_MEMORY.search(text):
         return evidence("memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory and died of {name}", name)
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"):
