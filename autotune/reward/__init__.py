@@ -6,7 +6,7 @@ ranking.py    other objectives, Pareto front  explanation.py  why a trial won or
 """
 
 from autotune.reward.explanation import Explanation, explain
-from autotune.reward.goodput import NoiseScale, efficiency, learning_rate_factor, noise_scale
+from autotune.reward.goodput import NoiseScale, efficiency, learning_rate_factor, noise_scale, study_noise_scale
 from autotune.reward.price import TokenCost, token_cost
 from autotune.reward.ranking import merits, pareto, rerank
 from autotune.reward.stability import diverged, stability, stability_parts
@@ -28,5 +28,6 @@ __all__ = [
     "reward",
     "stability",
     "stability_parts",
+    "study_noise_scale",
     "token_cost",
 ]

@@ -1,4 +1,5 @@
-"""Cost order: the candidates as the cost model ranks them, skipping what earlier failures rule out. It does not learn otherwise.
+"""Cost order: the candidates as the cost model ranks them, skipping what earlier failures rule out. It does not learn otherwise, but for
+the gradient noise scale where the objective is goodput.
 
 Rank: expected tokens per second, predicted throughput times the probability that it fits.
 """
@@ -9,6 +10,7 @@ import numpy as np
 
 from autotune.search.searcher import Problem, Searcher
 from autotune.search.worth import predicted_worth
+from autotune.spec import Trial
 
 
 class CostRankedSearcher(Searcher):
@@ -16,11 +18,18 @@ class CostRankedSearcher(Searcher):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        estimate = problem.predict()
+        self._estimate = problem.predict()
+        self._rank()
+
+    def learn(self, index: int | None, trial: Trial) -> None:
+        if self.problem.objective.metric == "goodput":
+            self._rank()
+
+    def _rank(self) -> None:
         with np.errstate(divide="ignore"):
-            fits = np.log1p(-np.minimum(np.atleast_1d(estimate.oom_probability), 1.0))
-        self._order = np.argsort(-(predicted_worth(problem, estimate) + fits), kind="stable")
-        self._estimate = estimate
+            fits = np.log1p(-np.minimum(np.atleast_1d(self._estimate.oom_probability), 1.0))
+        worth = predicted_worth(self.problem, self._estimate, [trial for _, trial in self.trials])
+        self._order = np.argsort(-(worth + fits), kind="stable")
 
     def propose(self) -> tuple[int, str] | None:
         open_ = np.zeros(len(self.space), dtype=np.bool_)

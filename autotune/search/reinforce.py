@@ -31,11 +31,11 @@ class ReinforceSearcher(Searcher):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        estimate = problem.predict()
+        self._estimate = problem.predict()
         self._policy = Policy.trained()
         self._capacity_bytes = problem.space.workload.cluster.gpu.memory_bytes
-        worth = predicted_worth(problem, estimate)
-        self._view = View.of(estimate, worth, problem.space.coordinates(), self._capacity_bytes)
+        worth = predicted_worth(problem, self._estimate)
+        self._view = View.of(self._estimate, worth, problem.space.coordinates(), self._capacity_bytes)
         self._tried: NDArray[np.bool_] = np.zeros(len(problem.space), dtype=np.bool_)
 
     def propose(self) -> tuple[int, str] | None:
@@ -47,6 +47,8 @@ class ReinforceSearcher(Searcher):
         return index, f"the policy's choice among {int(allowed.sum())}, with probability {math.exp(logs[index]):.0%}"
 
     def learn(self, index: int | None, trial: Trial) -> None:
+        if self.problem.objective.metric == "goodput":
+            self._view.worth = predicted_worth(self.problem, self._estimate, [trial for _, trial in self.trials])
         if index is None:
             return
         if not self._tried[index]:

@@ -1,10 +1,10 @@
 """What is believed about every candidate after the trials so far: its score, and whether it will run.
 
-    score = slope * (log tokens - log step time - log cost) + rest      (`autotune.search.worth`)
+    score = slope * (log tokens - log step time + log efficiency - log cost) + rest      (`autotune.search.worth`)
     runs  = P(peak <= memory) * (1 - hazard)
 
-The time and the memory model learn from trials outside the space and from the history too; `rest` (stability, efficiency, the baseline's
-constant) and the hazard only from trials of this workload.
+The time and the memory model learn from trials outside the space and from the history too; the gradient noise scale (for efficiency), `rest`
+(stability, the baseline's constant) and the hazard only from trials of this workload.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autotune.search.surrogate.corrected import Corrected, Rows
 from autotune.search.surrogate.evidence import REPEAT_SD, Observed
 from autotune.search.surrogate.hazard import hazard
 from autotune.search.surrogate.kernel import distances, matern52
-from autotune.search.worth import log_cost, rest_of, slope
+from autotune.search.worth import log_cost, log_efficiency, rest_of, slope
 from autotune.spec import Trial, Workload
 
 Array = NDArray[np.float64]
@@ -80,6 +80,8 @@ class Beliefs:
         rows = _joined([evidence.memory_rows(o.estimate, o.point, o.workload) for o in sized], self._memory_rows)
         self.memory = Corrected(evidence.memory_prior(self._estimate, *similar), rows, evidence.memory_sites(sized))
         self._ours = [o for o in self._observed if o.workload == 0]
+        self._our_trials = [o.trial for o in self._ours]
+        self._log_efficiency = log_efficiency(self._problem.objective, self._table.global_batch_size, self._our_trials)
         self._rewarded = any(o.trial.reward is not None for o in self._ours)
         self.slope = slope(self._problem.objective, rewarded=self._rewarded)
 
@@ -90,7 +92,7 @@ class Beliefs:
             rows = self._time_rows.take(pending)
             model = model.and_values(rows, model.predict(rows)[0], REPEAT_SD)
         mean, sd = model.predict(self._time_rows.take(candidates))
-        throughput = self._log_tokens[candidates] - mean - self._log_cost[candidates]
+        throughput = self._log_tokens[candidates] - mean + (self._log_efficiency - self._log_cost)[candidates]
         rest, rest_sd = self._rest(self._points[candidates])
         return self.slope * throughput + rest, np.hypot(self.slope * sd, rest_sd)
 
@@ -116,7 +118,7 @@ class Beliefs:
         seen = [o for o in self._ours if o.trial.is_measured and o.trial.reward is not None]
         if not seen:
             return np.zeros(len(points)), np.zeros(len(points))
-        values = np.array([rest_of(o.trial, self._problem.objective) for o in seen])
+        values = np.array([rest_of(o.trial, self._problem.objective, self._our_trials) for o in seen])
         at = np.concatenate([o.point for o in seen])
         center, spread = float(values.mean()), max(float(values.std()), 1e-3)
         factor = cho_factor(spread**2 * matern52(distances(at, at), REST_LENGTH) + 1e-2 * spread**2 * np.eye(len(at)))
