@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 from autotune_workers.wire import Lines, to_line
 
 _PRIVATE = ("AUTOTUNE_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_")
-_LOOPBACK = ("127.0.0.1", "::1")
+_LOOPBACK = re.compile(r"127\.|::1$")
 
 
 class Child(Protocol):
@@ -43,12 +44,17 @@ class Child(Protocol):
         ...
 
 
+def inherited_environment() -> dict[str, str]:
+    """Our environment without the service's settings, secrets among them, and other launchers' variables."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
+
+
 def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:
-    """The environment of a rank: ours, without the service's settings and other launchers' variables."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
+    """The environment of a rank: what is inherited, and where our packages are."""
+    kept = inherited_environment()
     here = {str(Path(__file__).resolve().parents[1]), str(Path(sys.modules["autotune"].__path__[0]).resolve().parent)}
     path = os.pathsep.join([*sorted(here), *filter(None, [kept.get("PYTHONPATH", "")])])
-    loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if host in _LOOPBACK else {}
+    loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if _LOOPBACK.match(host) else {}
     return {
         **kept,
         "PYTHONPATH": path,

@@ -191,14 +191,15 @@ class Gang:
         kernel_oom: bool = False,
         why: str = "",
     ) -> None:
-        """The process (or host) of that rank is gone; after our own kill that is what was wanted."""
+        """The process of that rank is gone; after our own kill that is what was wanted. A `code` of None: its host is lost, which is not."""
         member = self._members[rank]
         if member.gone:
             return
         member.gone = True
-        if member.doomed:
+        wanted = member.doomed and code is not None
+        if wanted:
             self._keep_log(rank, log_tail)
-        if not member.doomed and not (member.idle and self.phase is Phase.ENDING):
+        if not wanted and not (member.idle and self.phase is Phase.ENDING):
             self._note(
                 of_death(
                     rank=rank,

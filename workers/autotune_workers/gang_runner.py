@@ -19,6 +19,8 @@ from autotune_workers.faults import Fault
 from autotune_workers.gang import Gang, Patience
 from autotune_workers.wire import Message
 
+NATIVE = "native"
+"""the trainer that gangs of ranks run"""
 LONGEST_TURN_S = 0.5
 """a turn listens at most this long, and this much time passes at most for the gangs between two turns, twice over"""
 
@@ -107,9 +109,6 @@ class _Running:
 class GangRunner:
     """A `TrialRunner` over a source of ranks."""
 
-    trainers: Sequence[str] = ("native",)
-    """names of the trainers that it can really run"""
-
     def __init__(
         self, crews: Crews, *, faults: Iterable[Fault | Mapping[str, Any]] = (), patience: Patience | None = None
     ) -> None:
@@ -127,20 +126,29 @@ class GangRunner:
         self._closed = False
 
     @property
+    def trainers(self) -> Sequence[str]:
+        """Names of the trainers that it can really run."""
+        return (NATIVE,)
+
+    @property
     def capacity(self) -> int:
         """Ranks that can be in use at once."""
         return self._crews.capacity
 
-    def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when nothing can be run."""
+    def check(self, request: TrialRequest) -> None:
+        """Raises `RunnerError` when this runner cannot run the attempt at all."""
         if self._closed:
             raise RunnerError("the runner is closed", remedy="make a new one")
         if request.trainer not in self.trainers:
             raise RunnerError(
                 f"this runner runs the trainers {', '.join(self.trainers)}, but the study asks for {request.trainer!r}",
-                remedy="use trainer: native, or export the config as a launch of that trainer",
+                remedy="use trainer: native, or runner: local, which starts the programs of other trainers",
                 field="trainer",
             )
+
+    def start(self, request: TrialRequest) -> None:
+        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when nothing can be run."""
+        self.check(request)
         if any(r.id == request.id for r in self._waiting) or request.id in self._running:
             raise RunnerError(f"attempt {request.id} is running already")
         self._waiting.append(request)
@@ -254,7 +262,7 @@ class GangRunner:
                 if request.config.world_size <= self.capacity:
                     return
                 self._waiting.popleft()
-                self._events.append(AttemptEnded(id=request.id, failure=self._too_large(request)))
+                self._events.append(AttemptEnded(id=request.id, failure=too_large(request, self.capacity)))
                 continue
             self._waiting.popleft()
             self._launch(request, crew)
@@ -277,11 +285,13 @@ class GangRunner:
                 gang.hear(rank, {"say": "ready"}, self._now_s)
         self._carry_out(running)
 
-    def _too_large(self, request: TrialRequest) -> Failure:
-        return Failure(
-            kind=FailureKind.INVALID,
-            message=(
-                "a config may use as many ranks as the runner has, but this one needs "
-                f"{request.config.world_size} and there are {self.capacity}; use a smaller world size or more ranks"
-            ),
-        )
+
+def too_large(request: TrialRequest, capacity: int) -> Failure:
+    """What becomes of a config that needs more ranks than there are."""
+    return Failure(
+        kind=FailureKind.INVALID,
+        message=(
+            "a config may use as many ranks as the runner has, but this one needs "
+            f"{request.config.world_size} and there are {capacity}; use a smaller world size or more ranks"
+        ),
+    )

@@ -2,6 +2,8 @@
 
 Ranks are started when they are first needed and stay: torch is imported and the CUDA context made once. A rank that failed its trial but
 came back clean is kept; one that died, hung or leaks is replaced at once, in the background.
+
+The native trainer runs on these ranks; the programs of all other trainers are started and read as they are (`command`).
 """
 
 from __future__ import annotations
@@ -9,14 +11,17 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import RunnerError, SpecError
+from autotune.ports import AttemptId, RunnerEvent, TrialRequest
 from autotune.spec.checks import one_of, positive_int
+from autotune.trainers import trainer_names
+from autotune_workers.command import ProgramRunner
 from autotune_workers.faults import Fault
 from autotune_workers.gang import Patience
-from autotune_workers.gang_runner import Crew, GangRunner
+from autotune_workers.gang_runner import LONGEST_TURN_S, NATIVE, Crew, GangRunner
 from autotune_workers.machine import cpu_count
 from autotune_workers.ranks import TRIAL, Births, RankProcess
 from autotune_workers.wire import Message
@@ -56,6 +61,37 @@ class LocalRunner(GangRunner):
         """whether ranks have a GPU each"""
         capacity = max_ranks or len(gpus) or max(MIN_CPU_RANKS, cpu_count())
         super().__init__(LocalRanks(capacity, gpus=gpus, trial=trial), faults=faults, patience=patience)
+        self._programs = ProgramRunner(capacity, gpus=gpus)
+
+    @property
+    def trainers(self) -> Sequence[str]:
+        """Every trainer; whether its program is installed shows when a trial starts it."""
+        return (NATIVE, *(name for name in trainer_names() if name != NATIVE))
+
+    def start(self, request: TrialRequest) -> None:
+        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when nothing can be run."""
+        self.check(request)
+        if request.trainer == NATIVE:
+            super().start(request)
+        else:
+            self._programs.start(request)
+
+    def poll(self, timeout_s: float) -> list[RunnerEvent]:
+        """Events since the last call; waits up to `timeout_s` for the first one."""
+        if not self._programs.busy:
+            return super().poll(timeout_s)
+        events = super().poll(0.0)
+        return [*events, *self._programs.poll(0.0 if events else min(timeout_s, LONGEST_TURN_S))]
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Ends the attempt: cooperative stop, then kill. Unknown ids are ignored."""
+        super().cancel(attempt)
+        self._programs.cancel(attempt)
+
+    def close(self) -> None:
+        """Kills what runs and frees everything."""
+        super().close()
+        self._programs.close()
 
     @property
     def rank_pids(self) -> tuple[int, ...]:

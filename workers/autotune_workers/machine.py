@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -25,6 +26,11 @@ def die_with_parent(parent_pid: int) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(0)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every descendant whose own parent has ended, instead of the system's first process."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def status_bytes(key: str, pid: int | str = "self") -> int | None:

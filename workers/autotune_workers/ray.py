@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import signal
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,6 +26,8 @@ from autotune_workers.wire import Message
 
 HOST_KILL_S = 3.0
 """a rank that its host does not report gone this long after SIGKILL is killed with its host"""
+BY_US = "ray.kill"
+"""Ray's words for the end of an actor that was asked for"""
 ASK_AGAIN_S = 1.0
 """after a call that Ray could not answer"""
 TOTAL_KEPT_S = 2.0
@@ -233,7 +236,10 @@ class RayCrews:
             return []
         except (ActorDiedError, RayActorError) as error:
             rank.dead = True
-            return [{"say": "gone", "code": None, "kernel_oom": False, "why": _first_lines(error)}]
+            words = " ".join(str(error).split())[:500]
+            code = -signal.SIGKILL if BY_US in words else None
+            why = f"its host on node {rank.host or '(not yet placed)'} is lost: {words}"
+            return [{"say": "gone", "code": code, "kernel_oom": False, "why": why}]
         except Exception:  # Ray could not answer; whether the rank lives is another question
             rank.deaf_until_s = time.monotonic() + ASK_AGAIN_S
             return []
@@ -285,7 +291,3 @@ class RayCrews:
             rank.end()
         with contextlib.suppress(Exception):
             remove_placement_group(crew.token)
-
-
-def _first_lines(error: Exception) -> str:
-    return " ".join(str(error).split())[:500]
