@@ -7,7 +7,7 @@
     guards.py      Host allow-list, size and pace of bodies, headers                access.py    tokens, scopes, owners, CSRF
     rates.py       token buckets           envelope.py  the one shape of errors     counters.py  what Prometheus reads
     supervisor.py  keeps studies running   launcher.py  as children (nursery.py forks, worker.py runs one study)
-    ray_jobs.py    or as Ray jobs
+    ray_jobs.py    or as Ray jobs (ray_head.py holds a cluster of our own); study_metrics.py tells Ray's metrics how a study goes
 
 The store is the only state: kill any of it at any time, start it again, and studies go on.
 """

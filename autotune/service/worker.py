@@ -12,6 +12,8 @@ import threading
 from typing import Any
 
 from autotune.errors import AutotuneError, ConflictError, StoreError
+from autotune.progress import LoopEvent, PhaseEntered, Said, TrialEnded
+from autotune.service.study_metrics import StudyMetrics
 
 ENDED, FAILED, HELD, STORE_AWAY = 0, 1, 3, 4
 """Exit codes: the study rests or has ended; it ended badly; another controller has it; the store cannot be reached."""
@@ -21,14 +23,19 @@ def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -
     """Runs the study and returns the exit code."""
     from autotune import wiring
 
-    interrupted = _hear_signals()
+    interrupted, metrics = _hear_signals(), StudyMetrics(study_id)
+
+    def on_event(event: LoopEvent) -> None:
+        _say(event)
+        metrics.on_event(event)
+
     try:
         store = wiring.open_store(store_url)
     except StoreError as error:
         print(error, file=sys.stderr)
         return STORE_AWAY
     try:
-        result = wiring.run_study(store, study_id, interrupted=interrupted.is_set, lease_s=lease_s, on_event=_say)
+        result = wiring.run_study(store, study_id, interrupted=interrupted.is_set, lease_s=lease_s, on_event=on_event)
         if interrupted.is_set():
             _leave_to_others(store, result.record)
         return ENDED
@@ -56,9 +63,7 @@ def _leave_to_others(store: Any, record: Any) -> None:
         wiring.act(store, record.id, "resume")
 
 
-def _say(event: Any) -> None:
-    from autotune.progress import PhaseEntered, Said, TrialEnded
-
+def _say(event: LoopEvent) -> None:
     match event:
         case PhaseEntered(phase=phase, message=message):
             print(f"{phase}: {message}", flush=True)

@@ -234,7 +234,9 @@ def test_on_ray_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         until(lambda: store.study(studies[0]).status is StudyStatus.RUNNING)
         headers = {"Authorization": f"Bearer {own_token()[1]}"}
         jobs = httpx.get(f"{launcher.dashboard}/api/jobs/", headers=headers, trust_env=False).json()
-        assert {job["metadata"]["autotune_study"] for job in jobs} <= set(studies)
+        ours = [job for job in jobs if job["submission_id"]]
+        assert {job["metadata"]["autotune_study"] for job in ours} <= set(studies)
+        assert {job["metadata"]["model"] for job in ours} == {"gpt2-medium"}
         httpx.post(f"{launcher.dashboard}/api/jobs/{studies[0]}/stop", headers=headers, trust_env=False)
         until(lambda: store.study(studies[0]).status is StudyStatus.CANCELLED)
         until(lambda: store.study(studies[1]).status is StudyStatus.COMPLETED)

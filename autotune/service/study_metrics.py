@@ -1,0 +1,85 @@
+"""What a running study tells Ray's metrics, for the dashboards in `dashboards/grafana`; the names are those of `dashboards/prometheus/metrics.yaml`.
+
+Nothing is told where no Ray is connected: then the service's own /metrics and the results database have it all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from autotune.progress import BestChanged, LoopEvent, StudyOpened, TrialEnded, TrialStepped
+from autotune.spec import Trial
+
+STEP_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+GAUGES = {
+    "autotune_tokens_per_second_per_gpu": "Throughput of the running trial",
+    "autotune_mfu": "Model FLOPs utilization of the running trial, 0 to 1",
+    "autotune_peak_memory_bytes": "Peak memory of the fullest rank of the last trial",
+    "autotune_best_tokens_per_second_per_gpu": "Best measured throughput of the study so far",
+}
+
+
+class StudyMetrics:
+    """The metrics of one study; `on_event` is what the loop calls."""
+
+    def __init__(self, study: str, *, connected: Callable[[], bool] | None = None, kinds: Any = None) -> None:
+        """`connected`: whether there is somebody to tell. `kinds`: Counter, Gauge and Histogram (default: Ray's)."""
+        self._study = study
+        self._connected = connected or _ray_is_there
+        self._kinds = kinds
+        self._made: dict[str, Any] = {}
+        self._warmup_steps = 0
+
+    def on_event(self, event: LoopEvent) -> None:
+        """Takes one event of the loop."""
+        if isinstance(event, StudyOpened):
+            self._warmup_steps = event.record.study.measure.warmup_steps
+        if not self._connected():
+            return
+        match event:
+            case TrialStepped(steps=steps):
+                for index, seconds in enumerate(steps.step_times_s, steps.first_step):
+                    if index >= self._warmup_steps:
+                        self._metric("autotune_step_time_seconds").observe(seconds, tags={"study": self._study})
+            case TrialEnded(trial=trial):
+                tags = {"study": self._study, "status": str(trial.status), "failure": _failure(trial)}
+                self._metric("autotune_trials").inc(1, tags=tags)
+                if trial.measurement is not None:
+                    self._set("autotune_tokens_per_second_per_gpu", trial.measurement.tokens_per_s_per_gpu)
+                    self._set("autotune_mfu", trial.measurement.mfu)
+                    self._set("autotune_peak_memory_bytes", trial.measurement.peak_memory_bytes)
+            case BestChanged(trial=trial) if trial.measurement is not None:
+                self._set("autotune_best_tokens_per_second_per_gpu", trial.measurement.tokens_per_s_per_gpu)
+
+    def _set(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self._metric(name).set(float(value), tags={"study": self._study})
+
+    def _metric(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _make(self, name: str) -> Any:
+        if self._kinds is None:
+            from ray.util import metrics
+
+            self._kinds = metrics
+        kinds = self._kinds
+        if name == "autotune_trials":
+            text = "Ended trials by final status and failure kind (empty when nothing failed)"
+            return kinds.Counter(name, description=text, tag_keys=("study", "status", "failure"))
+        if name == "autotune_step_time_seconds":
+            text = "Seconds of each optimizer step after warm-up, slowest rank"
+            return kinds.Histogram(name, description=text, boundaries=list(STEP_BOUNDS_S), tag_keys=("study",))
+        return kinds.Gauge(name, description=GAUGES[name], tag_keys=("study",))
+
+
+def _failure(trial: Trial) -> str:
+    return str(trial.failure.kind) if trial.failure is not None else ""
+
+
+def _ray_is_there() -> bool:
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())

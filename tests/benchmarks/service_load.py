@@ -1,0 +1,184 @@
+"""The service under load: readers while studies run, and a flood of submissions.
+
+    python -m tests.benchmarks.service_load [--clients 100] [--studies 8] [--submissions 1000]
+
+Readers: each of the clients asks for the status of a study once a second, on a connection of its own, from another process. Quiet: the same
+studies without readers; their time is compared. Flood: submissions as fast as 16 clients can; each acknowledged one has to end as COMPLETED.
+Latency is seen by the client: from the request to the whole answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from autotune.client import Client
+from tests.service.running import spec
+
+
+@contextmanager
+def served(folder: Path, studies: int) -> Iterator[str]:
+    """`autotune serve` in a process of its own."""
+    argv = [sys.executable, "-c", "from autotune.cli import main; main()", "serve", "--runner", "local", "--port", "0"]
+    argv += ["--json", "--store", str(folder / "results.db"), "--max-studies", str(studies)]
+    environment = {**os.environ, "AUTOTUNE_DATA": str(folder)}
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        text = ""
+        while not text.rstrip().endswith("}"):
+            text += process.stdout.readline()
+        yield json.loads(text)["url"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+
+
+def long_spec(seed: int) -> dict[str, Any]:
+    """A study of about half a minute, nearly all of it waiting as for GPUs."""
+    runner = {"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.5}
+    return spec(
+        name=f"load-{seed}",
+        seed=seed,
+        space={"tp": [1, 2, 4, 8], "micro_batch_size": [1, 2, 4, 8], "precision": ["bf16"]},
+        budget={"max_trials": 10, "min_gain": 0},
+        runner=runner,
+    )
+
+
+def run_studies(url: str, count: int, *, readers: int) -> tuple[list[float], list[float], int]:
+    """(seconds of each study, latencies of reads in seconds, failed reads)."""
+    with Client(url) as client:
+        ids = [client.submit(long_spec(seed))["study"]["id"] for seed in range(count)]
+        reader = subprocess.Popen(
+            [sys.executable, "-m", "tests.benchmarks.service_load", "--read", url, str(readers), *ids],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        out, _ = reader.communicate()
+        seconds = [float(client.wait(study)["study"]["elapsed_s"]) for study in ids]
+    found = json.loads(out)
+    return seconds, found["latencies"], found["failures"]
+
+
+async def read(url: str, readers: int, ids: list[str]) -> None:
+    """Asks until all studies have ended, then prints what it saw."""
+    import httpx
+
+    latencies: list[float] = []
+    failures = 0
+    done = asyncio.Event()
+
+    async def one(number: int) -> None:
+        nonlocal failures
+        study = ids[number % len(ids)]
+        async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+            await asyncio.sleep(random.Random(number).random())
+            while not done.is_set():
+                began = time.perf_counter()
+                try:
+                    answer = await http.get(f"/api/v1/studies/{study}")
+                    failures += answer.status_code != 200
+                except httpx.HTTPError:
+                    failures += 1
+                took = time.perf_counter() - began
+                latencies.append(took)
+                await asyncio.sleep(max(0.0, 1.0 - took))
+
+    async def watch() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+            while True:
+                found = (await http.get("/api/v1/studies", params={"limit": 1000})).json()["studies"]
+                if all(s["status"] == "COMPLETED" for s in found if s["id"] in ids):
+                    done.set()
+                    return
+                await asyncio.sleep(1.0)
+
+    await asyncio.gather(watch(), *(one(number) for number in range(readers)))
+    print(json.dumps({"latencies": latencies, "failures": failures}))
+
+
+def flood(url: str, count: int) -> tuple[float, float, int, int]:
+    """(seconds to the last acknowledgement, seconds to the last end, acknowledged, completed)."""
+    quick = spec(budget={"max_trials": 1, "min_gain": 0}, measure={"finalists": 0, "max_steps": 5})
+    clients = [Client(url) for _ in range(16)]
+    began = time.perf_counter()
+
+    def submit(number: int) -> str:
+        answer = clients[number % 16].submit({**quick, "seed": number}, idempotency_key=f"flood-{number}")
+        return str(answer["study"]["id"])
+
+    with ThreadPoolExecutor(16) as pool:
+        ids = set(pool.map(submit, range(count)))
+    acknowledged_s = time.perf_counter() - began
+    while True:
+        ended = {s["id"] for s in pages(clients[0]) if s["status"] == "COMPLETED"}
+        if ids <= ended or time.perf_counter() - began > 3600:
+            break
+        time.sleep(1.0)
+    ended_s = time.perf_counter() - began
+    for client in clients:
+        client.close()
+    return acknowledged_s, ended_s, len(ids), len(ids & ended)
+
+
+def pages(client: Client) -> Iterator[dict[str, Any]]:
+    """All studies."""
+    offset: int | None = 0
+    while offset is not None:
+        found = client.studies(limit=1000, offset=offset)
+        yield from found["studies"]
+        offset = found["next_offset"]
+
+
+def at(values: list[float], share: float) -> float:
+    """The value below which that share lies, in ms."""
+    return 1e3 * sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--studies", type=int, default=8)
+    parser.add_argument("--submissions", type=int, default=1000)
+    parser.add_argument("--read", nargs="+")
+    asked = parser.parse_args()
+    if asked.read:
+        url, readers, *ids = asked.read
+        asyncio.run(read(url, int(readers), ids))
+        return
+    print(f"load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        with served(Path(folder) / "a", asked.studies) as url:
+            for name, readers in (("quiet", 0), (f"{asked.clients} readers", asked.clients), ("quiet again", 0)):
+                seconds, latencies, failures = run_studies(url, asked.studies, readers=readers)
+                line = f"{name:>14}: studies {statistics.median(seconds):6.2f} s (median of {len(seconds)})"
+                if latencies:
+                    line += (
+                        f"; {len(latencies)} reads, p50 {at(latencies, 0.5):.1f} ms, p99 {at(latencies, 0.99):.1f} ms"
+                    )
+                    line += f", slowest {at(latencies, 1):.0f} ms, {failures} failed"
+                print(f"{line}; load {os.getloadavg()[0]:.1f}", flush=True)
+        with served(Path(folder) / "b", asked.studies) as url:
+            acknowledged_s, ended_s, kept, completed = flood(url, asked.submissions)
+            print(
+                f"{kept} submissions acknowledged in {acknowledged_s:.1f} s, {completed} completed after {ended_s:.1f} s"
+            )
+
+
+if __name__ == "__main__":
+    main()
