@@ -163,6 +163,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"budget": {"max_trials": 0}}, "budget.max_trials", "greater than or equal to 1"),
     ({"budget": {"max_wall_s": True}}, "budget.max_wall_s", "must be a number"),
     ({"measure": {"min_steps": 9, "max_steps": 3}}, "measure", "max_steps=3 and min_steps=9"),
+    ({"measure": {"final_rounds": 0, "stability_steps": 9}}, "measure", "final_rounds=0: there is none"),
     ({"trainer": {"knd": "native"}}, "trainer.kind", "is required"),
     ({"trainer": {"kind": "native", "stps": 3}}, "trainer.stps", "did you mean steps?"),
     ({"trainer": {"kind": "command", "argv": "python train.py"}}, "trainer.argv", "must be a list"),

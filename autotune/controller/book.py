@@ -26,6 +26,8 @@ class TrialBook:
         self._runs = 0
         self._seconds = 0.0
         self._gpu_seconds = 0.0
+        self._step_seconds = 0.0
+        self._gpu_step_seconds = 0.0
 
     def put(self, trial: Trial) -> None:
         """Keeps the trial in its present state."""
@@ -55,8 +57,13 @@ class TrialBook:
         """What one more trial and the finals are expected to take, at the mean of the trials so far."""
         if self._runs < 2 or measure.finalists == 0:
             return Reserve()
-        runs = measure.final_rounds * min(measure.finalists + (self.baseline is not None), self._runs) + 1
-        return Reserve(wall_s=runs * self._seconds / self._runs, gpu_s=runs * self._gpu_seconds / self._runs)
+        who = min(measure.finalists + (self.baseline is not None), self._runs)
+        runs = measure.final_rounds * who + 1
+        more_steps = who * max(0, measure.stability_steps - measure.max_steps)
+        return Reserve(
+            wall_s=(runs * self._seconds + more_steps * self._step_seconds) / self._runs,
+            gpu_s=(runs * self._gpu_seconds + more_steps * self._gpu_step_seconds) / self._runs,
+        )
 
     def _count(self, trial: Trial, sign: int) -> None:
         self.failed += sign * (trial.status is TrialStatus.FAILED)
@@ -71,6 +78,8 @@ class TrialBook:
             self._runs += 1
             self._seconds += seconds
             self._gpu_seconds += seconds * trial.config.world_size
+            self._step_seconds += trial.measurement.step_time_s
+            self._gpu_step_seconds += trial.measurement.step_time_s * trial.config.world_size
         if trial.purpose is TrialPurpose.FINAL or trial.reward is None:
             return
         if trial.purpose is TrialPurpose.BASELINE:

@@ -3,7 +3,8 @@
 The best of many noisy measurements is on average too good (the winner's curse), and a machine drifts while a study runs. So the
 claim does not rest on the search's own numbers: finalists and baseline alternate, every other round in the opposite order, which
 cancels a linear drift, and the medians over the steps of all rounds decide, with equally many steps of each round. Rounds that not everyone
-finished do not count; a config that fails when it is measured again cannot win.
+finished do not count; a config that fails when it is measured again cannot win. The last round may be longer (`MeasureSpec.stability_steps`):
+its losses, norms and memory are what the winner's stability is judged by, and a config that diverges there is out.
 
 All of this is a function of the trials, so a study that is interrupted in its finals goes on with the next measurement.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.reward import reward
-from autotune.spec import Measurement, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
+from autotune.spec import Measurement, MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,12 @@ def next_final(
             if done[config] <= r:
                 return r, config
     return None
+
+
+def longer(measure: MeasureSpec) -> MeasureSpec:
+    """How the last round is measured: to the end of `stability_steps`, where that is more than a trial takes."""
+    steps = max(measure.max_steps, measure.stability_steps)
+    return replace(measure, min_steps=steps, max_steps=steps) if measure.stability_steps else measure
 
 
 def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] | None = None) -> Verdict:

@@ -53,8 +53,9 @@ class Judge:
             failure = Failure(
                 kind=FailureKind.METRICS_MISSING, message="the attempt ended without a single step time that counts"
             )
-        if failure is None and measurement is not None:
-            failure = diverged(measurement)
+        if failure is None and measurement is not None and (failure := diverged(measurement)) is not None:
+            step = None if failure.step is None else failure.step + self.study.measure.warmup_steps
+            failure = replace(failure, step=step)
         if failure is not None or measurement is None:
             return replace(trial, status=TrialStatus.FAILED, measurement=measurement, failure=failure)
         worth = reward(

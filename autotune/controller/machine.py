@@ -47,7 +47,7 @@ from autotune.controller.commands import (
     StopAsked,
     Tick,
 )
-from autotune.controller.finals import next_final, outcome, participants
+from autotune.controller.finals import longer, next_final, outcome, participants
 from autotune.controller.judge import Judge
 from autotune.ports import TrialRequest
 from autotune.spec import (
@@ -388,18 +388,19 @@ class Controller:
         trial = replace(self.trials[number], status=TrialStatus.RUNNING, attempts=self.trials[number].attempts + 1)
         self.book.put(trial)
         study = self.study
+        is_last = trial.purpose is TrialPurpose.FINAL and self._is_last_round(trial.config)
         request = TrialRequest(
             study=self.study_id,
             number=number,
             attempt=trial.attempts,
             workload=study.workload,
             config=trial.config,
-            measure=study.measure,
+            measure=longer(study.measure) if is_last else study.measure,
             seed=trial.seed,
             trainer=study.trainer,
             trainer_options=study.trainer_options,
             data=study.data,
-            profile=trial.purpose is TrialPurpose.FINAL and self._is_last_round(trial.config),
+            profile=is_last,
             beat_step_time_s=self._judge.time_to_beat(trial, self.best)
             if trial.purpose is TrialPurpose.SEARCH
             else None,

@@ -241,6 +241,7 @@ class MeasureDocument(Document):
     precision: Annotated[Number, Field(gt=0, le=1)] = _MEASURE.precision
     finalists: Annotated[StrictInt, Field(ge=0, le=100)] = _MEASURE.finalists
     final_rounds: Annotated[StrictInt, Field(ge=0, le=100)] = _MEASURE.final_rounds
+    stability_steps: Annotated[StrictInt, Field(ge=0, le=100_000)] = _MEASURE.stability_steps
     start_timeout_s: Seconds = _MEASURE.start_timeout_s
     step_timeout_s: Seconds = _MEASURE.step_timeout_s
     trial_timeout_s: Seconds = _MEASURE.trial_timeout_s
@@ -252,6 +253,12 @@ class MeasureDocument(Document):
                 "steps",
                 "max_steps must be at least min_steps, but max_steps={most} and min_steps={least}",
                 {"most": self.max_steps, "least": self.min_steps},
+            )
+        if self.stability_steps and not (self.finalists and self.final_rounds):
+            raise PydanticCustomError(
+                "stability_steps",
+                "stability_steps are those of the last final round, but finalists={finalists} and final_rounds={rounds}: there is none",
+                {"finalists": self.finalists, "rounds": self.final_rounds},
             )
         return self
 

@@ -86,6 +86,8 @@ class MeasureSpec:
     """best configs that are measured again beside the baseline before a winner is named"""
     final_rounds: int = 2
     """rounds in which finalists and baseline are measured again, in turn"""
+    stability_steps: int = 0
+    """steps of their last round, where that is more: a longer run, by whose losses, norms and memory stability is judged; 0: as all others"""
     start_timeout_s: float = 120.0
     """from launch to the first step"""
     step_timeout_s: float = 60.0

@@ -81,6 +81,37 @@ def test_a_finalist_that_fails_when_measured_again_cannot_win() -> None:
     assert any(str(FAST) in note for note in world.end.result["notes"])
 
 
+def test_the_last_final_round_is_long_and_who_diverges_in_it_cannot_win() -> None:
+    world = World(study(max_trials=7, measure=MeasureSpec(finalists=2, final_rounds=2, stability_steps=200)))
+    steps = []
+    world.tick()
+    while not world.ends:
+        request = world.request(world.only)
+        steps.append(request.measure.max_steps)
+        long = request.measure.min_steps == 200
+        if long and request.config == FAST:
+            world.finish(request.number, 0.05, losses=tuple(2.0 + 0.1 * i for i in range(200)))
+        else:
+            world.finish(request.number, speed(request.config))
+    assert steps == [30] * 11 + [200] * 3
+    diverged = [t for t in world.trials.values() if t.failure is not None]
+    assert [(t.config, t.purpose) for t in diverged] == [(FAST, TrialPurpose.FINAL)]
+    assert diverged[0].failure is not None
+    assert diverged[0].failure.kind is FailureKind.DIVERGED
+    assert "the loss grew" in diverged[0].failure.message
+    assert world.trials[world.end.best or 0].config != FAST
+
+
+def test_the_search_leaves_time_for_the_long_round() -> None:
+    def searched(stability_steps: int) -> int:
+        measure = MeasureSpec(finalists=2, final_rounds=2, stability_steps=stability_steps)
+        world = World(study(max_trials=15, max_wall_s=20.0, measure=measure))
+        world.run()
+        return sum(t.purpose is TrialPurpose.SEARCH for t in world.trials.values())
+
+    assert searched(60) < searched(0)
+
+
 def test_the_baseline_wins_when_nothing_beats_it() -> None:
     end = World(study(max_trials=4)).run(lambda config: 0.1 if config == BASELINE else 0.2)
     assert (end.best, end.speedup) == (end.baseline, 1.0)
@@ -404,7 +435,8 @@ def test_a_loss_that_is_not_finite_fails_the_trial_with_its_evidence() -> None:
     world.finish(0, losses=(5.0, 4.0, float("nan"), float("nan"), 3.0))
     failure = world.trials[0].failure
     assert failure is not None
-    assert (failure.kind, failure.step) == (FailureKind.DIVERGED, 2)
+    warmup = world.study.measure.warmup_steps
+    assert (failure.kind, failure.step) == (FailureKind.DIVERGED, 2 + warmup)
     assert world.trials[0].measurement is not None
 
 
