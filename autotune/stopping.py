@@ -6,8 +6,11 @@ Assumes that steps after warm-up are drawn independently around one median. Mean
 machine has steps ten times slower than the rest. Everything below rests on signs alone, so that no outlier can move it far.
 
 The interval holds at a fixed number of steps. A trial is looked at after every step and stopped when its interval is narrow, which costs
-a little coverage (simulated: at least 94% at the stop, with 0 to 30% outliers); what a stop claims, a median within the precision, was false
-in 1% of the simulated trials at most.
+a little coverage: simulated for a precision of 3%, at most 30 steps, 0 to 30% outliers and 1 to 10% noise of a step, the interval held
+the median in at least 93% of the trials at their stop. At most 2% of all trials ended by calling a median known that was off by more.
+Of those that say so, fewer than 1% are wrong at 1 to 3% noise with up to 20% outliers, 2 to 5% at 5% noise, and one in six at 10% noise,
+where one trial in twenty says so at all. A trial that ends at the step limit claims nothing: at 5% noise its median was off by more
+than the precision in 1 to 12% of the cases, at 10% noise in 17 to 41%. The finals exist for that.
 """
 
 from __future__ import annotations
