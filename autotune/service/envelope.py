@@ -71,11 +71,16 @@ class RefusalError(Exception):
 
 
 class StrictJSONResponse(JSONResponse):
-    """JSON without NaN or infinity (they become null), and with lone surrogates escaped."""
+    """JSON without NaN or infinity."""
 
     def render(self, content: Any) -> bytes:
         """The body."""
-        return json.dumps(finite(content), allow_nan=False, separators=(",", ":")).encode("ascii")
+        return strict_json(content)
+
+
+def strict_json(content: Any) -> bytes:
+    """JSON in ASCII: NaN and infinity become null, lone surrogates are escaped."""
+    return json.dumps(finite(content), allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def error_response(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
 import anyio
@@ -22,6 +24,8 @@ T = TypeVar("T")
 
 HEAVY = 2
 """studies that are worked out at once (space, estimates, searcher): more would only slow each other"""
+MOST_RECENT = 256
+"""studies of which the last answer is kept"""
 WAITING = 2000
 """requests that may wait for such a turn"""
 
@@ -33,6 +37,28 @@ StudyId = Annotated[
 Word = Annotated[str, Query(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Offset = Annotated[int, Query(ge=0, le=1 << 40)]
+
+
+class RecentAnswers:
+    """What was last told of each study, for as long as nothing about it has changed: many watch the same few. Threads share it."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[datetime, bytes]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, study: str, updated_at: datetime) -> bytes | None:
+        """The answer of that moment of the study."""
+        with self._lock:
+            at, answer = self._kept.get(study, (None, None))
+        return answer if at == updated_at else None
+
+    def put(self, study: str, updated_at: datetime, answer: bytes) -> None:
+        """Keeps the answer in place of the one before. `updated_at` is of before the answer was made, so that it is never taken for newer."""
+        with self._lock:
+            self._kept[study] = (updated_at, answer)
+            self._kept.move_to_end(study)
+            if len(self._kept) > MOST_RECENT:
+                self._kept.popitem(last=False)
 
 
 @dataclass(kw_only=True)
@@ -51,6 +77,8 @@ class House:
     """open event streams"""
     examined: tuple[dict[str, Any] | None, float] = (None, 0.0)
     """the last examination of its health, and when it was"""
+    recent: RecentAnswers = field(default_factory=RecentAnswers)
+    """what was last told of studies"""
     _turns: anyio.CapacityLimiter | None = None
     _waiting: int = 0
 

@@ -19,7 +19,7 @@ from autotune.service.documents import (
     TrialList,
     responses,
 )
-from autotune.service.envelope import RefusalError, StrictJSONResponse
+from autotune.service.envelope import RefusalError, StrictJSONResponse, strict_json
 from autotune.service.house import House, Limit, Offset, Reader, StudyId, Submitter, TheHouse, Word
 from autotune.service.specs import JSON, YAML, confined, read_body
 from autotune.spec import StudyStatus
@@ -115,7 +115,13 @@ def status_of(study_id: StudyId, house: TheHouse, caller: Reader) -> Response:
     """A study with its best config so far."""
     from autotune import wiring
 
-    return StrictJSONResponse(wiring.document(wiring.result_of(house.store, study_id)))
+    record = house.store.study(study_id)
+    body = house.recent.get(record.id, record.updated_at)
+    if body is None:
+        result = wiring.result_of(house.store, record.id)
+        body = strict_json(wiring.document(result))
+        house.recent.put(record.id, result.record.updated_at, body)
+    return Response(body, media_type=JSON)
 
 
 @router.get("/studies/{study_id}/trials", responses=responses(404, model=TrialList))
