@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus
+from autotune.spec.duration import format_duration as format_duration
 from autotune.spec.estimate import MemoryParts, TimeParts
 
 if TYPE_CHECKING:
@@ -129,27 +130,6 @@ def format_bytes(value: float | None) -> str:
             return f"{sign}{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{sign}{size:.3g} {unit}"
         size /= 1024
     raise AssertionError("the last unit always answers")
-
-
-def format_duration(seconds: float | None) -> str:
-    """`850 us`, `12.3 ms`, `4.21 s`, `3 min 05 s`, `2 h 10 min`; `-` when unknown."""
-    if seconds is None or not math.isfinite(seconds):
-        return "-"
-    if seconds < 0:
-        return "-" + format_duration(-seconds)
-    if seconds == 0:
-        return "0 s"
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else "1 s"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
 
 
 def format_count(value: float | None) -> str:

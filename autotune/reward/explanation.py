@@ -5,14 +5,16 @@ share   what a term gives to the total: (1 - w) * throughput or w * stability; s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.reward.goodput import learning_rate_factor
+from autotune.reward.goodput import learning_rate_factor, study_noise_scale
 from autotune.reward.stability import diverged, spikes, stability_parts
 from autotune.reward.total import reward
 from autotune.spec import FIELDS, Measurement, Objective, Reward, Trial, Workload
+from autotune.spec.duration import format_duration
 
 WEAK = 0.95
 """a part of stability below this is spoken of"""
@@ -81,9 +83,18 @@ def explain(
         if other is not None and other.is_measured and other.number != trial.number
     }
     step_parts, source = _step_parts(trial, baseline, profiles or {})
-    text = [*_speech(trial, worth, objective, against), *_shrunk(step_parts, source), *_weaknesses(m)]
-    if reference is not None and (batches := m.tokens_per_step / max(reference.tokens_per_step, 1)) != 1:
+    batches = (
+        m.tokens_per_step / reference.tokens_per_step if reference is not None and reference.tokens_per_step else 1.0
+    )
+    text = [
+        *_speech(trial, worth, objective, against),
+        *_shrunk(step_parts, source, tokens_ratio=batches),
+        *_weaknesses(m),
+    ]
+    if batches != 1:
         factor = learning_rate_factor(batches, 1.0, workload.optimizer)
+        if objective.metric == "goodput":
+            text.append(_progress(worth.parts["efficiency"], study_noise_scale(m, reference)))
         text.append(f"its global batch is {batches:g} times the baseline's: multiply the learning rate by {factor:.3g}")
     return Explanation(
         trial=trial,
@@ -145,6 +156,17 @@ def _speech(trial: Trial, worth: Reward, objective: Objective, against: Mapping[
     return text
 
 
+def _progress(gained: float, phi: float | None) -> str:
+    """What the batch does to the progress per token; phi: gradient noise scale, sequences."""
+    if phi is None:
+        why = "in the worst case: no gradient noise scale is known"
+    elif math.isinf(phi):
+        why = "since its gradients were nothing but noise"
+    else:
+        why = f"by a gradient noise scale of {phi:.3g} sequences"
+    return f"each of its tokens is worth {gained:.2f} of the baseline's, {why}"
+
+
 def _step_parts(
     trial: Trial, baseline: Trial | None, profiles: Mapping[int, Mapping[str, float]]
 ) -> tuple[dict[str, tuple[float | None, float | None]], str]:
@@ -163,17 +185,26 @@ def _step_parts(
     return {n: (before.get(n), after.get(n)) for n in names}, source
 
 
-def _shrunk(parts: Mapping[str, tuple[float | None, float | None]], source: str) -> list[str]:
-    """The causes that changed most, in words."""
+def _shrunk(parts: Mapping[str, tuple[float | None, float | None]], source: str, *, tokens_ratio: float) -> list[str]:
+    """The causes that changed most, in words; `tokens_ratio`: tokens of this trial's step over those of the baseline's."""
     exposed = {name: pair for name, pair in parts.items() if not name.endswith("overlapped")}
-    moved = sorted(((a or 0.0) - (b or 0.0), name, a or 0.0, b or 0.0) for name, (a, b) in exposed.items())
-    least = WORTH_SAYING * sum(a for _, _, a, _ in moved)
-    shrunk = [f"{name} from {a * 1e3:.3g} to {b * 1e3:.3g} ms" for gain, name, a, b in reversed(moved) if gain > least][
-        :3
-    ]
-    grown = [f"{name} from {a * 1e3:.3g} to {b * 1e3:.3g} ms" for gain, name, a, b in moved if gain < -least][:1]
-    text = [f"parts of the step that shrank against the baseline ({source}): {', '.join(shrunk)}"] if shrunk else []
-    return text + ([f"what it pays for that ({source}): {', '.join(grown)}"] if grown and shrunk else [])
+    pairs = {name: ((a or 0.0) * tokens_ratio, b or 0.0) for name, (a, b) in exposed.items()}
+    least = WORTH_SAYING * sum(a for a, _ in pairs.values())
+
+    def seconds(value: float) -> str:
+        return format_duration(value) if value >= least else "next to nothing"
+
+    def moved(sign: int, most: int) -> str:
+        gains = sorted(((a - b) * sign, name) for name, (a, b) in pairs.items())[::-1]
+        names = [name for gain, name in gains if gain > least][:most]
+        return ", ".join(
+            f"{name.replace('_', ' ')} from {seconds(pairs[name][0])} to {seconds(pairs[name][1])}" for name in names
+        )
+
+    shrunk, grown = moved(1, 3), moved(-1, 1)
+    how = source if tokens_ratio == 1 else f"{source}, at equal tokens"
+    text = [f"parts of the step that shrank against the baseline ({how}): {shrunk}"] if shrunk else []
+    return text + ([f"what it pays for that ({how}): {grown}"] if grown and shrunk else [])
 
 
 def _weaknesses(m: Measurement) -> list[str]:

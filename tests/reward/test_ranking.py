@@ -92,13 +92,38 @@ def test_profiles_say_which_parts_of_the_step_shrank() -> None:
     text = " ".join(
         explained(1, profiles={0: {"compute": 0.08, "tp_comm": 0.0}, 1: {"compute": 0.05, "tp_comm": 0.01}})
     )
-    assert "(profiled): compute from 80 to 50 ms" in text
-    assert "tp_comm from 0 to 10 ms" in text
+    assert "(profiled): compute from 80 ms to 50 ms" in text
+    assert "what it pays for that (profiled): tp comm from next to nothing to 10 ms" in text
+
+
+def test_what_is_under_a_hundredth_of_the_step_is_not_given_a_number() -> None:
+    before = {"compute": 1.34, "dp_comm": 0.05, "optimizer": 0.004}
+    text = " ".join(explained(1, profiles={0: before, 1: {"compute": 0.466, "dp_comm": 1e-17, "optimizer": 0.001}}))
+    assert "compute from 1.34 s to 466 ms, dp comm from 50 ms to next to nothing" in text
+    assert "optimizer" not in text
 
 
 def test_a_failure_is_explained_by_its_evidence() -> None:
     text = explained(5)
     assert "OUT_OF_MEMORY: too big (rank 2, step 0)" in text
+
+
+def test_steps_of_unlike_batches_are_compared_at_equal_tokens() -> None:
+    bigger = trial(7, at(1.0, tokens_per_step=512), CONFIGS[1])
+    profiles = {0: {"compute": 0.1, "optimizer": 0.1}, 7: {"compute": 0.2, "optimizer": 0.1}}
+    found = explain(
+        bigger, baseline=TRIALS[0], other=None, objective=Objective(), workload=workload(), profiles=profiles
+    )
+    (line,) = (line for line in found.text if "shrank" in line)
+    assert line.endswith("(profiled, at equal tokens): optimizer from 200 ms to 100 ms")
+
+
+def test_a_goodput_is_explained_by_the_noise_scale() -> None:
+    base = trial(0, at(1.0, gradient_noise_scale=8.0), purpose=TrialPurpose.BASELINE)
+    bigger = trial(7, at(1.0, tokens_per_step=512), replace(BASELINE, accumulation_steps=4))
+    objective = Objective(metric="goodput")
+    text = " ".join(explain(bigger, baseline=base, other=None, objective=objective, workload=workload()).text)
+    assert "each of its tokens is worth 0.67 of the baseline's, by a gradient noise scale of 8 sequences" in text
 
 
 def test_another_batch_comes_with_its_learning_rate() -> None:
