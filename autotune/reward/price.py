@@ -22,14 +22,17 @@ class TokenCost:
     """per token"""
     unit: str
     """USD, J or rank_s"""
+    source: str
+    """price, measured power, datasheet power or ranks: only costs of one source can be compared"""
 
 
 def token_cost(measurement: Measurement, gpu: GpuSpec) -> TokenCost:
     """Cost of one token at the median step."""
     rank_seconds = measurement.num_ranks / measurement.tokens_per_s
     if gpu.usd_per_hour is not None:
-        return TokenCost(value=rank_seconds * gpu.usd_per_hour / SECONDS_PER_HOUR, unit="USD")
-    watts = measurement.utilization.get("power_watts") or gpu.power_watts
-    if watts:
-        return TokenCost(value=rank_seconds * watts, unit="J")
-    return TokenCost(value=rank_seconds, unit="rank_s")
+        return TokenCost(value=rank_seconds * gpu.usd_per_hour / SECONDS_PER_HOUR, unit="USD", source="price")
+    if watts := measurement.utilization.get("power_watts"):
+        return TokenCost(value=rank_seconds * watts, unit="J", source="measured power")
+    if gpu.power_watts:
+        return TokenCost(value=rank_seconds * gpu.power_watts, unit="J", source="datasheet power")
+    return TokenCost(value=rank_seconds, unit="rank_s", source="ranks")

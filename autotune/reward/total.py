@@ -54,7 +54,7 @@ def reward(
             token_cost(measurement, workload.cluster.gpu),
             token_cost(reference, workload.cluster.gpu),
         )
-        if paid.unit == paid_by_reference.unit:
+        if paid.source == paid_by_reference.source:
             terms["cost_ratio"] = paid.value / paid_by_reference.value
         else:  # power was measured in one of the two only: ranks and seconds are what both know
             terms["cost_ratio"] = measurement.num_ranks / reference.num_ranks / ratio

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.reward import DIVERGED_CEILING, reward
+from autotune.reward import DIVERGED_CEILING, reward, token_cost
 from autotune.spec import Measurement, Objective, Reward
 from tests.controller.world import BASELINE
 from tests.reward.samples import healthy, workload
@@ -67,6 +67,29 @@ def test_a_measured_power_enters_only_when_both_have_it() -> None:
     cool = healthy(utilization={"power_watts": 100.0})
     assert worth(cool, metric="cost", baseline=hot).throughput == pytest.approx(math.log(2))
     assert worth(cool, metric="cost").throughput == pytest.approx(0.0)
+    gpu = replace(workload().cluster.gpu, power_watts=400.0)
+    rated = replace(workload(), cluster=replace(workload().cluster, gpu=gpu))
+    objective = Objective(metric="cost", stability_weight=0.0)
+    found = reward(cool, baseline=healthy(), objective=objective, workload=rated, config=BASELINE)
+    assert found.throughput == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "readings", "value", "unit"),
+    [
+        ({"usd_per_hour": 3.6, "power_watts": 400.0}, {"power_watts": 200.0}, 4 / 2560 * 1e-3, "USD"),
+        ({"power_watts": 400.0}, {"power_watts": 200.0}, 4 / 2560 * 200, "J"),
+        ({"power_watts": 400.0}, {}, 4 / 2560 * 400, "J"),
+        ({}, {}, 4 / 2560, "rank_s"),
+    ],
+)
+def test_a_token_costs_money_where_prices_are_known_else_energy_else_time(
+    gpu: dict[str, float], readings: dict[str, float], value: float, unit: str
+) -> None:
+    """Four ranks, 2560 tokens per second."""
+    paid = token_cost(healthy(step_times_s=(0.1,) * 5, utilization=readings), replace(workload().cluster.gpu, **gpu))
+    assert paid.value == pytest.approx(value)
+    assert paid.unit == unit
 
 
 def test_without_a_baseline_a_trial_is_compared_with_itself() -> None:

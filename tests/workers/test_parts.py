@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autotune.spec import ModelSpec
 from autotune_workers.context_parallel import positions_of
 from autotune_workers.data import TokenStream, rows_of
+from autotune_workers.measure import MeanPower
 from autotune_workers.model import RMSNorm, Stage, draw, global_names, rotary, rotate, split_layers
 from autotune_workers.precision import LossScaler
 from autotune_workers.profile import partition
@@ -151,3 +152,16 @@ def test_breakdown_always_adds_up(a: list, b: list, c: list, d: list) -> None:
     seen = partition((0.0, 10.0), {"compute": a, "communication": b, "bubble": c, "optimizer": d})
     assert sum(seen.parts_s.values()) == pytest.approx(10.0)
     assert min(seen.parts_s.values()) >= -1e-9
+
+
+def test_power_is_what_the_energy_counter_rose_by() -> None:
+    joules, now = [100.0, 1300.0], [10.0, 14.0]
+    power = MeanPower(lambda: joules.pop(0), lambda: now.pop(0))
+    power.start()
+    assert power.watts() == 300.0
+
+
+def test_power_is_unknown_without_a_counter() -> None:
+    power = MeanPower.of(torch.device("cpu"))
+    power.start()
+    assert power.watts() is None

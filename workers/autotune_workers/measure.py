@@ -1,4 +1,4 @@
-"""What a rank can say of itself: synchronized time, and the peak memory of this trial alone.
+"""What a rank can say of itself: synchronized time, the peak memory of this trial alone, and the mean power of its steps.
 
 On a GPU the peak is the allocator's (bytes allocated; bytes reserved are told beside it). On a CPU it is the rise of the resident
 set: its high-water mark since the trial began, which Linux lets a process reset, less what was resident at the beginning, after freed
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -58,8 +60,34 @@ def release(device: torch.device) -> None:
     give_back_memory()
 
 
+class MeanPower:
+    """Mean power of a device since `start`, by its energy counter."""
+
+    def __init__(self, read_joules: Callable[[], float | None], clock: Callable[[], float] = time.perf_counter) -> None:
+        """`read_joules`: energy that the device has used since any moment; None where that is not known."""
+        self._read, self._clock = read_joules, clock
+        self._joules: float | None = None
+        self._began_s = 0.0
+
+    @classmethod
+    def of(cls, device: torch.device) -> MeanPower:
+        """Of a GPU, where NVML is installed and counts its energy (Volta and later); unknown for a CPU, whose counters are not one rank's."""
+        return cls(_energy_counter(device) or (lambda: None))
+
+    def start(self) -> None:
+        """Forgets what was used so far."""
+        self._joules, self._began_s = self._read(), self._clock()
+
+    def watts(self) -> float | None:
+        """Mean since `start`; None where it is not known."""
+        now, elapsed_s = self._read(), self._clock() - self._began_s
+        if now is None or self._joules is None or elapsed_s <= 0 or now < self._joules:
+            return None
+        return (now - self._joules) / elapsed_s
+
+
 def device_readings(device: torch.device) -> dict[str, float]:
-    """What the GPU's own counters say of the last moments: shares of time with a kernel running and with memory in use, and power.
+    """What the GPU's own counters say of the last moments: shares of time with a kernel running and with memory in use.
 
     Empty on a CPU, and where NVML is not installed.
     """
@@ -68,8 +96,26 @@ def device_readings(device: torch.device) -> dict[str, float]:
     return {
         "sm": torch.cuda.utilization(device) / 100,
         "memory_bandwidth": torch.cuda.memory_usage(device) / 100,
-        "power_watts": torch.cuda.power_draw(device) / 1000,
     }
+
+
+def _energy_counter(device: torch.device) -> Callable[[], float | None] | None:
+    if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
+        return None
+    import pynvml
+
+    def joules() -> float | None:
+        try:
+            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+        except pynvml.NVMLError:
+            return None
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except pynvml.NVMLError:
+        return None
+    return joules
 
 
 def _reset_high_water() -> bool:

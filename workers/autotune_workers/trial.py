@@ -21,7 +21,7 @@ from autotune.ports import TrialRequest
 from autotune.reward import NoiseScale, noise_scale
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig
 from autotune.stopping import trial_verdict
-from autotune_workers.measure import PeakMemory, device_readings, release, synchronize
+from autotune_workers.measure import MeanPower, PeakMemory, device_readings, release, synchronize
 from autotune_workers.mesh import RankContext, destroy_groups, line_up, living_groups
 from autotune_workers.profile import profile_step
 from autotune_workers.training import Outcome, Training, part_size
@@ -116,6 +116,7 @@ class _Attempt:
         self._setup_s = 0.0
         self._began_s = time.perf_counter()
         self._memory = PeakMemory(context.device)
+        self._power = MeanPower.of(context.device)
 
     def run(self) -> TrialResult:
         self._memory.start()
@@ -124,6 +125,8 @@ class _Attempt:
         synchronize(self._context.device)
         self._setup_s = time.perf_counter() - self._began_s
         while True:
+            if len(self._steps) <= self._request.measure.warmup_steps:
+                self._power.start()
             step = self._step(training, len(self._steps))
             self._steps.append(step)
             asked_to_stop = not self._report(step)
@@ -183,10 +186,11 @@ class _Attempt:
         return code > 0, {2: verdict.reason, 3: "the runner asked for it"}.get(code, "")
 
     def _peaks(self) -> dict[str, Any]:
-        """Peak memory of all ranks, and readings of the device."""
+        """Peak memory of all ranks, their mean power, and readings of the device."""
         device = self._context.device
-        peak, reserved = self._memory.bytes(), self._memory.reserved_bytes()
-        mine = torch.tensor([-1 if peak is None else peak, reserved or 0], dtype=torch.int64, device=device)
+        peak, reserved, watts = self._memory.bytes(), self._memory.reserved_bytes(), self._power.watts()
+        told = [-1 if peak is None else peak, reserved or 0, -1 if watts is None else round(1e3 * watts)]
+        mine = torch.tensor(told, dtype=torch.int64, device=device)
         everyone = [torch.empty_like(mine) for _ in range(self._context.world_size)]
         dist.all_gather(everyone, mine)
         peaks = [int(x[0]) for x in everyone]
@@ -194,6 +198,9 @@ class _Attempt:
         readings = device_readings(device)
         if reserved is not None:
             readings["reserved_memory_bytes"] = float(max(int(x[1]) for x in everyone))
+        milliwatts = [int(x[2]) for x in everyone]
+        if min(milliwatts) >= 0:
+            readings["power_watts"] = sum(milliwatts) / len(milliwatts) / 1e3
         return {
             "peak_memory_bytes": float(max(peaks)) if known else None,
             "rank_peak_memory_bytes": tuple(float(p) for p in peaks) if known else (),
