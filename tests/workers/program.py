@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 HELD: list[bytes] = []
 
@@ -48,9 +49,12 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--jitter", type=float, default=0.0)
+    parser.add_argument("--group", default="", help="file of a memory group to enter")
     parser.add_argument("--fault", default="")
     arguments = parser.parse_args()
     kind, _, at = arguments.fault.partition("@")
+    if arguments.group:
+        Path(arguments.group).write_text(str(os.getpid()))
     print(f"settings {sorted(name for name in os.environ if name.startswith('AUTOTUNE_'))}", flush=True)
     for step in range(arguments.steps):
         if kind and step == int(at):

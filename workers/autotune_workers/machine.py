@@ -10,9 +10,11 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+OOM_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
+"""of the machine, and of this process's memory group where it is the root of what it sees, as in a container"""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -44,10 +46,13 @@ def status_bytes(key: str, pid: int | str = "self") -> int | None:
     return None
 
 
-def oom_kills() -> int:
-    """Processes that the kernel's out-of-memory killer has ended so far, in this cgroup and on the whole machine."""
+def oom_kills(counters: Sequence[Path] = OOM_COUNTERS) -> int:
+    """How often the kernel's out-of-memory killer has struck so far, as far as these files tell; only a rise means something.
+
+    They do not tell whom: that a SIGKILL beside a rise was its work is an inference (see `verdict.of_death`).
+    """
     count = 0
-    for path in (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events")):
+    for path in counters:
         with contextlib.suppress(OSError, ValueError):
             for line in path.read_text().splitlines():
                 if line.startswith("oom_kill "):
