@@ -1,22 +1,33 @@
-"""How soon a study goes on after SIGKILL of its controller: from the start of `tune` on the same spec to the next trial's start.
+"""How soon a study goes on after SIGKILL of its controller: to the study being open again, and to the next trial's start.
 
     python -m tests.benchmarks.recovery [REPEATS]
 
-The killed controller is a process of its own on this machine, with its study in an SQLite file and the simulated runner.
+The killed controller is a process of its own on this machine, with its study in an SQLite file and the simulated runner. Three successors:
+
+    tune again      a new process, as a person starts it at a terminal: from the kill, with the start of Python and all imports
+    warm process    `tune` in a process that has imported everything
+    supervisor      that of the service, which notices the death itself: from the kill, with its waits
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from autotune import wiring
 from autotune.progress import LoopEvent, StudyOpened, TrialStarted
+from autotune.service.launcher import ProcessLauncher
+from autotune.service.supervisor import Supervisor
+from autotune.store import open_store
 
 SPEC = {
     "name": "recovery",
@@ -35,37 +46,97 @@ wiring.tune(json.loads(sys.argv[1]), store=sys.argv[2], on_event=lambda e: print
 """
 
 
-def once(folder: Path) -> tuple[float, float]:
-    """Kills a controller in its fifth trial; seconds to (the study being open again, the next trial's start)."""
-    url, spec = str(folder / "results.db"), json.dumps(SPEC)
-    child = subprocess.Popen([sys.executable, "-c", CHILD, spec, url], stdout=subprocess.PIPE, text=True)
-    try:
-        assert child.stdout is not None
-        started = 0
-        while started < 5:
-            started += child.stdout.readline().startswith("TrialStarted")
-    finally:
-        child.kill()
-        child.wait()
-    began, seen = time.monotonic(), dict[type, float]()
+OPENED, STARTED = StudyOpened.__name__, TrialStarted.__name__
+
+
+@contextlib.contextmanager
+def child(url: str) -> Iterator[Callable[[str], None]]:
+    """A controller process; what is yielded waits until it says a word. It is killed at the end."""
+    argv = [sys.executable, "-c", CHILD, json.dumps(SPEC), url]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = process.stdout
+
+        def wait_for(word: str) -> None:
+            while (line := lines.readline().strip()) != word:
+                if not line:
+                    raise RuntimeError("the controller ended by itself")
+
+        try:
+            yield wait_for
+        finally:
+            process.kill()
+
+
+def kill_in_fifth_trial(url: str) -> float:
+    """The moment of the kill, in monotonic seconds."""
+    with child(url) as wait_for:
+        for _ in range(5):
+            wait_for(STARTED)
+        return time.monotonic()
+
+
+def tune_again(folder: Path) -> tuple[float, float]:
+    """Seconds from the kill to (the study being open again, the next trial's start)."""
+    url = str(folder / "results.db")
+    began = kill_in_fifth_trial(url)
+    with child(url) as wait_for:
+        wait_for(OPENED)
+        opened = time.monotonic() - began
+        wait_for(STARTED)
+        return opened, time.monotonic() - began
+
+
+def in_warm_process(folder: Path) -> tuple[float, float]:
+    """The same in this process."""
+    url, seen = str(folder / "results.db"), dict[str, float]()
+    kill_in_fifth_trial(url)
+    began = time.monotonic()
 
     def hear(event: LoopEvent) -> None:
-        seen.setdefault(type(event), time.monotonic() - began)
+        seen.setdefault(type(event).__name__, time.monotonic() - began)
 
     wiring.tune(SPEC, store=url, on_event=hear)
-    return seen[StudyOpened], seen[TrialStarted]
+    return seen[OPENED], seen[STARTED]
+
+
+def under_supervisor(folder: Path) -> tuple[float, float]:
+    """The same when a supervisor has the study; its process is killed. Times are those of the history."""
+    url = str(folder / "results.db")
+    store = open_store(url)
+    study = wiring.submit_study(store, wiring.load_study(SPEC), SPEC).id
+    supervisor = Supervisor(store, ProcessLauncher(folder / "logs", store_url=url), max_studies=1, grace_s=5.0)
+    supervisor.start()
+    try:
+        while sum(e.kind == "trial.started" for e in store.events(study)) < 5:
+            time.sleep(0.02)
+        lease = store.holder(study)
+        assert lease is not None
+        began, before = time.time(), len(store.events(study))
+        os.kill(int(lease.owner.split(":")[1]), signal.SIGKILL)
+        while not (again := [e for e in store.events(study, after=before) if e.kind == "trial.started"]):
+            time.sleep(0.02)
+        claimed = next(e for e in store.events(study, after=before) if e.kind == "study.claimed")
+        return claimed.at.timestamp() - began, again[0].at.timestamp() - began
+    finally:
+        wiring.act(store, study, "cancel")
+        supervisor.close()
+        store.close()
 
 
 def main() -> None:
     """Prints the table."""
-    rows = []
-    for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 5):
-        with tempfile.TemporaryDirectory() as folder:
-            rows.append(once(Path(folder)))
-    opened, started = zip(*rows, strict=True)
-    print("| from `tune` to | median | worst |\n|---|---|---|")
-    print(f"| study claimed, read and replayed | {statistics.median(opened):.2f} s | {max(opened):.2f} s |")
-    print(f"| next trial started | {statistics.median(started):.2f} s | {max(started):.2f} s |")
+    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    print("| successor | study claimed, median | worst | next trial started, median | worst |\n|---|---|---|---|---|")
+    for name, once in (("tune again", tune_again), ("warm process", in_warm_process), ("supervisor", under_supervisor)):
+        rows = []
+        for _ in range(repeats):
+            with tempfile.TemporaryDirectory() as folder:
+                rows.append(once(Path(folder)))
+        cells = [
+            f"{value:.2f} s" for column in zip(*rows, strict=True) for value in (statistics.median(column), max(column))
+        ]
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -362,6 +362,8 @@ def play_all(
             if schedule is None:
                 return played
             played.append(play(schedule, place(schedule), folder / str(schedule.seed)))
+            with lock, (folder / "played").open("a") as file:
+                file.write(f"{played[-1]}\n")  # what a long run that is cut short leaves behind
 
     forkserver()
     chosen = list(places)

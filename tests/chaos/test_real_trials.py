@@ -40,7 +40,7 @@ def disturbed(seed: int, runner: dict[str, Any]) -> Schedule:
     """One to three disturbances of five trials."""
     draw = random.Random(seed)
     disturbances = [
-        Disturbance(kind=draw.choice(KINDS), after=draw.randrange(1, 5), for_s=0.5, jump_s=draw.choice((-60.0, 60.0)))
+        Disturbance(kind=draw.choice(KINDS), after=draw.randrange(3, 8), for_s=0.5, jump_s=draw.choice((-60.0, 60.0)))
         for _ in range(draw.randrange(1, 4))
     ]
     return Schedule(
