@@ -87,16 +87,20 @@ class MeanPower:
 
 
 def device_readings(device: torch.device) -> dict[str, float]:
-    """What the GPU's own counters say of the last moments: shares of time with a kernel running and with memory in use.
+    """What NVML says of the last moments: shares of time in which any kernel ran (`sm`) and any memory was read or written (`memory_bandwidth`).
 
-    Empty on a CPU, and where NVML is not installed.
+    Neither says how much of the SMs or of the bandwidth was used. Empty on a CPU, where NVML is not installed, and where the GPU does not
+    tell (a slice of a GPU does not): a reading is never worth a trial.
     """
     if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
         return {}
-    return {
-        "sm": torch.cuda.utilization(device) / 100,
-        "memory_bandwidth": torch.cuda.memory_usage(device) / 100,
-    }
+    try:
+        return {
+            "sm": torch.cuda.utilization(device) / 100,
+            "memory_bandwidth": torch.cuda.memory_usage(device) / 100,
+        }
+    except Exception:  # NVML's errors are made at run time and have no common base that can be named here
+        return {}
 
 
 def _energy_counter(device: torch.device) -> Callable[[], float | None] | None:
