@@ -82,10 +82,14 @@ class ClusterSpec:
     """link between GPUs of one node"""
     inter_node: LinkSpec = field(default_factory=lambda: LinkSpec(latency_s=10e-6, bytes_per_s=25e9))
     """link between GPUs of two nodes"""
+    cores_per_node: int | None = None
+    """cores that the ranks of a node share where ranks are processes on the CPU; None where that is not known"""
 
     def __post_init__(self) -> None:
         positive_int("num_nodes", self.num_nodes, at_most=1 << 20)
         positive_int("gpus_per_node", self.gpus_per_node, at_most=1 << 12)
+        if self.cores_per_node is not None:
+            positive_int("cores_per_node", self.cores_per_node, at_most=1 << 16)
 
     @property
     def num_gpus(self) -> int:
