@@ -73,17 +73,23 @@ def local_cluster() -> ClusterSpec:
     """This machine: its CUDA GPUs where it has any, else ranks on the CPU."""
     devices = cuda_devices()
     if not devices:
-        return cpu_cluster(memory_bytes())
+        return cpu_cluster(memory_bytes(), cores=_cores())
     alike = [device for device in devices if device.name == devices[0].name]
     return cluster_of(gpu_of(devices[0]), num_nodes=1, gpus_per_node=len(alike))
 
 
-def cpu_cluster(memory: int, *, max_ranks: int = MAX_CPU_RANKS) -> ClusterSpec:
-    """As many CPU ranks as memory allows (a power of two, `max_ranks` at most), each with an even share of it."""
+def cpu_cluster(memory: int, *, max_ranks: int = MAX_CPU_RANKS, cores: int | None = None) -> ClusterSpec:
+    """As many CPU ranks as memory allows (a power of two, `max_ranks` at most), each with an even share of it; they share `cores`."""
     ranks = max_ranks
     while ranks > 1 and memory // ranks < MIN_RANK_BYTES:
         ranks //= 2
-    return cluster_of(replace(gpu("cpu"), memory_bytes=float(memory // ranks)), num_nodes=1, gpus_per_node=ranks)
+    share = replace(gpu("cpu"), memory_bytes=float(memory // ranks))
+    return replace(cluster_of(share, num_nodes=1, gpus_per_node=ranks), cores_per_node=cores)
+
+
+def _cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cuda_devices() -> list[CudaDevice]:

@@ -43,7 +43,7 @@ class Calibration:
     attention_efficiency: float = 0.40
     """fraction of the peak FLOP/s in attention's scores and values"""
     score_bytes: float = 0.0
-    """bytes moved per attention score by kernels that keep the score matrix in memory; 0 for FlashAttention"""
+    """bytes moved per attention score by kernels that keep the score matrix in memory, in the precisions for which the trainer's traits say so"""
     memory_efficiency: float = 0.75
     """fraction of the memory bandwidth in element-wise kernels"""
     layer_host_s: float = 1.5e-3
@@ -76,8 +76,13 @@ class Calibration:
     """ranks of a node that run at full speed at once, beyond which they share its cores; 0 means all (every rank has its own device)"""
     activation_factor: float = 1.0
     """activations, as a multiple of those counted"""
+    waiting_in_layer: float = 0.0
+    """whole (gathered) inputs per layer and micro-batch in flight that tensor parallelism has freed, but that stay reserved until the communication
+    stream is done with them, as long as the host runs ahead"""
+    waiting_at_head: float = 0.0
+    """the same in the output projection and the loss"""
     buffer_bytes: float = 1.0
-    """temporary buffers of reductions and of the optimizer, bytes per weight on the rank"""
+    """temporary buffers of the data-parallel reduction, bytes per weight on the rank"""
     framework_bytes: float = 0.5e9
     """workspace of kernels and collectives that the allocator counts, bytes"""
     usable_fraction: float = 0.9
@@ -160,6 +165,8 @@ _MAY_BE_ZERO = (
     "pipelined_tensor_host_s",
     "score_bytes",
     "half_size",
+    "waiting_in_layer",
+    "waiting_at_head",
 )
 
 
@@ -172,6 +179,8 @@ SOFTWARE = (
     "data_overlap",
     "score_bytes",
     "activation_factor",
+    "waiting_in_layer",
+    "waiting_at_head",
     "buffer_bytes",
     "framework_bytes",
     "usable_fraction",
@@ -190,9 +199,12 @@ def calibration_for(workload: Workload) -> Calibration:
 
     1. fitted on measurements of this pair; 2. for a pair without measurements, the GPU family's hardware constants with the trainer's
     software constants, as far as each is known from other pairs; 3. the geometric mean of all pairs over the datasheet's figures.
-    Errors are wider in that order.
+    Errors are wider in that order. Ranks on the CPU share the cores that the cluster names.
     """
-    return known_constants(workload.cluster.gpu.name, workload.trainer)
+    constants = known_constants(workload.cluster.gpu.name, workload.trainer)
+    if workload.cluster.gpu.is_cpu and workload.cluster.cores_per_node:
+        return replace(constants, full_speed_ranks=float(workload.cluster.cores_per_node))
+    return constants
 
 
 def known_constants(gpu: str, trainer: str) -> Calibration:

@@ -7,6 +7,7 @@ reads and writes per FLOP, the roofline's two terms added up (Williams et al., C
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.flops import head_flops, layer_attention_flops, layer_matmuls
@@ -59,16 +60,16 @@ def layer_forward_s(
         flops = 2.0 * layout.tokens * visits * n * k
         matmuls = matmuls + flops * seconds_per_flop * (1.0 + constants.half_size * (1.0 / m + 1.0 / n + 1.0 / k))
     size = element_bytes(table)
-    kept = constants.score_bytes > 0
-    scores = layout.tokens * layer_attention_flops(model, workload.seq_len, causal=not kept) / layout.tp
-    if kept:  # plain matmuls over the whole matrix, and kernels that read and write it
+    scores = layout.tokens * layer_attention_flops(model, workload.seq_len) / layout.tp
+    half_precision = np.minimum(peak, half_peak)
+    attention = scores / (half_precision * constants.attention_efficiency)
+    kept = keeps_scores(table, constants, traits)
+    if kept.any():  # plain matmuls over the whole matrix, and kernels that read and write it
         elements = layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
-        moved_scores = elements * constants.score_bytes * size / 2.0
-        attention = scores / (np.minimum(peak, half_peak) * constants.matmul_efficiency) + moved_scores / (
-            gpu.memory_bytes_per_s * constants.memory_efficiency
-        )
-    else:
-        attention = scores / (np.minimum(peak, half_peak) * constants.attention_efficiency)
+        read_and_written = elements * constants.score_bytes * size / 2.0
+        plain = 2.0 * scores / (half_precision * constants.matmul_efficiency)
+        plain = plain + read_and_written / (gpu.memory_bytes_per_s * constants.memory_efficiency)
+        attention = np.where(kept, plain, attention)
     cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
     inner = (model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim * 2.0
     inner = inner + (3.0 if model.gated_mlp else 2.0) * model.ffn_hidden_size * max(1, model.experts_per_token)
@@ -89,6 +90,21 @@ def head_step_s(
     loss = 20.0 * layout.tokens * width / (gpu.memory_bytes_per_s * constants.memory_efficiency)
     peak = np.minimum(peak_flops_per_s(workload, table), peak_of(workload, "bf16"))  # fp8 leaves the head in 16 bits
     return matmul / (peak * constants.matmul_efficiency) + loss
+
+
+def keeps_scores(table: ConfigTable, constants: Calibration, traits: Traits) -> NDArray[np.bool_]:
+    """Rows whose attention keeps the score matrix in memory, which FlashAttention does not."""
+    old = np.zeros(len(table), dtype=bool)
+    if constants.score_bytes > 0:
+        for precision in traits.scores_kept_in:
+            old |= table.is_word("precision", precision)
+    return old
+
+
+def layer_host_s(layout: Layout, constants: Calibration) -> Column:
+    """Seconds of the host for launching one layer's forward and backward pass for one micro-batch."""
+    both = (layout.tp > 1) & (layout.pp > layout.stages_per_node)
+    return constants.layer_host_s + np.where(both, constants.pipelined_tensor_host_s * layout.tp, 0.0)
 
 
 def no_sooner_than(kernels: Column, host: Column) -> Column:

@@ -11,7 +11,7 @@ import numpy as np
 from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.flops import model_flops_per_token
 from autotune.cost.layout import layout_of
-from autotune.cost.memory import memory_parts
+from autotune.cost.memory import fullest, rank_memories
 from autotune.cost.stages import stages_of
 from autotune.cost.step import time_parts
 from autotune.cost.traits import traits_of
@@ -62,8 +62,8 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     layout = layout_of(workload, table)
     stages = stages_of(workload.model, layout.pp, traits.split)
     times = time_parts(workload, table, layout, stages, constants, traits)
-    memory = memory_parts(workload, table, layout, stages, constants, traits)
-    step, peak = times.total, memory.total
+    memory = fullest(rank_memories(workload, table, layout, stages, constants, traits))
+    step, peak = times.total, memory.parts.total
     tokens = table.global_batch_size * float(workload.seq_len)
     per_gpu = tokens / step / layout.world
     gpu = workload.cluster.gpu
@@ -82,8 +82,8 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
         peak_memory_bytes=peak,
         peak_memory_low_bytes=memory_low,
         peak_memory_high_bytes=memory_high,
-        memory_parts_bytes=memory,
-        oom_probability=exceeds(peak, gpu.memory_bytes * constants.usable_fraction, constants.memory_sigma),
+        memory_parts_bytes=memory.parts,
+        oom_probability=exceeds(memory.needed, gpu.memory_bytes * constants.usable_fraction, constants.memory_sigma),
     )
 
 

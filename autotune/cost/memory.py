@@ -2,16 +2,20 @@
 
 States follow ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): weights, gradients, and optimizer states with master weights, each sharded over
 the data-parallel ranks from its stage on. Activations follow Korthikanti et al. (arXiv 2205.05198, section 4), times the micro-batches in flight.
-The first, the fullest middle and the last rank are counted, and the largest sum is the peak. Neglected: fragmentation within the allocator (it
+The first, the fullest middle and the last rank are counted. The peak is what the allocator reserves; less of it must fit at once, because
+memory that only waits for the communication stream is handed out again before a run fails. Neglected: fragmentation within the allocator (it
 is in `usable_fraction`), dropout masks, and what a capacity factor drops or pads in experts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
 import numpy as np
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.compute import element_bytes
+from autotune.cost.compute import CORNER, element_bytes, keeps_scores, layer_forward_s, layer_host_s
 from autotune.cost.layout import Column, Layout
 from autotune.cost.parameters import edge_weights, layer_weights
 from autotune.cost.pipeline import in_flight
@@ -20,10 +24,25 @@ from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, MemoryParts, Workload
 
 
-def memory_parts(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Peak bytes of one rank of the pipeline, of every row."""
+
+    parts: MemoryParts
+    """by cause; what waits for the communication stream is part of `framework`"""
+    waiting: Column
+    """bytes of it that the allocator could hand out again before it failed"""
+
+    @property
+    def needed(self) -> Column:
+        """Bytes that must fit at once."""
+        return np.asarray(self.parts.total - self.waiting)
+
+
+def rank_memories(
     workload: Workload, table: ConfigTable, layout: Layout, stages: Stages, constants: Calibration, traits: Traits
-) -> MemoryParts:
-    """Peak bytes by cause, of every row: those of the rank (first, middle or last) whose sum is largest."""
+) -> tuple[RankMemory, RankMemory, RankMemory]:
+    """The first, the fullest middle and the last rank; they are one and the same without a pipeline."""
     model = workload.model
     size = element_bytes(table)
     mixed = size < 4
@@ -40,46 +59,68 @@ def memory_parts(
     kept, once = _activation_bytes(workload, table, layout, constants, traits)
     cut = layout.tp if traits.vocab_parallel else np.ones_like(layout.tp)
     logits = layout.tokens * model.vocab_size / cut * (traits.logit_bytes + size - 2.0)
-    whole = np.where(layout.sequence_parallel, layout.tokens * size * model.hidden_size, 0.0)
-    at_head = whole * traits.gathered_at_head
-
-    best: dict[str, np.ndarray] | None = None
+    whole = _waiting_bytes(workload, table, layout, constants, traits)
+    usable = workload.cluster.gpu.memory_bytes * constants.usable_fraction
     alone = layout.pp == 1
-    ranks = (
-        (
-            np.zeros_like(layout.pp),
-            stages.first,
-            embedding + np.where(alone, projection, 0.0),
-            np.where(alone, 1.0, 0.0),
-        ),
-        (np.minimum(1.0, layout.pp - 1), stages.middle, np.zeros_like(embedding), np.zeros_like(logits)),
-        (layout.pp - 1, stages.last, projection + np.where(alone, embedding, 0.0), np.ones_like(logits)),
-    )
-    for rank, layers, edge, has_head in ranks:
+
+    def at(rank: Column, layers: Column, edge: Column, has_head: Column) -> RankMemory:
         count = layers * (dense + experts) + edge
         sharded = (layers * dense + edge) / shards + layers * experts / np.maximum(shards / layout.ep, 1.0)
         held = in_flight(table, layout, rank)
         saved = held * layers * kept + np.where(layers > 0, once, 0.0)
+        # ZeRO-3 gathers a layer while the one before it is still in use, and reduces its gradients whole
+        working = np.where(at_three, 3.0 * size * np.maximum(dense + experts, edge), 0.0)
+        reduced = np.where(shards > 1, constants.buffer_bytes * np.where(at_three, sharded, count), 0.0)
         parts = {
             "weights": weight_bytes * np.where(at_three, sharded, count),
             "gradients": gradient_bytes * np.where(at_two, sharded, count),
             "optimizer": state_bytes * np.where(at_one, sharded, count),
-            "activations": constants.activation_factor * saved
-            + held * layers * traits.gathered_inputs * whole
-            + has_head * at_head,
+            "activations": constants.activation_factor * saved,
             "logits": has_head * held * logits,
         }
-        # ZeRO-3 gathers a layer while the one before it is still in use, and reduces its gradients whole
-        working = 3.0 * size * np.maximum(dense + experts, edge)
-        buffers = constants.buffer_bytes * np.where(at_three, sharded, count) + np.where(at_three, working, 0.0)
-        parts["framework"] = constants.framework_bytes + buffers
-        if best is None:
-            best = parts
-        else:
-            more = sum(parts.values()) > sum(best.values())
-            best = {name: np.where(more, parts[name], best[name]) for name in parts}
-    assert best is not None  # there are three ranks
-    return MemoryParts(**best)
+        framework = constants.framework_bytes + reduced + working
+        freed = (constants.waiting_in_layer * held * layers + constants.waiting_at_head * has_head) * whole
+        waiting = np.minimum(freed, np.maximum(usable - framework - sum(parts.values()), 0.0))
+        return RankMemory(parts=MemoryParts(**parts, framework=framework + waiting), waiting=waiting)
+
+    nothing = np.zeros_like(layout.pp)
+    first = at(nothing, stages.first, embedding + np.where(alone, projection, 0.0), np.where(alone, 1.0, 0.0))
+    middle = at(np.minimum(1.0, layout.pp - 1), stages.middle, nothing, nothing)
+    last = at(layout.pp - 1, stages.last, projection + np.where(alone, embedding, 0.0), np.ones_like(logits))
+    return first, middle, last
+
+
+def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
+    """Of every row, the rank that needs most at once."""
+    best = ranks[0]
+    for other in ranks[1:]:
+        more = other.needed > best.needed
+        chosen = {
+            f.name: np.where(more, getattr(other.parts, f.name), getattr(best.parts, f.name))
+            for f in fields(MemoryParts)
+        }
+        best = RankMemory(parts=MemoryParts(**chosen), waiting=np.where(more, other.waiting, best.waiting))
+    return best
+
+
+def _waiting_bytes(
+    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
+) -> Column:
+    """Bytes of one whole input, times the share of such inputs that wait for the communication stream after they are freed.
+
+    A tensor that another stream used is handed out again only when that stream has passed it (`Tensor.record_stream`), so the farther the host runs
+    ahead of the device, the more of them are reserved. Without a pipeline nothing stops the host until the step ends. With one, the first rank
+    launches p - 1 micro-batches before it waits; it runs ahead if their kernels take longer than one layer's launch. A step of one
+    micro-batch ends where the next would pile up: half.
+    """
+    if constants.waiting_in_layer == 0 and constants.waiting_at_head == 0:
+        return np.zeros_like(layout.tp)
+    whole = np.where(layout.sequence_parallel, layout.tokens * element_bytes(table) * workload.model.hidden_size, 0.0)
+    kernels = sum(layer_forward_s(workload, table, layout, constants, traits))
+    host = layer_host_s(layout, constants) / 3.0
+    ratio = (kernels * np.maximum(layout.pp - 1.0, 1.0) / np.maximum(host, 1e-9)) ** CORNER
+    ahead = np.where(layout.pp > 1, ratio / (1.0 + ratio), 1.0)
+    return whole * ahead * np.where(layout.accumulation > 1, 1.0, 0.5)
 
 
 def _activation_bytes(
@@ -100,9 +141,8 @@ def _activation_bytes(
     outer = (4.0 if traits.fused else 6.0) * h
     inner = (2.0 if traits.fused else 3.0) * (q + kv) + (traits.gated_kept if model.gated_mlp else 2.0) * f
     saved = layout.tokens * size * (outer / cut + inner / layout.tp)
-    scores = np.zeros_like(saved)
-    if constants.score_bytes > 0:
-        scores = 2.5 * size * layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
+    score_matrix = 2.5 * size * layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
+    scores = np.where(keeps_scores(table, constants, traits), score_matrix, 0.0)
     full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
     boundary = layout.tokens * size * h / cut
     kept = np.where(full, boundary, np.where(selective, saved, saved + scores))

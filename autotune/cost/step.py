@@ -6,7 +6,15 @@ import numpy as np
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.collectives import send_time_s
-from autotune.cost.compute import element_bytes, exposed, head_step_s, layer_forward_s, no_sooner_than
+from autotune.cost.compute import (
+    element_bytes,
+    exposed,
+    head_step_s,
+    keeps_scores,
+    layer_forward_s,
+    layer_host_s,
+    no_sooner_than,
+)
 from autotune.cost.layout import Layout
 from autotune.cost.parameters import edge_weights, layer_weights
 from autotune.cost.pipeline import bubble_time_s
@@ -29,7 +37,7 @@ def time_parts(
     full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
     passes = np.where(full, 4.0, 3.0)
     # FlashAttention's backward pass computes the scores again: 2.5 forwards (Dao, arXiv 2307.08691)
-    backward_scores = 2.0 if constants.score_bytes > 0 else 2.5
+    backward_scores = np.where(keeps_scores(table, constants, traits), 2.0, 2.5)
     score_passes = backward_scores + np.where(full | selective, 2.0, 1.0)
     kernels = passes * (matmuls + moved) + score_passes * attention
     rounds = np.where(full, 3.0, 2.0)  # forward, backward, and the forward again
@@ -37,8 +45,7 @@ def time_parts(
     context = (rounds + 1.0) * context_layer_s(workload, table, layout, constants)
     expert = rounds * expert_layer_s(workload, table, layout, constants)
 
-    both = (layout.tp > 1) & (layout.pp > layout.stages_per_node)
-    host = constants.layer_host_s + np.where(both, constants.pipelined_tensor_host_s * layout.tp, 0.0)
+    host = layer_host_s(layout, constants)
     device = kernels + tensor + context + expert
     layer = kernels + no_sooner_than(device, host * passes / 3.0) - device
     head = head_step_s(workload, table, layout, constants, traits)
@@ -64,7 +71,8 @@ def time_parts(
     send = constants.send_host_s + send_time_s(inside, boundary, cluster, constants)
     sends = np.where(layout.pp > 1, 2.0 * layout.virtual * m + 2.0 * (layout.pp - 1.0), 0.0)
 
-    weights = layers * dense + np.maximum(embedding, projection)
+    ends = np.where(layout.pp == 1, embedding + projection, np.maximum(embedding, projection))
+    weights = layers * dense + ends
     once, each = data_step_s(workload, table, layout, constants, traits, weights, layers * experts, layers)
     backward = layers * kernels * 2.0 / 3.0
     exposed_once = exposed(once, backward, constants.data_overlap)

@@ -32,19 +32,15 @@ class Traits:
     """MLP widths that a gated MLP keeps: both inputs of the product, the activation and the product; 3 when a fused kernel computes it again"""
     logit_bytes: float = 10.0
     """bytes per logit that the loss keeps: the 16-bit output, its fp32 copy and its gradient"""
-    gathered_inputs: float = 0.0
-    """whole inputs per layer that sequence parallelism keeps for each micro-batch in flight; 0 where the backward pass gathers them again"""
-    gathered_at_head: float = 0.0
-    """whole inputs that it keeps in the output projection and the loss"""
+    scores_kept_in: tuple[str, ...] = ()
+    """precisions whose measurements are older than FlashAttention in this trainer, where `score_bytes` holds"""
     collectives_per_layer: float = 1.0
     """collectives into which ZeRO's gather (and its reduction) of one layer's weights is cut"""
 
 
 TRAITS = {
-    "nanotron": Traits(
-        split="by_cost", collectives_per_layer=6.0, logit_bytes=12.0, gathered_inputs=1.0, gathered_at_head=20.0
-    ),
-    "megatron": Traits(gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0),
+    "nanotron": Traits(split="by_cost", collectives_per_layer=6.0),
+    "megatron": Traits(gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0, scores_kept_in=("fp16",)),
     "deepspeed": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0),
     "torchtitan": Traits(master_weights=False, fused=False),
     "accelerate": Traits(master_weights=False, fused=False),

@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,10 @@ from scipy.stats import spearmanr
 import autotune.cost
 from autotune.cost import Calibration, estimate
 from autotune.cost.calibration import PHYSICAL, SOFTWARE
+from autotune.cost.layout import layout_of
+from autotune.cost.stages import stages_of
+from autotune.cost.step import time_parts
+from autotune.cost.traits import traits_of
 from tests.benchmarks import measurements
 from tests.benchmarks.measurements import Block
 
@@ -34,7 +40,9 @@ SPREAD = {
     "inter_efficiency": 0.4, "rails": 0.5, "inter_decay": 0.7, "latency_factor": 0.3, "hop_s": 1.0, "data_overlap": 0.4, "straggler": 0.7,
 }  # fmt: skip
 """Standard deviation of the log of each time constant about its prior."""
-MEMORY_SPREAD = {"activation_factor": 0.3, "buffer_bytes": 0.7, "framework_bytes": 0.7}
+MEMORY_SPREAD = {
+    "activation_factor": 0.1, "waiting_in_layer": 0.5, "waiting_at_head": 0.7, "buffer_bytes": 0.3, "framework_bytes": 0.7,
+}  # fmt: skip
 TIME_NOISE, MEMORY_NOISE = 0.05, 0.03
 """residuals beyond this count linearly, not squared"""
 FAMILIES = {"a100": ["a100-40gb", "a100-80gb"], "h100": ["h100-sxm", "h200-sxm"]}
@@ -94,7 +102,8 @@ def pairs() -> list[Pair]:
     return [
         Pair(
             name="h100/nanotron", source="nanotron_h100.csv", blocks=measurements.nanotron(), free=without(("fp8_factor",)),
-            given={"usable_fraction": 0.86}, unsure=0.0, near=3.0,
+            given={"usable_fraction": 0.84, "waiting_in_layer": 1.5, "waiting_at_head": 15.0, "buffer_bytes": 2.0},
+            unsure=0.0, near=3.0,
         ),
         Pair(
             name="a100/megatron", source="vtrain_single_node_a100.csv", blocks=measurements.vtrain(),
@@ -130,11 +139,18 @@ def running(blocks: Sequence[Block], near: float) -> list[Block]:
     return kept
 
 
+def predicted_speed(block: Block, constants: Calibration) -> np.ndarray:
+    """Tokens/s per GPU of every row, as `estimate` has it; without the memory, which a fit of time constants does not need."""
+    workload, table, traits = block.workload, block.table, traits_of(block.workload.trainer)
+    layout = layout_of(workload, table)
+    stages = stages_of(workload.model, layout.pp, traits.split)
+    step = time_parts(workload, table, layout, stages, constants, traits).total
+    return table.global_batch_size * float(workload.seq_len) / (step * layout.world)
+
+
 def time_errors(blocks: Sequence[Block], constants: Calibration) -> np.ndarray:
     """log(measured / predicted speed) of every row."""
-    return np.concatenate([
-        np.log(b.tokens_per_s_per_gpu / estimate(b.workload, b.table, calibration=constants).tokens_per_s_per_gpu) for b in blocks
-    ])  # fmt: skip
+    return np.concatenate([np.log(b.tokens_per_s_per_gpu / predicted_speed(b, constants)) for b in blocks])
 
 
 def memory_errors(blocks: Sequence[Block], constants: Calibration) -> np.ndarray:
@@ -143,8 +159,8 @@ def memory_errors(blocks: Sequence[Block], constants: Calibration) -> np.ndarray
     for b in blocks:
         known = np.isfinite(b.peak_memory_bytes)
         if known.any():
-            peak = estimate(b.workload, b.table, calibration=constants).peak_memory_bytes
-            rows.append(np.log(b.peak_memory_bytes[known] / np.asarray(peak)[known]))
+            peak = np.asarray(estimate(b.workload, b.table, calibration=constants).peak_memory_bytes)
+            rows.append(np.log(b.peak_memory_bytes[known] / peak[known]))
     return np.concatenate(rows) if rows else np.empty(0)
 
 
@@ -190,7 +206,8 @@ def fit_memory(constants: Calibration, blocks: Sequence[Block]) -> Calibration:
     rows = [b for b in rows if len(b.table)]
     if not rows:
         return constants
-    return _fit(lambda c: memory_errors(rows, c), constants, MEMORY_SPREAD, MEMORY_NOISE, 1.0)[0]
+    spread = {n: v for n, v in MEMORY_SPREAD.items() if getattr(constants, n) > 0}
+    return _fit(lambda c: memory_errors(rows, c), constants, spread, MEMORY_NOISE, 1.0)[0]
 
 
 def fit(pair: Pair, blocks: Sequence[Block]) -> Calibration:
@@ -198,13 +215,15 @@ def fit(pair: Pair, blocks: Sequence[Block]) -> Calibration:
     return fit_memory(fit_time(pair, blocks), blocks)
 
 
-def held_out(pair: Pair, key: Callable[[Block], np.ndarray]) -> list[tuple[Block, Calibration]]:
-    """Every row once, with constants that were fitted without any row of the same `key` (a model, a GPU count)."""
+def held_out(
+    pair: Pair, key: Callable[[Block], np.ndarray], run: Callable[..., Iterable[Calibration]] = map
+) -> list[tuple[Block, Calibration]]:
+    """Every row once, with constants that were fitted without any row of the same `key` (a model, a GPU count); `run` is `map` or a pool's."""
+    values = sorted({v for b in pair.blocks for v in key(b).tolist()})
+    rests = [[b.take(rows) for b in pair.blocks if len(rows := np.flatnonzero(key(b) != v))] for v in values]
     out = []
-    for value in sorted({v for b in pair.blocks for v in key(b).tolist()}):
-        rest = [b.take(np.where(key(b) != value)[0]) for b in pair.blocks]
-        constants = fit(pair, [b for b in rest if len(b.table)])
-        out += [(b.take(np.where(key(b) == value)[0]), constants) for b in pair.blocks if (key(b) == value).any()]
+    for value, constants in zip(values, run(fit, [pair] * len(values), rests), strict=True):
+        out += [(b.take(rows), constants) for b in pair.blocks if len(rows := np.flatnonzero(key(b) == value))]
     return out
 
 
@@ -255,6 +274,9 @@ class Choice:
     trials: list[int]
     failed: list[int]
     rank: list[float]
+    """Spearman correlation over all rows that ran, by cell"""
+    rank_near: list[float]
+    """the same over rows within a factor 2 of the cell's best"""
 
 
 def choosing(folds: Sequence[tuple[Block, Calibration]], *, least: int, within: float = 0.05) -> Choice:
@@ -266,7 +288,7 @@ def choosing(folds: Sequence[tuple[Block, Calibration]], *, least: int, within: 
             speed, failed = float(b.tokens_per_s_per_gpu[i]), bool(b.failed[i])
             row = (float(np.asarray(e.tokens_per_s_per_gpu)[i]), speed, failed, float(np.asarray(e.oom_probability)[i]))
             cells.setdefault(str(cell), []).append(row)
-    result = Choice([], [], [])
+    result = Choice([], [], [], [])
     for rows in cells.values():
         ran = [r for r in rows if not r[2]]
         if len(rows) < least or len(ran) < 2:
@@ -284,6 +306,7 @@ def choosing(folds: Sequence[tuple[Block, Calibration]], *, least: int, within: 
         near = [r for r in ran if r[1] * 2 >= best]
         if len(near) > 4:
             result.rank.append(float(spearmanr([r[0] for r in ran], [r[1] for r in ran])[0]))
+            result.rank_near.append(float(spearmanr([r[0] for r in near], [r[1] for r in near])[0]))
     return result
 
 
@@ -298,62 +321,80 @@ def sigma_of(errors: np.ndarray) -> float:
     return float(np.quantile(np.abs(errors), 0.9) / 1.645)
 
 
+def judged(
+    pair: Pair, previous: dict[str, float], quick: bool, pool: ProcessPoolExecutor
+) -> tuple[Calibration, list[str]]:
+    """The pair's constants with the widths of their error bars, and what is to be said about them."""
+    fitted = pool.submit(fit, pair, pair.blocks)
+    widths = {n: float(previous[n]) for n in ("time_sigma", "memory_sigma") if n in previous}
+    near = 2.0 if pair.near < 100 else 1e9
+    constants = fitted.result()
+    lines = [f"{pair.name}: fitted, median / p90 {percent(time_errors(running(pair.blocks, near), constants))}"]
+    if not quick:
+        models = held_out(pair, by_model, pool.map)
+        counts = held_out(pair, by_gpus, pool.map) if pair.near < 100 else []
+        for name, folds in (("model", models), ("GPU count", counts)):
+            if folds:
+                lines += time_table(name, folds, near, choose=pair.near < 100)
+        widths["time_sigma"] = max(sigma_of(errors_of(models, near)), 0.04)
+        peaks = np.concatenate([memory_errors([b], c) for b, c in models])
+        if len(peaks):
+            widths["memory_sigma"] = min(sigma_of(peaks), 0.15)
+            lines += memory_table("model", models, widths["memory_sigma"])
+            lines += memory_table("GPU count", counts, widths["memory_sigma"])
+    return replace(constants, **widths, comm_sigma=pair.unsure), lines
+
+
+def time_table(name: str, folds: Sequence[tuple[Block, Calibration]], near: float, choose: bool) -> list[str]:
+    """How well held-out step times were predicted, and what choosing by them costs."""
+    errors = errors_of(folds, near)
+    line = f"  held out by {name}: step time {percent(errors)}, 90% interval {100 * coverage(folds, near, errors):.0f}%"
+    if choose:
+        choice = choosing(folds, least=15)
+        line += (
+            f"; trials to within 5% {np.mean(choice.trials):.2f}, failed {np.mean(choice.failed):.2f},"
+            f" Spearman {np.median(choice.rank_near):.3f} (all rows {np.median(choice.rank):.3f}) over {len(choice.trials)} cells"
+        )
+    return [line]
+
+
+def memory_table(name: str, folds: Sequence[tuple[Block, Calibration]], sigma: float) -> list[str]:
+    """How well held-out peaks were predicted, and what the memory gate calls."""
+    errors = np.concatenate([memory_errors([b], c) for b, c in folds])
+    under = float(np.mean(errors > np.log(1.1)))
+    p, failed = gate([(b, replace(c, memory_sigma=sigma)) for b, c in folds])
+    lines = [
+        f"  held out by {name}: memory {percent(errors)}, under-predicted by more than 10%: {100 * under:.1f}%",
+        f"  called: {np.mean(p[failed] > 0.5):.3f} of failing, {np.mean(p[~failed] > 0.5):.4f} of running rows",
+    ]
+    for low, high in pairwise((0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 1.01)):
+        rows = (p >= low) & (p < high)
+        if rows.any():
+            lines.append(
+                f"    P(OOM) {low:.2f}-{min(high, 1):.2f}: {rows.sum():4d} rows, {np.mean(failed[rows]):.2f} failed"
+            )
+    return lines
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit, cross-validate, print; with --write also keep the constants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write autotune/cost/constants.json")
     parser.add_argument("--quick", action="store_true", help="fit only; no cross-validation, widths as they are")
+    parser.add_argument("--jobs", type=int, default=1, help="fits that run at once, each in a process")
     options = parser.parse_args(arguments)
     path = Path(autotune.cost.__file__).with_name("constants.json")
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"pairs": {}}
 
     fitted: dict[str, Calibration] = {}
-    for pair in pairs():
-        constants = fit(pair, pair.blocks)
-        previous = old["pairs"].get(pair.name, {})
-        widths = {n: float(previous[n]) for n in ("time_sigma", "memory_sigma") if n in previous}
-        near = 2.0 if pair.near < 100 else 1e9
-        print(
-            f"{pair.name}: fitted, median / p90 {percent(time_errors(running(pair.blocks, near), constants))}",
-            flush=True,
-        )
-        if not options.quick:
-            models = held_out(pair, by_model)
-            counts = held_out(pair, by_gpus) if pair.near < 100 else []
-            for name, folds in (("model", models), ("GPU count", counts)):
-                if not folds:
-                    continue
-                errors = errors_of(folds, near)
-                line = f"  held out by {name}: step time {percent(errors)}, 90% interval {100 * coverage(folds, near, errors):.0f}%"
-                if pair.near < 100:
-                    choice = choosing(folds, least=15)
-                    line += (
-                        f"; trials to within 5% {np.mean(choice.trials):.2f}, failed {np.mean(choice.failed):.2f},"
-                        f" Spearman {np.median(choice.rank):.3f} over {len(choice.trials)} cells"
-                    )
-                print(line, flush=True)
-            widths["time_sigma"] = max(sigma_of(errors_of(models, near)), 0.04)
-            peaks = [memory_errors([b], c) for b, c in models]
-            peak = np.concatenate(peaks) if peaks else np.empty(0)
-            if len(peak):
-                widths["memory_sigma"] = min(sigma_of(peak), 0.15)
-                under = float(np.mean(peak > np.log(1.1)))
-                print(
-                    f"  held out by model: memory {percent(peak)}, under-predicted by more than 10%: {100 * under:.1f}%"
-                )
-                sized = [(b, replace(c, memory_sigma=widths["memory_sigma"])) for b, c in models]
-                p, failed = gate(sized)
-                print(
-                    f"  called: {np.mean(p[failed] > 0.5):.3f} of failing, {np.mean(p[~failed] > 0.5):.4f} of running rows"
-                )
-                for low in (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95):
-                    high = {0.0: 0.05, 0.05: 0.2, 0.2: 0.4, 0.4: 0.6, 0.6: 0.8, 0.8: 0.95, 0.95: 1.01}[low]
-                    rows = (p >= low) & (p < high)
-                    if rows.any():
-                        print(
-                            f"    P(OOM) {low:.2f}-{min(high, 1):.2f}: {rows.sum():4d} rows, {np.mean(failed[rows]):.2f} failed"
-                        )
-        fitted[pair.name] = replace(constants, **widths, comm_sigma=pair.unsure)
+    with ProcessPoolExecutor(options.jobs) as pool, ThreadPoolExecutor(8) as threads:
+        tasks = {
+            pair.name: threads.submit(judged, pair, old["pairs"].get(pair.name, {}), options.quick, pool)
+            for pair in pairs()
+        }
+        for pair_name, task in tasks.items():
+            fitted[pair_name], lines = task.result()
+            print("\n".join(lines), flush=True)
     for name, blocks, key in (
         ("Megatron-LM's published runs, 8 to 3,072 A100", measurements.megatron_published(), "a100/megatron"),
         ("InternEvo 7B, 8 to 1,024 A100", measurements.internevo(), "a100/torchtitan"),
@@ -376,7 +417,7 @@ def document(fitted: dict[str, Calibration]) -> dict[str, object]:
 
     def pool(members: Sequence[Calibration], names: Sequence[str]) -> dict[str, object]:
         return {
-            n: float(np.exp(np.mean([np.log(max(getattr(c, n), 1e-12)) for c in members]))) if n not in ("score_bytes", "full_speed_ranks") else 0.0
+            n: float(np.exp(np.mean([np.log(max(getattr(c, n), 1e-12)) for c in members]))) if n not in ("score_bytes", "full_speed_ranks", "waiting_in_layer", "waiting_at_head") else 0.0
             for n in names
         }  # fmt: skip
 

@@ -15,7 +15,7 @@ from autotune.spec import Estimate
 from tests.benchmarks.fit_cost_model import by_model, held_out, pairs
 
 MODELS = ("held_out", "shipped", "wrong", "useless")
-MEMORY_CONSTANTS = tuple(n for n in PHYSICAL if n.endswith("_bytes") or n in ("activation_factor", "fragmentation"))
+MEMORY_CONSTANTS = tuple(n for n in PHYSICAL if n.endswith("_bytes") or n in ("activation_factor", "usable_fraction"))
 """Constants that are left alone when time is made wrong; memory is scaled as a whole."""
 
 
@@ -58,7 +58,8 @@ def held_out_constants() -> dict[tuple[str, str], Calibration]:
 def _with_memory(predicted: Estimate, factor: float, space: SearchSpace, constants: Calibration) -> Estimate:
     parts = predicted.memory_parts_bytes
     scaled = type(parts)(**{n: getattr(parts, n) * factor for n in type(parts).__dataclass_fields__})
-    z = np.log(scaled.total / space.workload.cluster.gpu.memory_bytes) / constants.memory_sigma
+    limit = space.workload.cluster.gpu.memory_bytes * constants.usable_fraction
+    z = np.log(scaled.total / limit) / constants.memory_sigma
     return replace(
         predicted,
         peak_memory_bytes=scaled.total,

@@ -202,6 +202,57 @@ def test_ranks_that_share_cores_do_not_run_faster_together() -> None:
     assert four.step_time_s > 0.95 * two.step_time_s
 
 
+def test_ranks_on_the_cpu_share_the_cores_that_the_cluster_names() -> None:
+    four = ParallelConfig(dp=4, accumulation_steps=4, precision="fp32")
+
+    def step(cores: int) -> float:
+        cluster = replace(ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=4), cores_per_node=cores)
+        w = Workload(model=catalog.model("nano-gpt"), cluster=cluster, seq_len=64, global_batch_size=16)
+        return float(estimate(w, four).step_time_s)
+
+    assert step(1) > 1.5 * step(2) > 2 * step(4)
+    assert step(8) == step(4)
+
+
+def test_what_waits_for_another_stream_is_reserved_but_does_not_have_to_fit() -> None:
+    w = replace(workload(trainer="nanotron"), cluster=catalog.cluster("h100-sxm-4x8"))
+    base = replace(calibration_for(w), waiting_in_layer=0.0, waiting_at_head=0.0)
+    ahead = replace(base, waiting_in_layer=2.0, waiting_at_head=10.0)
+    config = ParallelConfig(tp=8, dp=4, micro_batch_size=8, accumulation_steps=4, sequence_parallel=True)
+    without, waiting = (estimate(w, config, calibration=c) for c in (base, ahead))
+    assert waiting.peak_memory_bytes > without.peak_memory_bytes
+    assert waiting.oom_probability == pytest.approx(without.oom_probability)
+    # nothing waits where tensors are not gathered, and it never takes memory that others need
+    whole = replace(config, sequence_parallel=False)
+    assert (
+        estimate(w, whole, calibration=ahead).peak_memory_bytes
+        == estimate(w, whole, calibration=base).peak_memory_bytes
+    )
+    large = replace(config, micro_batch_size=64)
+    need = estimate(w, large, calibration=base).peak_memory_bytes
+    assert estimate(w, large, calibration=ahead).peak_memory_bytes == max(
+        need,
+        min(
+            estimate(w, large, calibration=ahead).peak_memory_bytes, w.cluster.gpu.memory_bytes * ahead.usable_fraction
+        ),
+    )
+
+
+def test_only_old_measurements_keep_the_score_matrix() -> None:
+    w = replace(workload(trainer="megatron"), cluster=catalog.cluster("a100-80gb-1x8"))
+    old, new = (estimate(w, ParallelConfig(tp=2, dp=4, precision=p)) for p in ("fp16", "bf16"))
+    assert old.memory_parts_bytes.activations > new.memory_parts_bytes.activations
+    assert old.step_time_s > new.step_time_s
+
+
+def test_untied_embedding_and_head_are_both_reduced_without_a_pipeline() -> None:
+    wide = replace(MODEL, vocab_size=MODEL.vocab_size * 8, tied_embeddings=False)
+    tied = replace(wide, tied_embeddings=True)
+    traffic = [estimate(workload(m), ParallelConfig(dp=8)).time_parts_s for m in (wide, tied)]
+    assert traffic[0].dp_comm > traffic[1].dp_comm
+    assert traffic[0].optimizer > traffic[1].optimizer
+
+
 def test_hardware_without_measurements_says_so_and_is_less_sure() -> None:
     unknown = calibration_for(workload())
     assert "datasheet" in unknown.source
