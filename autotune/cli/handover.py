@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.output import JsonOption, StoreOption, StudyArgument, consoles, emit, note
+from autotune.cli.output import JsonOption, StoreOption, StudyArgument, UrlOption, consoles, emit, note
 
 
 def register(app: typer.Typer) -> None:
@@ -27,14 +27,15 @@ def export(
         typer.Option("--option", metavar="KEY=VALUE", help="An option of the trainer, e.g. data_path=/data."),
     ] = None,
     store: StoreOption = None,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Writes the best config as a launch of that trainer: command, files, environment."""
     import shlex
 
-    from autotune import wiring
-    from autotune.errors import NotFoundError, SpecError
-    from autotune.trainers import trainer, write_launch
+    from autotune.cli.source import open_source
+    from autotune.errors import SpecError
+    from autotune.trainers import Launch, trainer, write_launch
 
     options = {}
     for pair in option or ():
@@ -43,29 +44,12 @@ def export(
             raise SpecError(f"--option wants KEY=VALUE, but got {pair!r}", field="--option")
         options[key] = value
     target = trainer(to)
-    database = wiring.open_store(store)
-    try:
-        result = wiring.result_of(database, study)
-    finally:
-        database.close()
-    if result.best is None:
-        raise NotFoundError(
-            f"study {result.record.study.name} has no measured config to export", remedy="let it run first"
-        )
-    launch = target.launch(result.record.study.workload, result.best.config, options)
+    with open_source(store, url) as source:
+        found = source.export(study, target.name, options)
+    launch = Launch(argv=tuple(found["argv"]), env=found["env"], files=found["files"], notes=tuple(found["notes"]))
     written = write_launch(launch, output) if output else []
     if json:
-        emit(
-            {
-                "trainer": to,
-                "config": result.best.config.to_dict(),
-                "argv": list(launch.argv),
-                "env": dict(launch.env),
-                "files": dict(launch.files),
-                "notes": list(launch.notes),
-                "written": [str(path) for path in written],
-            }
-        )
+        emit({**found, "written": [str(path) for path in written]})
         return
     for remark in launch.notes:
         note(f"note: {remark}")

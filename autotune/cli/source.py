@@ -51,6 +51,10 @@ class Source(Protocol):
         """Best configs across all history."""
         ...
 
+    def export(self, study_id: str, trainer: str, options: Mapping[str, Any]) -> Document:
+        """The best config as a launch of that trainer: {trainer, config, argv, env, files, notes}."""
+        ...
+
     def close(self) -> None:
         """Lets go of connections."""
         ...
@@ -112,6 +116,12 @@ class LocalSource:
         found = wiring.past_studies(self.store, model=model, cluster=cluster, trainer=trainer, limit=top)
         first: Document = found[0] if found else {"study": None, "best": None}
         return {"baseline": None, "speedup": None, **first, "configs": found}
+
+    def export(self, study_id: str, trainer: str, options: Mapping[str, Any]) -> Document:
+        """The best config as a launch of that trainer."""
+        from autotune import wiring
+
+        return wiring.export_document(self.store, study_id, trainer, options)
 
     def close(self) -> None:
         """Lets go of the database."""

@@ -127,6 +127,21 @@ def past_studies(
     return [{"study": study_document(record), "best": trial_document(trial)} for record, trial in found]
 
 
+def export_document(store: Store, study_id: str, trainer: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files, notes}. Nothing is written or started.
+
+    Raises `NotFoundError` when nothing has been measured yet, `CatalogError` for an unknown trainer, and `SpecError` or `ExportError`.
+    """
+    from autotune.trainers import trainer as trainer_of
+
+    target = trainer_of(trainer)
+    result = result_of(store, study_id)
+    if result.best is None:
+        raise NotFoundError(f"study {result.record.id} has no measured config to export", remedy="let it run first")
+    launch = target.launch(result.record.study.workload, result.best.config, options)
+    return {"trainer": target.name, "config": result.best.config.to_dict(), **launch.to_dict()}
+
+
 def explain(store: Store, study_id: str, number: int | None = None) -> dict[str, Any]:
     """Why a trial (None: the winner) won or lost, as `autotune.reward.Explanation`'s plain values. Raises `NotFoundError`."""
     result = result_of(store, study_id)

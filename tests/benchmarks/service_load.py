@@ -31,8 +31,8 @@ from tests.service.running import spec
 
 
 @contextmanager
-def served(folder: Path, studies: int) -> Iterator[str]:
-    """`autotune serve` in a process of its own."""
+def served(folder: Path, studies: int) -> Iterator[tuple[str, int]]:
+    """`autotune serve` in a process of its own: its address and process id."""
     argv = [sys.executable, "-c", "from autotune.cli import main; main()", "serve", "--runner", "local", "--port", "0"]
     argv += ["--json", "--store", str(folder / "results.db"), "--max-studies", str(studies)]
     environment = {**os.environ, "AUTOTUNE_DATA": str(folder)}
@@ -42,10 +42,16 @@ def served(folder: Path, studies: int) -> Iterator[str]:
         text = ""
         while not text.rstrip().endswith("}"):
             text += process.stdout.readline()
-        yield json.loads(text)["url"]
+        yield json.loads(text)["url"], process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate()
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds that the process has used: what a busy neighbour does not change."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def long_spec(seed: int) -> dict[str, Any]:
@@ -163,15 +169,18 @@ def main() -> None:
         return
     print(f"load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        with served(Path(folder) / "a", asked.studies) as url:
+        with served(Path(folder) / "a", asked.studies) as (url, pid):
             for name, readers in (("quiet", 0), (f"{asked.clients} readers", asked.clients), ("quiet again", 0)):
+                used_s = cpu_s(pid)
                 seconds, latencies, failures = run_studies(url, asked.studies, readers=readers)
+                used_s = cpu_s(pid) - used_s
                 line = f"{name:>14}: studies {statistics.median(seconds):6.2f} s (median of {len(seconds)})"
                 if latencies:
                     line += (
                         f"; {len(latencies)} reads, p50 {at(latencies, 0.5):.1f} ms, p99 {at(latencies, 0.99):.1f} ms"
                     )
                     line += f", slowest {at(latencies, 1):.0f} ms, {failures} failed"
+                line += f"; service {used_s:.1f} s of CPU"
                 print(f"{line}; load {os.getloadavg()[0]:.1f}", flush=True)
         with served(Path(folder) / "b", asked.studies) as url:
             acknowledged_s, ended_s, kept, completed = flood(url, asked.submissions)

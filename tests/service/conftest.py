@@ -20,7 +20,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Runs no studies; everybody needs a token."""
-    options = ServiceOptions(port=0, require_token=True, max_body_bytes=20_000, body_timeout_s=2.0)
+    options = ServiceOptions(port=0, require_token=True, max_body_bytes=20_000, body_timeout_s=4.0)
     with Service(tmp_path_factory.mktemp("guarded"), options=options) as running:
         yield running
 

@@ -252,7 +252,7 @@ def test_large_bodies_are_cut_off(guarded: Service) -> None:
 def test_a_slow_client_is_cut_off_and_holds_nothing(guarded: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     from autotune.service import server
 
-    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 3.0)
     half_head = b"GET /api/v1/health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
     half_body = b"POST /api/v1/studies HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 50\r\n\r\n{"
     raws = [socket.create_connection(guarded.address, timeout=DEADLINE_S) for _ in range(40)]

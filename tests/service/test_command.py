@@ -54,6 +54,10 @@ def test_serve_submit_watch_kill_serve_again(
         assert done["study"]["status"] == "COMPLETED"
         assert cli.run(["best", done["study"]["id"], "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["best"]["config"] == done["best"]["config"]
+        folder = tmp_path / "launch"
+        assert cli.run(["export", done["study"]["id"], "--to", "megatron", "-o", str(folder)]) == 0
+        assert (folder / "launch.sh").exists()
+        capsys.readouterr()
         file.write_text(json.dumps(slow_spec()))
         assert cli.run(["submit", str(file), "--json"]) == 0
         slow = json.loads(capsys.readouterr().out)["study"]["id"]

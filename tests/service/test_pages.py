@@ -23,7 +23,7 @@ def test_a_study_from_queue_to_report(tuning: Service) -> None:
     listed = tuning.http.get("/", follow_redirects=True)
     assert f'href="/studies/{study}"' in listed.text
     page = tuning.http.get("/studies/seen").text
-    assert "Best so far" in page
+    assert "<h2>Best</h2>" in page
     assert "autotune export" in page
     assert "http-equiv" not in page  # it has ended: nothing to load again
     report = tuning.http.get(f"/studies/{study}/report")

@@ -160,7 +160,6 @@ async def export(
 def exported(house: House, study_id: str, trainer: str, pairs: list[str]) -> dict[str, Any]:
     """The launch as plain values."""
     from autotune import wiring
-    from autotune.trainers import trainer as trainer_of
     from autotune.trainers import trainer_names
 
     if trainer not in trainer_names():
@@ -173,11 +172,7 @@ def exported(house: House, study_id: str, trainer: str, pairs: list[str]) -> dic
         if not sign or not key:
             raise SpecError(f"an option is KEY=VALUE, but one is {pair[:80]!r}", field="option")
         options[key] = value
-    result = wiring.result_of(house.store, study_id)
-    if result.best is None:
-        raise NotFoundError(f"study {result.record.id} has no measured config to export", remedy="let it run first")
-    launch = trainer_of(trainer).launch(result.record.study.workload, result.best.config, options)
-    return {"trainer": trainer, "config": result.best.config.to_dict(), **launch.to_dict()}
+    return wiring.export_document(house.store, study_id, trainer, options)
 
 
 @router.post("/studies/{study_id}/{action}", responses=responses(404, 409, model=StudyAnswer))
