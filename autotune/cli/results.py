@@ -97,7 +97,8 @@ def _print_best(document: dict[str, Any]) -> None:
     out, _ = consoles()
     out.print(configs_table(document.get("configs") or [document["best"]], study=document["study"]))
     if document.get("speedup"):
-        out.print(f"{document['speedup']:.2f}x the default config, both measured in turn")
+        how = "both measured in turn" if document.get("final_rounds") else "each measured once"
+        out.print(f"{document['speedup']:.2f}x the tokens/s of the default config, {how}")
     if document["study"]:
         note(f"next: {export_command(document['study']['id'], document.get('exports') or ())}")
 

@@ -209,10 +209,11 @@ def _shrunk(parts: Mapping[str, tuple[float | None, float | None]], source: str,
 
 def _weaknesses(m: Measurement) -> list[str]:
     """What costs stability, with the evidence."""
+    peaks = spikes(m)
     evidence = {
         "headroom": f"peak memory is {(m.peak_memory_bytes or 0) / GIB:.2f} of {(m.memory_capacity_bytes or 0) / GIB:.2f} GiB",
-        "spikes": f"the gradient norm spikes at steps {', '.join(map(str, spikes(m)))}",
-        "skipped": f"loss scaling skipped {m.skipped_steps} steps",
+        "spikes": f"the gradient norm spikes at step{'s' if len(peaks) > 1 else ''} {', '.join(map(str, peaks))} after warm-up",
+        "skipped": f"loss scaling skipped {m.skipped_steps} of {len(m.step_times_s)} steps",
         "fidelity": "the losses leave those of the fp32 reference",
         "trend": "the loss grows",
         "jitter": f"step times spread by {m.step_time_spread:.0%}",

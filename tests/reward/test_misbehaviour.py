@@ -44,9 +44,7 @@ def train(
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     chain = torch.softmax(3 * torch.randn(VOCABULARY, VOCABULARY, generator=generator), dim=1)
-    model = nn.Sequential(nn.Embedding(VOCABULARY, 64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, VOCABULARY)).to(
-        weights
-    )
+    model = nn.Sequential(nn.Embedding(VOCABULARY, 64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, VOCABULARY))
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     losses, norms, skipped, bad = [], [], 0, 0
     for step in range(STEPS):
