@@ -90,6 +90,7 @@ class SimulatedRunner:
         bias: float = 0.1,
         memory_bias: float = 0.05,
         outlier_every: int = 20,
+        gradient_noise: float = 32.0,
         seed: int = 0,
         faults: Mapping[str, float] | Sequence[Mapping[str, Any]] = (),
         time_scale: float = 0.0,
@@ -97,12 +98,20 @@ class SimulatedRunner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`noise`, `bias`, `memory_bias`: standard deviations of the logarithms above; `outlier_every`: 0 means never.
+        `gradient_noise`: noise scale of the gradient, sequences, which every trial reports.
 
         `faults`: `{"hang": 0.1}` (probability of each attempt) or `[{"kind": "hang", "trial": 3, "attempt": 1}]`. `time_scale`: real seconds
         per simulated second; 0 plays everything at once. Raises `SpecError` for values that make no sense.
         """
-        for name, value in (("noise", noise), ("bias", bias), ("memory_bias", memory_bias), ("time_scale", time_scale)):
+        for name, value in (
+            ("noise", noise),
+            ("bias", bias),
+            ("memory_bias", memory_bias),
+            ("time_scale", time_scale),
+            ("gradient_noise", gradient_noise),
+        ):
             positive(f"runner.{name}", value, zero=True)
+        self._gradient_noise = float(gradient_noise)
         self._noise, self._bias, self._memory_bias = noise, bias, memory_bias
         self._outlier_every, self._seed, self._time_scale = outlier_every, seed, time_scale
         self._faults = _read_faults(faults)
@@ -268,6 +277,7 @@ class SimulatedRunner:
             tokens_per_step=config.global_batch_size * workload.seq_len,
             num_ranks=config.world_size,
             skipped_steps=skipped,
+            gradient_noise_scale=self._gradient_noise,
             setup_s=SETUP_S,
             flops_per_token=truth.flops_per_token,
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
