@@ -9,7 +9,6 @@ default's batch). Time is the sum of the steps' own times, without start-up. See
 
 from __future__ import annotations
 
-import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -107,10 +106,10 @@ def winner(study: Study, metric: str, rate: float, folder: Path) -> Result:
     assert best.reward is not None
     assert base is not None
     assert base.measurement is not None
-    gained = best.reward.parts.get("efficiency", math.nan)
+    gained = best.reward.parts.get("efficiency")
     print(
         f"| {metric} | {len(result.trials)} | {best.config} | {best.config.global_batch_size} | {best.measurement.tokens_per_s:.0f} "
-        f"| {base.measurement.tokens_per_s:.0f} | {_noise(base.measurement)} | {gained:.2f} |",
+        f"| {base.measurement.tokens_per_s:.0f} | {_noise(base.measurement)} | {'-' if gained is None else f'{gained:.2f}'} |",
         flush=True,
     )
     return result
