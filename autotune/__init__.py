@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autotune.client import Client
     from autotune.cost import estimate
-    from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Workload
+    from autotune.spec import (
+        ClusterSpec,
+        Failure,
+        FailureKind,
+        Measurement,
+        ModelSpec,
+        ParallelConfig,
+        Study,
+        Trial,
+        TrialStatus,
+        Workload,
+    )
     from autotune.wiring import load_study, tune
 
 __version__ = "0.1.0"
@@ -23,8 +34,14 @@ __version__ = "0.1.0"
 _HOME = {
     "Client": "autotune.client",
     "ClusterSpec": "autotune.spec",
+    "Failure": "autotune.spec",
+    "FailureKind": "autotune.spec",
+    "Measurement": "autotune.spec",
     "ModelSpec": "autotune.spec",
     "ParallelConfig": "autotune.spec",
+    "Study": "autotune.spec",
+    "Trial": "autotune.spec",
+    "TrialStatus": "autotune.spec",
     "Workload": "autotune.spec",
     "estimate": "autotune.cost",
     "load_study": "autotune.wiring",
@@ -34,8 +51,14 @@ _HOME = {
 __all__ = [
     "Client",
     "ClusterSpec",
+    "Failure",
+    "FailureKind",
+    "Measurement",
     "ModelSpec",
     "ParallelConfig",
+    "Study",
+    "Trial",
+    "TrialStatus",
     "Workload",
     "__version__",
     "estimate",

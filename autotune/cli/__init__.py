@@ -8,7 +8,7 @@
     results.py      best, explain                       live.py       the live view of a running study
 
 Results go to stdout (one JSON document with --json), everything else to stderr. Exit codes: 0 done, 1 failed or nothing
-feasible, 2 bad input.
+feasible, 2 bad input, 130 interrupted (what was measured is kept).
 """
 
 from __future__ import annotations
@@ -74,6 +74,13 @@ def application() -> typer.Typer:
         tuning,
     )
 
+    def show_version(asked: bool) -> None:
+        if asked:
+            from autotune import __version__
+
+            print(f"autotune {__version__}")
+            raise typer.Exit
+
     app = typer.Typer(
         name="autotune",
         help="Finds the fastest stable configuration to train a model on a cluster, in a handful of short real trials.",
@@ -82,6 +89,15 @@ def application() -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+
+    @app.callback()
+    def options(
+        version: bool = typer.Option(
+            False, "--version", callback=show_version, is_eager=True, help="Show the version."
+        ),
+    ) -> None:
+        """Finds the fastest stable configuration to train a model on a cluster, in a handful of short real trials."""
+
     for module in (tuning, planning, calibrating, studies, results, handover, service, keeping, catalogs, doctor):
         module.register(app)
     return app

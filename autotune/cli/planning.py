@@ -73,11 +73,13 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
         f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
         f"{workload.seq_len} tokens x {', '.join(map(str, workload.global_batch_sizes))} sequences, trainer {study.trainer}"
     )
-    out.print(f"{found.feasible:,} feasible configs, {excluded:,} excluded" + (":" if excluded else ""))
+    why = " by these laws (`autotune estimate SPEC --config ...` says why one is illegal):" if excluded else ""
+    out.print(f"{found.feasible:,} feasible configs, {excluded:,} combinations excluded{why}")
     for reason, count in sorted(found.infeasible.items(), key=lambda item: -item[1]):
         out.print(f"  {count:>12,}  {reason}")
     if found.rows:
         out.print(plan_table(found, palette=Palette.of(sys.stdout)))
+        out.print("ranked by predicted speed times the probability that it fits into memory")
     elif found.nearest_miss:
         miss = found.nearest_miss
         out.print(
@@ -99,7 +101,7 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
             rate, mfu = format_count(float(row.estimate.tokens_per_s)), f"{float(row.estimate.mfu):.1%}"
             table.add_row(f"{row.num_gpus:,}", config_label(row.config), rate, mfu, days, cost)
         out.print(table)
-    note(f"predicted with constants of: {found.source}")
+    note(f"constants of the cost model: {found.source}")
 
 
 def estimate(

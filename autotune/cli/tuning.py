@@ -30,6 +30,7 @@ def tune(
 ) -> None:
     """Runs a study here, to its end. Ctrl-C stops cleanly and keeps everything; the same command goes on."""
     from autotune import wiring
+    from autotune.cli import INTERRUPTED
     from autotune.cli.live import LiveView, print_study
     from autotune.schema import read_spec
     from autotune.spec import StudyStatus
@@ -54,5 +55,6 @@ def tune(
         database.close()
     if result.record.status is StudyStatus.PAUSED:
         note("stopped and kept; the same command goes on where it stopped")
-    elif result.record.status is StudyStatus.FAILED or result.best is None:
+        raise typer.Exit(INTERRUPTED)
+    if result.record.status is StudyStatus.FAILED or result.best is None:
         raise typer.Exit(1)

@@ -103,9 +103,16 @@ class ClusterSpec:
 
     @classmethod
     def of(cls, gpu: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8) -> ClusterSpec:
-        """A cluster of a catalog GPU, with the links that come with it."""
+        """A cluster of a catalog GPU, with the links that come with it; `ClusterSpec.of("h100-sxm-4x8")` names the sizes at once."""
         from autotune.spec.catalog import (
+            cluster,
             cluster_of,
-        )  # the catalog reads its files when it is asked, never at import
+            gpu_names,
+        )  # reads its files when it is asked, never at import
 
+        names_sizes = (
+            isinstance(gpu, str) and gpu not in gpu_names() and gpu.rpartition("-")[2].replace("x", "").isdigit()
+        )
+        if isinstance(gpu, str) and names_sizes and (num_nodes, gpus_per_node) == (1, 8):
+            return cluster(gpu)
         return cluster_of(gpu, num_nodes=num_nodes, gpus_per_node=gpus_per_node)

@@ -17,6 +17,11 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.spec.checks import positive_int
 
+NOT_DECODERS = frozenset(
+    {"bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2", "albert", "t5", "mt5", "bart", "vit", "clip"}
+)
+"""values of Hugging Face's `model_type` that name other architectures"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
@@ -160,7 +165,20 @@ class ModelSpec:
             "num_attention_heads": first("num_attention_heads", "n_head", "n_heads"),
             "vocab_size": first("vocab_size"),
         }
-        missing = [key for key, value in sizes.items() if value is None]
+        family = str(document.get("model_type") or "")
+        if family in NOT_DECODERS or document.get("is_encoder_decoder"):
+            raise SpecError(
+                f"the model's config.json is of {family or 'an encoder-decoder'}, which is no decoder-only transformer",
+                remedy="give the model's fields inline if it is trained like one",
+                field="model",
+            )
+        keys = {
+            "num_layers": "num_hidden_layers",
+            "hidden_size": "hidden_size",
+            "num_attention_heads": "num_attention_heads",
+            "vocab_size": "vocab_size",
+        }
+        missing = [keys[name] for name, value in sizes.items() if value is None]
         if missing:
             raise SpecError(
                 f"the model's config.json lacks {', '.join(missing)}",

@@ -9,9 +9,9 @@ from typing import Any
 
 from autotune import reward
 from autotune.controller import contenders, decide, first_measurements
-from autotune.errors import NotFoundError
+from autotune.errors import ExportError, NotFoundError, SpecError
 from autotune.ports import Store, StudyRecord
-from autotune.spec import Objective, ParallelConfig, Trial, TrialPurpose
+from autotune.spec import Objective, ParallelConfig, Trial, TrialPurpose, TrialStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +55,22 @@ def result_of(store: Store, study_id: str) -> Result:
 
 
 def exports_of(result: Result) -> list[str]:
-    """The trainers that can express the best config without options; the study's own first."""
+    """The trainers that can launch the best config as it is, without further options; the study's own first."""
     from autotune.trainers import trainer, trainer_names
 
     if result.best is None:
         return []
-    study, config = result.record.study, result.best.config
-    able = [name for name in trainer_names() if name != "command" and not trainer(name).limits(study.workload, config)]
-    return sorted(able, key=lambda name: (name != study.trainer, able.index(name)))
+    study = result.record.study
+    able = []
+    for name in sorted(trainer_names(), key=lambda name: name != study.trainer):
+        try:
+            trainer(name).launch(
+                study.workload, result.best.config, study.trainer_options if name == study.trainer else None
+            )
+        except (ExportError, SpecError):
+            continue
+        able.append(name)
+    return able
 
 
 def study_document(record: StudyRecord) -> dict[str, Any]:
@@ -185,9 +193,24 @@ def explain(store: Store, study_id: str, number: int | None = None) -> dict[str,
 def rerank(store: Store, study_id: str, objective: Objective) -> list[Trial]:
     """The measured trials of a study with their rewards under another objective, best first. Runs nothing, changes nothing."""
     result = result_of(store, study_id)
-    first = [t for t in result.trials if t.purpose is not TrialPurpose.FINAL]
     base = result.baseline.measurement if result.baseline else None
-    return reward.rerank(first, objective=objective, workload=result.record.study.workload, baseline=base)
+    return reward.rerank(
+        _as_confirmed(result), objective=objective, workload=result.record.study.workload, baseline=base
+    )
+
+
+def pareto(result: Result) -> list[Trial]:
+    """The trials of a study that none other matches in speed, stability, memory headroom and cost and beats in one, fastest first."""
+    return reward.pareto(_as_confirmed(result))
+
+
+def _as_confirmed(result: Result) -> list[Trial]:
+    """Each first trial, with what the finals measured where they did; without configs that failed there, which cannot win."""
+    again = {t.number: t for t in result.confirmed}
+    finals = [t for t in result.trials if t.purpose is TrialPurpose.FINAL]
+    failed = {t.config for t in finals if t.status is TrialStatus.FAILED}
+    first = (t for t in result.trials if t.purpose is not TrialPurpose.FINAL and t.config not in failed)
+    return [again.get(t.number, t) for t in first]
 
 
 def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:

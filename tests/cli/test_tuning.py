@@ -97,3 +97,9 @@ def test_help_answers_without_the_heavy_libraries():
     assert done.returncode == 0, done.stderr
     for command in ("plan", "tune", "estimate", "calibrate", "submit", "best", "export", "doctor"):
         assert f"  {command} " in done.stdout
+
+
+def test_the_version(run):
+    done = run("--version")
+    assert done.code == 0
+    assert done.out.startswith("autotune 0.")

@@ -109,3 +109,9 @@ def test_a_cluster_needs_a_node_and_a_gpu() -> None:
         catalog.cluster("h100-sxm-0x8")
     with pytest.raises(SpecError, match="gpus_per_node must be 1"):
         catalog.cluster("h100-sxm-1x9999")
+
+
+def test_a_cluster_by_its_name_or_by_gpu_and_sizes() -> None:
+    assert ClusterSpec.of("h100-sxm-4x8") == ClusterSpec.of("h100-sxm", num_nodes=4, gpus_per_node=8)
+    with pytest.raises(CatalogError, match="h100-sxm"):
+        ClusterSpec.of("h100-sxn")

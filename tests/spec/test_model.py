@@ -54,7 +54,12 @@ def test_hugging_face_configs_are_the_catalog_models(document: dict[str, Any], n
 
 @pytest.mark.parametrize(
     ("content", "match"),
-    [(None, "cannot be read"), ("{", "is not JSON"), ("[]", "must hold a JSON object"), ("{}", "lacks num_layers")],
+    [
+        (None, "cannot be read"),
+        ("{", "is not JSON"),
+        ("[]", "must hold a JSON object"),
+        ("{}", "lacks num_hidden_layers"),
+    ],
 )
 def test_a_file_that_is_no_config_says_why(content: str | None, match: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
@@ -80,3 +85,9 @@ def test_impossible_shapes_are_refused(change: dict[str, int], match: str) -> No
     shape = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 8, "vocab_size": 100}
     with pytest.raises(SpecError, match=match):
         ModelSpec(name="odd", **{**shape, **change})
+
+
+def test_an_encoder_is_refused() -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
+    with pytest.raises(SpecError, match="bert"):
+        ModelSpec.from_hf({"model_type": "bert", **sizes})
