@@ -21,6 +21,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from autotune.search.searcher import Problem, Searcher, score
 from autotune.search.surrogate.beliefs import Beliefs
@@ -68,13 +69,14 @@ class BayesianSearcher(Searcher):
         if self._stale:
             self._beliefs.update(self.trials)
             self._stale = False
-        mean, sd = self._beliefs.score(candidates, self.pending())
+        log_weights, mean, sd = self._beliefs.score(candidates, self.pending())
         runs = self._beliefs.log_runs(candidates)
         best = self._best()
         if best is None:
-            likely = mean[runs >= min(math.log(0.5), float(np.max(runs)))]
-            best = float(np.median(likely))
-        return log_expected_improvement(mean, sd, best), runs
+            expected = np.exp(log_weights) @ mean
+            best = float(np.median(expected[runs >= min(math.log(0.5), float(np.max(runs)))]))
+        gains = log_expected_improvement(mean, sd, best)
+        return np.asarray(logsumexp(log_weights[:, None] + gains, axis=0)), runs
 
     def _best(self) -> float | None:
         """Best score that a candidate or the baseline reached."""

@@ -12,7 +12,7 @@ import pytest
 from autotune.cost import estimate
 from autotune.search import Searcher, make_searcher
 from autotune.space import SearchSpace
-from autotune.spec import FailureKind, Objective, Reward, Trial
+from autotune.spec import Estimate, FailureKind, Objective, Reward, Trial
 from autotune.testing.searchers import MODEL, WORKLOAD, SearcherContract, candidates, failed, measured
 
 SPACE = SearchSpace.of(WORKLOAD, candidates())
@@ -51,6 +51,23 @@ def test_expects_less_and_less_and_ends_near_nothing() -> None:
     assert late is not None
     assert late < early
     assert late < 0.05
+
+
+def _until_it_stops(predicted: Estimate) -> list[Trial]:
+    searcher = make_searcher("bayesian", SPACE, estimate=predicted)
+    trials: list[Trial] = []
+    while (gain := searcher.expected_gain()) is None or gain >= 0.01:
+        trials = _play(searcher, len(trials) + 1, trials)
+    return trials
+
+
+def test_goes_on_when_the_cost_model_turns_out_to_know_nothing() -> None:
+    """The predictions of other configs: it does not take itself for done as soon as with its own."""
+    predicted = estimate(WORKLOAD, SPACE.table)
+    orders = [np.random.default_rng(seed).permutation(len(SPACE)) for seed in range(3)]
+    misled = [_until_it_stops(predicted.take(order)) for order in orders]
+    assert min(map(len, misled)) > len(_until_it_stops(predicted))
+    assert np.mean([_found(trials) for trials in misled]) > 0.9
 
 
 def test_learns_from_memory_what_will_not_fit() -> None:

@@ -12,6 +12,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from autotune.search.dominance import needs_as_much_memory
+from autotune.search.surrogate.averaged import KNOWS_NOTHING, Averaged
 from autotune.search.surrogate.corrected import Corrected, Prior, Rows, Scales
 from autotune.search.surrogate.hazard import RATE, hazard
 from autotune.search.surrogate.improvement import log_expected_improvement
@@ -91,7 +92,7 @@ def test_finds_which_part_is_wrong() -> None:
 def test_gaussian_case_agrees_with_linear_algebra() -> None:
     """One part makes log time linear in its factor: the posterior is that of a plain Gaussian process."""
     rows = _rows(np.array([[1.0], [2.0], [4.0]]))
-    prior, scales = _prior(1, residual_sd=0.2), Scales(factors=1.0, residual=1.0, length=3.0)
+    prior, scales = _prior(1, residual_sd=0.2), Scales(factors=1.0, residual=1.0)
     seen, values = rows.take(slice(0, 2)), np.array([0.05, 0.65])
     model = Corrected(prior, seen, _values(values.tolist()), scales=scales)
     covariance = 0.25 + 0.01 + 0.04 * matern52(distances(rows.points, rows.points), 3.0)
@@ -147,6 +148,60 @@ def test_fantasies_narrow_and_do_not_move() -> None:
     assert np.allclose(after_mean, mean, atol=0.02)
     assert (after_sd <= sd + 1e-9).all()
     assert after_sd[1] < 0.3 * sd[1]
+
+
+def _world(seed: int = 3) -> tuple[Rows, np.ndarray]:
+    """Sixteen configs of two parts, and their log times by a model that is off by a tenth."""
+    rng = np.random.default_rng(seed)
+    parts = np.exp(rng.normal(0.0, 0.8, (16, 2)))
+    return _rows(parts), np.log(parts.sum(axis=1)) + 0.1 * rng.standard_normal(16)
+
+
+def _weight_of_nothing(model: Averaged) -> float:
+    return sum(math.exp(w) for w, m in zip(model.log_weights, model.models, strict=True) if m.level is not None)
+
+
+def test_a_model_that_foresees_is_trusted_more_with_every_trial() -> None:
+    rows, real = _world()
+    weights = [
+        _weight_of_nothing(Averaged.of(_prior(2), rows.take(slice(0, n)), _values(real[:n].tolist()), candidates=rows))
+        for n in (1, 3, 6)
+    ]
+    assert KNOWS_NOTHING > weights[0] > weights[1] >= weights[2]
+    assert weights[2] < 0.01
+
+
+def test_a_model_that_foresees_nothing_is_found_out() -> None:
+    """The predictions of other configs: what is expected elsewhere becomes as uncertain as the configs differ."""
+    rows, real = _world()
+    shuffled = Rows(parts=rows.parts[::-1], points=rows.points, workloads=rows.workloads)
+    model = Averaged.of(_prior(2), shuffled.take(slice(0, 8)), _values(real[:8].tolist()), candidates=shuffled)
+    assert _weight_of_nothing(model) > KNOWS_NOTHING
+    mean, sd = model.predict(shuffled.take(slice(8, 16)))
+    weights = np.exp(model.log_weights)[:, None]
+    spread = np.sqrt((weights * (sd**2 + mean**2)).sum(axis=0) - (weights * mean).sum(axis=0) ** 2)
+    assert (spread > 0.5 * real.std()).all()
+    assert (np.abs((weights * mean).sum(axis=0) - real[8:]) < 3 * spread).all()
+
+
+def test_weights_add_up_to_one_and_believing_leaves_them() -> None:
+    rows, real = _world()
+    model = Averaged.of(_prior(2), rows.take([0, 1]), _values(real[:2].tolist()), candidates=rows)
+    after = model.and_believed(rows.take([5]), 0.01)
+    assert np.exp(model.log_weights).sum() == pytest.approx(1.0)
+    assert after.log_weights is model.log_weights
+    assert (after.predict(rows.take([5]))[1] < model.predict(rows.take([5]))[1]).all()
+
+
+def test_trials_of_other_workloads_do_not_vote() -> None:
+    rows, real = _world()
+    theirs = Rows(parts=rows.parts, points=rows.points, workloads=np.ones(16, dtype=int))
+    alone = Averaged.of(_prior(2), theirs, _values(real.tolist()), candidates=rows)
+    assert len(alone.models) == 1
+    assert alone.models[0].level is None
+    ours = Rows.joined([theirs, rows.take([0])])
+    model = Averaged.of(_prior(2), ours, _values([*real.tolist(), real[0] + 2.0]), candidates=rows)
+    assert _weight_of_nothing(model) > KNOWS_NOTHING
 
 
 def test_hazard_is_the_rate_far_away_and_high_beside_failures() -> None:

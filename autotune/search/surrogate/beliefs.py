@@ -16,11 +16,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, logsumexp
 
 from autotune.search.searcher import Problem
 from autotune.search.surrogate import evidence
-from autotune.search.surrogate.corrected import Corrected, Rows
+from autotune.search.surrogate.averaged import Averaged
+from autotune.search.surrogate.corrected import Rows
 from autotune.search.surrogate.evidence import REPEAT_SD, Observed
 from autotune.search.surrogate.hazard import hazard
 from autotune.search.surrogate.kernel import distances, matern52
@@ -76,30 +77,38 @@ class Beliefs:
         sized = [o for o in self._observed if o.has_memory]
         rows = _joined([evidence.time_rows(o.estimate, o.point, o.workload) for o in timed], self._time_rows)
         similar = (self._kinships, self._likenesses)
-        self.time = Corrected(evidence.time_prior(self._estimate, *similar), rows, evidence.time_sites(timed))
+        self.time = Averaged.of(
+            evidence.time_prior(self._estimate, *similar), rows, evidence.time_sites(timed), candidates=self._time_rows
+        )
         rows = _joined([evidence.memory_rows(o.estimate, o.point, o.workload) for o in sized], self._memory_rows)
-        self.memory = Corrected(evidence.memory_prior(self._estimate, *similar), rows, evidence.memory_sites(sized))
+        self.memory = Averaged.of(
+            evidence.memory_prior(self._estimate, *similar),
+            rows,
+            evidence.memory_sites(sized),
+            candidates=self._memory_rows,
+        )
         self._ours = [o for o in self._observed if o.workload == 0]
         self._our_trials = [o.trial for o in self._ours]
         self._log_efficiency = log_efficiency(self._problem.objective, self._table.global_batch_size, self._our_trials)
         self._rewarded = any(o.trial.reward is not None for o in self._ours)
         self.slope = slope(self._problem.objective, rewarded=self._rewarded)
 
-    def score(self, candidates: NDArray[np.intp], pending: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Mean and standard deviation of the candidates' scores, shape (N,) each, as if `pending` came out as believed."""
+    def score(self, candidates: NDArray[np.intp], pending: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+        """Log weights of the models, shape (M,), and mean and standard deviation of the candidates' scores in each, shape (M, N) each, as if
+        `pending` came out as believed."""
         model = self.time
         if len(pending):
-            rows = self._time_rows.take(pending)
-            model = model.and_values(rows, model.predict(rows)[0], REPEAT_SD)
+            model = model.and_believed(self._time_rows.take(pending), REPEAT_SD)
         mean, sd = model.predict(self._time_rows.take(candidates))
         throughput = self._log_tokens[candidates] - mean + (self._log_efficiency - self._log_cost)[candidates]
         rest, rest_sd = self._rest(self._points[candidates])
-        return self.slope * throughput + rest, np.hypot(self.slope * sd, rest_sd)
+        return model.log_weights, self.slope * throughput + rest, np.hypot(self.slope * sd, rest_sd)
 
     def log_runs(self, candidates: NDArray[np.intp]) -> Array:
         """Log probability that each of the candidates runs, shape (N,)."""
         mean, sd = self.memory.predict(self._memory_rows.take(candidates))
         fits = log_ndtr((self._log_capacity - mean) / np.hypot(sd, REPEAT_SD))
+        fits = logsumexp(self.memory.log_weights[:, None] + fits, axis=0)
         return np.asarray(fits + np.log1p(-hazard(self._points[candidates], *self._hazards)))
 
     @cached_property

@@ -17,8 +17,7 @@ same model, whose coordinates mean the same: elsewhere it did harm in the replay
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,17 +29,6 @@ from autotune.search.surrogate.sites import Sites
 
 Array = NDArray[np.float64]
 
-BLOCK = 1 << 15
-"""candidates that are scored at once"""
-GRID: Mapping[str, tuple[float, ...]] = {
-    "residual": (1.0, 2.0, 4.0),
-    "factors": (1.0, 2.0, 4.0),
-    "length": (1.5, 3.0),
-}
-"""Values of the hyperparameters that are tried. No multiplier is below one: the candidates that are tried first resemble one another, so
-that their agreement with the prediction is no evidence that it is better than it was on held-out measurements."""
-SEARCH_ROUNDS = 6
-"""Gauss-Newton rounds while hyperparameters are compared; the last fit takes more"""
 SCALE_SPREAD = 0.7
 """standard deviation of the log of each scale, before any observation"""
 
@@ -90,7 +78,7 @@ class Prior:
     """the same for the residual, shape (W,)"""
 
     def kin(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
-        """Multipliers of the factors' covariances between observations of workloads a and b, shape (len(a), len(b))."""
+        """Multipliers of the factors' covariances between observations of workloads a and b, shape (len(a), len(b)), or (1, 1) without a history."""
         return _between(self.kinships, a, b)
 
     def like(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
@@ -118,18 +106,17 @@ class Scales:
 class Corrected:
     """The posterior of g, given n observations (none is fine)."""
 
-    def __init__(self, prior: Prior, rows: Rows, sites: Sites, *, scales: Scales | None = None) -> None:
-        """`scales`: hyperparameters to take as they are, instead of the most probable ones."""
+    def __init__(
+        self, prior: Prior, rows: Rows, sites: Sites, *, scales: Scales | None = None, rounds: int = 15
+    ) -> None:
+        """`scales`: hyperparameters (default: all multipliers one); `rounds`: of Gauss-Newton, at most."""
         self._prior = prior
         self._rows = rows
         self._sites = sites
-        self._distances = distances(rows.points, rows.points)
         self._f: Array = np.zeros(len(prior.factor_sds))
         self.scales = scales or Scales()
         if len(sites):
-            self._condition(self.scales)
-            if scales is None:
-                self._condition(self._most_probable())
+            self.settle(rounds)
 
     def and_values(self, rows: Rows, values: Array, noise: float) -> Corrected:
         """The posterior after these values were seen too, shape (m,), under the same hyperparameters."""
@@ -141,51 +128,30 @@ class Corrected:
         """By what each part is multiplied, most probably, shape (K,)."""
         return np.exp(self._f)
 
-    def predict(self, rows: Rows) -> tuple[Array, Array]:
-        """Mean and standard deviation of g, shape (N,) each."""
-        means, sds = [], []
-        for start in range(0, len(rows), BLOCK):
-            mean, sd = self._predict(rows.take(slice(start, start + BLOCK)))
-            means.append(mean)
-            sds.append(sd)
-        return np.concatenate(means), np.concatenate(sds)
-
-    def _predict(self, rows: Rows) -> tuple[Array, Array]:
+    def predict(self, rows: Rows, near: Array | None = None) -> tuple[Array, Array]:
+        """Mean and standard deviation of g, shape (N,) each; `near`: correlations of `rows` with the observations, where they are known."""
         mean, shares = _log_sum(rows.parts, self._f)
         variance = np.einsum("nk,kl,nl->n", shares, self._covariance(), shares) + self._residual_variance
         if len(self._sites):
-            residual = self._residual(rows)
+            residual = self._residual(rows, near)
             mean = mean + residual @ self._weights
             across = self._kin_shares(rows, shares) + residual
             explained = solve_triangular(self._lower, across.T, lower=True, check_finite=False)
             variance = variance - np.einsum("ij,ij->j", explained, explained)
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
-    def _most_probable(self) -> Scales:
-        """Of the grid, walking along one hyperparameter at a time."""
-        best, best_log = self.scales, self._log_posterior(self.scales)
-        seen = {best}
-        for name, values in GRID.items():
-            for value in values:
-                scales = replace(best, **{name: value})
-                if scales not in seen:
-                    seen.add(scales)
-                    log = self._log_posterior(scales)
-                    if log > best_log:
-                        best, best_log = scales, log
-        return best
-
-    def _log_posterior(self, scales: Scales) -> float:
-        """Log density that each observation has under the others, plus the log prior of the scales.
+    def log_predictive(self, which: NDArray[np.bool_]) -> float:
+        """Log density that each observation of `which`, a mask of shape (n,), has under all others; summed.
 
         Leave-one-out densities (Rasmussen & Williams 2006, eq. 5.10) rather than the evidence: they forgive a wrong prior better.
         """
-        self._condition(scales, rounds=SEARCH_ROUNDS)
-        return self._sites.log_predictive(*self._cavity()) + scales.log_prior
+        if not which.any():
+            return 0.0
+        mean, variance = self._cavity()
+        return self._sites.take(which).log_predictive(mean[which], variance[which])
 
-    def _condition(self, scales: Scales, rounds: int = 15) -> None:
-        """Finds the mode of f and g, and the Gaussians that stand for the sites there."""
-        self.scales = scales
+    def settle(self, rounds: int = 15) -> None:
+        """Comes nearer to the mode of f and g, and to the Gaussians that stand for the sites there."""
         rows, sites = self._rows, self._sites
         covariance = self._covariance()
         residual = self._residual(rows)
@@ -225,11 +191,11 @@ class Corrected:
     def _residual_variance(self) -> float:
         return (self._prior.residual_sd * self.scales.residual) ** 2
 
-    def _residual(self, rows: Rows) -> Array:
+    def _residual(self, rows: Rows, near: Array | None = None) -> Array:
         """Covariance of e between `rows` and the observations, shape (N, n)."""
-        away = self._distances if rows is self._rows else distances(rows.points, self._rows.points)
-        like = self._prior.like(rows.workloads, self._rows.workloads)
-        return matern52(away, self.scales.length) * like * self._residual_variance
+        if near is None:
+            near = matern52(distances(rows.points, self._rows.points), self.scales.length)
+        return near * self._prior.like(rows.workloads, self._rows.workloads) * self._residual_variance
 
     def _kin_shares(self, rows: Rows, shares: Array) -> Array:
         """Covariance between `rows` and the observations that common factors make, shape (N, n)."""
@@ -239,6 +205,8 @@ class Corrected:
 
 
 def _between(similarities: Array, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
+    if len(similarities) == 1:
+        return np.ones((1, 1))
     return np.where(a[:, None] == b[None, :], 1.0, np.outer(similarities[a], similarities[b]))
 
 

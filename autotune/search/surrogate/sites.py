@@ -14,6 +14,7 @@ a small probability its log has a far larger spread, so that one absurd step tim
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +87,10 @@ class Sites:
             sides=np.concatenate([self.sides, np.zeros(len(values))]),
             noise=np.concatenate([self.noise, np.full(len(values), noise)]),
         )
+
+    def take(self, index: Any) -> Sites:
+        """Those that `index` (integers, a slice or a mask) names."""
+        return Sites(values=self.values[index], sides=self.sides[index], noise=self.noise[index])
 
     def __len__(self) -> int:
         return len(self.values)
