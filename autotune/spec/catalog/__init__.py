@@ -63,7 +63,7 @@ def cluster_of(gpu_type: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: in
     A GPU that the catalog does not know gets the default links of `ClusterSpec`: give links of your own with `dataclasses.replace`.
     """
     spec = gpu(gpu_type) if isinstance(gpu_type, str) else gpu_type
-    links = {}
+    links: dict[str, Any] = {}
     if spec.name in gpu_names():
         values = _read("gpus", spec.name, field="gpu")
         links = {link: LinkSpec(**values[link]) for link in ("intra_node", "inter_node")}
