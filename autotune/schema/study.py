@@ -76,6 +76,7 @@ def parse_study(
     cluster = _cluster(asked.cluster, local_cluster)
     trainer_name, trainer_options = _kind(asked.trainer)
     trainer(trainer_name).checked(trainer_options)
+    _refuse_export_options(trainer_name, trainer_options)
     if asked.searcher not in searcher_names():
         raise CatalogError(
             f"no searcher is called {asked.searcher!r}",
@@ -232,6 +233,21 @@ def _inline_cluster(asked: ClusterDocument) -> ClusterSpec:
 
 def _kind(asked: str | KindDocument) -> tuple[str, dict[str, Any]]:
     return (asked, {}) if isinstance(asked, str) else (asked.kind, asked.options)
+
+
+def _refuse_export_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raises `SpecError` for options that only an export reads: trials would run as if they had not been given."""
+    ignored = [option.name for option in trainer(name).options if option.export_only and option.name in options]
+    for option in ignored:
+        if option in StudyDocument.model_fields:
+            message, remedy = (
+                f"{option} is a key of the study, not of its trainer",
+                f"write it beside `trainer`: {option}: ...",
+            )
+        else:
+            message = f"trials do not read {option}: it belongs to an export"
+            remedy = f"leave it out here, and give it to `autotune export --option {option}=...`"
+        raise SpecError(f"{message}; trials would ignore it", remedy=remedy, field=f"trainer.{option}")
 
 
 def _config(workload: Workload, asked: str | Mapping[str, Any], field: str) -> ParallelConfig:

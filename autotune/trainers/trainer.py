@@ -75,6 +75,8 @@ class Option:
     """one line, for people"""
     default: Any = None
     """its value when it is left out; its type is the type that is asked for (None: text)"""
+    export_only: bool = False
+    """whether trials take it from elsewhere: a study that sets it would be misled"""
 
     def check(self, value: Any) -> Any:
         """`value` in the option's type; text from a command line is turned into numbers, flags, and JSON

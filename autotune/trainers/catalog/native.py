@@ -29,12 +29,17 @@ class NativeTrainer(Trainer):
     name = "native"
     summary = "autotune's own training loop, which trials run"
     options = (
-        Option(name="steps", meaning="optimizer steps to run", default=50),
-        Option(name="seed", meaning="seed of weights and data", default=0),
-        Option(name="data", meaning="text or .bin file; left out: the text that ships", default=""),
-        Option(name="master_addr", meaning="host at which several nodes meet", default=""),
-        Option(name="master_port", meaning="port at which several nodes meet", default=29500),
-        Option(name="nearest", meaning="take the nearest values that the trainer can express", default=False),
+        Option(name="steps", meaning="optimizer steps to run", default=50, export_only=True),
+        Option(name="seed", meaning="seed of weights and data", default=0, export_only=True),
+        Option(name="data", meaning="text or .bin file; left out: the text that ships", default="", export_only=True),
+        Option(name="master_addr", meaning="host at which several nodes meet", default="", export_only=True),
+        Option(name="master_port", meaning="port at which several nodes meet", default=29500, export_only=True),
+        Option(
+            name="nearest",
+            meaning="take the nearest values that the trainer can express",
+            default=False,
+            export_only=True,
+        ),
     )
 
     def limits(
