@@ -15,6 +15,7 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 
 from autotune.errors import StoreCorruptError, StoreUnavailableError, StoreVersionError
+from autotune.settings import data_folder
 from autotune.store.database import Database, lock
 from autotune.store.diagnosis import diagnosed
 
@@ -86,8 +87,13 @@ def back_up(source: Path, target: Path) -> None:
 def _make_folder(database: Database, path: Path) -> None:
     if path.is_dir():
         raise StoreUnavailableError(f"the store {path} is a folder", remedy="name a file in it")
+    folder = path.parent
+    if folder != data_folder() and not folder.exists():  # a slip of the pen should not leave folders behind
+        raise StoreUnavailableError(
+            f"the folder {folder} of the store {path.name} does not exist", remedy="make it, or name another store"
+        )
     with diagnosed(database.place):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _refuse_unknown(database: Database, found: str | None) -> None:

@@ -69,10 +69,19 @@ def test_a_server_that_is_not_there_is_unavailable_and_no_secret_leaks() -> None
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_missing_folder_is_made_and_a_folder_is_no_store(tmp_path: Path) -> None:
-    open_store(tmp_path / "new" / "folder" / "store.db").close()
+def test_only_the_users_own_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path / "mine" / "data"))
+    open_store().close()
+    assert (tmp_path / "mine" / "data" / "autotune.db").is_file()
+    with pytest.raises(StoreUnavailableError, match=r"the folder .*nosuch.* does not exist") as refused:
+        open_store(tmp_path / "nosuch" / "store.db")
+    assert refused.value.remedy
+    assert not (tmp_path / "nosuch").exists()
+
+
+def test_a_folder_is_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailableError, match="folder"):
-        open_store(tmp_path / "new" / "folder")
+        open_store(tmp_path)
     (tmp_path / "file").write_text("x" * 5000)
     with pytest.raises(StoreUnavailableError):
         open_store(tmp_path / "file" / "store.db")
