@@ -106,7 +106,7 @@ class LocalSource:
         result = wiring.result_of(self.store, study_id)
         answer = wiring.document(result, top=top)
         if pareto:
-            answer["configs"] = [wiring.trial_document(trial) for trial in wiring.pareto(result.trials)]
+            answer["configs"] = [wiring.trial_document(trial) for trial in wiring.pareto(result)]
         return answer
 
     def best_across(self, *, model: str = "", cluster: str = "", trainer: str = "", top: int = 1) -> Document:

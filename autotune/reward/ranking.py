@@ -40,11 +40,11 @@ def merits(measurement: Measurement) -> tuple[float, float, float, float]:
 
 
 def pareto(trials: Sequence[Trial]) -> list[Trial]:
-    """The measured trials that none other matches in all four merits and beats in one, by number; repeats of the finals left aside."""
+    """The measured trials that none other matches in all four merits and beats in one, fastest first; repeats of the finals left aside."""
     first = [t for t in trials if t.purpose is not TrialPurpose.FINAL]
     scored = [(t, merits(t.measurement)) for t in first if t.is_measured and t.measurement is not None]
     return [
         t
-        for t, mine in sorted(scored, key=lambda pair: pair[0].number)
+        for t, mine in sorted(scored, key=lambda pair: (-pair[1][0], pair[0].number))
         if not any(theirs != mine and all(a >= b for a, b in zip(theirs, mine, strict=True)) for _, theirs in scored)
     ]

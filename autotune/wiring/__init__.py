@@ -7,12 +7,12 @@
 Everything that these choose by name (searcher, runner, trainer, store) is imported when it is asked for.
 """
 
-from autotune.reward import pareto
 from autotune.wiring.answers import (
     Result,
     document,
     explain,
     export_document,
+    pareto,
     past_studies,
     rerank,
     result_of,

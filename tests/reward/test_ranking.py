@@ -56,6 +56,10 @@ def test_the_front_holds_what_nothing_beats_in_everything() -> None:
     assert [t.number for t in pareto(TRIALS)] == [1, 2, 3]
 
 
+def test_the_front_is_sorted_by_speed() -> None:
+    assert [t.number for t in pareto([TRIALS[2], replace(TRIALS[1], number=7)])] == [7, 2]
+
+
 def test_equals_stand_side_by_side() -> None:
     assert [t.number for t in pareto([TRIALS[2], replace(TRIALS[2], number=9)])] == [2, 9]
 

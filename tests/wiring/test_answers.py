@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from autotune import registry, wiring
 from autotune.errors import NotFoundError, SpecError
 from autotune.ports import Store
-from autotune.spec import Objective
+from autotune.spec import Failure, FailureKind, Objective, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
 from tests.wiring.studies import spec
 
@@ -65,6 +66,31 @@ def test_reranking_changes_nothing_that_is_kept(finished: tuple[Store, str]) -> 
     totals = [t.reward.total for t in ranked if t.reward is not None]
     assert totals == sorted(totals, reverse=True)
     assert store.trials(study_id) == before
+
+
+def test_other_rankings_rest_on_the_final_rounds_too(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    result = wiring.result_of(store, study_id)
+    pooled = {t.number: t.measurement for t in result.confirmed}
+    assert pooled
+    ranked = wiring.rerank(store, study_id, Objective(metric="cost"))
+    for trials in (ranked, wiring.pareto(result)):
+        again = [t for t in trials if t.number in pooled]
+        assert again
+        assert all(t.measurement == pooled[t.number] for t in again)
+
+
+def test_a_config_that_failed_in_the_finals_is_in_no_ranking(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    result = wiring.result_of(store, study_id)
+    assert result.best is not None
+    gone = Failure(kind=FailureKind.DIVERGED, message="the loss exploded", rank=0, step=9)
+    failed = replace(
+        result.best, number=99, purpose=TrialPurpose.FINAL, status=TrialStatus.FAILED, measurement=None, failure=gone
+    )
+    front = wiring.pareto(replace(result, trials=(*result.trials, failed)))
+    assert result.best.config in {t.config for t in wiring.pareto(result)}
+    assert result.best.config not in {t.config for t in front}
 
 
 def test_the_best_across_all_history(finished: tuple[Store, str]) -> None:

@@ -141,7 +141,7 @@ def best(study_id: StudyId, house: TheHouse, caller: Reader, top: Limit = 1, par
     result = wiring.result_of(house.store, study_id)
     answer = wiring.document(result, top=top)
     if pareto:
-        answer["configs"] = [wiring.trial_document(trial) for trial in wiring.pareto(result.trials)]
+        answer["configs"] = [wiring.trial_document(trial) for trial in wiring.pareto(result)]
     return StrictJSONResponse(answer)
 
 
