@@ -421,6 +421,9 @@ def document(fitted: dict[str, Calibration]) -> dict[str, object]:
             for n in names
         }  # fmt: skip
 
+    def waiting(members: Sequence[Calibration]) -> dict[str, object]:
+        return {n: float(np.mean([getattr(c, n) for c in members])) for n in ("waiting_in_layer", "waiting_at_head")}
+
     hardware = [n for n in PHYSICAL if n not in SOFTWARE]
     everything = list(fitted.values())
     families = {f: [c for c in everything if c.gpu == f] for f in FAMILIES}
@@ -436,7 +439,7 @@ def document(fitted: dict[str, Calibration]) -> dict[str, object]:
         "families": FAMILIES,
         "pairs": {n: rounded({k: v for k, v in c.to_dict().items() if k not in blank}) for n, c in fitted.items()},
         "hardware": {f: rounded(pool(m, hardware)) for f, m in families.items() if m},
-        "software": {t: rounded(pool(m, SOFTWARE)) for t, m in trainers.items()},
+        "software": {t: rounded({**pool(m, SOFTWARE), **waiting(m)}) for t, m in trainers.items()},
         "pooled": rounded({**pool(everything, PHYSICAL), "time_sigma": 0.15, "comm_sigma": 0.3, "memory_sigma": 0.15}),
         "cpu": rounded({k: v for k, v in cpu.to_dict().items() if k not in blank}),
         "unknown_hardware_sigma": 0.25,
