@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+from autotune.errors import RunnerError
+from autotune.ports import StepsReported
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
+from autotune_workers._ray_cluster import answers_on_loopback
 from autotune_workers.machine import is_alive
 from autotune_workers.ray import RayRunner
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
+from tests.workers.ray_roles import go_away, played
 from tests.workers.requests import DOUBLE, PATIENT, request
 from tests.workers.requests import request as asking
 
@@ -152,42 +155,57 @@ def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, tmp_path) -> None:
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", cluster, "--num-cpus", "4", "--block"]
-    environment = {**os.environ, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    node = subprocess.Popen(
-        [*command, "--disable-usage-stats", "--object-store-memory", "100000000"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
-    )
+@pytest.mark.timeout(900)
+def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str) -> None:
     runner = RayRunner(trial=DOUBLE)
-    try:
-        end = time.monotonic() + 120
-        while runner.capacity < 8 and time.monotonic() < end:
-            time.sleep(0.5)
-        assert runner.capacity == 8
-        asked = request(
-            0, dp=6, trainer_options={"step_s": 1.0}, measure=replace(PATIENT, min_steps=100, max_steps=100)
-        )
-        runner.start(asked)
-        end = time.monotonic() + 120
-        while time.monotonic() < end and not runner.poll(0.2):
-            pass
-        os.killpg(node.pid, signal.SIGKILL)
-        failure = ended(events_until_ended(runner, [asked.id], deadline_s=180.0)).failure
-        assert failure is not None
-        assert failure.kind is FailureKind.WORKER_LOST
-        after = request(1, dp=2)
-        runner.start(after)
-        assert ended(events_until_ended(runner, [after.id])).failure is None
-    finally:
-        runner.close()
-        if node.poll() is None:
-            os.killpg(node.pid, signal.SIGKILL)
-        node.wait(timeout=60)
+    with played("node", cluster, "127.0.0.2", "4") as node:
+        try:
+            end = time.monotonic() + 300
+            while runner.capacity < 8 and time.monotonic() < end:
+                time.sleep(0.5)
+            assert runner.capacity == 8
+            endless = replace(PATIENT, min_steps=500, max_steps=500, trial_timeout_s=500.0)
+            asked = request(0, dp=6, trainer_options={"step_s": 0.5}, measure=endless)
+            runner.start(asked)
+            end = time.monotonic() + 120
+            while time.monotonic() < end and not any(isinstance(e, StepsReported) for e in runner.poll(0.2)):
+                pass
+            go_away(node)
+            failure = ended(events_until_ended(runner, [asked.id], deadline_s=180.0)).failure
+            assert failure is not None
+            assert failure.kind is FailureKind.WORKER_LOST
+            assert "on node 127.0.0.2" in failure.message
+            assert failure.rank in (4, 5), "ranks of a node have neighbouring numbers"
+            after = request(1, dp=2)
+            runner.start(after)
+            assert ended(events_until_ended(runner, [after.id])).failure is None
+        finally:
+            runner.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_head_that_goes_away_ends_the_study_with_a_clear_error() -> None:
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32}
+    with played("head", environment=token) as head:
+        assert head.stdout is not None
+        address = next(line for line in head.stdout if line.startswith("127."))
+        with played("study", address.strip(), environment=token) as study:
+            assert study.stdout is not None
+            next(line for line in study.stdout if line.startswith("StepsReported"))
+            go_away(head)
+            said, _ = study.communicate(timeout=250)
+            assert "RunnerError runner: the head of the Ray cluster does not answer" in said
+            assert "closed" in said
+            assert study.returncode == 0
+
+
+def test_nobody_at_the_address_is_said_at_once() -> None:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unheard.getsockname()[1]}"
+        with pytest.raises(RunnerError, match="nobody answers"):
+            answers_on_loopback(address)
 
 
 def test_the_numbers_of_the_rows_are_those_of_their_faults() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import signal
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,8 +25,6 @@ from autotune_workers.wire import Message
 
 HOST_KILL_S = 3.0
 """a rank that its host does not report gone this long after SIGKILL is killed with its host"""
-BY_US = "ray.kill"
-"""Ray's words for the end of an actor that was asked for"""
 ASK_AGAIN_S = 1.0
 """after a call that Ray could not answer"""
 TOTAL_KEPT_S = 2.0
@@ -61,7 +58,7 @@ class RayRunner(GangRunner):
                 positive_int(f"runner.{name}", count, least=0)
         cpus = max(MIN_CPU_RANKS, cpu_count()) if num_cpus is None else num_cpus
         self._cluster = RayCluster(address=address, num_cpus=cpus, num_gpus=num_gpus, dashboard=dashboard)
-        gpus = gpus_per_rank if gpus_per_rank is not None else (1.0 if self._cluster.total("GPU") >= 1 else 0.0)
+        gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
         bundle = {k: v for k, v in (("CPU", cpus_per_rank), ("GPU", gpus)) if v}
         super().__init__(RayCrews(self._cluster, bundle=bundle, trial=trial), faults=faults, patience=patience)
 
@@ -89,6 +86,7 @@ class RayRank:
         self.ear: Any = actor.listen.remote()
         self.deaf_until_s = 0.0
         self.kill_asked_s: float | None = None
+        self.given_up = False
         self.tail: tuple[str, ...] = ()
         self.calls: list[Any] = []
 
@@ -149,15 +147,21 @@ class RayCrews:
     @property
     def capacity(self) -> int:
         """Ranks that the cluster has room for, as far as it last said."""
+        with contextlib.suppress(Exception):  # unreachable now: what was true before will do
+            self._count()
+        return self._capacity
+
+    def _count(self) -> None:
+        """Asks how large the cluster is, unless that was just done. Raises `RunnerError` when nobody answers."""
         now_s = time.monotonic()
         if now_s - self._asked_s > TOTAL_KEPT_S:
             self._asked_s = now_s
-            with contextlib.suppress(Exception):  # unreachable now: what was true before will do
-                self._capacity = min(int(self._cluster.total(k) / v + 1e-9) for k, v in self._bundle.items())
-        return self._capacity
+            has = self._cluster.totals()
+            self._capacity = min(int(has.get(k, 0.0) / v + 1e-9) for k, v in self._bundle.items())
 
     def form(self, size: int) -> Crew | None:
-        """A warm gang of that size, else a new placement group; idle gangs make room."""
+        """A warm gang of that size, else a new placement group; idle gangs make room. Raises `RunnerError` when the head is gone."""
+        self._count()
         if len(crew_sizes := [len(c.handles) for c in self._busy]) and sum(crew_sizes) + size > self.capacity >= size:
             return None
         for crew in self._idle:
@@ -167,7 +171,7 @@ class RayCrews:
                 return crew
         while self._idle and sum(len(c.handles) for c in self._busy + self._idle) + size > self.capacity:
             self._remove(self._idle.pop(0))
-        crew = self._place(size)
+        crew = self._cluster.ask(lambda: self._place(size))
         self._busy.append(crew)
         return crew
 
@@ -197,16 +201,18 @@ class RayCrews:
         return Crew(handles=handles, token=group)
 
     def wait(self, timeout_s: float) -> list[tuple[RayRank, Message]]:
-        """What ranks say. Never longer than `timeout_s`, whatever Ray does."""
+        """What ranks say. Never longer than `timeout_s`, whatever Ray does. Raises `RunnerError` when the head of the cluster is gone."""
         import ray
 
+        self._cluster.check()
         ranks = [h for crew in self._busy + self._idle for h in crew.handles if not h.dead]
         now_s = time.monotonic()
         for rank in ranks:
             if rank.ear is None and now_s >= rank.deaf_until_s:
                 rank.ear = rank.actor.listen.remote()
-            if rank.kill_asked_s is not None and now_s - rank.kill_asked_s > HOST_KILL_S:
-                rank.kill_asked_s = None
+            is_late = rank.kill_asked_s is not None and now_s - rank.kill_asked_s > HOST_KILL_S
+            if is_late and not self._cluster.is_silent:
+                rank.kill_asked_s, rank.given_up = None, True
                 with contextlib.suppress(Exception):
                     ray.kill(rank.actor, no_restart=True)
             if rank.calls:
@@ -236,10 +242,10 @@ class RayCrews:
             return []
         except (ActorDiedError, RayActorError) as error:
             rank.dead = True
-            words = " ".join(str(error).split())[:500]
-            code = -signal.SIGKILL if BY_US in words else None
-            why = f"its host on node {rank.host or '(not yet placed)'} is lost: {words}"
-            return [{"say": "gone", "code": code, "kernel_oom": False, "why": why}]
+            place = f"its host on node {rank.host or '(not yet placed)'}"
+            words = f"is lost: {' '.join(str(error).split())[:500]}"
+            why = f"{place} {f'did not answer for {HOST_KILL_S:g} s' if rank.given_up else words}"
+            return [{"say": "gone", "code": None, "kernel_oom": False, "why": why}]
         except Exception:  # Ray could not answer; whether the rank lives is another question
             rank.deaf_until_s = time.monotonic() + ASK_AGAIN_S
             return []
@@ -273,7 +279,8 @@ class RayCrews:
             return ""
         asks = " and ".join(f"{size * v:g} {k}" for k, v in self._bundle.items())
         with contextlib.suppress(Exception):
-            has = " and ".join(f"{self._cluster.total(k):g} {k}" for k in self._bundle)
+            totals = self._cluster.totals()
+            has = " and ".join(f"{totals.get(k, 0.0):g} {k}" for k in self._bundle)
             return f"the placement group of {size} ranks can never be placed: it asks for {asks}, all nodes together have {has}"
         return ""
 
@@ -287,7 +294,10 @@ class RayCrews:
     def _remove(self, crew: Crew) -> None:
         from ray.util.placement_group import remove_placement_group
 
-        for rank in crew.handles:
-            rank.end()
-        with contextlib.suppress(Exception):
+        def remove() -> None:
+            for rank in crew.handles:
+                rank.end()
             remove_placement_group(crew.token)
+
+        with contextlib.suppress(Exception):  # without a head there is nothing to be given back to
+            self._cluster.ask(remove)

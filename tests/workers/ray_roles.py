@@ -1,0 +1,108 @@
+"""Other machines of a Ray cluster, played by processes of this one that can be killed like a machine that goes away.
+
+    python -m tests.workers.ray_roles head                     starts a cluster, prints its address, stays
+    python -m tests.workers.ray_roles node ADDRESS IP CPUS     joins it as a node at a loopback address of its own, stays
+    python -m tests.workers.ray_roles study ADDRESS            joins it as a driver and runs a trial; prints what happens, and why it ends
+
+`ray start` will not do for the node: it takes a cluster on loopback for one at the machine's own address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from autotune_workers.keeper import descendants
+
+
+def head() -> None:
+    """The head of a cluster."""
+    from autotune_workers.ray import RayRunner
+
+    print(RayRunner(num_cpus=2).address, flush=True)
+    time.sleep(3600)
+
+
+def node(address: str, ip: str, num_cpus: str) -> None:
+    """A node beside the head."""
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    parameters = RayParams(
+        gcs_address=address,
+        node_ip_address=ip,
+        num_cpus=int(num_cpus),
+        num_gpus=0,
+        object_store_memory=100 << 20,
+        min_worker_port=0,
+        max_worker_port=0,
+        include_log_monitor=False,
+    )
+    Node(parameters, head=False, shutdown_at_exit=False, spawn_reaper=False)
+    print("joined", flush=True)
+    time.sleep(3600)
+
+
+def study(address: str) -> None:
+    """A driver that tries a trial again while it is told that a worker was lost."""
+    from autotune.errors import RunnerError
+    from autotune.ports import AttemptEnded
+    from autotune_workers.ray import RayRunner
+    from tests.workers.requests import DOUBLE, PATIENT, request
+
+    measure = replace(PATIENT, min_steps=500, max_steps=500, start_timeout_s=120.0, trial_timeout_s=500.0)
+    runner = RayRunner(address=address, trial=DOUBLE)
+    try:
+        for attempt in range(1, 4):
+            asked = request(0, attempt=attempt, measure=measure, trainer_options={"step_s": 0.5})
+            runner.start(asked)
+            is_over = False
+            while not is_over:
+                for event in runner.poll(0.5):
+                    is_over = is_over or isinstance(event, AttemptEnded)
+                    said = f"{event.failure.kind}: {event.failure.message}" if is_over and event.failure else ""
+                    print(type(event).__name__, said, flush=True)
+    except RunnerError as error:
+        print("RunnerError", error, flush=True)
+    finally:
+        runner.close()
+        print("closed", flush=True)
+
+
+@contextlib.contextmanager
+def played(*role: str, environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A process in that role, whose output can be read; killed at the end with all below it."""
+    root = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join([str(root), str(root / "workers")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.workers.ray_roles", *role],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        go_away(process)
+        process.communicate()
+
+
+def go_away(process: subprocess.Popen[str]) -> None:
+    """SIGKILL to the process and all below it, at once."""
+    for pid in (process.pid, *descendants(process.pid)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    {"head": head, "node": node, "study": study}[sys.argv[1]](*sys.argv[2:])
