@@ -101,7 +101,8 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
             rate, mfu = format_count(float(row.estimate.tokens_per_s)), f"{float(row.estimate.mfu):.1%}"
             table.add_row(f"{row.num_gpus:,}", config_label(row.config), rate, mfu, days, cost)
         out.print(table)
-    note(f"constants of the cost model: {found.source}")
+    fitted = "fitted to published measurements, " if found.source.endswith(".csv") else ""
+    note(f"constants of the cost model: {fitted}{found.source}")
 
 
 def estimate(
