@@ -182,11 +182,13 @@ def main() -> None:
                     line += f", slowest {at(latencies, 1):.0f} ms, {failures} failed"
                 line += f"; service {used_s:.1f} s of CPU"
                 print(f"{line}; load {os.getloadavg()[0]:.1f}", flush=True)
-        with served(Path(folder) / "b", asked.studies) as url:
+        with served(Path(folder) / "b", asked.studies) as (url, pid):
             acknowledged_s, ended_s, kept, completed = flood(url, asked.submissions)
             print(
-                f"{kept} submissions acknowledged in {acknowledged_s:.1f} s, {completed} completed after {ended_s:.1f} s"
+                f"{kept} submissions acknowledged in {acknowledged_s:.1f} s, {completed} completed after {ended_s:.1f} s",
+                end="",
             )
+            print(f"; service {cpu_s(pid):.1f} s of CPU; load {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":
