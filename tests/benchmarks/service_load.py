@@ -41,7 +41,10 @@ def served(folder: Path, studies: int) -> Iterator[tuple[str, int]]:
         assert process.stdout is not None
         text = ""
         while not text.rstrip().endswith("}"):
-            text += process.stdout.readline()
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError("the service ended without saying where it is")
+            text += line
         yield json.loads(text)["url"], process.pid
     finally:
         process.send_signal(signal.SIGTERM)
