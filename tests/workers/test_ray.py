@@ -175,7 +175,6 @@ def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str) ->
             assert failure is not None
             assert failure.kind is FailureKind.WORKER_LOST
             assert "on node 127.0.0.2" in failure.message
-            assert failure.rank in (4, 5), "ranks of a node have neighbouring numbers"
             after = request(1, dp=2)
             runner.start(after)
             assert ended(events_until_ended(runner, [after.id])).failure is None
