@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from autotune.report.fitting import Column, FittedTable, Stage
 from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus
 from autotune.spec.duration import format_duration as format_duration
 from autotune.spec.estimate import MemoryParts, TimeParts
@@ -61,6 +62,12 @@ STATUS_COLOURS: Mapping[str, str] = {
     "CANCELLED": "dim",
     "INFEASIBLE": "magenta",
 }
+
+MIN_CONFIG = 24
+"""columns that a config has at the least; three or four knobs to a line"""
+MAX_NOTE, MIN_NOTE = 48, 24
+"""columns of a note; with less room only its gist is shown"""
+MAX_GIST = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,15 +205,38 @@ def stacked_bar(
 
 
 def trials_table(
-    trials: Iterable[Trial], *, best: int | None = None, palette: Palette = FULL, title: str = ""
-) -> Table:
-    """One row per trial: config, status, predicted and measured tokens per second, step time, memory, why."""
-    table = plain_table(palette, title=title)
-    for name in ("#", "config", "status"):
-        table.add_column(name, justify="right" if name == "#" else "left", no_wrap=name != "config")
-    for name in ("predicted", "measured", "step", "memory"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("note", overflow="ellipsis", max_width=48)
+    trials: Iterable[Trial],
+    *,
+    best: int | None = None,
+    palette: Palette = FULL,
+    title: str = "",
+    one_line: bool = False,
+) -> FittedTable:
+    """One row per trial: config, status, predicted and measured tokens per second, step time, memory, why.
+
+    A narrow terminal shows the first words of the notes, or none, then no predictions, then no step times. With `one_line` a long config is
+    cut short rather than wrapped, and there is no caption: the view of a running study counts lines.
+    """
+    table = FittedTable(
+        empty=lambda: plain_table(palette, title=title),
+        columns=(
+            Column(key="#", right=True),
+            Column(key="config", least=MIN_CONFIG, cut=one_line),
+            Column(key="status"),
+            *(Column(key=name, right=True) for name in ("predicted", "measured", "step", "memory")),
+            Column(key="note", most=MAX_NOTE, least=MIN_NOTE),
+            Column(key="gist", heading="note"),
+        ),
+        stages=(
+            Stage(without=frozenset({"gist"}), shorten=("note",)),
+            Stage(without=frozenset({"note"})),
+            Stage(without=frozenset({"note", "predicted"})),
+            Stage(without=frozenset({"note", "predicted", "step"}), shorten=() if one_line else ("config",)),
+            Stage(without=frozenset({"note", "predicted", "step", "gist"}), shorten=("config",)),
+        ),
+        ellipsis=palette.unicode,
+        caption=None if one_line else "tokens per second",
+    )
     for trial in trials:
         measured = trial.measurement if trial.is_measured else None
         nothing = palette.nothing
@@ -215,6 +245,7 @@ def trials_table(
         if trial.purpose is not TrialPurpose.SEARCH:
             label += f" ({trial.purpose})"
         memory = trial.measurement.peak_memory_bytes if trial.measurement else None
+        note = note_of(trial)
         table.add_row(
             number,
             label,
@@ -223,23 +254,37 @@ def trials_table(
             format_count(measured.tokens_per_s) if measured else nothing,
             format_duration(measured.step_time_s) if measured else nothing,
             format_bytes(memory) if memory else nothing,
-            safe(note_of(trial), palette),
+            safe(note, palette),
+            safe(_gist(note), palette),
             style="bold" if trial.number == best else "",
         )
-    table.caption = "tokens per second"
     return table
 
 
-def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) -> Table:
-    """The ranked rows of a plan: anything with `rows` of `rank`, `config` and `estimate`, or the rows themselves."""
+def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) -> FittedTable:
+    """The ranked rows of a plan: anything with `rows` of `rank`, `config` and `estimate`, or the rows themselves.
+
+    A narrow terminal shows no parts, then no MFU, then no risk; a config that is still too long is wrapped between its words.
+    """
     rows = getattr(plan, "rows", plan)
-    table = plain_table(palette)
-    table.add_column("rank", justify="right")
-    table.add_column("config")
-    for name in ("tokens/s", "step", "MFU", "memory", "OOM risk"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("step by parts", no_wrap=True)
     shown = list(rows)[:top]
+    table = FittedTable(
+        empty=lambda: plain_table(palette),
+        columns=(
+            Column(key="rank", right=True),
+            Column(key="config", least=MIN_CONFIG, cut=False),
+            *(Column(key=name, right=True) for name in ("tokens/s", "step", "MFU", "memory", "OOM risk")),
+            Column(key="step by parts"),
+        ),
+        stages=(
+            Stage(),
+            Stage(without=frozenset({"step by parts"})),
+            Stage(without=frozenset({"step by parts", "MFU"})),
+            Stage(without=frozenset({"step by parts", "MFU", "OOM risk"}), shorten=("config",)),
+        ),
+        ellipsis=palette.unicode,
+        caption=time_legend(shown[0].estimate.time_parts_s, palette=palette) if shown else None,
+    )
     for row in shown:
         estimate = row.estimate
         table.add_row(
@@ -252,8 +297,6 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
             f"{float(estimate.oom_probability):.0%}",
             time_bar(estimate.time_parts_s, width=24, palette=palette),
         )
-    if shown:
-        table.caption = time_legend(shown[0].estimate.time_parts_s, palette=palette)
     return table
 
 
@@ -262,6 +305,12 @@ def note_of(trial: Trial) -> str:
     if trial.failure is not None:
         return f"{trial.failure.kind}: {trial.failure.message}"
     return trial.reason
+
+
+def _gist(note: str) -> str:
+    """What a note says before its colon (`OUT_OF_MEMORY`, `cannot win`), where that is short."""
+    head = note.partition(":")[0]
+    return head if len(head) <= MAX_GIST else ""
 
 
 def plain_table(palette: Palette, title: str = "") -> Table:
@@ -275,6 +324,7 @@ def plain_table(palette: Palette, title: str = "") -> Table:
         caption_justify="left",
         title_justify="left",
         highlight=False,
+        padding=(0, 1, 0, 0) if palette.unicode else (0, 1),
     )
 
 

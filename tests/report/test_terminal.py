@@ -148,3 +148,61 @@ def test_a_plan_is_ranked_rows() -> None:
     assert "1.5 s" in text
     assert "tp1 pp1 dp8" in text
     assert text.isascii()
+
+
+LONG = ParallelConfig(
+    tp=2, pp=4, cp=2, micro_batch_size=3, accumulation_steps=8, precision="fp16", recompute="full", compile=True
+)
+
+
+@pytest.mark.parametrize("palette", [Palette(), ASCII])
+@pytest.mark.parametrize("width", [80, 100, 120, 160, 200])
+def test_a_plan_keeps_rank_and_config_on_narrow_terminals(width: int, palette: Palette) -> None:
+    rows = [
+        SimpleNamespace(rank=n, config=config, estimate=estimate(1.5))
+        for n, config in ((7, trial(1).config), (8, LONG))
+    ]
+    text = shown(plan_table(rows, palette=palette), width=width)
+    assert all(len(line) <= width for line in text.splitlines())
+    words = text.replace("|", " ").split()
+    for word in ("rank", "config", "7", "8", *config_label(LONG).split(), "43.7k", "1.5", "40"):
+        assert word in words, word
+
+
+def test_a_plan_gives_up_the_parts_first_then_the_mfu() -> None:
+    rows = [SimpleNamespace(rank=1, config=trial(1).config, estimate=estimate(1.5))]
+    assert "step by parts" in shown(plan_table(rows), width=120)
+    middle = shown(plan_table(rows), width=80)
+    assert "step by parts" not in middle
+    assert "MFU" in middle
+    narrow = shown(plan_table(rows), width=70)
+    assert "MFU" not in narrow
+    assert "OOM risk" in narrow
+
+
+def test_trials_on_narrow_terminals_keep_configs_and_numbers_whole() -> None:
+    stopped = replace(
+        trial(7), status=TrialStatus.STOPPED, reason="cannot win: median 0.5 s after 8 steps is above the best, 0.4 s"
+    )
+    found = [trial(0), stopped, replace(trial(8), config=LONG)]
+    wide, narrow = (shown(trials_table(found), width=width) for width in (170, 80))
+    assert "cannot win: median 0.5 s" in wide
+    assert "predicted" in wide
+    assert "cannot win" in narrow
+    assert "median" not in narrow
+    assert "…" not in narrow
+    for word in ("completed", "65.5k", "GiB", *config_label(LONG).split()):
+        assert word in narrow.split(), word
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_one_line_each(width: int) -> None:
+    found = [trial(0), replace(trial(8), config=LONG)]
+    lines = shown(trials_table(found, one_line=True), width=width).splitlines()
+    assert [line.split()[0] for line in lines if line.strip()][2:] == ["0", "8"]
+
+
+def test_a_row_has_a_cell_for_each_column() -> None:
+    table = plan_table([])
+    with pytest.raises(ValueError, match="8 columns"):
+        table.add_row("1")
