@@ -8,32 +8,36 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import consoles
+from autotune.report.fitting import Column, FittedTable, Stage
 from autotune.report.terminal import (
+    MIN_CONFIG,
     Palette,
     config_label,
     format_bytes,
     format_count,
     format_duration,
     note_of,
+    safe,
     trials_table,
 )
-from autotune.spec import ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
+from autotune.spec import ParallelConfig, Study, StudyStatus, Trial, TrialPurpose, TrialStatus
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
     from autotune.progress import LoopEvent
 
-SHOWN = 18
-"""rows of the live table; older trials scroll away, the best stays"""
 REDRAWS_PER_S = 4
+CONFIGS_GIVE = ("stability", "step", "memory", "reward")
+"""columns that a narrow terminal does not show of measured configs, in that order"""
 
 
 class LiveView:
@@ -56,7 +60,7 @@ class LiveView:
             from rich.live import Live
 
             self._live = Live(
-                get_renderable=self.render, console=self.console, refresh_per_second=REDRAWS_PER_S, transient=True
+                get_renderable=lambda: self, console=self.console, refresh_per_second=REDRAWS_PER_S, transient=True
             )
             self._live.start()
         return self
@@ -98,17 +102,38 @@ class LiveView:
                 self.message = message
                 self._line(message)
 
-    def render(self) -> Group:
-        """What the terminal shows now."""
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What the terminal shows now: what matters first, then as many trials as there are lines for.
+
+        A terminal can only erase what is still on its screen, so one line fewer than it has is used.
+        """
         from rich.console import Group
+        from rich.segment import SegmentLines
         from rich.text import Text
 
-        return Group(self._table(), Text(self._summary()), Text(self.message, style="dim"))
+        workload = self.study.workload
+        overflow = "ellipsis" if self.palette.unicode else "crop"
+        title = f"{self.study.name}: {workload.model.name} on {workload.cluster.name} ({self.study.searcher})"
+        texts = ((self._summary(), ""), (self._best_line(), "bold"), (self.message, "dim"), (title, "italic"))
+        head = Group(
+            *(
+                Text(text.replace("\n", " "), style=style, no_wrap=True, overflow=overflow)  # type: ignore[arg-type]
+                for text, style in texts
+                if text
+            )
+        )
+        room = max(1, options.size.height - 1)
+        lines = console.render_lines(head, options, pad=False)
+        frame = len(console.render_lines(self._table(0), options, pad=False))
+        if (rows := room - len(lines) - frame) > 0 and self.trials:
+            lines += console.render_lines(self._table(rows), options, pad=False)
+        yield SegmentLines(lines[:room], new_lines=True)
 
-    def _table(self) -> Table:
-        rows = sorted(self.trials.values(), key=lambda t: t.number)
-        shown = rows[-SHOWN:]
-        if self.best is not None and all(t.number != self.best for t in shown):
+    def _table(self, rows: int) -> FittedTable:
+        """The last trials, of which the best is always one."""
+        trials = sorted(self.trials.values(), key=lambda t: t.number)
+        shown = trials[-rows:] if rows else []
+        if self.best is not None and shown and all(t.number != self.best for t in shown):
             shown = [self.trials[self.best], *shown[1:]]
         running = [
             replace(t, reason=f"step {self.steps[t.number]}")
@@ -116,9 +141,7 @@ class LiveView:
             else t
             for t in shown
         ]
-        workload = self.study.workload
-        title = f"{self.study.name}: {workload.model.name} on {workload.cluster.name} ({self.study.searcher})"
-        return trials_table(running, best=self.best, palette=self.palette, title=title)
+        return trials_table(running, best=self.best, palette=self.palette, one_line=True)
 
     def _summary(self) -> str:
         budget = self.study.budget
@@ -130,13 +153,16 @@ class LiveView:
             finals = (self.study.measure.finalists + 1) * self.study.measure.final_rounds
             ahead = max(0, budget.max_trials - searched) + finals - sum(t.purpose is TrialPurpose.FINAL for t in ended)
             left = min(left, elapsed / len(ended) * max(0, ahead))
-        best = ""
-        if self.best is not None and (measured := self.trials[self.best].measurement) is not None:
-            best = f"   best {format_count(measured.tokens_per_s)} tokens/s (trial {self.best})"
         return (
             f"{self.phase}   {searched} of at most {budget.max_trials} trials   {format_duration(elapsed)} gone, "
-            f"at most {format_duration(left)} left{best}"
+            f"at most {format_duration(left)} left"
         )
+
+    def _best_line(self) -> str:
+        if self.best is None or (measured := self.trials[self.best].measurement) is None:
+            return ""
+        config = config_label(self.trials[self.best].config)
+        return f"best {format_count(measured.tokens_per_s)} tokens/s: trial {self.best}, {config}"
 
     def _line(self, text: str) -> None:
         if self._live is None:
@@ -159,7 +185,6 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
     out, err = consoles()
     palette = Palette.of(sys.stdout)
     study, best = document["study"], document["best"]
-    counts = ", ".join(f"{n} {status.lower()}" for status, n in study["trials"].items() if n)
     rows = [Trial.from_dict(dict(t)) for t in trials]
     if rows:
         out.print(trials_table(rows, best=best["number"] if best else None, palette=palette))
@@ -167,7 +192,7 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
         f"study {study['id']} ({study['name']}): {study['status']}"
         + (f", {study['message']}" if study["message"] else "")
     )
-    out.print(f"trials: {counts or 'none'}")
+    out.print(trials_line(rows) if rows else f"trials: {sum(study['trials'].values()) or 'none'}")
     failures = [t for t in rows if t.status is TrialStatus.FAILED]
     if failures:
         kinds: dict[str, int] = {}
@@ -181,9 +206,8 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
     if best:
         config = ParallelConfig.from_dict(best["config"])
         out.print(f"best: {config}")
-        speedup = document.get("speedup")
-        if speedup:
-            out.print(f"{speedup:.2f}x the default config, measured again in turn")
+        if line := speedup_line(document):
+            out.print(line)
         for sentence in (*why, *(document.get("notes") or ())):
             out.print(f"  {sentence}", markup=False)
         err.print(
@@ -198,35 +222,95 @@ def export_command(study_id: str, trainers: Sequence[str]) -> str:
     return f"autotune export {study_id} --to {trainers[0] if trainers else 'native'} -o launch/"
 
 
-def configs_table(configs: Sequence[Mapping[str, Any]], *, study: Mapping[str, Any] | None) -> Table:
-    """Measured configs, best first. Rows are trials, or {study, best} across history."""
-    from rich.table import Table
+_PURPOSES: Mapping[TrialPurpose, tuple[str, str]] = {
+    TrialPurpose.SEARCH: ("{} searched", "{} searched"),
+    TrialPurpose.BASELINE: ("the default config", "{} runs of the default config"),
+    TrialPurpose.REFERENCE: ("the default config in fp32", "{} runs of the default config in fp32"),
+    TrialPurpose.FINAL: ("{} final measurement", "{} final measurements"),
+}
+"""what the trials of a purpose are called: one of them, several"""
+_STATUSES: Mapping[TrialStatus, str] = {
+    TrialStatus.COMPLETED: "completed",
+    TrialStatus.STOPPED: "ended early because they could not win",
+    TrialStatus.FAILED: "failed",
+    TrialStatus.CANCELLED: "cancelled",
+    TrialStatus.INFEASIBLE: "infeasible",
+    TrialStatus.RUNNING: "running",
+    TrialStatus.PENDING: "waiting",
+}
 
-    table = Table(box=None, pad_edge=False)
-    names = ["rank", "config", "tokens/s", "step", "memory", "stability", "reward"]
+
+def trials_line(trials: Sequence[Trial]) -> str:
+    """`trials: 14 searched, the default config, 6 final measurements (19 completed, 2 failed)`: only searched ones count in the budget."""
+    purposes = Counter(t.purpose for t in trials)
+    statuses = Counter(t.status for t in trials)
+    kinds = [words[n > 1].format(n) for purpose, words in _PURPOSES.items() if (n := purposes[purpose])]
+    ends = [f"{n} {words}" for status, words in _STATUSES.items() if (n := statuses[status])]
+    return f"trials: {', '.join(kinds)} ({', '.join(ends)})"
+
+
+def speedup_line(document: Mapping[str, Any]) -> str:
+    """How the best config of a study compares with the default one, and how surely; empty where there is nothing to compare.
+
+    `document` is the JSON contract {study, best, baseline, speedup, final_rounds, ...}.
+    """
+    study, best, baseline = document.get("study"), document.get("best"), document.get("baseline")
+    if not study or not best or not baseline:
+        return ""
+    ended = StudyStatus(study["status"]).is_terminal
+    if best["config"] == baseline["config"]:
+        return "nothing beats the default config" + ("" if ended else " so far")
+    if not document.get("speedup"):
+        return ""
+    if document.get("final_rounds"):
+        how = ", both measured again in turn"
+    else:
+        how = " (each measured once)" if ended else " (not yet measured again)"
+    return f"{document['speedup']:.2f}x the tokens/s of the default config{how}"
+
+
+def configs_table(configs: Sequence[Mapping[str, Any]], *, study: Mapping[str, Any] | None) -> FittedTable:
+    """Measured configs, best first. Rows are trials, or {study, best} across history."""
     across = bool(configs) and "best" in configs[0]
-    if across:
-        names += ["model", "cluster", "study"]
-    for name in names:
-        table.add_column(
-            name, justify="left" if name in ("config", "model", "cluster", "study") else "right", overflow="fold"
-        )
+    palette = Palette.of(sys.stdout)
+    table = FittedTable(
+        empty=bare_table,
+        columns=(
+            Column(key="rank", heading="#" if across else "rank", right=True),
+            Column(key="config", least=MIN_CONFIG, cut=False),
+            *(Column(key=n, right=True) for n in ("GPUs", "tokens/s", "step", "memory", "stability", "reward")),
+            *(Column(key=n) for n in (("model", "cluster", "runner", "study") if across else ())),
+        ),
+        stages=(
+            *(Stage(without=frozenset(CONFIGS_GIVE[:n])) for n in range(len(CONFIGS_GIVE))),
+            Stage(without=frozenset(CONFIGS_GIVE), shorten=("config",)),
+        ),
+        ellipsis=palette.unicode,
+    )
     for rank, row in enumerate(configs, start=1):
         trial = row["best"] if across else row
         m, r = trial["measurement"] or {}, trial["reward"] or {}
-        cells = [
+        config = ParallelConfig.from_dict(trial["config"])
+        of = row["study"] if across else {}
+        table.add_row(
             str(rank),
-            config_label(ParallelConfig.from_dict(trial["config"])),
+            config_label(config),
+            f"{config.world_size:,}",
             format_count(m.get("tokens_per_s")),
             format_duration(m.get("step_time_s")),
             format_bytes(m.get("peak_memory_bytes")),
             f"{r['stability']:.2f}" if r else "-",
             f"{r['total']:+.3f}" if r else "-",
-        ]
-        if across:
-            cells += [row["study"]["model"], row["study"]["cluster"], row["study"]["id"]]
-        table.add_row(*cells)
+            *(safe(str(of[name]), palette) for name in (("model", "cluster", "runner", "id") if across else ())),
+        )
     return table
+
+
+def bare_table() -> Table:
+    """An empty table without lines."""
+    from rich.table import Table
+
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 
 def history_line(event: Mapping[str, Any]) -> str:

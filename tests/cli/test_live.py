@@ -1,0 +1,142 @@
+"""The view of a running study on terminals of any size, and what is said of a study in words."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from autotune.cli.live import LiveView, configs_table, speedup_line, trials_line
+from autotune.spec import TrialPurpose, TrialStatus
+from tests.report.worlds import record, trial, trials
+
+
+def terminal(width: int, height: int) -> Console:
+    return Console(file=io.StringIO(), width=width, height=height, color_system=None, force_terminal=True)
+
+
+def view_of(console: Console, count: int = 60) -> LiveView:
+    """A study in its searching phase; the first of its trials is the best, the last one runs."""
+    view = LiveView(record().study, console=console)
+    view.trials = {n: trial(n, step_time_s=1.0 + n) for n in range(count)}
+    view.trials[count - 1] = replace(view.trials[count - 1], status=TrialStatus.RUNNING, measurement=None)
+    view.steps = {count - 1: 12}
+    view.best, view.phase, view.message = 1, "searching", "a message that is far too long for a line " * 9
+    return view
+
+
+@pytest.mark.parametrize("width", [40, 80, 110, 200])
+def test_the_view_leaves_a_line_of_the_screen_free(width: int) -> None:
+    for height in range(2, 51):
+        console = terminal(width, height)
+        lines = console.render_lines(view_of(console), console.options, pad=False)
+        assert len(lines) <= height - 1, (width, height)
+        assert all(sum(segment.cell_length for segment in line) <= width for line in lines)
+
+
+def test_the_view_uses_the_screen_and_keeps_the_best_in_sight() -> None:
+    console = terminal(80, 24)
+    console.print(view_of(console))
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert len(lines) == 23
+    assert lines[0].startswith("searching   ")
+    assert lines[1].startswith("best ")
+    assert any(line.split()[:4] == ["1★", "tp1", "pp1", "dp8"] for line in lines)
+    assert any(line.split()[:1] == ["59"] and "running" in line for line in lines)
+
+
+def test_a_view_without_trials() -> None:
+    console = terminal(80, 24)
+    console.print(LiveView(record().study, console=console))
+    assert console.file.getvalue().startswith("starting")  # type: ignore[attr-defined]
+
+
+def test_nothing_of_the_view_is_left_in_the_scrollback() -> None:
+    console = terminal(80, 12)
+    view = view_of(console)
+    with view:
+        view._live.refresh()
+    written = console.file.getvalue()  # type: ignore[attr-defined]
+    assert screen_after(written, height=12) == ([], [])
+
+
+def screen_after(written: str, *, height: int) -> tuple[list[str], list[str]]:
+    """What a terminal shows after these bytes, and what scrolled off its upper edge; blank lines left out.
+
+    Knows what rich writes for a live display: line ends, cursor up, erase line, and private modes, which it ignores.
+    """
+    scrolled: list[str] = []
+    screen, row = [""] * height, 0
+    for code, text, end in re.findall(r"(\x1b\[[?\d;]*[A-Za-z])|([^\x1b\r\n]+)|([\r\n])", written):
+        if end == "\n":
+            row += 1
+            if row == height:
+                scrolled.append(screen.pop(0))
+                screen.append("")
+                row -= 1
+        elif code.endswith("A"):
+            row = max(0, row - int(code[2:-1] or 1))
+        elif code.endswith("K"):
+            screen[row] = ""
+        elif text:
+            screen[row] += text
+    return [line for line in screen if line.strip()], [line for line in scrolled if line.strip()]
+
+
+def test_trials_are_counted_by_purpose_and_by_end() -> None:
+    ran = [
+        *trials(),
+        replace(trial(5), status=TrialStatus.STOPPED),
+        *(replace(trial(n), purpose=TrialPurpose.FINAL) for n in (6, 7)),
+    ]
+    assert trials_line(ran) == (
+        "trials: 5 searched, the default config, 2 final measurements "
+        "(6 completed, 1 ended early because they could not win, 1 failed)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"final_rounds": 3}, "2.00x the tokens/s of the default config, both measured again in turn"),
+        ({"final_rounds": 0}, "2.00x the tokens/s of the default config (each measured once)"),
+        (
+            {"final_rounds": 0, "study": {"status": "RUNNING"}},
+            "2.00x the tokens/s of the default config (not yet measured again)",
+        ),
+        ({"best": {"config": {"tp": 1}}}, "nothing beats the default config"),
+        ({"best": {"config": {"tp": 1}}, "study": {"status": "RUNNING"}}, "nothing beats the default config so far"),
+        ({"baseline": None}, ""),
+        ({"speedup": None}, ""),
+        ({"best": None}, ""),
+        ({"study": None}, ""),
+    ],
+)
+def test_a_speedup_says_how_it_was_measured(changes: dict[str, Any], line: str) -> None:
+    document = {
+        "study": {"status": "COMPLETED"},
+        "best": {"config": {"tp": 2}},
+        "baseline": {"config": {"tp": 1}},
+        "speedup": 2.0,
+        "final_rounds": 2,
+    }
+    assert speedup_line(document | changes) == line
+
+
+def test_configs_say_how_many_gpus_and_across_history_which_runner() -> None:
+    found = trial(1).to_dict()
+    study = {"model": "nano-llama", "cluster": "cpu-1x4", "runner": "simulated", "id": "s1"}
+    console = terminal(200, 24)
+    console.print(configs_table([found], study=study))
+    console.print(configs_table([{"study": study, "best": found}], study=None))
+    narrow = terminal(80, 24)
+    narrow.print(configs_table([found], study=study))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "GPUs" in text
+    assert "simulated" in text
+    first = narrow.file.getvalue().splitlines()[1]  # type: ignore[attr-defined]
+    assert first.split()[:9] == ["1", "tp1", "pp1", "dp8", "mb1", "acc8", "bf16", "8", "65.5k"]
