@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from autotune.cli.output import JsonOption, consoles, emit
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+LEAST_SENTENCE = 24
+"""columns that a sentence has at the least"""
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     for command in (searchers, models, clusters, spaces, trainers, runners):
         app.command()(command)
+
+
+SAMPLERS: Mapping[str, str] = {
+    "tpe": "Tree-structured Parzen estimator",
+    "gp": "Gaussian process",
+    "cmaes": "CMA-ES",
+    "nsga2": "NSGA-II",
+    "qmc": "quasi-Monte Carlo",
+}
+"""Optuna's samplers, written out"""
+WIDE_NUMBERS = ("ffn", "vocab", "kv_heads", "experts")
+"""columns of models that a narrow terminal does not show, in that order"""
 
 
 def searchers(json: JsonOption = False) -> None:
@@ -25,13 +45,15 @@ def searchers(json: JsonOption = False) -> None:
     for name in searcher_names():
         stem, _, sampler = name.partition(":")
         home = import_module(f"autotune.search.{stem}").__doc__ or ""
-        summary = f"Optuna's {sampler} sampler over the enumerated list" if sampler else home.strip().splitlines()[0]
+        sentence = " ".join(home.strip().partition("\n\n")[0].split()).partition(". ")[0].rstrip(".") + "."
+        summary = f"Optuna: {SAMPLERS.get(sampler, sampler)}." if sampler else sentence
         rows.append({"name": name, "summary": summary})
     _show("searchers", rows, json)
 
 
 def models(json: JsonOption = False) -> None:
     """Lists the models of the catalog with their shapes."""
+    from autotune.report.terminal import format_count
     from autotune.spec import catalog
 
     rows: list[dict[str, Any]] = []
@@ -50,7 +72,14 @@ def models(json: JsonOption = False) -> None:
                 "experts": m.num_experts,
             }
         )
-    _show("models", rows, json)
+    _show(
+        "models",
+        rows,
+        json,
+        headings={"kv_heads": "kv"},
+        shown=[{**row, "parameters": format_count(row["parameters"])} for row in rows],
+        gives=WIDE_NUMBERS,
+    )
 
 
 def clusters(json: JsonOption = False) -> None:
@@ -66,20 +95,56 @@ def clusters(json: JsonOption = False) -> None:
                 "gpu": c.gpu.name,
                 "gpus": c.num_gpus,
                 "memory_gib": round(c.gpu.memory_bytes / 2**30, 1),
-                "bf16_tflops": round(c.gpu.peak_flops_per_s.get("bf16", 0.0) / 1e12, 1),
+                **{f"{p}_tflops": _tflops(c.gpu.peak_flops_per_s.get(p)) for p in ("bf16", "fp16")},
                 "intra_node_gb_per_s": c.intra_node.bytes_per_s / 1e9,
                 "inter_node_gb_per_s": c.inter_node.bytes_per_s / 1e9,
             }
         )
-    _show("clusters", rows, json)
+    headings = {
+        "gpu": "GPU",
+        "gpus": "GPUs",
+        "memory_gib": "memory\nGiB",
+        "bf16_tflops": "bf16\nTFLOP/s",
+        "fp16_tflops": "fp16\nTFLOP/s",
+        "intra_node_gb_per_s": "in node\nGB/s",
+        "inter_node_gb_per_s": "between\nnodes GB/s",
+    }
+    _show("clusters", rows, json, headings=headings, gives=("gpu",))
+
+
+def _tflops(flops_per_s: float | None) -> float | None:
+    """TFLOP/s to three digits at the least; None where the GPU has no such arithmetic."""
+    return None if flops_per_s is None else round(flops_per_s / 1e12, 1 if flops_per_s >= 1e12 else 3)
 
 
 def spaces(json: JsonOption = False) -> None:
     """Lists the search spaces that ship, with their knobs."""
     from autotune import assets
+    from autotune.schema.reading import read_document
 
-    rows = [{"name": name, "path": str(path)} for name, path in assets.space_files().items()]
-    _show("spaces", rows, json)
+    rows: list[dict[str, Any]] = []
+    for name, path in assets.space_files().items():
+        knobs = read_document(path, what="search space")
+        rows.append({"name": name, "summary": knobs.pop("description", ""), "knobs": knobs, "path": str(path)})
+    shown = [
+        {
+            "name": row["name"],
+            "summary": row["summary"],
+            "knobs": ", ".join(f"{k} {_values(v)}" for k, v in row["knobs"].items()),
+        }
+        for row in rows
+    ]
+    _show("spaces", rows, json, shown=shown)
+
+
+def _values(values: Any) -> str:
+    """The values of a knob in a few characters: `1|2|4`, `1..64` for powers of two."""
+    if isinstance(values, Mapping):
+        return " ".join(
+            f"{low}..{high}" if name == "powers_of_two" else f"{name} {low}..{high}"
+            for name, (low, high, *_) in values.items()
+        )
+    return "|".join("yes" if v is True else "no" if v is False else str(v) for v in values)
 
 
 def trainers(json: JsonOption = False) -> None:
@@ -91,23 +156,69 @@ def trainers(json: JsonOption = False) -> None:
 
 def runners(json: JsonOption = False) -> None:
     """Lists what can run trials."""
-    from autotune.registry import runner_names
+    from importlib import metadata
 
-    _show("runners", [{"name": name} for name in runner_names()], json)
+    from autotune.registry import RUNNERS
+
+    entries = sorted(metadata.entry_points(group=RUNNERS), key=lambda entry: entry.name)
+    _show("runners", [{"name": entry.name, "summary": _summary(entry)} for entry in entries], json)
 
 
-def _show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+def _summary(entry: EntryPoint) -> str:
+    """The first line of what a plug-in says of itself, or what keeps it from being loaded."""
+    try:
+        text = entry.load().__doc__ or ""
+    except (ImportError, AttributeError) as error:
+        return f"cannot be loaded: {error}"
+    return next(iter(text.strip().splitlines()), "")
+
+
+def _show(
+    title: str,
+    rows: list[dict[str, Any]],
+    as_json: bool,
+    *,
+    headings: Mapping[str, str] | None = None,
+    shown: list[dict[str, Any]] | None = None,
+    gives: Sequence[str] = (),
+) -> None:
+    """The rows as a JSON document, or `shown` (else the same rows) as a table, whose columns `gives` a narrow terminal leaves out in turn.
+
+    Numbers and names stay whole; sentences are wrapped between words.
+    """
     if as_json:
         emit({title: rows})
         return
-    from rich.table import Table
+    from autotune.cli.live import bare_table
+    from autotune.report.fitting import Column, FittedTable, Stage
+    from autotune.report.terminal import Palette, safe
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in rows[0] if rows else ():
-        numeric = all(isinstance(row[name], int | float) for row in rows)
-        table.add_column(name.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(
-            *(f"{v:,}" if isinstance(v, int | float) and not isinstance(v, bool) else str(v) for v in row.values())
-        )
+    palette = Palette.of(sys.stdout)
+    cells = shown or rows
+    keys = list(cells[0]) if cells else []
+    sentences = [key for key in keys if key in ("summary", "knobs")]
+    table = FittedTable(
+        empty=bare_table,
+        columns=[
+            Column(
+                key=key,
+                heading=(headings or {}).get(key, key.replace("_", " ")),
+                right=key != "name" and key != "gpu" and key not in sentences,
+                least=LEAST_SENTENCE,
+                cut=key not in sentences,
+            )
+            for key in keys
+        ],
+        stages=[
+            *(Stage(without=frozenset(gives[:n])) for n in range(len(gives))),
+            Stage(without=frozenset(gives), shorten=tuple(sentences)),
+        ],
+        ellipsis=palette.unicode,
+    )
+    for row in cells:
+        table.add_row(*(palette.nothing if v is None else safe(_cell(v), palette) for v in row.values()))
     consoles()[0].print(table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)

@@ -14,7 +14,7 @@ import typer
 
 from autotune.cli.output import JsonOption, StoreOption, consoles, emit
 
-OK, WARNING, FAILED = "ok", "warning", "failed"
+OK, HINT, WARNING, FAILED = "ok", "hint", "warning", "failed"
 MIN_FREE_BYTES = 1 << 30
 MIN_SHARED_MEMORY_BYTES = 1 << 28
 MIN_OPEN_FILES = 1024
@@ -26,7 +26,7 @@ class Check:
 
     name: str
     status: str
-    """ok, warning (something will not work) or failed (nothing will)"""
+    """ok, hint (advice: nothing was looked at), warning (something will not work) or failed (nothing will)"""
     detail: str
     remedy: str = ""
 
@@ -70,7 +70,7 @@ def _print(checks: list[Check]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    colours = {OK: "green", WARNING: "yellow", FAILED: "red"}
+    colours = {OK: "green", HINT: "cyan", WARNING: "yellow", FAILED: "red"}
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     table.add_column("check")
@@ -135,7 +135,7 @@ def _ray_dashboard() -> Check:
     folder = assets.dashboards() / "grafana"
     return Check(
         name="Ray dashboard panels",
-        status=OK,
+        status=HINT,
         detail=f"to show autotune's panels in the Ray dashboard, let Grafana provision {folder} and start Ray with "
         "RAY_GRAFANA_HOST and RAY_PROMETHEUS_HOST set to your servers",
     )

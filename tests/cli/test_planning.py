@@ -64,11 +64,42 @@ def test_catalogs(run):
     assert "gpt2-xl" in run("models").out
 
 
+def test_arithmetic_that_a_gpu_does_not_have_is_no_zero(run):
+    found = {c["name"]: c for c in run("clusters", "--json").document["clusters"]}
+    assert found["v100-32gb-1x8"]["bf16_tflops"] is None
+    assert found["v100-32gb-1x8"]["fp16_tflops"] == 125.0
+    assert found["cpu-1x4"]["bf16_tflops"] == 0.03
+    assert " 0.0 " not in run("clusters").out
+
+
+def test_catalogs_say_what_each_entry_is(run):
+    spaces = {s["name"]: s for s in run("spaces", "--json").document["spaces"]}
+    assert spaces["laptop"]["knobs"]["tp"] == [1, 2, 4]
+    assert spaces["laptop"]["path"].endswith("laptop.yaml")
+    assert "one GPU" in run("spaces").out
+    for command in ("searchers", "runners"):
+        summaries = [row["summary"] for row in run(command, "--json").document[command]]
+        assert all(summaries)
+        assert len(set(summaries)) == len(summaries)
+    assert "124M" in run("models").out
+    assert 124_439_808 in {m["parameters"] for m in run("models", "--json").document["models"]}
+
+
+@pytest.mark.parametrize("command", ["models", "clusters", "spaces", "searchers", "runners"])
+def test_catalogs_fit_a_narrow_terminal(run, monkeypatch, command):
+    wide, names = run(command).out, [row["name"] for row in run(command, "--json").document[command]]
+    monkeypatch.setattr("autotune.cli.output.PIPE_WIDTH", 72)
+    narrow = run(command).out
+    assert max(map(len, narrow.splitlines())) <= 72 < max(map(len, wide.splitlines())) or wide == narrow
+    assert set(names) <= set(narrow.split())
+
+
 def test_doctor(run):
     done = run("doctor", "--json")
     assert done.document["ok"] is (done.code == 0)
     names = {check["name"] for check in done.document["checks"]}
     assert {"Python", "torch", "Ray", "results database", "disk"} <= names
+    assert {c["status"] for c in done.document["checks"] if c["name"] == "Ray dashboard panels"} == {"hint"}
 
 
 def test_looking_after_the_store(run, write, tmp_path):
