@@ -125,9 +125,12 @@ class Client:
         """Best configs of a study: {study, best, baseline, speedup, configs}."""
         return self._ask("GET", _of(study_id, "best"), params={"top": top, "pareto": pareto})
 
-    def best_across(self, *, model: str = "", cluster: str = "", trainer: str = "", top: int = 1) -> Document:
+    def best_across(
+        self, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", top: int = 1
+    ) -> Document:
         """Best configs across all history."""
-        return self._ask("GET", "/best", params={"model": model, "cluster": cluster, "trainer": trainer, "top": top})
+        asked = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner, "top": top}
+        return self._ask("GET", "/best", params=asked)
 
     def export(self, study_id: str, trainer: str, options: Mapping[str, Any] | None = None) -> Document:
         """The best config as a launch of that trainer: {trainer, config, argv, env, files, notes}."""

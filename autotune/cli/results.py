@@ -22,6 +22,10 @@ def best(
     model: Annotated[str, typer.Option("--model", help="Across history: this model.")] = "",
     cluster: Annotated[str, typer.Option("--cluster", help="Across history: this cluster.")] = "",
     trainer: Annotated[str, typer.Option("--trainer", help="Across history: this trainer.")] = "",
+    runner: Annotated[
+        str,
+        typer.Option("--runner", help="Across history: this runner. Simulated results are shown only if it is named."),
+    ] = "",
     top: Annotated[int, typer.Option("--top", min=1, max=1000, help="How many configs.")] = 1,
     pareto: Annotated[
         bool,
@@ -41,9 +45,10 @@ def best(
     from autotune.cli.source import open_source
     from autotune.errors import SpecError
 
-    if study and (model or cluster or trainer):
+    if study and (model or cluster or trainer or runner):
         raise SpecError(
-            "--model, --cluster and --trainer ask across history, but a study was named", remedy="leave one out"
+            "--model, --cluster, --trainer and --runner ask across history, but a study was named",
+            remedy="leave one out",
         )
     if not study and (pareto or metric or stability_weight is not None):
         raise SpecError(
@@ -56,7 +61,7 @@ def best(
             if study:
                 document = source.best(study, top=top, pareto=pareto)
             else:
-                document = source.best_across(model=model, cluster=cluster, trainer=trainer, top=top)
+                document = source.best_across(model=model, cluster=cluster, trainer=trainer, runner=runner, top=top)
     found = document["best"] is not None
     if json:
         emit(document)

@@ -47,7 +47,9 @@ class Source(Protocol):
         """Best configs of a study: {study, best, baseline, speedup, configs}."""
         ...
 
-    def best_across(self, *, model: str = "", cluster: str = "", trainer: str = "", top: int = 1) -> Document:
+    def best_across(
+        self, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", top: int = 1
+    ) -> Document:
         """Best configs across all history."""
         ...
 
@@ -109,11 +111,13 @@ class LocalSource:
             answer["configs"] = [wiring.trial_document(trial) for trial in wiring.pareto(result)]
         return answer
 
-    def best_across(self, *, model: str = "", cluster: str = "", trainer: str = "", top: int = 1) -> Document:
+    def best_across(
+        self, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", top: int = 1
+    ) -> Document:
         """Best configs across all history."""
         from autotune import wiring
 
-        found = wiring.past_studies(self.store, model=model, cluster=cluster, trainer=trainer, limit=top)
+        found = wiring.past_studies(self.store, model=model, cluster=cluster, trainer=trainer, runner=runner, limit=top)
         first: Document = found[0] if found else {"study": None, "best": None}
         return {"baseline": None, "speedup": None, **first, "configs": found}
 

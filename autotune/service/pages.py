@@ -146,7 +146,7 @@ async def report(request: Request) -> Response:
 async def best(request: Request) -> Response:
     """The best configs across all history."""
     house, caller = await _visitor(request)
-    asked = {name: request.query_params.get(name, "")[:200] for name in ("model", "cluster", "trainer")}
+    asked = {name: request.query_params.get(name, "")[:200] for name in ("model", "cluster", "trainer", "runner")}
 
     def look() -> dict[str, Any]:
         from autotune import wiring

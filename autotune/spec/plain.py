@@ -39,6 +39,7 @@ def study_from_dict(values: Mapping[str, Any]) -> Study:
         "budget": lambda part: _build(Budget, part),
         "measure": lambda part: _build(MeasureSpec, part),
         "baseline": lambda part: None if part is None else ParallelConfig.from_dict(part),
+        "left_out": tuple,
         "enqueue": lambda part: tuple(ParallelConfig.from_dict(config) for config in part),
     }
     return _build(Study, {name: readers[name](value) if name in readers else value for name, value in plain.items()})

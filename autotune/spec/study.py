@@ -96,6 +96,10 @@ class MeasureSpec:
     """of a whole trial"""
 
 
+SIMULATED = "simulated"
+"""registered name of the runner that plays trials by the cost model: its measurements say nothing about hardware"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     """One tuning job: workload x space x objective x budget x searcher."""
@@ -130,3 +134,5 @@ class Study:
     """the default config to beat; None means data parallel only, micro-batch 1, in the space's first precision"""
     enqueue: tuple[ParallelConfig, ...] = ()
     """the user's own guesses, tried first"""
+    left_out: tuple[str, ...] = ()
+    """guesses that were dropped because this cluster cannot run them, each with the reason, in words"""

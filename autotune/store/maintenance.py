@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, and_, case, func, select, text
 
 from autotune.errors import StoreCorruptError, StoreError, StoreUnavailableError
+from autotune.spec.study import SIMULATED
 from autotune.store import history, laws, queries, schema
 from autotune.store.diagnosis import diagnosed
 from autotune.store.export import export, study_keys
+from autotune.store.records import runner_text
 from autotune.store.sql import SqlStore
-from autotune.store.tables import attempts, events, records, studies, trials
+from autotune.store.tables import attempts, events, records, specs, studies, trials
 
 __all__ = ["backup", "check", "export", "vacuum"]
 
@@ -107,21 +109,34 @@ def _count_faults(connection: Connection, key: int, study_id: str) -> Iterator[s
 
 def _record_faults(store: SqlStore) -> Iterator[str]:
     """Representatives that are missing or are no median: fewer or more trials are faster than half of the config's trials."""
-    measured = (
-        select(trials.c.workload, trials.c.config_key, func.count().label("places"))
+    simulated = case((specs.c["values"].contains(runner_text(SIMULATED), autoescape=True), 1), else_=0)
+    counted = (
+        select(trials.c.workload, trials.c.config_key, trials.c.throughput, simulated.label("simulated"))
+        .join(specs, specs.c.study == trials.c.study)
         .where(trials.c.throughput.is_not(None))
-        .group_by(trials.c.workload, trials.c.config_key)
         .subquery()
     )
+    config = (counted.c.workload, counted.c.config_key)
+    real = select(*config, func.min(counted.c.simulated).label("simulated")).group_by(*config).subquery()
+    matching = [counted.c[name] == real.c[name] for name in ("workload", "config_key", "simulated")]
+    measured = (
+        select(*config, real.c.simulated, func.count().label("places"))
+        .join(real, and_(*matching))
+        .group_by(*config, real.c.simulated)
+        .subquery()
+    )
+    others = counted.alias()
     joined = (measured.c.workload == records.c.workload) & (measured.c.config_key == records.c.config_key)
     slower = (
         select(func.count())
-        .select_from(trials)
+        .select_from(others)
         .where(
-            trials.c.workload == records.c.workload,
-            trials.c.config_key == records.c.config_key,
-            trials.c.throughput < records.c.throughput,
+            others.c.workload == records.c.workload,
+            others.c.config_key == records.c.config_key,
+            others.c.simulated == measured.c.simulated,
+            others.c.throughput < records.c.throughput,
         )
+        .correlate(records, measured)
         .scalar_subquery()
     )
     query = select(measured.c.workload, measured.c.places, records.c.trial, slower.label("slower")).join(

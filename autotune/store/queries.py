@@ -12,6 +12,7 @@ from autotune.errors import NotFoundError
 from autotune.ports import StudyRecord
 from autotune.spec import StudyStatus, Trial
 from autotune.store.packing import unpack_steps
+from autotune.store.records import runner_text
 from autotune.store.rows import read_study, read_trial
 from autotune.store.tables import attempts, records, specs, studies, trials, workloads
 
@@ -114,11 +115,22 @@ def steps(connection: Connection, study_id: str, number: int, attempt: int | Non
 
 
 def best(
-    connection: Connection, *, model: str = "", cluster: str = "", trainer: str = "", limit: int, **filters: Any
+    connection: Connection,
+    *,
+    model: str = "",
+    cluster: str = "",
+    trainer: str = "",
+    limit: int,
+    runner: str = "",
+    without_runner: str = "",
+    one_each: bool = False,
+    **filters: Any,
 ) -> list[tuple[StudyRecord, Trial]]:
     """Representatives of configs, by tokens per second and GPU of the cluster, best first.
 
-    `filters`: gpu, num_gpus, seq_len, owner, workload (a key of `known_workloads`). Raises `TypeError` for any other.
+    `runner`, `without_runner`: only, or no, results of that runner. `one_each`: only the best of each model and cluster, the latest study
+    first, for the speeds of unlike models say nothing about each other. `filters`: gpu, num_gpus, seq_len, owner, workload (a key of
+    `known_workloads`). Raises `TypeError` for any other.
     """
     query = (
         select(trials, studies.c.id.label("study_id"))
@@ -144,6 +156,18 @@ def best(
         query = query.join(workloads, workloads.c.key == records.c.workload)
     for name, value in asked.items():
         query = query.where(columns[name] == value)
+    if runner or without_runner:
+        query = query.join(specs, specs.c.study == studies.c.key)
+        ran_on = specs.c["values"].contains(runner_text(runner or without_runner), autoescape=True)
+        query = query.where(ran_on if runner else ~ran_on)
+    if one_each:
+        place = func.row_number().over(
+            partition_by=(records.c.model, records.c.cluster), order_by=(records.c.throughput.desc(), records.c.trial)
+        )
+        places = query.with_only_columns(records.c.trial, place.label("place"), maintain_column_froms=True)
+        first = places.order_by(None).limit(None).subquery()
+        query = query.join(first, first.c.trial == records.c.trial).where(first.c.place == 1)
+        query = query.order_by(None).order_by(studies.c.created_us.desc(), records.c.throughput.desc(), records.c.trial)
     rows = connection.execute(query).all()
     of = {record.id: record for record in _by_key(connection, {row.study for row in rows})}
     return [(of[row.study_id], read_trial(row.study_id, row)) for row in rows]

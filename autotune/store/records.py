@@ -1,32 +1,46 @@
 """The measured trial that stands for each config of each workload, kept up to date as trials end, so that `best` is one short index scan.
 
 A config that was measured more than once is represented by its median (the lower one of an even number): the luckiest repeat would win
-otherwise, and the more often a config is measured the more it would be overrated.
+otherwise, and the more often a config is measured the more it would be overrated. Simulated measurements count only where there is no real one.
 """
 
 from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
+from autotune.spec.plain import canonical
+from autotune.spec.study import SIMULATED
 from autotune.store.database import lock
 
 _CHOOSE = text(
     """
     INSERT INTO records (workload, config_key, trial, throughput, model, cluster, trainer)
-    SELECT t.workload, t.config_key, t.key, t.throughput, w.model, w.cluster, w.trainer
-    FROM trials AS t JOIN workloads AS w ON w.key = t.workload
-    WHERE t.workload = :workload AND t.config_key = :config_key AND t.throughput IS NOT NULL
-    ORDER BY t.throughput, t.key
-    LIMIT 1 OFFSET (
-        SELECT (count(*) - 1) / 2 FROM trials
-        WHERE workload = :workload AND config_key = :config_key AND throughput IS NOT NULL
+    WITH measured AS (
+        SELECT t.key, t.workload, t.config_key, t.throughput,
+            CASE WHEN s."values" LIKE :simulated THEN 1 ELSE 0 END AS simulated
+        FROM trials AS t JOIN specs AS s ON s.study = t.study
+        WHERE t.workload = :workload AND t.config_key = :config_key AND t.throughput IS NOT NULL
+    ), counted AS (
+        SELECT * FROM measured WHERE simulated = (SELECT min(simulated) FROM measured)
     )
+    SELECT c.workload, c.config_key, c.key, c.throughput, w.model, w.cluster, w.trainer
+    FROM counted AS c JOIN workloads AS w ON w.key = c.workload
+    WHERE true
+    ORDER BY c.throughput, c.key
+    LIMIT 1 OFFSET (SELECT (count(*) - 1) / 2 FROM counted)
     ON CONFLICT (workload, config_key) DO UPDATE SET trial = excluded.trial, throughput = excluded.throughput
     """
 )
 
 
+def runner_text(name: str) -> str:
+    """What a kept study holds when that is its runner: specs are canonical JSON, so that their text can be asked."""
+    return f'"runner":{canonical(name)}'
+
+
 def keep_record(connection: Connection, workload: int, config_key: int) -> None:
     """Chooses the config's representative again, after one of its trials was measured."""
     lock(connection, f"record {config_key}")  # two studies may measure the same config at once
-    connection.execute(_CHOOSE, {"workload": workload, "config_key": config_key})
+    connection.execute(
+        _CHOOSE, {"workload": workload, "config_key": config_key, "simulated": f"%{runner_text(SIMULATED)}%"}
+    )

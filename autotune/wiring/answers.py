@@ -12,6 +12,7 @@ from autotune.controller import contenders, decide, first_measurements
 from autotune.errors import ExportError, NotFoundError, SpecError
 from autotune.ports import Store, StudyRecord
 from autotune.spec import Objective, ParallelConfig, Trial, TrialPurpose, TrialStatus
+from autotune.spec.study import SIMULATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +129,23 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
 
 
 def past_studies(
-    store: Store, *, model: str = "", cluster: str = "", trainer: str = "", limit: int = 10
+    store: Store, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", limit: int = 10
 ) -> list[dict[str, Any]]:
-    """The best measured trials across all history, best first, one for each config: {study, best}."""
-    found = store.best(model=model, cluster=cluster, trainer=trainer, limit=limit)
+    """The best measured trials across all history: {study, best}.
+
+    Of one model: best first, one for each config. Without a model: the best of each model and cluster, the latest study first. What was only
+    simulated is left out unless its `runner` is named.
+    """
+    without = "" if runner else SIMULATED
+    found = store.best(
+        model=model,
+        cluster=cluster,
+        trainer=trainer,
+        limit=limit,
+        runner=runner,
+        without_runner=without,
+        one_each=not model,
+    )
     return [{"study": study_document(record), "best": trial_document(trial)} for record, trial in found]
 
 

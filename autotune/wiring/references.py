@@ -1,7 +1,7 @@
 """Losses of fp32 trials, measured once and kept for every later study of the same model, data and seed.
 
 A curve belongs to everything that decides which numbers are computed: model, data, seed, sequence length, global batch, optimizer, trainer and
-warm-up steps. Stores that keep no reference losses simply have none.
+warm-up steps; and what a simulation made up is no reference for anything real. Stores that keep no reference losses simply have none.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from autotune.ports import Store
 from autotune.spec import Study, Trial, TrialPurpose
+from autotune.spec.study import SIMULATED
 from autotune.wiring.assembly import Assembly
 
 SHIPPED = "the text that ships"
@@ -53,5 +54,5 @@ def keep_losses(assembly: Assembly, store: Store, trials: Iterable[Trial]) -> No
 def _data(study: Study, batch: int) -> str:
     name = study.data or SHIPPED
     size = Path(name).stat().st_size if study.data and Path(name).is_file() else 0
-    workload = study.workload
-    return f"{name} of {size} bytes, {batch} x {workload.seq_len}, {workload.optimizer}, {study.trainer}, warm-up {study.measure.warmup_steps}"
+    workload, made_up = study.workload, "simulated, " if study.runner == SIMULATED else ""
+    return f"{made_up}{name} of {size} bytes, {batch} x {workload.seq_len}, {workload.optimizer}, {study.trainer}, warm-up {study.measure.warmup_steps}"

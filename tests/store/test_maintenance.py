@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from autotune.errors import SpecError, StoreUnavailableError
 from autotune.ports import StepsReported
-from autotune.spec import Failure, FailureKind, StudyStatus, Trial, TrialStatus
+from autotune.spec import Failure, FailureKind, ParallelConfig, StudyStatus, Trial, TrialStatus
 from autotune.store import MemoryStore, SqlStore, maintenance, open_store
 from autotune.store.laws import broken_laws
 from autotune.testing.stores import a_study, failed, measured, pending, reported, run_trial, running_study
@@ -49,6 +49,25 @@ def fill(store: SqlStore) -> None:
 
 def test_a_sound_store_has_no_fault(store: SqlStore) -> None:
     assert maintenance.check(store) == []
+
+
+@pytest.mark.parametrize("simulated_first", [False, True])
+def test_a_simulated_trial_stands_for_no_config_that_was_measured(tmp_path: Path, simulated_first: bool) -> None:
+    store = open_store(tmp_path / "mixed.db")
+    runners = ["simulated", "ray"] if simulated_first else ["ray", "simulated"]
+    for runner in runners:
+        lease = running_study(store, replace(a_study(runner), runner=runner))
+        run_trial(store, lease, measured(pending(0), step_time_s=0.5 if runner == "ray" else 0.1))
+    lease = running_study(store, replace(a_study("played"), runner="simulated"))
+    run_trial(store, lease, measured(pending(0, ParallelConfig(pp=8)), step_time_s=0.1))
+    found = {"all": store.best(), "real": store.best(without_runner="simulated"), "ray": store.best(runner="ray")}
+    assert [record.study.name for record, _ in found["all"]] == ["played", "ray"]
+    assert [record.study.name for record, _ in found["real"]] == ["ray"]
+    assert found["ray"] == found["real"]
+    assert [record.study.name for record, _ in store.best(runner="simulated")] == ["played"]
+    assert [record.study.name for record, _ in store.best(one_each=True)] == ["played"]
+    assert maintenance.check(store) == []
+    store.close()
 
 
 def test_a_sound_store_on_a_server_has_no_fault(new_database: Callable[[], str], tmp_path: Path) -> None:

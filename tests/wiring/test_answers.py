@@ -95,10 +95,20 @@ def test_a_config_that_failed_in_the_finals_is_in_no_ranking(finished: tuple[Sto
 
 def test_the_best_across_all_history(finished: tuple[Store, str]) -> None:
     store, study_id = finished
-    found = wiring.past_studies(store, model="gpt2-medium", limit=2)
+    found = wiring.past_studies(store, model="gpt2-medium", runner="simulated", limit=2)
     assert len(found) == 2
     assert found[0]["study"]["id"] == study_id
-    assert wiring.past_studies(store, model="llama-70b") == []
+    assert wiring.past_studies(store, model="llama-70b", runner="simulated") == []
+    assert wiring.past_studies(store, model="gpt2-medium") == []
+
+
+def test_without_a_model_the_best_of_each_is_told(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    small = wiring.tune(spec(name="other", model="gpt2-small"), store=store).record.id
+    found = wiring.past_studies(store, runner="simulated")
+    assert [row["study"]["id"] for row in found] == [small, study_id]
+    first = wiring.past_studies(store, model="gpt2-medium", runner="simulated", limit=1)
+    assert found[1]["best"] == first[0]["best"]
 
 
 def test_overrides_reach_inside(tmp_path: Path) -> None:

@@ -18,12 +18,19 @@ router = APIRouter(tags=["answers"])
 
 @router.get("/best", responses=responses(model=BestAcross))
 def best(
-    house: TheHouse, caller: Reader, model: Word = "", cluster: Word = "", trainer: Word = "", top: Limit = 1
+    house: TheHouse,
+    caller: Reader,
+    model: Word = "",
+    cluster: Word = "",
+    trainer: Word = "",
+    runner: Word = "",
+    top: Limit = 1,
 ) -> Response:
-    """The best measured configs across all studies, by tokens per second and GPU, one line for each config."""
+    """The best measured configs of a model across all studies, by tokens per second and GPU, one line for each config; without a model the
+    best of each model and cluster. Simulated results only for `runner=simulated`."""
     from autotune import wiring
 
-    found = wiring.past_studies(house.store, model=model, cluster=cluster, trainer=trainer, limit=top)
+    found = wiring.past_studies(house.store, model=model, cluster=cluster, trainer=trainer, runner=runner, limit=top)
     first: dict[str, Any] = found[0] if found else {"study": None, "best": None}
     return StrictJSONResponse({"baseline": None, "speedup": None, **first, "configs": found})
 
