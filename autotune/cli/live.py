@@ -117,7 +117,7 @@ class LiveView:
         texts = ((self._summary(), ""), (self._best_line(), "bold"), (self.message, "dim"), (title, "italic"))
         head = Group(
             *(
-                Text(text.replace("\n", " "), style=style, no_wrap=True, overflow=overflow)  # type: ignore[arg-type]
+                Text("".join(c if c.isprintable() else " " for c in text), style=style, no_wrap=True, overflow=overflow)  # type: ignore[arg-type]
                 for text, style in texts
                 if text
             )
@@ -190,7 +190,8 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
         out.print(trials_table(rows, best=best["number"] if best else None, palette=palette))
     out.print(
         f"study {study['id']} ({study['name']}): {study['status']}"
-        + (f", {study['message']}" if study["message"] else "")
+        + (f", {study['message']}" if study["message"] else ""),
+        markup=False,
     )
     out.print(trials_line(rows) if rows else f"trials: {sum(study['trials'].values()) or 'none'}")
     failures = [t for t in rows if t.status is TrialStatus.FAILED]
@@ -205,7 +206,7 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
         )
     if best:
         config = ParallelConfig.from_dict(best["config"])
-        out.print(f"best: {config}")
+        out.print(f"best: {config}", soft_wrap=True)
         if line := speedup_line(document):
             out.print(line)
         for sentence in (*why, *(document.get("notes") or ())):

@@ -255,7 +255,7 @@ def trials_table(
             format_duration(measured.step_time_s) if measured else nothing,
             format_bytes(memory) if memory else nothing,
             safe(note, palette),
-            safe(_gist(note), palette),
+            safe(_gist(trial), palette),
             style="bold" if trial.number == best else "",
         )
     return table
@@ -307,9 +307,11 @@ def note_of(trial: Trial) -> str:
     return trial.reason
 
 
-def _gist(note: str) -> str:
-    """What a note says before its colon (`OUT_OF_MEMORY`, `cannot win`), where that is short."""
-    head = note.partition(":")[0]
+def _gist(trial: Trial) -> str:
+    """What the note of a trial that did not come to its end says before its colon (`OUT_OF_MEMORY`, `cannot win`), where that is short."""
+    if trial.status in (TrialStatus.COMPLETED, TrialStatus.PENDING):
+        return ""
+    head = note_of(trial).partition(":")[0]
     return head if len(head) <= MAX_GIST else ""
 
 
