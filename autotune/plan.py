@@ -18,10 +18,10 @@ from autotune.errors import InfeasibleError
 from autotune.space import SearchSpace, why_not
 from autotune.spec import ConfigTable, Estimate, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.checks import positive, positive_int
+from autotune.spec.size import format_bytes
 
 FITS = 0.5
 """largest P(OOM) of a feasible config"""
-_GIB = float(1 << 30)
 _DAY_S = 86400.0
 
 
@@ -201,8 +201,8 @@ def _remedies(workload: Workload, config: ParallelConfig, constants: Calibration
         for i, (words, _) in enumerate(changes):
             row = predicted.row(i)
             if float(row.oom_probability) <= FITS:
-                size = float(row.peak_memory_bytes) / _GIB
-                found.append((float(row.step_time_s), f"{words} would need {size:.1f} GiB"))
+                size = format_bytes(float(row.peak_memory_bytes))
+                found.append((float(row.step_time_s), f"{words} would need {size}"))
     if found:
         return tuple(words for _, words in sorted(found))
     return _more_gpus(workload, config, constants)

@@ -29,6 +29,7 @@ from autotune.errors import RunnerError, SpecError
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.spec.checks import one_of, positive
+from autotune.spec.size import format_bytes
 
 SETUP_S = 2.0
 """simulated seconds before the first step"""
@@ -244,7 +245,11 @@ class SimulatedRunner:
         memory_bytes = request.workload.cluster.gpu.memory_bytes
         warmup = request.measure.warmup_steps
         if truth.peak_bytes > memory_bytes:
-            message = f"out of memory: the trial needs {truth.peak_bytes:.3g} bytes, the GPU has {memory_bytes:.3g}"
+            whose = "rank" if request.workload.cluster.gpu.is_cpu else "GPU"
+            message = (
+                f"out of memory: the trial needs {format_bytes(truth.peak_bytes)} on a {whose}, "
+                f"which has {format_bytes(memory_bytes)}"
+            )
             failure = Failure(
                 kind=FailureKind.OUT_OF_MEMORY, message=message, exception="simulated allocator", rank=0, step=0
             )
