@@ -133,8 +133,10 @@ def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable
     return ConfigTable(rows), {name: count for name, count in excluded.items() if count}
 
 
-def nearest_miss(workload: Workload, space: SpaceSpec, *, sample: int = 50_000) -> tuple[ParallelConfig, list[str]]:
-    """The combination that breaks fewest laws, and their reasons. Beyond `sample` combinations a fixed draw of them is looked at."""
+def nearest_miss(
+    workload: Workload, space: SpaceSpec, *, sample: int = 50_000
+) -> tuple[ParallelConfig, dict[str, str]]:
+    """The combination that breaks fewest laws, and the reason of each by the law's name. Beyond `sample` combinations a fixed draw of them is looked at."""
     choices, laws = choices_of(workload, space), laws_of(workload, space)
     total = math.prod(len(values) for values in choices.values())
     if total <= sample:
@@ -151,7 +153,7 @@ def nearest_miss(workload: Workload, space: SpaceSpec, *, sample: int = 50_000) 
     table = ConfigTable(columns)
     broken = sum((~law.check(workload, table)).astype(np.int64) for law in laws)
     config = table[int(np.argmin(broken))]
-    return config, reasons(workload, config, laws)
+    return config, {law.name: reason for law in laws for reason in reasons(workload, config, [law])}
 
 
 def _grow(rows: Columns, knob: str, values: NDArray[np.int64], space: SpaceSpec) -> Iterator[tuple[Columns, int, str]]:

@@ -21,6 +21,8 @@ from autotune.spec import FIELDS, ConfigTable, ParallelConfig, SpaceSpec, Worklo
 from autotune.spec.config import COUNTS, encode
 
 _DERIVED = ("dp", "accumulation_steps")
+SAID_LAWS = 2
+"""laws that the nearest miss breaks of which an error gives the reason: those that cut away most"""
 
 
 @final
@@ -141,9 +143,10 @@ class SearchSpace:
 
 def _nothing_legal(workload: Workload, space: SpaceSpec, excluded: Mapping[str, int]) -> InfeasibleError:
     config, reasons = nearest_miss(workload, space)
+    foremost = sorted(reasons, key=lambda name: -excluded.get(name, 0))[:SAID_LAWS]
     counts = ", ".join(f"{name} {count:,}" for name, count in sorted(excluded.items(), key=lambda item: -item[1]))
     return InfeasibleError(
         f"no config of the space {space.name!r} is legal for {workload.model.name} on {workload.cluster.name}: "
-        f"all {sum(excluded.values()):,} combinations break a law ({counts}); the nearest miss is {config}: {'; and '.join(reasons)}",
+        f"all {sum(excluded.values()):,} combinations break a law ({counts}); the nearest miss is {config}: {'; and '.join(reasons[name] for name in foremost)}",
         field="space",
     )

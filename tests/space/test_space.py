@@ -185,6 +185,15 @@ def test_the_limit_is_on_legal_configs_not_on_combinations() -> None:
     assert sum(space.excluded.values()) + len(space) == 2000**5
 
 
+def test_the_law_that_cuts_away_most_is_explained_first_and_two_at_most() -> None:
+    knobs = {"tp": (16, 32), "pp": (7,), "dp": (1, 2, 4, 8), "micro_batch_size": (3,)}
+    with pytest.raises(InfeasibleError, match=r"break a law \(tp_heads 8\)") as caught:
+        SearchSpace.build(workload(), SpaceSpec(knobs=knobs))
+    why = str(caught.value).rpartition("the nearest miss is ")[2].partition(": ")[2]
+    assert why.startswith("tp must divide num_attention_heads")
+    assert why.count("; and ") == 1
+
+
 def test_the_nearest_miss_of_a_huge_space_is_found_among_a_fixed_draw() -> None:
     odd = tuple(range(5, 2001, 2))
     spec = SpaceSpec(knobs={"tp": odd, "pp": odd, "micro_batch_size": odd})
