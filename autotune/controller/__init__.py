@@ -30,9 +30,11 @@ from autotune.controller.commands import (
     Tick,
 )
 from autotune.controller.finals import Verdict, contenders, decide, first_measurements
+from autotune.controller.judge import HOPELESS
 from autotune.controller.machine import Controller
 
 __all__ = [
+    "HOPELESS",
     "PAUSED_ON_REQUEST",
     "STOPPED_ON_REQUEST",
     "CancelAsked",

@@ -16,6 +16,8 @@ from autotune.ports import AttemptEnded
 from autotune.reward import diverged, reward
 from autotune.spec import Failure, FailureKind, Measurement, Study, Trial, TrialPurpose, TrialStatus
 
+HOPELESS = 0.99
+"""above this predicted probability of running out of memory a guess of the user is not tried either"""
 SURELY_TOO_BIG = 0.95
 """above this predicted probability of running out of memory the default config is not tried"""
 
@@ -73,10 +75,11 @@ class Judge:
         """Why the trial is not run at all, in words; empty when it is."""
         if trial.config.world_size > capacity:
             return f"it needs {trial.config.world_size} ranks, but the runner has {capacity}"
-        if trial.purpose is TrialPurpose.BASELINE and trial.estimate is not None:
-            chance = float(trial.estimate.oom_probability)
-            if chance > SURELY_TOO_BIG:
-                return f"the default config is predicted to run out of memory (probability {chance:.0%})"
+        chance = float(trial.estimate.oom_probability) if trial.estimate is not None else 0.0
+        if trial.purpose is TrialPurpose.BASELINE and chance > SURELY_TOO_BIG:
+            return f"the default config is predicted to run out of memory (probability {chance:.0%})"
+        if trial.purpose is TrialPurpose.SEARCH and trial.config in self.study.enqueue and chance > HOPELESS:
+            return f"this guess is predicted to run out of memory (probability {chance:.1%})"
         return ""
 
     def time_to_beat(self, trial: Trial, best: Trial | None) -> float | None:

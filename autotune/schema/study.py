@@ -97,8 +97,12 @@ def parse_study(
         ),
     )
     enqueue = [_config(workload, config, f"enqueue.{i}") for i, config in enumerate(asked.enqueue)]
+    left_out: list[str] = []
     if asked.cluster == LOCAL:  # the spec was written before anybody knew this machine
-        enqueue = [config for config in enqueue if not reasons(workload, config)]
+        broken = [reasons(workload, config) for config in enqueue]
+        written = [guess if isinstance(guess, str) else str(enqueue[i]) for i, guess in enumerate(asked.enqueue)]
+        left_out = [f"{guess}: {why[0]}" for guess, why in zip(written, broken, strict=True) if why]
+        enqueue = [config for config, why in zip(enqueue, broken, strict=True) if not why]
     return Study(
         name=asked.name or f"{workload.model.name}-{cluster.name}",
         workload=workload,
@@ -115,6 +119,7 @@ def parse_study(
         data=asked.data if asked.data is None or base is None else find_data(asked.data, base),
         baseline=None if asked.baseline is None else _config(workload, asked.baseline, "baseline"),
         enqueue=tuple(dict.fromkeys(enqueue)),
+        left_out=tuple(dict.fromkeys(left_out)),
     )
 
 

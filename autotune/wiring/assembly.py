@@ -1,8 +1,8 @@
 """A study taken apart into what its loop needs: space, predictions, baseline, searcher, runner.
 
 Before anything starts the whole space is looked at: when nothing is legal, or everything is predicted not to fit into memory, the answer is an
-`InfeasibleError` with the nearest miss, and no rank is touched. The prediction is only that, so a study with guesses of its user's is run in
-any case.
+`InfeasibleError` with the nearest miss, and no rank is touched. The prediction is only that, so a study with a guess of
+its user's that may just fit is run.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from autotune.controller import HOPELESS
 from autotune.errors import InfeasibleError, RunnerError
 from autotune.ports import Store, TrialRunner
 from autotune.space import SearchSpace, default_config, why_not
 from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
+from autotune.spec.size import format_bytes
+from autotune.spec.study import SIMULATED
 
 if TYPE_CHECKING:
     from autotune.cost import Calibration
@@ -27,7 +30,6 @@ FITS = 0.5
 """predicted probability of running out of memory up to which a config counts as one that fits"""
 PAST_STUDIES = 10
 """earlier studies that a searcher learns from"""
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +88,10 @@ class Assembly:
         return config if float(self.predict(config).oom_probability) <= FITS else None
 
     def check_fit(self) -> None:
-        """Raises `InfeasibleError` when nothing is expected to fit and the user has no guess of their own."""
+        """Raises `InfeasibleError` when nothing is expected to fit and no guess of the user stands a chance."""
         chances = np.asarray(self.estimate.oom_probability, dtype=float)
-        if self.study.enqueue or bool((chances <= FITS).any()):
+        hopeful = any(float(self.predict(guess).oom_probability) <= HOPELESS for guess in self.study.enqueue)
+        if hopeful or bool((chances <= FITS).any()):
             return
         peaks = np.asarray(self.estimate.peak_memory_bytes, dtype=float)
         index = int(np.lexsort((peaks, chances))[0])
@@ -96,9 +99,9 @@ class Assembly:
         gpu = self.study.workload.cluster.gpu
         raise InfeasibleError(
             f"a config must fit into the memory of its GPUs, but none of the {len(self.space):,} legal ones is expected to: the nearest miss, "
-            f"{self.space[index]}, needs about {peak / GIB:.1f} GiB of the {gpu.memory_bytes / GIB:.1f} GiB of a {gpu.name}",
+            f"{self.space[index]}, needs about {format_bytes(peak)} of the {format_bytes(gpu.memory_bytes)} of a {gpu.name}",
             remedy="allow more model parallelism (tp, pp), recompute: full, a higher zero_stage or a smaller micro_batch_size in the space, use "
-            "more or larger GPUs, or enqueue a config that you know to fit",
+            "more or larger GPUs, or enqueue a config that may just fit",
             field="space",
         )
 
@@ -130,7 +133,7 @@ def stored_calibration(workload: Workload, store: Store | None) -> Calibration |
 
 
 def history_of(study: Study, store: Store, *, before: datetime) -> list[tuple[Workload, Trial]]:
-    """Ended trials of earlier studies of the same model, cluster and trainer, oldest study first.
+    """Ended trials of earlier studies of the same model, cluster and trainer, oldest study first; simulated ones only for simulated ones.
 
     Only studies that had ended when this one was submitted: a restart must find the same history.
     """
@@ -138,7 +141,10 @@ def history_of(study: Study, store: Store, *, before: datetime) -> list[tuple[Wo
     records = [
         r
         for r in store.studies(model=workload.model.name, cluster=workload.cluster.name, limit=200)
-        if r.ended_at is not None and r.ended_at < before and r.study.workload.trainer == workload.trainer
+        if r.ended_at is not None
+        and r.ended_at < before
+        and r.study.workload.trainer == workload.trainer
+        and (r.study.runner == SIMULATED) == (study.runner == SIMULATED)
     ]
     return [
         (r.study.workload, trial)

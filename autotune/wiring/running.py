@@ -144,6 +144,10 @@ def _run(store: Store, ledger: Ledger, tell: OnEvent, stop: Callable[[], bool]) 
     assembly = assemble(study, store)
     assembly.check_fit()
     searcher = assembly.searcher(history_of(study, store, before=record.created_at))
+    for guess in study.left_out:
+        tell(Said(message=f"a guess is left out, for this cluster cannot run it: {guess}"))
+        if record.started_at is None:
+            store.record_event(record.id, "guess.left_out", {"message": guess})
     runner = make_runner_of(assembly)
     try:
         if record.status is not StudyStatus.STOPPING:

@@ -20,6 +20,7 @@ from autotune.controller import (
 from autotune.controller.attempts import CANCEL_GRACE_S, DEADLINE_GRACE_S, MAX_ATTEMPTS
 from autotune.ports import AttemptEnded
 from autotune.spec import (
+    Estimate,
     FailureKind,
     MeasureSpec,
     Objective,
@@ -28,6 +29,7 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
+from autotune.testing.stores import an_estimate
 from tests.controller.world import BASELINE, CONFIGS, World, measured, study
 
 FAST = CONFIGS[5]
@@ -50,6 +52,18 @@ def test_a_study_measures_the_baseline_then_searches_then_measures_the_best_agai
     assert end.speedup == pytest.approx(2.0)
     assert end.result["final_rounds"] == 2
     assert end.message == "the budget of 7 trials is spent"
+
+
+def test_a_guess_that_cannot_fit_is_not_launched() -> None:
+    def predict(config: ParallelConfig) -> Estimate:
+        return replace(an_estimate(), oom_probability=0.999 if config == FAST else 0.98)
+
+    world = World(replace(study(max_trials=7), enqueue=(FAST, CONFIGS[4])), predict=predict)
+    world.run(speed)
+    refused = next(t for t in world.trials.values() if t.config == FAST)
+    assert (refused.status, refused.attempts) == (TrialStatus.INFEASIBLE, 0)
+    assert refused.reason == "this guess is predicted to run out of memory (probability 99.9%)"
+    assert next(t for t in world.trials.values() if t.config == CONFIGS[4]).is_measured
 
 
 def test_finals_go_in_turn_and_backwards_in_every_other_round() -> None:

@@ -13,7 +13,7 @@ from autotune import wiring
 from autotune.errors import ConflictError, InfeasibleError, RunnerError, SpecError
 from autotune.ledger import Ledger
 from autotune.ports import Store
-from autotune.progress import LoopEvent, TrialEnded, TrialStarted
+from autotune.progress import LoopEvent, Said, TrialEnded, TrialStarted
 from autotune.spec import StudyStatus, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
 from tests.wiring.studies import QUIET, configs, spec
@@ -90,7 +90,10 @@ def test_a_later_study_learns_from_an_earlier_one_only(store: Store) -> None:
     ended = first.record.ended_at
     assert ended is not None
     assert history_of(study, store, before=first.record.created_at) == []
-    assert len(history_of(study, store, before=ended.replace(year=ended.year + 1))) == len(first.trials)
+    later = ended.replace(year=ended.year + 1)
+    assert len(history_of(study, store, before=later)) == len(first.trials)
+    real = wiring.load_study(spec(runner="local"))
+    assert history_of(real, store, before=later) == []
 
 
 def test_nothing_legal_is_an_answer_before_anything_is_kept(store: Store) -> None:
@@ -108,13 +111,35 @@ def test_nothing_that_fits_is_an_answer_with_the_nearest_miss(store: Store) -> N
 
 
 def test_a_guess_of_the_user_overrules_the_prediction_that_nothing_fits(store: Store) -> None:
-    guess = {"tp": 2, "pp": 1, "dp": 4, "micro_batch_size": 1, "accumulation_steps": 16, "precision": "bf16"}
-    big = spec(
-        model="llama-70b", space={"tp": [1, 2], "micro_batch_size": [1, 2], "precision": ["bf16"]}, enqueue=[guess]
+    tight = spec(model="llama-8b", space={"tp": [2], "micro_batch_size": [2, 4], "precision": ["bf16"]})
+    with pytest.raises(InfeasibleError):
+        wiring.tune(tight, store=store)
+    result = wiring.tune(tight | {"enqueue": ["tp=2,micro_batch_size=4"]}, store=store)
+    assert next(t for t in result.trials if t.config.micro_batch_size == 4).attempts == 1
+
+
+def test_a_guess_that_cannot_fit_overrules_nothing(store: Store) -> None:
+    big = spec(model="llama-70b", space={"tp": [1, 2], "micro_batch_size": [1, 2], "precision": ["bf16"]})
+    with pytest.raises(InfeasibleError, match=r"about [0-9.]+ [GT]iB of the 79\.1 GiB of a h100"):
+        wiring.tune(big | {"enqueue": ["tp=2"]}, store=store)
+    assert store.studies() == []
+
+
+def test_guesses_that_this_machine_cannot_run_are_said(store: Store) -> None:
+    here = spec(
+        model="nano-gpt",
+        cluster="local",
+        workload={"seq_len": 64, "global_batch_size": 16},
+        space={"tp": [1], "micro_batch_size": [1, 2], "precision": ["fp32"]},
+        enqueue=["tp=3"],
     )
-    result = wiring.tune(big, store=store)
-    assert result.record.status is StudyStatus.FAILED
-    assert "OUT_OF_MEMORY" in result.record.message
+    said: list[str] = []
+    hear = lambda event: said.append(event.message) if isinstance(event, Said) else None  # noqa: E731
+    result = wiring.tune(here, store=store, on_event=hear)
+    assert any("tp=3: " in text for text in said)
+    noted = [e.data["message"] for e in store.events(result.record.id) if e.kind == "guess.left_out"]
+    assert len(noted) == 1
+    assert noted[0].startswith("tp=3: ")
 
 
 def test_a_runner_with_too_few_ranks_says_so(store: Store) -> None:
