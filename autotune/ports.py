@@ -208,7 +208,7 @@ class Store(Protocol):
         ...
 
     def study(self, study_id: str) -> StudyRecord:
-        """The study of this id (or unique name, or unique prefix of the id)."""
+        """The study of this id, the newest of this name, or the one whose id begins so."""
         ...
 
     def studies(

@@ -28,12 +28,11 @@ def of_autotune() -> list[str]:
     return [line for line in commands() if line.startswith("autotune ")]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     """A copy of what the commands name, so that what they write stays out of the tree."""
-    place = tmp_path_factory.mktemp("readme")
-    shutil.copytree(ROOT / "search_spaces", place / "search_spaces")
-    return place
+    shutil.copytree(ROOT / "search_spaces", tmp_path / "search_spaces")
+    return tmp_path
 
 
 @pytest.mark.timeout(900)

@@ -28,16 +28,16 @@ def _study_rows() -> Select[Any]:
 
 
 def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
-    """(key, id) of the study with this id, unique name, or unique prefix of the id. Raises `NotFoundError`."""
-    wanted = (studies.c.id == study_id, studies.c.name == study_id)
-    for condition in (*wanted, studies.c.id.startswith(study_id, autoescape=True)):
+    """(key, id) of the study with this id, of the newest with this name, or of the one whose id begins so. Raises `NotFoundError`."""
+    by_name = studies.c.name == study_id
+    for condition in (studies.c.id == study_id, by_name, studies.c.id.startswith(study_id, autoescape=True)):
         rows = connection.execute(
             select(studies.c.key, studies.c.id)
             .where(condition)
-            .order_by(studies.c.created_us.desc())
+            .order_by(studies.c.created_us.desc(), studies.c.key.desc())
             .limit(_LISTED + 1)
         ).all()
-        if len(rows) == 1:
+        if len(rows) == 1 or (rows and condition is by_name):
             return rows[0].key, rows[0].id
         if rows:
             some = ", ".join(row.id for row in rows[:_LISTED]) + (", ..." if len(rows) > _LISTED else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -58,6 +59,10 @@ def version(connection: Connection) -> str | None:
     return None
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Alembic keeps the migration that runs in a global: two threads that open stores at once would migrate each other's."""
+
+
 def upgrade(connection: Connection, target: str) -> None:
     """Applies the steps up to `target`, in the caller's transaction."""
     from alembic import command
@@ -66,7 +71,8 @@ def upgrade(connection: Connection, target: str) -> None:
     config = Config()
     config.set_main_option("script_location", "autotune.store:migrations")
     config.attributes["connection"] = connection
-    command.upgrade(config, target)
+    with _ONE_AT_A_TIME:
+        command.upgrade(config, target)
 
 
 def back_up(source: Path, target: Path) -> None:

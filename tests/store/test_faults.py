@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -22,7 +23,7 @@ import pytest
 from autotune.errors import StoreCorruptError, StoreError, StoreUnavailableError
 from autotune.ports import Lease
 from autotune.spec import StudyStatus, TrialStatus
-from autotune.store import SqlStore, database, maintenance, open_store
+from autotune.store import MemoryStore, SqlStore, database, maintenance, open_store
 from autotune.testing.stores import LONG_S, a_study, measured, pending, run_trial, running_study
 from tests.postgresql import PostgresServer, postgres_server
 
@@ -377,3 +378,18 @@ def test_no_error_of_a_driver_comes_through(tmp_path: Path) -> None:
         stale.unlink()
     with pytest.raises(StoreError):
         store.studies()
+
+
+def test_threads_open_stores_of_their_own_at_once() -> None:
+    """Alembic's globals must not let one thread migrate another's database."""
+
+    def submit(_: int) -> int:
+        store = MemoryStore()
+        try:
+            store.submit(a_study("mine"), {})
+            return len(store.studies())
+        finally:
+            store.close()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(submit, range(32))) == [1] * 32
