@@ -5,6 +5,7 @@ An idempotency key belongs to its owner: the same key of another owner is anothe
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from autotune.errors import ConflictError
 from autotune.spec import Study, StudyStatus, Workload
-from autotune.spec.plain import canonical, fingerprint, study_to_dict, workload_to_dict
+from autotune.spec.plain import canonical, fingerprint, study_from_dict, study_to_dict, workload_to_dict
 from autotune.store.database import lock, now_us
 from autotune.store.history import append
 from autotune.store.rows import clean, json_text
@@ -33,12 +34,15 @@ def submit(
     if idempotency_key is not None:
         lock(connection, fingerprint([owner, idempotency_key]))
         row = connection.execute(
-            select(submissions.c.fingerprint, studies.c.id)
+            select(submissions.c.fingerprint, studies.c.id, specs.c["values"].label("values_text"), specs.c.spec)
             .join(studies, studies.c.key == submissions.c.study)
+            .join(specs, specs.c.study == submissions.c.study)
             .where(submissions.c.owner == owner, submissions.c.idempotency_key == clean(idempotency_key))
         ).first()
         if row is not None:
-            if row.fingerprint != mark:
+            # A release that knows more fields writes other fingerprints: what was kept then decides.
+            kept = (study_from_dict(json.loads(row.values_text)), row.spec)
+            if row.fingerprint != mark and kept != (study, json_text(spec)):
                 raise ConflictError(
                     f"the idempotency key was used for another spec, of study {row.id}",
                     remedy="use a new key for a new spec",

@@ -256,6 +256,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     folder = tmp_path / "locked"
+    folder.mkdir()
     store = open_store(folder / "store.db")
     lease = writer_lease(store)
     store.close()
