@@ -65,7 +65,7 @@ def test_a_config_that_needs_more_than_the_gpu_has_runs_out_of_memory() -> None:
     small = replace(asked.workload.cluster, gpu=replace(CPU, memory_bytes=1000.0))
     (end,) = outcome(SimulatedRunner(), replace(asked, workload=replace(asked.workload, cluster=small)))
     assert end.failure.kind is FailureKind.OUT_OF_MEMORY
-    assert "1e+03" in end.failure.message
+    assert "on a rank, which has 1000 B" in end.failure.message
 
 
 @pytest.mark.parametrize(
