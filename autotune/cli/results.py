@@ -97,13 +97,12 @@ def _reranked(study: str, metric: str | None, weight: float | None, top: int, st
 
 
 def _print_best(document: dict[str, Any]) -> None:
-    from autotune.cli.live import configs_table, export_command
+    from autotune.cli.live import configs_table, export_command, speedup_line
 
     out, _ = consoles()
     out.print(configs_table(document.get("configs") or [document["best"]], study=document["study"]))
-    if document.get("speedup"):
-        how = "both measured in turn" if document.get("final_rounds") else "each measured once"
-        out.print(f"{document['speedup']:.2f}x the tokens/s of the default config, {how}")
+    if line := speedup_line(document):
+        out.print(line)
     if document["study"]:
         note(f"next: {export_command(document['study']['id'], document.get('exports') or ())}")
 
