@@ -15,6 +15,7 @@ from autotune.report.fitting import Column, FittedTable, Stage
 from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus
 from autotune.spec.duration import format_duration as format_duration
 from autotune.spec.estimate import MemoryParts, TimeParts
+from autotune.spec.size import format_bytes as format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -124,19 +125,6 @@ def config_label(config: ParallelConfig) -> str:
     if config.compile:
         words.append("compile")
     return " ".join(words)
-
-
-def format_bytes(value: float | None) -> str:
-    """`1.5 GiB`, with three significant digits; `-` when unknown."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    size = abs(value)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            sign = "-" if value < 0 else ""
-            return f"{sign}{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{sign}{size:.3g} {unit}"
-        size /= 1024
-    raise AssertionError("the last unit always answers")
 
 
 def format_count(value: float | None) -> str:
