@@ -4,9 +4,10 @@ Of the candidates that no failure rules out, the next is the one of greatest
 
     log EI + log P(it runs)          EI: expected improvement of the score over the best so far
 
-where both come from `surrogate.Beliefs`. Pending trials count as if they came out as believed, which makes a batch spread out
+where both come from `surrogate.Beliefs`, under the most probable of its models. Pending trials count as if they came out as believed, which makes a batch spread out
 (kriging believer: Ginsbourger et al. 2010). Failures are never scored; they teach what runs. The expected relative gain of another
-trial, max EI * P, says when it is time to stop.
+trial, max EI * P averaged over all models (`surrogate.averaged`), says when it is time to stop: choosing by a wrong model costs a trial, stopping
+by one costs the study.
 
 Before anything is measured there is no best to improve on; the median of what probably runs stands in for it. The first pick is the model's
 own rather than a rule of thumb's: in the replay the rule needs twice the trials (tests/benchmarks/RESULTS.md); it is a searcher of its own.
@@ -46,7 +47,8 @@ class BayesianSearcher(Searcher):
         candidates = self.worth_trying()
         if not len(candidates):
             return None
-        gain, runs = self._gains(candidates)
+        gains, log_weights, runs = self._gains(candidates)
+        gain = gains[int(np.argmax(log_weights))]
         at = int(np.argmax(gain + runs))
         slope = self._beliefs.slope
         return int(candidates[at]), (
@@ -61,11 +63,12 @@ class BayesianSearcher(Searcher):
         candidates = self.worth_trying()
         if not len(candidates):
             return 0.0
-        gain, runs = self._gains(candidates)
+        gains, log_weights, runs = self._gains(candidates)
+        gain = logsumexp(log_weights[:, None] + gains, axis=0)
         return math.expm1(math.exp(float(np.max(gain + runs))) / max(self._beliefs.slope, 1e-3))
 
-    def _gains(self, candidates: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Log EI and log P(it runs) of the candidates, shape (N,) each."""
+    def _gains(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array]:
+        """Log EI in each model, shape (M, N), log weights of the models, shape (M,), and log P(it runs), shape (N,)."""
         if self._stale:
             self._beliefs.update(self.trials)
             self._stale = False
@@ -75,8 +78,7 @@ class BayesianSearcher(Searcher):
         if best is None:
             expected = np.exp(log_weights) @ mean
             best = float(np.median(expected[runs >= min(math.log(0.5), float(np.max(runs)))]))
-        gains = log_expected_improvement(mean, sd, best)
-        return np.asarray(logsumexp(log_weights[:, None] + gains, axis=0)), runs
+        return log_expected_improvement(mean, sd, best), log_weights, runs
 
     def _best(self) -> float | None:
         """Best score that a candidate or the baseline reached."""

@@ -18,6 +18,9 @@ MODELS = ("held_out", "shipped", "wrong", "useless")
 MEMORY_CONSTANTS = tuple(n for n in PHYSICAL if n.endswith("_bytes") or n in ("activation_factor", "usable_fraction"))
 """Constants that are left alone when time is made wrong; memory is scaled as a whole."""
 
+WIDTHS = ("time_sigma", "comm_sigma", "memory_sigma")
+"""Error bars of the held-out constants: those that ship, which are the spread of held-out errors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
@@ -31,7 +34,9 @@ def prediction(space: SearchSpace, model: str, seed: int, held_out: Calibration 
     """The estimate of all configs of a cell, by one of `MODELS`; `held_out` None means that nothing was fitted on its model."""
     rng = np.random.default_rng([seed, len(space)])
     shipped = calibration_for(space.workload)
-    constants = shipped if model == "shipped" or held_out is None else held_out
+    constants = shipped
+    if model != "shipped" and held_out is not None:
+        constants = replace(held_out, **{n: getattr(shipped, n) for n in WIDTHS})
     if model == "wrong":
         constants = replace(
             constants.perturbed(rng, math.log(2.0)), **{n: getattr(constants, n) for n in MEMORY_CONSTANTS}

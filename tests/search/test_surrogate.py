@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from autotune.cost import estimate
 from autotune.search.dominance import needs_as_much_memory
 from autotune.search.surrogate.averaged import KNOWS_NOTHING, Averaged
 from autotune.search.surrogate.corrected import Corrected, Prior, Rows, Scales
+from autotune.search.surrogate.evidence import Z90, log_limits
 from autotune.search.surrogate.hazard import RATE, hazard
 from autotune.search.surrogate.improvement import log_expected_improvement
 from autotune.search.surrogate.kernel import distances, matern52
@@ -211,6 +213,20 @@ def test_hazard_is_the_rate_far_away_and_high_beside_failures() -> None:
     assert RATE < found[1] < found[0]
     assert found[2] == pytest.approx(RATE, abs=1e-6)
     assert hazard(points, np.zeros((0, 1)), np.zeros(0, dtype=bool)).tolist() == [RATE] * 3
+
+
+def test_limits_are_where_the_estimate_says_that_runs_fail() -> None:
+    table, capacity = ConfigTable.of(candidates()), WORKLOAD.cluster.gpu.memory_bytes
+    predicted = estimate(WORKLOAD, table)
+    limits = log_limits(predicted, capacity)
+    sigma = np.log(predicted.peak_memory_high_bytes / predicted.peak_memory_low_bytes) / (2 * Z90)
+    p = np.asarray(predicted.oom_probability)
+    unsure = (p > 1e-6) & (p < 1 - 1e-6)
+    assert unsure.any()
+    assert norm.cdf((np.log(predicted.peak_memory_bytes) - limits) / sigma)[unsure] == pytest.approx(
+        p[unsure], abs=1e-3
+    )
+    assert (limits[p > 0.5] <= math.log(capacity)).all()
 
 
 def test_dominance_holds_in_the_contract_world() -> None:

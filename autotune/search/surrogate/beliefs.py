@@ -1,7 +1,7 @@
 """What is believed about every candidate after the trials so far: its score, and whether it will run.
 
     score = slope * (log tokens - log step time + log efficiency - log cost) + rest      (`autotune.search.worth`)
-    runs  = P(peak <= memory) * (1 - hazard)
+    runs  = P(peak <= limit) * (1 - hazard)
 
 The time and the memory model learn from trials outside the space and from the history too; the gradient noise scale (for efficiency), `rest`
 (stability, the baseline's constant) and the hazard only from trials of this workload.
@@ -9,7 +9,6 @@ The time and the memory model learn from trials outside the space and from the h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -48,7 +47,7 @@ class Beliefs:
         self._memory_rows = evidence.memory_rows(self._estimate, self._points)
         self._log_tokens = np.log(self._table.global_batch_size * float(problem.space.workload.seq_len))
         self._log_cost = log_cost(problem.objective, self._table)
-        self._log_capacity = math.log(problem.space.workload.cluster.gpu.memory_bytes)
+        self._log_limits = evidence.log_limits(self._estimate, problem.space.workload.cluster.gpu.memory_bytes)
         self._history, kin = _kin(problem)
         ours = problem.space.workload
         self._kinships = np.array([1.0, *(evidence.kinship(ours, theirs) for theirs in kin)])
@@ -107,7 +106,7 @@ class Beliefs:
     def log_runs(self, candidates: NDArray[np.intp]) -> Array:
         """Log probability that each of the candidates runs, shape (N,)."""
         mean, sd = self.memory.predict(self._memory_rows.take(candidates))
-        fits = log_ndtr((self._log_capacity - mean) / np.hypot(sd, REPEAT_SD))
+        fits = log_ndtr((self._log_limits[candidates] - mean) / np.hypot(sd, REPEAT_SD))
         fits = logsumexp(self.memory.log_weights[:, None] + fits, axis=0)
         return np.asarray(fits + np.log1p(-hazard(self._points[candidates], *self._hazards)))
 

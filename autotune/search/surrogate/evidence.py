@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from autotune.search.searcher import Problem
 from autotune.search.surrogate.corrected import Prior, Rows
@@ -45,6 +46,8 @@ COMMON_SD = 0.1
 """Error that all causes share."""
 REPEAT_SD = 0.02
 """Relative standard deviation between repeats of a step time or a peak."""
+CERTAIN = 1e-9
+"""Probabilities nearer to 0 or 1 than this are taken as that near."""
 Z90 = 1.645
 """Half-width of the central 90% of a normal, in standard deviations."""
 
@@ -121,13 +124,28 @@ def time_sites(observed: Sequence[Observed]) -> Sites:
 
 
 def memory_sites(observed: Sequence[Observed]) -> Sites:
-    """Log peaks where they are known, else on which side of the GPU's memory they are."""
+    """Log peaks where they are known, else on which side of their limit they are."""
     values, sides = [], []
     for o in observed:
         peak = o.trial.measurement.peak_memory_bytes if o.trial.is_measured and o.trial.measurement else None
-        values.append(math.log(peak or o.capacity_bytes))
+        values.append(math.log(peak) if peak else float(log_limits(o.estimate, o.capacity_bytes)[0]))
         sides.append(1.0 if o.ran_out else 0.0 if peak else -1.0)
     return Sites(values=np.array(values), sides=np.array(sides), noise=np.full(len(values), REPEAT_SD))
+
+
+def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
+    """Log of the peak above which each config would run out of memory, shape (N,).
+
+    A part of what the allocator reserves at the peak need not fit (`autotune.cost.memory`), and a part of the memory is not the allocator's. The
+    estimate counts both in its probability of running out: P = Phi(log(peak / limit) / sigma), solved for the limit.
+    """
+    peak, low, high = (
+        np.log(np.atleast_1d(np.asarray(value, dtype=np.float64)))
+        for value in (estimate.peak_memory_bytes, estimate.peak_memory_low_bytes, estimate.peak_memory_high_bytes)
+    )
+    z = ndtri(np.clip(np.atleast_1d(np.asarray(estimate.oom_probability)), CERTAIN, 1.0 - CERTAIN))
+    limit = peak - z * (high - low) / (2 * Z90)
+    return np.asarray(np.where(z > 0, np.minimum(limit, math.log(capacity_bytes)), limit))
 
 
 def kinship(ours: Workload, theirs: Workload) -> float:
