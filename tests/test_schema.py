@@ -320,3 +320,9 @@ def test_the_json_schema_knows_the_words() -> None:
     assert schema["additionalProperties"] is False
     for word in (*PRECISIONS, *METRICS, *OPTIMIZERS):
         assert f'"{word}"' in text
+
+
+def test_half_characters_are_refused_in_keys_and_values() -> None:
+    for document in ({"name": "\ud800"}, {"model": {"\ud800": 1}}):
+        with pytest.raises(SpecError, match="half a character"):
+            parse_study(document)

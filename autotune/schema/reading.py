@@ -79,6 +79,8 @@ def check_size(document: Mapping[str, Any]) -> None:
             stack.extend((value, depth + 1) for value in node.values())
         elif isinstance(node, list | tuple):
             stack.extend((value, depth + 1) for value in node)
+        elif isinstance(node, str) and any("\ud800" <= sign <= "\udfff" for sign in node):
+            raise SpecError(f"a spec's text must be Unicode, but {node[:40]!a} holds half a character")
         elif isinstance(node, int) and abs(node) >= 1 << 63:
             raise SpecError("a spec's whole numbers must be below 2^63, but one is larger")
         elif isinstance(node, float) and not math.isfinite(node):

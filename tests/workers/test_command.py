@@ -114,12 +114,13 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner, fault: str) -> None:
     kind, says, step = FAULTS[fault]
+    others = set(descendants(os.getpid()))  # servers that earlier tests of this process keep, e.g. multiprocessing's
     end = one(runner, request(1, f"--fault={fault}", measure=replace(HASTY, precision=0.0)))
     assert end.failure is not None
     assert (end.failure.kind, end.failure.step) == (kind, step), end.failure
     assert says in end.failure.message
     assert "settings []" in end.failure.log_tail, "the log is the evidence, and no setting of the service is in it"
-    assert descendants(os.getpid()) == []
+    assert set(descendants(os.getpid())) <= others, "nothing of the program is left"
     assert one(runner, request(2)).failure is None
 
 
