@@ -72,7 +72,7 @@ def test_every_space_that_ships_holds_configs(space: str, model: str, cluster: s
 def test_every_study_that_ships_can_be_asked_for_by_name(name: str) -> None:
     study = shipped(name)
     space = SearchSpace.build(study.workload, study.space)
-    assert len(space) > 30
+    assert len(space) > (30 if name == "goodput-laptop" else 100)  # that one is small on purpose: it trains to a loss
     assert all(space.why_not(config) is None for config in study.enqueue)
 
 
