@@ -80,10 +80,15 @@ def next_final(
     return None
 
 
-def longer(measure: MeasureSpec) -> MeasureSpec:
-    """How the last round is measured: to the end of `stability_steps`, where that is more than a trial takes."""
+def whole(measure: MeasureSpec) -> MeasureSpec:
+    """As many steps as any trial may take: a reference, which all are held against, must not be the shorter one."""
     steps = max(measure.max_steps, measure.stability_steps)
-    return replace(measure, min_steps=steps, max_steps=steps) if measure.stability_steps else measure
+    return replace(measure, min_steps=steps, max_steps=steps)
+
+
+def longer(measure: MeasureSpec) -> MeasureSpec:
+    """How the last round is measured: to the end of `stability_steps`, where a longer run was asked for."""
+    return whole(measure) if measure.stability_steps else measure
 
 
 def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] | None = None) -> Verdict:

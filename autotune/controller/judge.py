@@ -2,7 +2,7 @@
 
 Rewards are relative to the baseline; when that could not be measured, to the first config that was. What the loss should look like is known
 from a trial in fp32 of the same global batch and seed: the baseline, where it is fp32 (it costs nothing more), else a reference trial of this
-or an earlier study.
+or an earlier study. Every global batch has its own: after as many steps, or as many tokens, another batch is at another loss for good reasons.
 """
 
 from __future__ import annotations

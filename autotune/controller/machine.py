@@ -25,6 +25,7 @@ from autotune.controller.commands import (
     PAUSED_ON_REQUEST,
     STOPPED_ON_REQUEST,
     AttemptEnded,
+    AttemptQueued,
     AttemptStarted,
     CancelAsked,
     CancelAttempt,
@@ -38,6 +39,7 @@ from autotune.controller.commands import (
     KeepLate,
     KeepSteps,
     KeepTrial,
+    NoteQueued,
     NoteStarted,
     PauseAsked,
     Phase,
@@ -47,7 +49,7 @@ from autotune.controller.commands import (
     StopAsked,
     Tick,
 )
-from autotune.controller.finals import longer, next_final, outcome, participants
+from autotune.controller.finals import longer, next_final, outcome, participants, whole
 from autotune.controller.judge import Judge
 from autotune.ports import TrialRequest
 from autotune.spec import (
@@ -85,13 +87,14 @@ class Controller:
         past: Sequence[Trial] = (),
         elapsed_s: float = 0.0,
         stop_reason: str = "",
-        reference: ParallelConfig | None = None,
+        references: Mapping[int, ParallelConfig] = MappingProxyType({}),
         fp32_losses: Mapping[int, tuple[float, ...]] = MappingProxyType({}),
     ) -> None:
         """`capacity`: ranks of the runner. `baseline`: the default config (None: there is none to beat). `refuse`: why a config cannot be run
         at all, e.g. by this trainer; empty when it can. `past`: the trials of the store, terminal ones in the order in which
-        they ended. `elapsed_s`, `stop_reason`: as of the last checkpoint. `reference`: an fp32 config to measure for its losses, once the
-        baseline is measured. `fp32_losses`: losses by tokens per step that are known already."""
+        they ended. `elapsed_s`, `stop_reason`: as of the last checkpoint. `references`: fp32 configs by global batch, to be measured for their
+        losses before anything but the baseline is tried at that batch in another precision. `fp32_losses`: losses by tokens per step that are
+        known already."""
         self.study_id = study_id
         self.study = study
         self.searcher = searcher
@@ -103,7 +106,8 @@ class Controller:
         self._predict = predict
         self._refuse = refuse
         self._judge = Judge(study, fp32_losses)
-        self._reference = reference
+        self._references = dict(references)
+        """those that were not asked for yet"""
         self._now_s: float | None = None
         self._elapsed_s = elapsed_s
         self._past_gpu_s = 0.0
@@ -186,6 +190,8 @@ class Controller:
                 if trial.purpose is TrialPurpose.SEARCH:
                     self.searcher.tell([trial])  # pending: not to be asked again
                 (self._cut_off if trial.status is TrialStatus.RUNNING else self._waiting).append(trial.number)
+            if trial.purpose is TrialPurpose.REFERENCE and trial.status is not TrialStatus.CANCELLED:
+                self._references.pop(trial.config.global_batch_size, None)
         purposes = {t.purpose for t in past}
         if TrialPurpose.FINAL in purposes:
             self.phase = Phase.FINALS
@@ -294,7 +300,7 @@ class Controller:
     def _go_on(self) -> None:
         steps = {Phase.BASELINE: self._measure_baseline, Phase.SEARCH: self._search, Phase.FINALS: self._measure_again}
         while self.phase is not Phase.ENDED:
-            while self._waiting and self._has_room(self.trials[self._waiting[0]].config):
+            while self._waiting and self._may_start(self.trials[self._waiting[0]]):
                 self._start(self._waiting.pop(0))
             if self._waiting:
                 if not self.attempts.live:
@@ -310,10 +316,7 @@ class Controller:
         if self._baseline is not None and TrialPurpose.BASELINE not in known:
             self._new(self._baseline, TrialPurpose.BASELINE, "the default config, which everything is compared with")
             return True
-        if self._reference is not None and self.book.baseline is not None and TrialPurpose.REFERENCE not in known:
-            self._new(
-                self._reference, TrialPurpose.REFERENCE, "in fp32: the reference of what the loss should look like"
-            )
+        if self.book.baseline is not None and self._new_reference(self.book.baseline.config):
             return True
         if self.book.baseline is not None:
             message = "the baseline is measured"
@@ -332,6 +335,7 @@ class Controller:
         )
         config = None if reason else next(iter(self.searcher.ask(1)), None)
         if config is not None:
+            self._new_reference(config)
             self._new(config, TrialPurpose.SEARCH, self.searcher.reason(config))
             return True
         self._quiet = reason = reason or "the searcher has nothing left that is worth a trial"
@@ -381,13 +385,30 @@ class Controller:
         else:
             self._waiting.append(trial.number)
 
-    def _has_room(self, config: ParallelConfig) -> bool:
-        return config.world_size <= self.attempts.free
+    def _new_reference(self, config: ParallelConfig) -> bool:
+        """Asks for the fp32 losses that this config's will be held against, where they are not known."""
+        batch, baseline = config.global_batch_size, self.book.baseline
+        known = batch * self.study.workload.seq_len in self._judge.fp32_losses
+        if known or config.precision == "fp32" or batch not in self._references or self._refuse(config):
+            return False
+        if baseline is not None and baseline.measurement is not None and not baseline.measurement.losses:
+            return False  # this trainer does not tell its losses
+        reason = f"in fp32: the reference of what the loss should look like at a global batch of {batch}"
+        self._new(self._references.pop(batch), TrialPurpose.REFERENCE, reason)
+        return True
+
+    def _may_start(self, trial: Trial) -> bool:
+        """Whether there are ranks for it, and its reference is there."""
+        running = (self.trials[attempt.number] for attempt in self.attempts.live.values())
+        batch = trial.config.global_batch_size
+        awaited = any(t.purpose is TrialPurpose.REFERENCE and t.config.global_batch_size == batch for t in running)
+        return trial.config.world_size <= self.attempts.free and not awaited
 
     def _start(self, number: int) -> None:
         trial = replace(self.trials[number], status=TrialStatus.RUNNING, attempts=self.trials[number].attempts + 1)
         self.book.put(trial)
         study = self.study
+        is_reference = trial.purpose is TrialPurpose.REFERENCE
         is_last = trial.purpose is TrialPurpose.FINAL and self._is_last_round(trial.config)
         request = TrialRequest(
             study=self.study_id,
@@ -395,7 +416,7 @@ class Controller:
             attempt=trial.attempts,
             workload=study.workload,
             config=trial.config,
-            measure=longer(study.measure) if is_last else study.measure,
+            measure=whole(study.measure) if is_reference else longer(study.measure) if is_last else study.measure,
             seed=trial.seed,
             trainer=study.trainer,
             trainer_options=study.trainer_options,

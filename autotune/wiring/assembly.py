@@ -77,15 +77,24 @@ class Assembly:
         return "; ".join(str(limit) for limit in limits)
 
     @property
-    def reference(self) -> ParallelConfig | None:
-        """The config whose losses other precisions are held against: the baseline in fp32. None where it is not needed (stability counts for
-        nothing, or all configs are fp32), or cannot be run."""
-        config = replace(self.baseline, precision="fp32")
+    def references(self) -> dict[int, ParallelConfig]:
+        """By global batch, the config whose losses other precisions are held against: the baseline in fp32, with more or fewer micro-batches to a
+        step. Without those that are not needed (stability counts for nothing, all configs are fp32, the baseline is its own) or cannot be run."""
         lower = bool((~self.space.table.is_word("precision", "fp32")).any())
+        if self.study.objective.stability_weight == 0 or not lower:
+            return {}
+        plain = replace(self.baseline, precision="fp32")
+        per_step = plain.micro_batch_size * plain.dp
+        configs = {
+            batch: replace(plain, accumulation_steps=batch // per_step)
+            for batch in self.study.workload.global_batch_sizes
+            if batch % per_step == 0
+        }
+        return {b: c for b, c in configs.items() if c != self.baseline and self._can_refer(c)}
+
+    def _can_refer(self, config: ParallelConfig) -> bool:
         cannot = why_not(self.study.workload, config) or self.refuse(config)
-        if self.study.objective.stability_weight == 0 or not lower or cannot:
-            return None
-        return config if float(self.predict(config).oom_probability) <= FITS else None
+        return not cannot and float(self.predict(config).oom_probability) <= FITS
 
     def check_fit(self) -> None:
         """Raises `InfeasibleError` when nothing is expected to fit and no guess of the user stands a chance."""

@@ -153,7 +153,6 @@ def _run(store: Store, ledger: Ledger, tell: OnEvent, stop: Callable[[], bool]) 
         if record.status is not StudyStatus.STOPPING:
             record = ledger.move(StudyStatus.RUNNING, "")
         past = ledger.told_in_order()
-        reference, losses = assembly.reference, known_losses(assembly, store)
         controller = Controller(
             study_id=record.id,
             study=study,
@@ -165,8 +164,8 @@ def _run(store: Store, ledger: Ledger, tell: OnEvent, stop: Callable[[], bool]) 
             past=past,
             elapsed_s=record.elapsed_s,
             stop_reason=str(record.result.get("stop_reason", "")),
-            reference=None if losses or reference == assembly.baseline else reference,
-            fp32_losses=losses,
+            references=assembly.references,
+            fp32_losses=known_losses(assembly, store),
         )
         tell(StudyOpened(record=record, past=tuple(past)))
         Loop(controller, runner, ledger, on_event=tell, interrupted=stop).run()

@@ -470,7 +470,7 @@ def test_an_fp32_baseline_is_the_reference_of_later_losses() -> None:
 def test_without_an_fp32_baseline_a_reference_is_measured_once() -> None:
     low = replace(BASELINE, precision="bf16")
     losses = (5.0, 4.8, 4.6, 4.4, 4.2)
-    world = World(study(max_trials=2), baseline=low, reference=BASELINE)
+    world = World(study(max_trials=2), baseline=low, references={8: BASELINE})
     world.tick()
     world.finish(0, losses=losses)
     assert world.trials[1].purpose is TrialPurpose.REFERENCE
@@ -482,6 +482,63 @@ def test_without_an_fp32_baseline_a_reference_is_measured_once() -> None:
     assert world.trials[2].reward is not None
     assert world.trials[2].reward.parts["fidelity"] == 1.0
     assert purposes(world).count("reference") == 1
+
+
+def two_batches(parallel: int = 1) -> World:
+    """bf16 at global batches of 8 (as the baseline) and 16, with a reference for each."""
+    low = [replace(c, precision="bf16") for c in CONFIGS[:2]]
+    large = [replace(c, accumulation_steps=2 * c.accumulation_steps) for c in low]
+    base = study(max_trials=4, parallel_trials=parallel)
+    return World(
+        replace(base, workload=replace(base.workload, global_batch_size=(8, 16))),
+        configs=[*low, *large],
+        baseline=replace(BASELINE, precision="bf16"),
+        references={8: BASELINE, 16: replace(BASELINE, accumulation_steps=4)},
+    )
+
+
+LOSSES = (5.0, 4.8, 4.6, 4.4, 4.2)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_every_batch_has_a_reference_of_its_own_when_it_is_first_tried(restarts: bool) -> None:
+    world = two_batches()
+    while not world.ends:
+        if restarts:
+            world.restart()
+        world.tick()
+        for request in list(world.running.values()):
+            batch = request.config.global_batch_size
+            world.finish(request.number, losses=tuple(8 / batch * x for x in LOSSES))
+    assert purposes(world)[:7] == ["baseline", "reference", "search", "search", "reference", "search", "search"]
+    assert [world.trials[n].config.global_batch_size for n in (1, 4)] == [8, 16]
+    held = [t for t in world.trials.values() if t.purpose in (TrialPurpose.SEARCH, TrialPurpose.FINAL)]
+    assert all(t.reward is not None and t.reward.parts["fidelity"] == 1.0 for t in held)
+
+
+def test_a_reference_runs_as_long_as_any_trial() -> None:
+    world = two_batches()
+    world.tick()
+    world.finish(0, losses=LOSSES)
+    measure = world.request(1).measure
+    assert measure.min_steps == measure.max_steps == world.study.measure.max_steps
+
+
+def test_no_trial_runs_beside_the_reference_that_it_is_held_against() -> None:
+    world = two_batches(parallel=4)
+    world.tick()
+    while not world.ends:
+        running = [world.trials[r.number] for r in world.running.values()]
+        for reference in (t for t in running if t.purpose is TrialPurpose.REFERENCE):
+            batch = reference.config.global_batch_size
+            assert [t for t in running if t.config.global_batch_size == batch] == [reference]
+        world.finish(running[-1].number, losses=LOSSES)
+
+
+def test_a_trainer_without_losses_needs_no_reference() -> None:
+    world = two_batches()
+    world.run(lambda _: 0.1)
+    assert "reference" not in purposes(world)
 
 
 def test_losses_that_are_known_already_are_the_reference() -> None:

@@ -248,3 +248,21 @@ def test_gang_reports_every_rank_and_ranks_and_accumulation_tell_the_same_gradie
         assert low <= (noise.gradient_noise_scale or math.nan) <= high < math.inf
     one, two = (noise.gradient_noise_scale for noise in noises)
     assert one == pytest.approx(two, rel=0.3)
+
+
+def test_every_way_to_cut_the_weights_tells_the_same_gradient_noise(tmp_path: Path) -> None:
+    def job(model: str, config: str) -> dict[str, Any]:
+        changes = {"steps": 6, "trainer_options": {"learning_rate": 0.0}}
+        return {"model": model, "config": f"micro_batch_size=2,precision=fp32,{config}", "changes": changes}
+
+    ranks = [job("gpt", f"dp=2,zero_stage={stage}") for stage in range(4)]  # 257 words: one rank's shard is padded
+    ranks.append(job("gpt", "dp=2,zero_stage=3,accumulation_steps=2"))
+    ranks.append(job("gpt", "dp=2,accumulation_steps=2"))
+    cut = [job("llama", f"tp=2,accumulation_steps=2{more}") for more in ("", ",sequence_parallel=true")]
+    results = run_jobs({1: [job("llama", "accumulation_steps=2")], 2: [*ranks, *cut]}, tmp_path)
+    one, replicated, *others = (r["measurement"]["gradient_noise_scale"] for r in results)
+    assert one > 0
+    assert replicated > 0
+    assert others[:3] == pytest.approx([replicated] * 3, rel=1e-3)
+    assert others[3] == pytest.approx(others[4], rel=1e-3)
+    assert others[5:] == pytest.approx([one] * 2, rel=1e-3)

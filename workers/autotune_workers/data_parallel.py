@@ -54,8 +54,10 @@ class GradientSync(Protocol):
     """How the gradients of a step become complete."""
 
     shards: list[Shard]
-    local_square: Tensor | None
-    """squared norm of this rank's own gradient before it was summed, where it is known"""
+
+    @property
+    def local_square(self) -> Tensor | None:
+        """Squared norm of this rank's own gradient before it was summed, where it is known."""
 
     def expect(self, backwards: int) -> None:
         """A step begins: so many backward passes add to each gradient before it is complete."""

@@ -22,10 +22,11 @@ from torch.profiler import record_function
 
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
+from autotune.reward import learning_rate_factor
 from autotune.spec import ParallelConfig
 from autotune_workers.context_parallel import check_context, context_attention, positions_of
 from autotune_workers.data import TokenStream, rows_of
-from autotune_workers.data_parallel import GradientSync, Replicated, Weight
+from autotune_workers.data_parallel import GradientSync, Replicated, Weight, local_gradient
 from autotune_workers.expert_parallel import MixtureOfExperts, check_experts
 from autotune_workers.fully_sharded import FullySharded, shard_module
 from autotune_workers.mesh import RankContext, build_mesh
@@ -253,7 +254,8 @@ class Training:
     def _notes_first(self) -> bool:
         """Whether the first micro-batch's gradient is seen alone and whole, and wanted."""
         config = self.config
-        return config.world_size == 1 and config.zero_stage < 2 and config.accumulation_steps > 1
+        alone = config.dp * config.pp * config.cp * config.ep == 1
+        return alone and config.zero_stage < 2 and config.accumulation_steps > 1
 
     def _accumulate(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
         (stage,) = self._stages.values()
@@ -267,9 +269,15 @@ class Training:
             loss.backward()
             losses.append(loss.detach())
             if i == 0 and self._notes_first:
-                norms = torch._foreach_norm([p.grad for p in stage.parameters() if p.grad is not None])
-                self._first_square = torch.stack(norms).double().square().sum()
+                self._first_square = self._local_square(stage)
         return losses
+
+    def _local_square(self, stage: Stage) -> Tensor:
+        """This rank's share of the squared norm of the gradient so far; collective over tp."""
+        weights = list(self._weights(stage))
+        norms = torch._foreach_norm([local_gradient(w.parameter) for w in weights])
+        shares = [norm.double().square() / w.copies for norm, w in zip(norms, weights, strict=True)]
+        return torch.stack(shares).sum()
 
     def _agree(self, loss: Tensor) -> Outcome:
         """Sums over all ranks what each knows of loss and gradient, so that all come to one verdict."""
@@ -320,13 +328,16 @@ def part_size(config: ParallelConfig) -> int:
 
 
 def _learning_rate(request: TrialRequest) -> float:
-    """The trainer option `learning_rate`, or what is usual for the optimizer."""
-    rate = request.trainer_options.get("learning_rate", LEARNING_RATES[request.workload.optimizer])
+    """The trainer option `learning_rate` (or what is usual for the optimizer), which is that of the smallest global batch of the
+    workload; larger ones take more, as the efficiency of a batch presupposes (`autotune.reward.goodput`)."""
+    workload = request.workload
+    rate = request.trainer_options.get("learning_rate", LEARNING_RATES[workload.optimizer])
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
         raise ConfigError(
             f"learning_rate must be a finite number of at least 0, but is {rate!r}", field="learning_rate"
         )
-    return float(rate)
+    smallest = min(workload.global_batch_sizes)
+    return float(rate) * learning_rate_factor(request.config.global_batch_size, smallest, workload.optimizer)
 
 
 def _check(request: TrialRequest, context: RankContext) -> None:

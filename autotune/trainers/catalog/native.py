@@ -29,6 +29,12 @@ class NativeTrainer(Trainer):
     name = "native"
     summary = "autotune's own training loop, which trials run"
     options = (
+        Option(
+            name="learning_rate",
+            meaning="at the smallest global batch; larger ones take it times sqrt(batch / smallest) for adamw, batch / smallest for sgd; "
+            "left out: 3e-4 for adamw, 0.01 for sgd",
+            default=0.0,
+        ),
         Option(name="steps", meaning="optimizer steps to run", default=50, export_only=True),
         Option(name="seed", meaning="seed of weights and data", default=0, export_only=True),
         Option(name="data", meaning="text or .bin file; left out: the text that ships", default="", export_only=True),
@@ -72,6 +78,7 @@ class NativeTrainer(Trainer):
             "config": config.to_dict(),
             "measure": asdict(MeasureSpec(min_steps=steps, max_steps=steps, trial_timeout_s=FOREVER_S)),
             "seed": options["seed"],
+            "trainer_options": {"learning_rate": options["learning_rate"]} if options["learning_rate"] else {},
             "data": options["data"] or None,
         }
         start = torchrun(

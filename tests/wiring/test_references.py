@@ -1,0 +1,48 @@
+"""Losses of fp32 references: one for each global batch that is tried, kept for later studies of the same numbers and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune import wiring
+from autotune.ports import Store
+from autotune.spec import TrialPurpose
+from autotune.store import MemoryStore, open_store
+from tests.wiring.studies import QUIET, spec
+
+BATCHES = [64, 128]
+
+
+def referenced(store: Store, name: str, **changes: Any) -> list[int]:
+    """Global batches whose reference a study in bf16 measured."""
+    changes = {
+        "name": name,
+        "workload": {"seq_len": 1024, "global_batch_size": BATCHES},
+        "space": {"tp": [1, 2], "micro_batch_size": [1, 2, 4, 8], "precision": ["bf16"]},
+        "searcher": "random",
+        "budget": {"max_trials": 6, "min_gain": 0.0},
+        "runner": QUIET,
+    } | changes
+    result = wiring.tune(spec(**changes), store=store)
+    tried = {t.config.global_batch_size for t in result.trials if t.purpose is TrialPurpose.SEARCH and t.is_measured}
+    assert tried == set(BATCHES)
+    for trial in result.trials:
+        if trial.purpose in (TrialPurpose.SEARCH, TrialPurpose.FINAL) and trial.reward is not None:
+            assert "fidelity" in trial.reward.parts
+    return [t.config.global_batch_size for t in result.trials if t.purpose is TrialPurpose.REFERENCE]
+
+
+def test_a_reference_is_measured_once_for_all_studies_of_the_same_numbers(tmp_path: Any) -> None:
+    store = open_store(tmp_path / "results.db")
+    try:
+        assert sorted(referenced(store, "first")) == BATCHES
+        assert referenced(store, "second") == []
+        assert sorted(referenced(store, "other rate", trainer={"kind": "native", "learning_rate": 0.1})) == BATCHES
+    finally:
+        store.close()
+
+
+def test_where_stability_counts_for_nothing_no_reference_is_measured() -> None:
+    low = {"space": {"precision": ["bf16"], "tp": [1, 2]}, "objective": {"stability_weight": 0.0}}
+    result = wiring.tune(spec(name="fast", **low), store=MemoryStore())
+    assert all(t.purpose is not TrialPurpose.REFERENCE for t in result.trials)
