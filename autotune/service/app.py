@@ -20,6 +20,7 @@ from autotune.service.counters import Counted, Counters
 from autotune.service.guards import Guards
 from autotune.service.house import House
 from autotune.service.options import ServiceOptions
+from autotune.service.recent import RecentAnswers
 from autotune.service.resources import answers, events, state, studies
 from autotune.service.supervisor import Supervisor
 from autotune.store.sql import SqlStore
@@ -32,7 +33,14 @@ Every error is `{error: {kind, message, field, remedy}}`. Numbers are SI and byt
 def create_app(store: SqlStore, options: ServiceOptions, *, supervisor: Supervisor | None = None) -> FastAPI:
     """The service on that store. With a supervisor it also runs studies, from the server's start to its end."""
     counters = Counters()
-    house = House(store=store, options=options, gate=Gate(store, options), counters=counters, supervisor=supervisor)
+    house = House(
+        store=store,
+        options=options,
+        gate=Gate(store, options),
+        counters=counters,
+        recent=RecentAnswers(store),
+        supervisor=supervisor,
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

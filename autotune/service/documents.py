@@ -188,11 +188,12 @@ ERRORS: dict[int, str] = {
 
 
 def responses(*statuses: int, ok: int = 200, model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """The answers of an address: the good one, the given errors, and those that any address can give."""
-    errors = (*statuses, 400, 401, 403, 405, 408, 413, 421, 422, 429, 500, 503)
+    """The answers of an address: the good one, the given others, and the errors that any address can give."""
+    errors = {*statuses, 400, 401, 403, 405, 408, 413, 421, 422, 429, 500, 503} - {304}
     return {
         ok: {"model": model, "description": (model.__doc__ or "").strip()},
-        **{status: {"model": ErrorDocument, "description": ERRORS[status]} for status in sorted(set(errors))},
+        **({304: {"description": "Nothing has changed"}} if 304 in statuses else {}),
+        **{status: {"model": ErrorDocument, "description": ERRORS[status]} for status in sorted(errors)},
     }
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
 import anyio
@@ -17,6 +15,7 @@ from autotune.service.access import LOOPBACK, Caller, Gate
 from autotune.service.counters import Counters
 from autotune.service.envelope import RefusalError
 from autotune.service.options import ServiceOptions
+from autotune.service.recent import RecentAnswers
 from autotune.service.supervisor import Supervisor
 from autotune.store.sql import SqlStore
 
@@ -24,8 +23,6 @@ T = TypeVar("T")
 
 HEAVY = 2
 """studies that are worked out at once (space, estimates, searcher): more would only slow each other"""
-MOST_RECENT = 256
-"""studies of which the last answer is kept"""
 WAITING = 2000
 """requests that may wait for such a turn"""
 
@@ -39,28 +36,6 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 Offset = Annotated[int, Query(ge=0, le=1 << 40)]
 
 
-class RecentAnswers:
-    """What was last told of each study, for as long as nothing about it has changed: many watch the same few. Threads share it."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[datetime, bytes]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, study: str, updated_at: datetime) -> bytes | None:
-        """The answer of that moment of the study."""
-        with self._lock:
-            at, answer = self._kept.get(study, (None, None))
-        return answer if at == updated_at else None
-
-    def put(self, study: str, updated_at: datetime, answer: bytes) -> None:
-        """Keeps the answer in place of the one before. `updated_at` is of before the answer was made, so that it is never taken for newer."""
-        with self._lock:
-            self._kept[study] = (updated_at, answer)
-            self._kept.move_to_end(study)
-            if len(self._kept) > MOST_RECENT:
-                self._kept.popitem(last=False)
-
-
 @dataclass(kw_only=True)
 class House:
     """One service. Kept in `app.state.house`."""
@@ -69,6 +44,8 @@ class House:
     options: ServiceOptions
     gate: Gate
     counters: Counters
+    recent: RecentAnswers
+    """what was last told of studies"""
     supervisor: Supervisor | None = None
     """None where studies are run by another process on the same store"""
     closing: threading.Event = field(default_factory=threading.Event)
@@ -77,10 +54,14 @@ class House:
     """open event streams"""
     examined: tuple[dict[str, Any] | None, float] = (None, 0.0)
     """the last examination of its health, and when it was"""
-    recent: RecentAnswers = field(default_factory=RecentAnswers)
-    """what was last told of studies"""
     _turns: anyio.CapacityLimiter | None = None
     _waiting: int = 0
+
+    def changed(self) -> None:
+        """A study was submitted or acted on: answers and the supervisor have to see it."""
+        self.recent.doubt()
+        if self.supervisor is not None:
+            self.supervisor.wake()
 
     async def work(self, what: Callable[[], T]) -> T:
         """Runs what takes the processor in a thread, a few at a time. Raises `RefusalError` when too many wait."""
@@ -103,6 +84,11 @@ def house_of(request: Request) -> House:
     return found
 
 
+async def the_house(request: Request) -> House:
+    """The same for the framework, which would send a plain function to a thread."""
+    return house_of(request)
+
+
 async def reader(request: Request) -> Caller:
     """A caller who may read."""
     return await house_of(request).gate.admit(request, "read")
@@ -122,7 +108,7 @@ async def planner(request: Request) -> Caller:
     return await house_of(request).gate.admit(request, "read", changes=True)
 
 
-TheHouse = Annotated[House, Depends(house_of)]
+TheHouse = Annotated[House, Depends(the_house)]
 Reader = Annotated[Caller, Depends(reader)]
 Submitter = Annotated[Caller, Depends(submitter)]
 Planner = Annotated[Caller, Depends(planner)]

@@ -123,6 +123,10 @@ class PatientH11(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+            # asyncio does it for sockets of a stated protocol only; head and body would wait 40 ms for each other
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:

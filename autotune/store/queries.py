@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
 from autotune.errors import NotFoundError
 from autotune.ports import StudyRecord
@@ -18,6 +19,18 @@ from autotune.store.tables import attempts, records, specs, studies, trials, wor
 
 _LISTED = 5
 """Candidates that an ambiguous name lists."""
+_REVISION = select(studies.c.num_events, studies.c.updated_us).where(studies.c.key == bindparam("of_key"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """A study at one moment: as long as this is equal, so is everything that the store says of it."""
+
+    id: str
+    events: int
+    """lines in its history"""
+    updated_us: int
+    """when it changed last, microseconds since 1970 UTC"""
 
 
 def _study_rows() -> Select[Any]:
@@ -43,6 +56,13 @@ def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
             some = ", ".join(row.id for row in rows[:_LISTED]) + (", ..." if len(rows) > _LISTED else "")
             raise NotFoundError(f"{study_id!r} names more than one study: {some}", remedy="give the id of one")
     raise NotFoundError(f"no study has the id or name {study_id!r}", remedy="`autotune list` shows them")
+
+
+def revision(connection: Connection, study_id: str) -> Revision:
+    """What the study is at now, by two indexed rows."""
+    key, found = resolve(connection, study_id)
+    row = connection.execute(_REVISION, {"of_key": key}).one()
+    return Revision(id=found, events=row.num_events, updated_us=row.updated_us)
 
 
 def study(connection: Connection, study_id: str) -> StudyRecord:

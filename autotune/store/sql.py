@@ -15,6 +15,7 @@ from autotune.store import lease as leases
 from autotune.store.audit import AuditEvent
 from autotune.store.database import Database
 from autotune.store.place import Place
+from autotune.store.queries import Revision
 from autotune.store.statistics import KnownWorkload, Statistics
 from autotune.store.tokens import TokenKeeper
 
@@ -46,6 +47,11 @@ class SqlStore:
         """The study of this id, unique name, or unique prefix of the id."""
         with self.database.read() as connection:
             return queries.study(connection, study_id)
+
+    def revision(self, study_id: str) -> Revision:
+        """What the study is at now: far cheaper than the study, for those who ask again and again."""
+        with self.database.read() as connection:
+            return queries.revision(connection, study_id)
 
     def studies(
         self,

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.service_load [--clients 100] [--studies 8] [--submissions 1000]
 
-Readers: each of the clients asks for the status of a study once a second, on a connection of its own, from another process. Quiet: the same
+Readers: each of the clients asks for the status of a study once a second, from a random moment on, on a connection of its own, from another process. Quiet: the same
 studies without readers; their time is compared. Flood: submissions as fast as 16 clients can; each acknowledged one has to end as COMPLETED.
 Latency is seen by the client: from the request to the whole answer.
 """
@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from autotune.client import Client
 from tests.service.running import spec
@@ -85,39 +86,36 @@ def run_studies(url: str, count: int, *, readers: int) -> tuple[list[float], lis
 
 
 async def read(url: str, readers: int, ids: list[str]) -> None:
-    """Asks until all studies have ended, then prints what it saw."""
-    import httpx
-
+    """Asks until all studies have ended, then prints what it saw. Bare sockets: a client that works hard would measure itself."""
+    address = urlsplit(url)
     latencies: list[float] = []
     failures = 0
     done = asyncio.Event()
 
     async def one(number: int) -> None:
         nonlocal failures
-        study = ids[number % len(ids)]
-        async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
-            await asyncio.sleep(random.Random(number).random())
-            while not done.is_set():
-                began = time.perf_counter()
-                try:
-                    answer = await http.get(f"/api/v1/studies/{study}")
-                    failures += answer.status_code != 200
-                except httpx.HTTPError:
-                    failures += 1
-                took = time.perf_counter() - began
-                latencies.append(took)
-                await asyncio.sleep(max(0.0, 1.0 - took))
+        request = f"GET /api/v1/studies/{ids[number % len(ids)]} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode()
+        await asyncio.sleep(random.Random(number).random())
+        incoming, outgoing = await asyncio.open_connection(address.hostname, address.port)
+        while not done.is_set():
+            began = time.perf_counter()
+            outgoing.write(request)
+            head = await incoming.readuntil(b"\r\n\r\n")
+            body = await incoming.readexactly(int(head.lower().partition(b"content-length: ")[2].split(None, 1)[0]))
+            took = time.perf_counter() - began
+            failures += not head.startswith(b"HTTP/1.1 200 ") or not body.endswith(b"}")
+            latencies.append(took)
+            await asyncio.sleep(max(0.0, 1.0 - took))
+        outgoing.close()
 
-    async def watch() -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
-            while True:
-                found = (await http.get("/api/v1/studies", params={"limit": 1000})).json()["studies"]
-                if all(s["status"] == "COMPLETED" for s in found if s["id"] in ids):
-                    done.set()
-                    return
-                await asyncio.sleep(1.0)
+    def wait() -> None:
+        with Client(url) as client:
+            for study in ids:
+                client.wait(study, poll_s=1.0)
+        loop.call_soon_threadsafe(done.set)
 
-    await asyncio.gather(watch(), *(one(number) for number in range(readers)))
+    loop = asyncio.get_running_loop()
+    await asyncio.gather(asyncio.to_thread(wait), *(one(number) for number in range(readers)))
     print(json.dumps({"latencies": latencies, "failures": failures}))
 
 

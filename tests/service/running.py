@@ -90,6 +90,11 @@ class Service:
             self.supervisor.close()
         self.store.close()
 
+    @property
+    def connections(self) -> list[Any]:
+        """Uvicorn's protocols of the connections that are open."""
+        return list(self._server.server_state.connections)
+
     def client(self, token: str = "") -> Client:
         """A client of it."""
         return Client(self.url, token=token)

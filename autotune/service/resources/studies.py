@@ -26,6 +26,7 @@ from autotune.spec import StudyStatus
 
 router = APIRouter(tags=["studies"])
 
+Known = Annotated[str | None, Header(max_length=2000, description="ETags of answers that the asker has")]
 KEY_PATTERN = r"^[\x21-\x7e]{1,200}$"
 SPEC_BODY: dict[str, Any] = {
     "requestBody": {
@@ -79,8 +80,7 @@ async def submit(
         return wiring.study_document(record)
 
     study = await house.work(keep)
-    if house.supervisor is not None:
-        house.supervisor.wake()
+    house.changed()
     return StrictJSONResponse({"study": study}, status_code=201, headers={"Location": f"/api/v1/studies/{study['id']}"})
 
 
@@ -110,27 +110,28 @@ def studies(
     )
 
 
-@router.get("/studies/{study_id}", responses=responses(404, model=StatusAnswer))
-def status_of(study_id: StudyId, house: TheHouse, caller: Reader) -> Response:
-    """A study with its best config so far."""
-    from autotune import wiring
+@router.get("/studies/{study_id}", responses=responses(304, 404, model=StatusAnswer))
+async def status_of(study_id: StudyId, house: TheHouse, caller: Reader, if_none_match: Known = None) -> Response:
+    """A study with its best config so far. With the ETag of the last answer in If-None-Match: 304 as long as nothing has changed."""
 
-    record = house.store.study(study_id)
-    body = house.recent.get(record.id, record.updated_at)
-    if body is None:
-        result = wiring.result_of(house.store, record.id)
-        body = strict_json(wiring.document(result))
-        house.recent.put(record.id, result.record.updated_at, body)
-    return Response(body, media_type=JSON)
+    def make(found: str) -> bytes:
+        from autotune import wiring
+
+        return strict_json(wiring.document(wiring.result_of(house.store, found)))
+
+    return (await house.recent.of(study_id, "status", make)).response(if_none_match)
 
 
-@router.get("/studies/{study_id}/trials", responses=responses(404, model=TrialList))
-def trials(study_id: StudyId, house: TheHouse, caller: Reader) -> Response:
-    """All trials of a study."""
-    from autotune import wiring
+@router.get("/studies/{study_id}/trials", responses=responses(304, 404, model=TrialList))
+async def trials(study_id: StudyId, house: TheHouse, caller: Reader, if_none_match: Known = None) -> Response:
+    """All trials of a study. With the ETag of the last answer in If-None-Match: 304 as long as nothing has changed."""
 
-    found = house.store.trials(house.store.study(study_id).id)
-    return StrictJSONResponse({"trials": [wiring.trial_document(trial) for trial in found]})
+    def make(found: str) -> bytes:
+        from autotune import wiring
+
+        return strict_json({"trials": [wiring.trial_document(trial) for trial in house.store.trials(found)]})
+
+    return (await house.recent.of(study_id, "trials", make)).response(if_none_match)
 
 
 @router.get("/studies/{study_id}/best", responses=responses(404, model=BestAnswer))
@@ -191,6 +192,5 @@ def acted(house: House, caller: Any, study_id: str, action: str) -> Any:
     caller.check_owns(record)
     record = wiring.act(house.store, record.id, str(action))
     house.store.record_audit(caller.name, f"study.{action}", record.id)
-    if house.supervisor is not None:
-        house.supervisor.wake()
+    house.changed()
     return record
