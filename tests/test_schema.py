@@ -259,6 +259,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ('{"a": NaN}', "must be finite"),
         ("a: &a [*a]", "nested 20 deep"),
         ("a: " + "[" * 500 + "]" * 500, "nested"),
+        ("{" * 3000, "nested"),
         (BOMB, "50,000 values"),
         ("a: " + "9" * 5000, "is not YAML"),
         ("a: " + "x" * MAX_BYTES, "is larger than 256 KiB"),

@@ -1,13 +1,14 @@
 """A file or standard input as a plain document: mappings, lists, text, numbers, true, false, null.
 
-YAML is read by the safe loader; a document that is JSON, as JSON. Limits keep a hostile document cheap: its size in bytes, its depth, and its
-number of nodes with every alias followed, so that a few lines of aliases cannot stand for billions.
+YAML is read by the safe loader; a document that is JSON, as JSON. Limits keep a hostile document cheap: its size in bytes, its open brackets,
+its depth, and its number of nodes with every alias followed, so that a few lines of aliases cannot stand for billions.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from autotune.errors import SpecError
 MAX_BYTES = 1 << 18
 MAX_NODES = 50_000
 MAX_DEPTH = 20
+MAX_BRACKETS = 100
+"""open brackets of YAML, quoted ones included: its parser takes seconds over a kilobyte of them before it gives up"""
 
 
 def read_document(source: str | Path, *, what: str) -> dict[str, Any]:
@@ -52,6 +55,8 @@ def parse_text(text: str, *, where: str, what: str) -> dict[str, Any]:
     try:
         document = _json(text) if text.lstrip().startswith("{") else None
         if document is None:
+            if open_brackets(text) > MAX_BRACKETS:
+                raise SpecError(f"the {what} in {where} is nested too deeply")
             document = yaml.load(text, Loader=_loader())
     except SpecError:
         raise
@@ -63,6 +68,15 @@ def parse_text(text: str, *, where: str, what: str) -> dict[str, Any]:
         raise SpecError(f"the {what} in {where} must hold keys and values, but holds {found}")
     check_size(document)
     return document
+
+
+def open_brackets(text: str) -> int:
+    """The most brackets that are open at once."""
+    most = depth = 0
+    for sign in re.findall(r"[\[\]{}]", text):
+        depth += 1 if sign in "[{" else -1
+        most = max(most, depth)
+    return most
 
 
 def check_size(document: Mapping[str, Any]) -> None:

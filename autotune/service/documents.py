@@ -94,7 +94,21 @@ class StatusAnswer(StudyAnswer):
 class BestAnswer(StatusAnswer):
     """The best configs of a study."""
 
+    objective: Plain = Field(description="metric and stability_weight by which they are ranked")
     configs: list[TrialDocument]
+
+
+class ExplainAnswer(Answer):
+    """Why a trial won or lost."""
+
+    trial: TrialDocument
+    text: list[str] = Field(description="sentences, the most important first")
+    reward: Plain | None = Field(description="total, throughput, stability and parts; null without a measurement")
+    parts: Plain
+    shares: Plain = Field(description="what throughput and stability give to the total")
+    against: Plain = Field(description="baseline, runner-up or winner: number, config_changes, speed_ratio, reward")
+    step_parts_s: Plain
+    step_parts_source: str
 
 
 class PastBest(Answer):

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from autotune.store.sql import Revision, SqlStore
+from autotune.store.queries import Revision
+from autotune.store.sql import SqlStore
 
 FRESH_S = 0.1
 MOST_BYTES = 64 << 20

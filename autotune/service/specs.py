@@ -7,7 +7,6 @@ program, a module, an address or an environment; paths of models and spaces are 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from autotune.spec import Study
 from autotune.spec.checks import nearest
 
 JSON, YAML = "application/json", "application/yaml"
-MAX_BRACKETS = 100
-"""open brackets, quoted ones included: a YAML parser takes seconds over a kilobyte of them before it gives up"""
 
 
 def read_body(body: bytes, content_type: str) -> dict[str, Any]:
@@ -35,8 +32,6 @@ def read_body(body: bytes, content_type: str) -> dict[str, Any]:
         raise SpecError("the request is not UTF-8 text") from None
     if media == JSON:
         return _strict_json(text)
-    if _brackets(text) > MAX_BRACKETS:
-        raise SpecError("the request is nested too deeply")
     return parse_text(text, where="the request", what="study spec")
 
 
@@ -95,15 +90,6 @@ def _data(text: str, options: ServiceOptions) -> Path:
         except (OSError, RuntimeError, ValueError):  # too long, a loop of links
             continue
     raise refused
-
-
-def _brackets(text: str) -> int:
-    """The most brackets that are open at once."""
-    most = depth = 0
-    for sign in re.findall(r"[\[\]{}]", text):
-        depth += 1 if sign in "[{" else -1
-        most = max(most, depth)
-    return most
 
 
 def _strict_json(text: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from autotune.errors import NotFoundError, SpecError
 from autotune.service.documents import (
     EXAMPLE_SPEC,
     BestAnswer,
+    ExplainAnswer,
     ExportAnswer,
     StatusAnswer,
     StudyAnswer,
@@ -37,6 +38,18 @@ SPEC_BODY: dict[str, Any] = {
         },
     }
 }
+
+
+MAX_TRIAL = 10**9
+"""no study has a trial of a larger number"""
+
+
+class Metric(StrEnum):
+    """What an objective may count."""
+
+    THROUGHPUT = "throughput"
+    GOODPUT = "goodput"
+    COST = "cost"
 
 
 class Action(StrEnum):
@@ -135,15 +148,36 @@ async def trials(study_id: StudyId, house: TheHouse, caller: Reader, if_none_mat
 
 
 @router.get("/studies/{study_id}/best", responses=responses(404, model=BestAnswer))
-def best(study_id: StudyId, house: TheHouse, caller: Reader, top: Limit = 1, pareto: bool = False) -> Response:
-    """The best configs of a study; `pareto`: those that no other beats in speed, stability, memory headroom and cost."""
+def best(
+    study_id: StudyId,
+    house: TheHouse,
+    caller: Reader,
+    top: Limit = 1,
+    pareto: bool = False,
+    metric: Annotated[Metric | None, Query(description="rank again by this metric; nothing is run")] = None,
+    stability_weight: Annotated[float | None, Query(ge=0, le=1, description="rank again with this weight")] = None,
+) -> Response:
+    """The best configs of a study, by its own objective or another one; `pareto`: those that no other beats in speed, stability, memory headroom
+    and cost, each with these merits."""
     from autotune import wiring
 
-    result = wiring.result_of(house.store, study_id)
-    answer = wiring.document(result, top=top)
-    if pareto:
-        answer["configs"] = [wiring.trial_document(trial) for trial in wiring.pareto(result)]
+    answer = wiring.best_document(
+        house.store, study_id, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight
+    )
     return StrictJSONResponse(answer)
+
+
+@router.get("/studies/{study_id}/explain", responses=responses(404, model=ExplainAnswer))
+def explain(
+    study_id: StudyId,
+    house: TheHouse,
+    caller: Reader,
+    trial: Annotated[int | None, Query(ge=0, le=MAX_TRIAL, description="its number; left out: the winner")] = None,
+) -> Response:
+    """Why a trial won or lost: its reward by parts, against the baseline and the runner-up (or the winner), in words and numbers."""
+    from autotune import wiring
+
+    return StrictJSONResponse(wiring.explain(house.store, study_id, trial))
 
 
 @router.get("/studies/{study_id}/export/{trainer}", responses=responses(404, model=ExportAnswer))
