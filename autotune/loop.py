@@ -29,6 +29,7 @@ from autotune.controller import (
     KeepLate,
     KeepSteps,
     KeepTrial,
+    NoteQueued,
     NoteStarted,
     PauseAsked,
     ResumeAsked,
@@ -43,6 +44,7 @@ from autotune.progress import (
     BestChanged,
     OnEvent,
     PhaseEntered,
+    Said,
     StudyRested,
     TrialAsked,
     TrialEnded,
@@ -137,6 +139,8 @@ class Loop:
             case StartAttempt(request=request):
                 ledger.start_attempt(request.number, request.attempt)
                 self.runner.start(request)
+            case NoteQueued(number=number, reason=reason):
+                tell(Said(message=f"trial {number} waits: {reason}"))
             case NoteStarted(number=number, attempt=attempt):
                 tell(TrialStarted(number=number, attempt=attempt))
             case KeepSteps(steps=steps):

@@ -72,6 +72,14 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptQueued:
+    """The attempt still waits for ranks that others use. Said again and again while it lasts: this time counts for no deadline."""
+
+    id: AttemptId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepsReported:
     """Some optimizer steps are done. Series of equal length; steps count from 0 with warm-up."""
 
@@ -96,7 +104,7 @@ class AttemptEnded:
     cancelled: bool = False
 
 
-RunnerEvent = AttemptStarted | StepsReported | AttemptEnded
+RunnerEvent = AttemptQueued | AttemptStarted | StepsReported | AttemptEnded
 
 
 class TrialRunner(Protocol):
@@ -308,6 +316,7 @@ class Store(Protocol):
 __all__ = [
     "AttemptEnded",
     "AttemptId",
+    "AttemptQueued",
     "AttemptStarted",
     "Clock",
     "HistoryEvent",

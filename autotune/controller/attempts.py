@@ -38,6 +38,8 @@ class Attempt:
     """why its end was asked for, in words; empty while it may run"""
     overdue: bool = False
     """whether that was its deadline"""
+    queued: bool = False
+    """whether it waited for ranks that others use"""
 
     @property
     def number(self) -> int:
@@ -63,6 +65,15 @@ class Attempts:
         """Hands out ranks."""
         longest = measure.start_timeout_s + measure.trial_timeout_s + DEADLINE_GRACE_S
         self.live[attempt] = Attempt(id=attempt, ranks=ranks, since_s=now_s, deadline_s=now_s + longest)
+
+    def queue(self, attempt: AttemptId, now_s: float) -> bool:
+        """The runner has no ranks for it yet: what it may take begins now, and it has taken nothing so far. Whether that is news."""
+        entry = self.live[attempt]
+        if not entry.cancelled:
+            entry.deadline_s += now_s - entry.since_s
+        entry.since_s = now_s
+        is_news, entry.queued = not entry.queued, True
+        return is_news
 
     def end(self, attempt: AttemptId, now_s: float) -> Attempt | None:
         """Takes the ranks back; the attempt when its end was awaited, None when that comes too late or is unknown."""

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, TrialRequest
+from autotune.ports import (
+    AttemptEnded,
+    AttemptId,
+    AttemptQueued,
+    AttemptStarted,
+    RunnerEvent,
+    StepsReported,
+    TrialRequest,
+)
 from autotune.spec import Failure, StudyStatus, Trial
 
 
@@ -74,6 +82,7 @@ class InterruptAsked:
 
 Event = (
     Tick
+    | AttemptQueued
     | AttemptStarted
     | StepsReported
     | AttemptEnded
@@ -97,6 +106,14 @@ class StartAttempt:
     """An attempt is to be launched."""
 
     request: TrialRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteQueued:
+    """An attempt waits for ranks that others use; once per attempt."""
+
+    number: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +190,7 @@ class EndStudy:
 Command = (
     KeepTrial
     | StartAttempt
+    | NoteQueued
     | NoteStarted
     | KeepSteps
     | CancelAttempt
@@ -188,6 +206,7 @@ __all__ = [
     "PAUSED_ON_REQUEST",
     "STOPPED_ON_REQUEST",
     "AttemptEnded",
+    "AttemptQueued",
     "AttemptStarted",
     "CancelAsked",
     "CancelAttempt",
@@ -201,6 +220,7 @@ __all__ = [
     "KeepLate",
     "KeepSteps",
     "KeepTrial",
+    "NoteQueued",
     "NoteStarted",
     "PauseAsked",
     "Phase",

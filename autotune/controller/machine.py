@@ -25,6 +25,7 @@ from autotune.controller.commands import (
     PAUSED_ON_REQUEST,
     STOPPED_ON_REQUEST,
     AttemptEnded,
+    AttemptQueued,
     AttemptStarted,
     CancelAsked,
     CancelAttempt,
@@ -38,6 +39,7 @@ from autotune.controller.commands import (
     KeepLate,
     KeepSteps,
     KeepTrial,
+    NoteQueued,
     NoteStarted,
     PauseAsked,
     Phase,
@@ -125,6 +127,9 @@ class Controller:
                 self._pass_time(event.now_s)
             case AttemptEnded():
                 self._end_attempt(event)
+            case AttemptQueued() if event.id in self.attempts.live:
+                if self.attempts.queue(event.id, self._now_s or 0.0):
+                    self._out.append(NoteQueued(number=event.id[1], reason=event.reason))
             case AttemptStarted() if event.id in self.attempts.live:
                 self._out.append(NoteStarted(number=event.id[1], attempt=event.id[2]))
             case StepsReported() if event.id in self.attempts.live:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from autotune.controller import CancelAsked, InterruptAsked, PauseAsked, ResumeAsked, StopAsked
 from autotune.controller.finals import baseline_of, contenders
-from autotune.ports import AttemptEnded, AttemptStarted, StepsReported
+from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, StepsReported
 from autotune.spec import Failure, FailureKind, MeasureSpec, StudyStatus, TrialPurpose, TrialStatus
 from tests.controller.world import CONFIGS, World, measured, study
 
@@ -90,6 +90,11 @@ class AnyOrder(RuleBasedStateMachine):
         at = self.pick(data).id
         report = StepsReported(id=at, first_step=0, step_times_s=(0.1,), losses=(1.0,), grad_norms=(1.0,))
         self.world.do(report if steps else AttemptStarted(id=at))
+
+    @precondition(lambda self: self.world.running)
+    @rule(data=st.data())
+    def waits_for_room(self, data: st.DataObject) -> None:
+        self.world.do(AttemptQueued(id=self.pick(data).id, reason="others use the cluster"))
 
     @rule(number=st.integers(0, 20), attempt=st.integers(1, 3), fails=st.booleans())
     def reports_out_of_the_blue(self, number: int, attempt: int, fails: bool) -> None:

@@ -12,13 +12,14 @@ from autotune.controller import (
     CloseAttempt,
     EndTrial,
     InterruptAsked,
+    NoteQueued,
     PauseAsked,
     ResumeAsked,
     StartAttempt,
     StopAsked,
 )
 from autotune.controller.attempts import CANCEL_GRACE_S, DEADLINE_GRACE_S, MAX_ATTEMPTS
-from autotune.ports import AttemptEnded
+from autotune.ports import AttemptEnded, AttemptQueued
 from autotune.spec import (
     Estimate,
     FailureKind,
@@ -317,6 +318,23 @@ def test_a_silent_runner_is_cancelled_then_given_up_on_and_its_ranks_stay_taken(
     assert world.trials[0].failure.kind is FailureKind.TIMEOUT
     assert world.end.status is StudyStatus.FAILED
     assert world.controller.attempts.free == 0
+
+
+def test_waiting_for_ranks_that_others_use_counts_for_no_deadline_and_no_rank_seconds() -> None:
+    world = World(study(max_trials=1, max_gpu_s=1e9, max_wall_s=1e9))
+    world.tick()
+    (request,) = world.running.values()
+    longest = request.measure.start_timeout_s + request.measure.trial_timeout_s
+    for _ in range(5):
+        world.tick(longest)
+        world.do(AttemptQueued(id=request.id, reason="others use the cluster"))
+    assert not world.cancelled
+    assert world.controller.spent.gpu_s == 0.0
+    assert [c.number for c in world.commands if isinstance(c, NoteQueued)] == [request.number]
+    world.tick(10.0)
+    assert world.controller.spent.gpu_s == 10.0 * request.config.world_size
+    world.tick(2 * longest)
+    assert world.cancelled == {request.id}
 
 
 def test_a_late_end_gives_the_ranks_back_and_changes_nothing() -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import RunnerError
-from autotune.ports import StepsReported
+from autotune.ports import AttemptEnded, AttemptQueued, RunnerEvent, StepsReported
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers._ray_cluster import answers_on_loopback
@@ -103,6 +103,26 @@ def test_a_group_that_can_never_be_placed_fails_within_its_deadline(shared: RayR
     after = request(1, dp=2)
     shared.start(after)
     assert ended(events_until_ended(shared, [after.id])).failure is None
+
+
+@pytest.mark.slow
+def test_a_runner_that_others_wait_for_gives_its_gang_back(cluster: str) -> None:
+    with RayRunner(trial=DOUBLE) as first, RayRunner(trial=DOUBLE) as second:
+        told: list[RunnerEvent] = []
+        rounds = 0
+        end = time.monotonic() + 240
+        while not any(isinstance(e, AttemptEnded) for e in told):
+            # the first never stops wanting the gang that it has
+            first.start(request(rounds, dp=3, trainer_options={"step_s": 0.5}))
+            while not any(isinstance(e, AttemptEnded) for e in first.poll(0.1)):
+                told += second.poll(0.1)
+                assert time.monotonic() < end
+            if rounds == 0:
+                second.start(request(0, dp=3, measure=replace(PATIENT, start_timeout_s=60.0)))
+            rounds += 1
+        assert any(isinstance(e, AttemptQueued) for e in told)
+        assert ended(told).failure is None
+        assert rounds > 2
 
 
 def test_actors_have_names_that_people_can_read_and_resources_come_back(shared: RayRunner) -> None:

@@ -48,6 +48,8 @@ class Patience:
     """for the ranks of a hung trial to say where they are"""
     gone_s: float = 30.0
     """for the system to confirm that a killed rank is gone"""
+    room_s: float = 3600.0
+    """for others to free a part of the cluster"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +228,10 @@ class Gang:
         self._evidence.append(Evidence(weight="verdict", kind=kind, message=message))
         self._end(now_s, "give back")
         self._close_when_over()
+
+    def hold(self, now_s: float) -> None:
+        """There is no room for its ranks yet: the time until now does not count."""
+        self._launched_s = self._progress_s = now_s
 
     def tick(self, now_s: float) -> None:
         """Checks deadlines and climbs the ladder."""

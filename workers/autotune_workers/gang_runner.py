@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from autotune.errors import RunnerError
-from autotune.ports import AttemptEnded, AttemptId, RunnerEvent, TrialRequest
+from autotune.ports import AttemptEnded, AttemptId, AttemptQueued, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind
 from autotune_workers.faults import Fault
 from autotune_workers.gang import Gang, Patience
@@ -23,6 +23,8 @@ NATIVE = "native"
 """the trainer that gangs of ranks run"""
 LONGEST_TURN_S = 0.5
 """a turn listens at most this long, and this much time passes at most for the gangs between two turns, twice over"""
+QUEUED_EVERY_S = 5.0
+"""how often it is said that an attempt still waits for room"""
 
 
 class RankHandle(Protocol):
@@ -84,6 +86,10 @@ class Crews(Protocol):
         """Takes the crew back. Ranks that are not healthy are gone or going; they are replaced."""
         ...
 
+    def is_placed(self, crew: Crew) -> bool:
+        """Whether there is room for the crew, so that its ranks can start; asked until the first yes."""
+        ...
+
     def shortage(self, crew: Crew) -> str:
         """Why ranks of this crew cannot come up here, ever, in words; empty when it is a matter of time or luck."""
         ...
@@ -98,6 +104,10 @@ class _Running:
     gang: Gang
     crew: Crew
     rank_of: dict[int, int] = field(default_factory=dict)
+    placed: bool = False
+    launched_s: float = 0.0
+    said_s: float = 0.0
+    """when it was last said that it waits for room"""
 
     def seat_by_node(self) -> None:
         """Gives neighbouring rank numbers to ranks of one node, where tensor-parallel groups belong."""
@@ -230,11 +240,27 @@ class GangRunner:
 
     def _check(self, running: _Running) -> None:
         gang = running.gang
-        if gang.is_unready and self._now_s >= gang.deadline_s():
-            shortage = self._crews.shortage(running.crew)
-            if shortage:
-                gang.refuse(FailureKind.INVALID, shortage, self._now_s)
+        if gang.is_unready and not running.placed:
+            running.placed = self._crews.is_placed(running.crew)
+            if not running.placed:
+                self._wait_for_room(running)
         gang.tick(self._now_s)
+
+    def _wait_for_room(self, running: _Running) -> None:
+        """What others use is a matter of waiting, and no fault of the trial; what the cluster does not have is one."""
+        gang, size = running.gang, len(running.crew.handles)
+        waited_s = self._now_s - running.launched_s
+        if waited_s >= gang.request.measure.start_timeout_s and (shortage := self._crews.shortage(running.crew)):
+            gang.refuse(FailureKind.INVALID, shortage, self._now_s)
+        elif waited_s >= self._patience.room_s:
+            why = f"no room for {size} ranks within {self._patience.room_s:g} s: others use the cluster"
+            gang.refuse(FailureKind.WORKER_LOST, why, self._now_s)
+        else:
+            gang.hold(self._now_s)
+            if self._now_s - running.said_s >= QUEUED_EVERY_S:
+                running.said_s = self._now_s
+                why = f"its {size} ranks wait for room on the cluster, which others use"
+                self._events.append(AttemptQueued(id=gang.request.id, reason=why))
 
     def _carry_out(self, running: _Running) -> None:
         gang, crew = running.gang, running.crew
@@ -276,7 +302,8 @@ class GangRunner:
             patience=self._patience,
             faults=[f for f in self._faults if f.meets(request.number, request.attempt)],
         )
-        running = _Running(gang=gang, crew=crew, rank_of={id(h): r for r, h in enumerate(crew.handles)})
+        rank_of = {id(h): r for r, h in enumerate(crew.handles)}
+        running = _Running(gang=gang, crew=crew, rank_of=rank_of, launched_s=self._now_s, said_s=self._now_s)
         self._running[request.id] = running
         for rank, handle in enumerate(crew.handles):
             self._owner[id(handle)] = running

@@ -162,8 +162,12 @@ class LocalRanks:
             rank.close()
             self._start(place)
 
-    def shortage(self, crew: Crew) -> str:
+    def is_placed(self, crew: Crew) -> bool:
         """Processes can always be started here."""
+        return True
+
+    def shortage(self, crew: Crew) -> str:
+        """Nothing can be lacking."""
         return ""
 
     def close(self) -> None:

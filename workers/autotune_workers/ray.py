@@ -15,6 +15,8 @@ from typing import Any
 
 from autotune.spec.checks import positive, positive_int
 from autotune_workers._ray_cluster import RayCluster
+from autotune_workers._ray_rank import RayRank
+from autotune_workers._ray_room import Room
 from autotune_workers.faults import Fault
 from autotune_workers.gang import Patience
 from autotune_workers.gang_runner import Crew, GangRunner
@@ -27,8 +29,6 @@ HOST_KILL_S = 3.0
 """a rank that its host does not report gone this long after SIGKILL is killed with its host"""
 ASK_AGAIN_S = 1.0
 """after a call that Ray could not answer"""
-TOTAL_KEPT_S = 2.0
-"""the size of the cluster is asked for at most this often"""
 
 
 class RayRunner(GangRunner):
@@ -73,96 +73,28 @@ class RayRunner(GangRunner):
         self._cluster.close()
 
 
-class RayRank:
-    """A rank as the runner sees it: its actor, and the call that listens to it."""
-
-    def __init__(self, name: str, actor: Any) -> None:
-        self.name = name
-        self.actor = actor
-        self.ready = False
-        self.host = ""
-        self.dead = False
-        self.generation = 0
-        self.ear: Any = actor.listen.remote()
-        self.deaf_until_s = 0.0
-        self.kill_asked_s: float | None = None
-        self.given_up = False
-        self.tail: tuple[str, ...] = ()
-        self.calls: list[Any] = []
-
-    def send(self, message: Message) -> None:
-        """Sends a message; order is kept."""
-        self._call(self.actor.send, message)
-
-    def begin(self) -> None:
-        """A trial begins on it; the host learns it with the order to run."""
-        self.tail = ()
-
-    def terminate(self) -> None:
-        """SIGTERM to the rank."""
-        self._call(self.actor.terminate)
-
-    def kill(self) -> None:
-        """SIGKILL to the rank; its host follows when that does not help."""
-        if self.kill_asked_s is None:
-            self.kill_asked_s = time.monotonic()
-        self._call(self.actor.kill)
-
-    def replace(self) -> None:
-        """Another process in the same place."""
-        self.generation += 1
-        self.ready, self.kill_asked_s = False, None
-        self._call(self.actor.replace, self.generation)
-
-    def log_tail(self) -> tuple[str, ...]:
-        """Last lines of its log, as they came with its last word."""
-        return self.tail
-
-    def end(self) -> None:
-        """Kills the actor, and with it the rank."""
-        import ray
-
-        self.dead = True
-        with contextlib.suppress(Exception):
-            ray.kill(self.actor, no_restart=True)
-
-    def _call(self, method: Any, *arguments: Any) -> None:
-        with contextlib.suppress(Exception):  # of a dead actor: `listen` reports it
-            self.calls.append(method.remote(*arguments))
-
-
 class RayCrews:
     """Placement groups with their actors."""
 
     def __init__(self, cluster: RayCluster, *, bundle: Mapping[str, float], trial: str) -> None:
         """`bundle`: what one rank takes."""
-        self._cluster, self._bundle, self._trial = cluster, dict(bundle), trial
+        self._cluster, self._trial = cluster, trial
         self._idle: list[Crew] = []
         self._busy: list[Crew] = []
         self._label = f"autotune-{secrets.token_hex(2)}"
+        self._room = Room(cluster, bundle=bundle, label=self._label)
         self._formed = 0
-        self._capacity = 0
-        self._asked_s = -1e9
 
     @property
     def capacity(self) -> int:
         """Ranks that the cluster has room for, as far as it last said."""
-        with contextlib.suppress(Exception):  # unreachable now: what was true before will do
-            self._count()
-        return self._capacity
-
-    def _count(self) -> None:
-        """Asks how large the cluster is, unless that was just done. Raises `RunnerError` when nobody answers."""
-        now_s = time.monotonic()
-        if now_s - self._asked_s > TOTAL_KEPT_S:
-            self._asked_s = now_s
-            has = self._cluster.totals()
-            self._capacity = min(int(has.get(k, 0.0) / v + 1e-9) for k, v in self._bundle.items())
+        return self._room.capacity
 
     def form(self, size: int) -> Crew | None:
         """A warm gang of that size, else a new placement group; idle gangs make room. Raises `RunnerError` when the head is gone."""
-        self._count()
-        if len(crew_sizes := [len(c.handles) for c in self._busy]) and sum(crew_sizes) + size > self.capacity >= size:
+        self._room.count()
+        busy = sum(len(c.handles) for c in self._busy)
+        if self._room.is_giving_way or (busy and busy + size > self.capacity >= size):
             return None
         for crew in self._idle:
             if len(crew.handles) == size:
@@ -183,15 +115,15 @@ class RayCrews:
 
         self._formed += 1
         name = f"{self._label}-gang-{self._formed}"
-        group = placement_group([self._bundle] * size, strategy="PACK", name=name)
-        device = "cuda" if self._bundle.get("GPU") else "cpu"
+        group = placement_group([self._room.bundle] * size, strategy="PACK", name=name)
+        device = "cuda" if self._room.bundle.get("GPU") else "cpu"
         host = remote_host()
         handles = []
         for index in range(size):
             actor = host.options(
                 name=f"{name}-rank-{index}",
-                num_cpus=self._bundle.get("CPU", 0),
-                num_gpus=self._bundle.get("GPU", 0),
+                num_cpus=self._room.bundle.get("CPU", 0),
+                num_gpus=self._room.bundle.get("GPU", 0),
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=group, placement_group_bundle_index=index
@@ -205,6 +137,8 @@ class RayCrews:
         import ray
 
         self._cluster.check()
+        if self._idle and self._room.is_wanted():
+            self._remove(self._idle.pop(0))
         ranks = [h for crew in self._busy + self._idle for h in crew.handles if not h.dead]
         now_s = time.monotonic()
         for rank in ranks:
@@ -261,8 +195,15 @@ class RayCrews:
         return current
 
     def disband(self, crew: Crew, healthy: frozenset[int]) -> None:
-        """Keeps the gang for the next trial of its size, with new processes for ranks that are not healthy; without its hosts it goes."""
+        """Keeps the gang for the next trial of its size, with new processes for ranks that are not healthy.
+
+        It goes without its hosts, and when others wait for its place.
+        """
         self._busy.remove(crew)
+        if self._room.is_wanted():
+            self._room.give_way()
+            self._remove(crew)
+            return
         if any(h.dead for h in crew.handles) or not any(h.ready or i in healthy for i, h in enumerate(crew.handles)):
             self._remove(crew)
             return
@@ -271,18 +212,13 @@ class RayCrews:
                 rank.replace()
         self._idle.append(crew)
 
+    def is_placed(self, crew: Crew) -> bool:
+        """Whether Ray has found room for the gang; until then its ranks cannot start."""
+        return self._room.is_placed(crew.token)
+
     def shortage(self, crew: Crew) -> str:
         """Says so when all nodes together are smaller than what the gang asks for."""
-        self._asked_s = -1e9
-        size = len(crew.handles)
-        if size <= self.capacity:
-            return ""
-        asks = " and ".join(f"{size * v:g} {k}" for k, v in self._bundle.items())
-        with contextlib.suppress(Exception):
-            totals = self._cluster.totals()
-            has = " and ".join(f"{totals.get(k, 0.0):g} {k}" for k in self._bundle)
-            return f"the placement group of {size} ranks can never be placed: it asks for {asks}, all nodes together have {has}"
-        return ""
+        return self._room.shortage(len(crew.handles))
 
     def close(self) -> None:
         """Kills all actors and removes all placement groups."""

@@ -1,0 +1,67 @@
+"""A rank on a Ray cluster as the runner sees it: its actor, and the call that listens to it. See `_ray_host` for the other end."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from autotune_workers.wire import Message
+
+
+class RayRank:
+    """A rank as the runner sees it: its actor, and the call that listens to it."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name = name
+        self.actor = actor
+        self.ready = False
+        self.host = ""
+        self.dead = False
+        self.generation = 0
+        self.ear: Any = actor.listen.remote()
+        self.deaf_until_s = 0.0
+        self.kill_asked_s: float | None = None
+        self.given_up = False
+        self.tail: tuple[str, ...] = ()
+        self.calls: list[Any] = []
+
+    def send(self, message: Message) -> None:
+        """Sends a message; order is kept."""
+        self._call(self.actor.send, message)
+
+    def begin(self) -> None:
+        """A trial begins on it; the host learns it with the order to run."""
+        self.tail = ()
+
+    def terminate(self) -> None:
+        """SIGTERM to the rank."""
+        self._call(self.actor.terminate)
+
+    def kill(self) -> None:
+        """SIGKILL to the rank; its host follows when that does not help."""
+        if self.kill_asked_s is None:
+            self.kill_asked_s = time.monotonic()
+        self._call(self.actor.kill)
+
+    def replace(self) -> None:
+        """Another process in the same place."""
+        self.generation += 1
+        self.ready, self.kill_asked_s = False, None
+        self._call(self.actor.replace, self.generation)
+
+    def log_tail(self) -> tuple[str, ...]:
+        """Last lines of its log, as they came with its last word."""
+        return self.tail
+
+    def end(self) -> None:
+        """Kills the actor, and with it the rank."""
+        import ray
+
+        self.dead = True
+        with contextlib.suppress(Exception):
+            ray.kill(self.actor, no_restart=True)
+
+    def _call(self, method: Any, *arguments: Any) -> None:
+        with contextlib.suppress(Exception):  # of a dead actor: `listen` reports it
+            self.calls.append(method.remote(*arguments))
