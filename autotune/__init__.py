@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.client import Client
+    from autotune.client import AsyncClient, Client
     from autotune.cost import estimate
     from autotune.spec import (
         ClusterSpec,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "AsyncClient": "autotune.client",
     "Client": "autotune.client",
     "ClusterSpec": "autotune.spec",
     "Failure": "autotune.spec",
@@ -49,6 +50,7 @@ _HOME = {
 }
 
 __all__ = [
+    "AsyncClient",
     "Client",
     "ClusterSpec",
     "Failure",

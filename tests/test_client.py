@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-import autotune
-from autotune import client as module
-from autotune.client import Client
+from autotune.client import AsyncClient, Client
+from autotune.client import questions as module
 from autotune.errors import AutotuneError, NotFoundError, ServiceError, SpecError, StoreUnavailableError
 
 
@@ -66,6 +67,37 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.0)
 
 
+class Awaited:
+    """`AsyncClient`, used like `Client`, so that both pass the same tests."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self._client = AsyncClient(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        return lambda *arguments, **options: self._runner.run(method(*arguments, **options))
+
+    def __repr__(self) -> str:
+        return repr(self._client) + str(vars(self._client))
+
+    def __enter__(self) -> Awaited:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    def stream(self, study: str) -> Iterator[Any]:
+        async def all_of() -> list[Any]:
+            return [event async for event in self._client.stream(study)]
+
+        return iter(self._runner.run(all_of()))
+
+
+both = pytest.mark.parametrize("client_of", [Client, Awaited])
+
+
 def error(kind: str, message: str = "so it is") -> dict[str, Any]:
     return {"error": {"kind": kind, "message": message, "field": "here", "remedy": "mend it"}}
 
@@ -73,9 +105,10 @@ def error(kind: str, message: str = "so it is") -> dict[str, Any]:
 OK = (200, {}, {"study": {"id": "x"}})
 
 
-def test_a_submission_whose_answer_was_lost_is_asked_again_under_its_key() -> None:
+@both
+def test_a_submission_whose_answer_was_lost_is_asked_again_under_its_key(client_of: Any) -> None:
     with Script(None, (503, {"Retry-After": "0"}, error("busy")), (201, {}, {"study": {"id": "x"}})) as script:
-        with Client(script.url, token="") as client:
+        with client_of(script.url, token="") as client:
             assert client.submit({"a": 1})["study"]["id"] == "x"
         keys = {headers["idempotency-key"] for _, _, headers, _ in script.asked}
         assert (len(script.asked), len(keys)) == (3, 1)
@@ -92,8 +125,9 @@ def test_a_submission_whose_answer_was_lost_is_asked_again_under_its_key() -> No
         ("of_next_year", ServiceError),
     ],
 )
-def test_errors_arrive_as_what_they_were(kind: str, expected: type[AutotuneError]) -> None:
-    with Script((422, {}, error(kind))) as script, Client(script.url) as client:
+@both
+def test_errors_arrive_as_what_they_were(kind: str, expected: type[AutotuneError], client_of: Any) -> None:
+    with Script((422, {}, error(kind))) as script, client_of(script.url) as client:
         with pytest.raises(expected) as caught:
             client.status("x")
         assert type(caught.value) is expected
@@ -102,17 +136,19 @@ def test_errors_arrive_as_what_they_were(kind: str, expected: type[AutotuneError
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"error": "x"}', b""])
-def test_strange_answers_are_said_to_be_strange(body: bytes) -> None:
-    with Script((500, {}, body)) as script, Client(script.url) as client, pytest.raises(ServiceError, match="500"):
+@both
+def test_strange_answers_are_said_to_be_strange(body: bytes, client_of: Any) -> None:
+    with Script((500, {}, body)) as script, client_of(script.url) as client, pytest.raises(ServiceError, match="500"):
         client.status("x")
     if body in (b"<html>", b"[]", b""):
-        with Script((200, {}, body)) as script, Client(script.url) as client, pytest.raises(ServiceError):
+        with Script((200, {}, body)) as script, client_of(script.url) as client, pytest.raises(ServiceError):
             client.status("x")
 
 
-def test_the_token_goes_to_the_service_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+@both
+def test_the_token_goes_to_the_service_and_nowhere_else(monkeypatch: pytest.MonkeyPatch, client_of: Any) -> None:
     with Script(OK) as elsewhere, Script((302, {"Location": elsewhere.url}, {})) as script:
-        with Client(script.url, token="at_1_secret") as client:
+        with client_of(script.url, token="at_1_secret") as client:
             assert "secret" not in repr(client) + str(vars(client))
             with pytest.raises(ServiceError) as caught:
                 client.status("x")
@@ -122,21 +158,23 @@ def test_the_token_goes_to_the_service_and_nowhere_else(monkeypatch: pytest.Monk
     with Script(OK) as script:
         monkeypatch.setenv("AUTOTUNE_URL", script.url + "/")
         monkeypatch.setenv("AUTOTUNE_TOKEN", "at_2_other")
-        with autotune.Client() as client:
+        with client_of() as client:
             client.status("x")
         assert script.asked[0][2]["authorization"] == "Bearer at_2_other"
 
 
-def test_names_stay_one_part_of_the_address() -> None:
-    with Script(OK) as script, Client(script.url) as client:
+@both
+def test_names_stay_one_part_of_the_address(client_of: Any) -> None:
+    with Script(OK) as script, client_of(script.url) as client:
         client.status("../best?x=1#y")
         assert script.asked[0][1] == "/api/v1/studies/..%2Fbest%3Fx%3D1%23y"
 
 
-def test_nobody_there() -> None:
+@both
+def test_nobody_there(client_of: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(ServiceError, match="cannot be reached"):
+    with client_of(f"http://127.0.0.1:{port}") as client, pytest.raises(ServiceError, match="cannot be reached"):
         client.health()
 
 
@@ -147,18 +185,25 @@ def test_addresses_that_cannot_be_one(url: str) -> None:
     assert caught.value.field == "url"
 
 
-def test_a_stream_that_breaks_goes_on_where_it_broke() -> None:
+@both
+def test_a_stream_that_breaks_goes_on_where_it_broke(client_of: Any) -> None:
     def event(number: int) -> bytes:
         return f'id: {number}\nevent: trial.ended\ndata: {{"sequence": {number}}}\n\n'.encode()
 
     end = b'event: end\ndata: {"status": "COMPLETED"}\n\n'
     first = (200, {"Content-Type": "text/event-stream"}, b": open\n\n" + event(1) + event(2))
-    with Script(first, None, (200, {}, event(3) + end)) as script, Client(script.url) as client:
+    with Script(first, None, (200, {}, event(3) + end)) as script, client_of(script.url) as client:
         assert [e["sequence"] for e in client.stream("x")] == [1, 2, 3]
         assert [path.partition("?")[2] for _, path, _, _ in script.asked] == ["after=0", "after=2", "after=2"]
 
 
-def test_waiting_has_an_end() -> None:
+@both
+def test_waiting_has_an_end(client_of: Any) -> None:
     running = (200, {}, {"study": {"id": "x", "status": "RUNNING"}})
-    with Script(running) as script, Client(script.url) as client, pytest.raises(ServiceError, match="still RUNNING"):
+    with Script(running) as script, client_of(script.url) as client, pytest.raises(ServiceError, match="still RUNNING"):
         client.wait("x", timeout_s=0.05, poll_s=0.01)
+
+
+def test_both_clients_ask_the_same() -> None:
+    blocking, awaited = ({n for n in dir(c) if not n.startswith("_")} for c in (Client, AsyncClient))
+    assert blocking == awaited

@@ -66,18 +66,17 @@ def report(
     study: StudyArgument,
     output: Annotated[Path, typer.Option("-o", "--output", help="HTML file to write.")],
     store: StoreOption = None,
+    url: UrlOption = None,
 ) -> None:
     """Writes a self-contained page with figures: trials, winner, why it won, what failed."""
     from autotune import wiring
+    from autotune.cli.source import open_studies
     from autotune.errors import SpecError
     from autotune.report import html_report
 
-    database = wiring.open_store(store)
-    try:
-        result = wiring.result_of(database, study)
-        page = html_report(result.record, result.trials)
-    finally:
-        database.close()
+    with open_studies(store, url) as studies:
+        result = wiring.result_of(studies, study)
+    page = html_report(result.record, result.trials)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(page, encoding="utf-8")
@@ -86,16 +85,20 @@ def report(
     note(f"wrote {output}")
 
 
-def compare(first: StudyArgument, second: StudyArgument, store: StoreOption = None, json: JsonOption = False) -> None:
+def compare(
+    first: StudyArgument,
+    second: StudyArgument,
+    store: StoreOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
     """Shows two studies side by side."""
     from autotune import wiring
+    from autotune.cli.source import open_studies
     from autotune.report import compare as compare_studies
 
-    database = wiring.open_store(store)
-    try:
-        a, b = (wiring.result_of(database, study) for study in (first, second))
-    finally:
-        database.close()
+    with open_studies(store, url) as studies:
+        a, b = (wiring.result_of(studies, study) for study in (first, second))
     if json:
         emit({"studies": [wiring.document(a), wiring.document(b)]})
         return

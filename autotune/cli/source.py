@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
+    from autotune.client import Client
     from autotune.ports import Store, StudyRecord
+    from autotune.spec import Trial
 
 Document = dict[str, Any]
 
@@ -43,8 +45,20 @@ class Source(Protocol):
         """pause, resume, stop or cancel: {study}."""
         ...
 
-    def best(self, study_id: str, *, top: int = 1, pareto: bool = False) -> Document:
-        """Best configs of a study: {study, best, baseline, speedup, configs}."""
+    def best(
+        self,
+        study_id: str,
+        *,
+        top: int = 1,
+        pareto: bool = False,
+        metric: str | None = None,
+        stability_weight: float | None = None,
+    ) -> Document:
+        """Best configs of a study, under another objective where one is named: {study, best, baseline, speedup, objective, configs}."""
+        ...
+
+    def explain(self, study_id: str, trial: int | None = None) -> Document:
+        """Why a trial (None: the winner) won or lost."""
         ...
 
     def best_across(
@@ -101,15 +115,17 @@ class LocalSource:
 
         return {"study": self._study(wiring.act(self.store, study_id, action))}
 
-    def best(self, study_id: str, *, top: int = 1, pareto: bool = False) -> Document:
+    def best(self, study_id: str, *, top: int = 1, **asked: Any) -> Document:
         """Best configs of a study."""
         from autotune import wiring
 
-        result = wiring.result_of(self.store, study_id)
-        answer = wiring.document(result, top=top)
-        if pareto:
-            answer["configs"] = [wiring.trial_document(trial) for trial in wiring.pareto(result)]
-        return answer
+        return wiring.best_document(self.store, study_id, top=top, **asked)
+
+    def explain(self, study_id: str, trial: int | None = None) -> Document:
+        """Why a trial won or lost."""
+        from autotune import wiring
+
+        return wiring.explain(self.store, study_id, trial)
 
     def best_across(
         self, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", top: int = 1
@@ -135,6 +151,35 @@ class LocalSource:
         from autotune import wiring
 
         return wiring.study_document(record)
+
+
+class RemoteStudies:
+    """The studies of a service, for what is worked out from a store: reports, comparisons, explanations, other rankings."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def study(self, study_id: str) -> StudyRecord:
+        """As `Store.study`."""
+        from autotune.wiring.kept import record_of
+
+        return record_of(self._client.record(study_id)["record"])
+
+    def trials(self, study_id: str) -> list[Trial]:
+        """As `Store.trials`."""
+        from autotune.spec import Trial
+
+        return [Trial.from_dict(values) for values in self._client.trials(study_id)]
+
+
+@contextmanager
+def open_studies(store: str | None, url: str | None) -> Iterator[Store]:
+    """`study` and `trials` of the service or of the results database, as `open_source` chooses; no more may be asked of it."""
+    with open_source(store, url) as source:
+        if isinstance(source, LocalSource):
+            yield source.store
+        else:
+            yield cast("Store", RemoteStudies(cast("Client", source)))
 
 
 @contextmanager

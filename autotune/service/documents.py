@@ -75,6 +75,12 @@ class StudyAnswer(Answer):
     study: StudySummary
 
 
+class RecordAnswer(Answer):
+    """A study in full."""
+
+    record: Plain
+
+
 class StudyList(Answer):
     """Studies, newest first."""
 
@@ -103,6 +109,7 @@ class ExplainAnswer(Answer):
 
     trial: TrialDocument
     text: list[str] = Field(description="sentences, the most important first")
+    objective: Plain
     reward: Plain | None = Field(description="total, throughput, stability and parts; null without a measurement")
     parts: Plain
     shares: Plain = Field(description="what throughput and stability give to the total")

@@ -57,7 +57,17 @@ def test_serve_submit_watch_kill_serve_again(
         folder = tmp_path / "launch"
         assert cli.run(["export", done["study"]["id"], "--to", "megatron", "-o", str(folder)]) == 0
         assert (folder / "launch.sh").exists()
+        page = tmp_path / "report.html"
+        assert cli.run(["report", done["study"]["id"], "-o", str(page)]) == 0
+        here = tmp_path / "here.html"
+        store_url = ["--store", str(tmp_path / "results.db")]
+        assert cli.run(["report", done["study"]["id"], "-o", str(here), *store_url]) == 0
+        assert page.read_text() == here.read_text()
         capsys.readouterr()
+        assert cli.run(["compare", done["study"]["id"], "small"]) == 0
+        remote = capsys.readouterr().out
+        assert cli.run(["compare", done["study"]["id"], "small", *store_url]) == 0
+        assert remote == capsys.readouterr().out
         file.write_text(json.dumps(slow_spec()))
         assert cli.run(["submit", str(file), "--json"]) == 0
         slow = json.loads(capsys.readouterr().out)["study"]["id"]

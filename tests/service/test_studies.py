@@ -22,7 +22,11 @@ def test_a_study_is_submitted_run_and_answered(tuning: Service) -> None:
         assert client.status("first") == json.loads(json.dumps(local.status(study["id"])))
         assert client.trials(study["id"]) == json.loads(json.dumps(local.trials(study["id"])))
         assert client.best(study["id"], top=3)["configs"][0]["config"] == done["best"]["config"]
-        assert client.best(study["id"], pareto=True)["configs"]
+        assert client.best(study["id"], pareto=True)["configs"][0]["merits"]["stability"] > 0
+        again = client.best(study["id"], metric="cost", stability_weight=0.0)
+        assert again == json.loads(json.dumps(local.best(study["id"], metric="cost", stability_weight=0.0)))
+        assert client.explain(study["id"]) == json.loads(json.dumps(local.explain(study["id"])))
+        assert client.explain(study["id"], 0)["trial"]["number"] == 0
         assert client.best_across(model="gpt2-medium", top=2)["best"] is None
         found = client.best_across(model="gpt2-medium", runner="simulated", top=2)
         assert found["configs"][0]["study"]["id"] == study["id"]

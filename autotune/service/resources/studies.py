@@ -14,6 +14,7 @@ from autotune.service.documents import (
     BestAnswer,
     ExplainAnswer,
     ExportAnswer,
+    RecordAnswer,
     StatusAnswer,
     StudyAnswer,
     StudyList,
@@ -133,6 +134,18 @@ async def status_of(study_id: StudyId, house: TheHouse, caller: Reader, if_none_
         return strict_json(wiring.document(wiring.result_of(house.store, found)))
 
     return (await house.recent.of(study_id, "status", make)).response(if_none_match)
+
+
+@router.get("/studies/{study_id}/record", responses=responses(304, 404, model=RecordAnswer))
+async def record(study_id: StudyId, house: TheHouse, caller: Reader, if_none_match: Known = None) -> Response:
+    """The study in full, as the store keeps it: with its trials all that reports and comparisons are made of."""
+
+    def make(found: str) -> bytes:
+        from autotune.wiring.kept import record_document
+
+        return strict_json({"record": record_document(house.store.study(found))})
+
+    return (await house.recent.of(study_id, "record", make)).response(if_none_match)
 
 
 @router.get("/studies/{study_id}/trials", responses=responses(304, 404, model=TrialList))

@@ -1,0 +1,245 @@
+"""What can be asked of a service, without input or output: each question is a script that says what to send or how long to pause, and is told
+what came back. A transport plays it (`autotune.client.transports`), blocking or not, so that nothing here is written twice.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from autotune import errors
+from autotune.errors import AutotuneError, ServiceError, SpecError
+
+Document = dict[str, Any]
+One = TypeVar("One")
+Many = TypeVar("Many")
+Told = TypeVar("Told")
+
+RETRIES = 4
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 10.0
+BUSY = (429, 503)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request. All can be sent twice without harm: they read, carry a key, or ask for a state."""
+
+    method: str = "GET"
+    path: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] | None = None
+    """sent as JSON"""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    accept: tuple[int, ...] = (200, 201)
+    """statuses that are answers"""
+
+    def request(self) -> dict[str, Any]:
+        """The arguments of httpx's `request`."""
+        body = {} if self.body is None else {"json": dict(self.body)}
+        return {"method": self.method, "url": self.path, "params": self.params, "headers": self.headers, **body}
+
+
+Do = Call | float
+"""Send that, or pause for so many seconds"""
+Heard = httpx.Response | httpx.TransportError | None
+"""What became of it"""
+Script = Generator[Do, Heard, Told]
+
+
+class Questions(ABC, Generic[One, Many]):
+    """Every question. `One` is a document, `Many` a list of them, or what is awaited for those."""
+
+    url: str
+
+    @abstractmethod
+    def _one(self, script: Script[Document]) -> One:
+        """Plays a script."""
+
+    @abstractmethod
+    def _many(self, script: Script[list[Document]]) -> Many:
+        """Plays a script."""
+
+    def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> One:
+        """Hands a study over: {study}. Without a key one is made, so that a lost answer does not make two studies."""
+        key = idempotency_key or secrets.token_hex(16)
+        return self._ask(Call(method="POST", path="/studies", body=spec, headers={"Idempotency-Key": key}))
+
+    def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> One:
+        """Newest first: {studies, next_offset}. `filters`: status, model, cluster, owner, name."""
+        query = {name: str(value) for name, value in filters.items() if value}
+        return self._ask(Call(path="/studies", params={"limit": limit, "offset": offset, **query}))
+
+    def status(self, study_id: str) -> One:
+        """{study, best, baseline, speedup}."""
+        return self._ask(Call(path=of(study_id)))
+
+    def record(self, study_id: str) -> One:
+        """{record}: the study in full, as the store keeps it."""
+        return self._ask(Call(path=of(study_id, "record")))
+
+    def trials(self, study_id: str) -> Many:
+        """All trials of a study."""
+        return self._list(Call(path=of(study_id, "trials")), "trials")
+
+    def events(self, study_id: str, *, after: int = 0) -> Many:
+        """The next page of history after that sequence number."""
+        return self._list(Call(path=of(study_id, "events"), params={"after": after}), "events")
+
+    def act(self, study_id: str, action: str) -> One:
+        """pause, resume, stop or cancel: {study}."""
+        return self._ask(Call(method="POST", path=of(study_id, action)))
+
+    def best(
+        self,
+        study_id: str,
+        *,
+        top: int = 1,
+        pareto: bool = False,
+        metric: str | None = None,
+        stability_weight: float | None = None,
+    ) -> One:
+        """Best configs of a study, under another objective where one is named: {study, best, baseline, speedup, objective, configs}."""
+        asked = {"top": top, "pareto": pareto, "metric": metric, "stability_weight": stability_weight}
+        return self._ask(Call(path=of(study_id, "best"), params=_given(asked)))
+
+    def explain(self, study_id: str, trial: int | None = None) -> One:
+        """Why a trial (None: the winner) won or lost."""
+        return self._ask(Call(path=of(study_id, "explain"), params=_given({"trial": trial})))
+
+    def best_across(
+        self, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", top: int = 1
+    ) -> One:
+        """Best configs across all history; for a model and cluster of which nothing is known, of the nearest, or by the cost model: `source`."""
+        asked = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner, "top": top}
+        return self._ask(Call(path="/best", params=asked))
+
+    def export(self, study_id: str, trainer: str, options: Mapping[str, Any] | None = None) -> One:
+        """The best config as a launch of that trainer: {trainer, config, argv, env, files, notes}."""
+        pairs = [f"{key}={value}" for key, value in (options or {}).items()]
+        return self._ask(Call(path=of(study_id, "export", trainer), params={"option": pairs}))
+
+    def plan(self, spec: Mapping[str, Any], *, top: int = 10) -> One:
+        """The feasible configs ranked by the cost model: {configs, feasible, infeasible}."""
+        return self._ask(Call(method="POST", path="/plan", body=spec, params={"top": top}))
+
+    def health(self) -> One:
+        """{status, version, ...}; also when it is failing."""
+        return self._ask(Call(path="/health", accept=(200, 503)))
+
+    def wait(self, study_id: str, *, timeout_s: float = float("inf"), poll_s: float = 0.5) -> One:
+        """The status once the study has ended or is paused. Raises `ServiceError` when that takes longer."""
+        return self._one(_waited(self.url, study_id, timeout_s, poll_s))
+
+    def _ask(self, call: Call) -> One:
+        return self._one(_answered(self.url, call))
+
+    def _list(self, call: Call, key: str) -> Many:
+        return self._many(_listed(self.url, call, key))
+
+
+def _answered(url: str, call: Call) -> Script[Document]:
+    pause_s, tries = FIRST_PAUSE_S, RETRIES
+    while True:
+        heard = yield call
+        if isinstance(heard, httpx.Response):
+            if heard.status_code in call.accept:
+                return _document(heard)
+            if heard.status_code not in BUSY or tries <= 0:
+                raise error_of(heard)
+            asked = heard.headers.get("retry-after", "")
+            wait_s = min(LONGEST_PAUSE_S, float(asked)) if asked.isdigit() else pause_s
+        else:
+            if tries <= 0:
+                raise unreachable(url, heard)
+            wait_s = pause_s
+        yield wait_s
+        pause_s, tries = min(LONGEST_PAUSE_S, 2 * pause_s), tries - 1
+
+
+def _listed(url: str, call: Call, key: str) -> Script[list[Document]]:
+    found: list[Document] = (yield from _answered(url, call))[key]
+    return found
+
+
+def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[Document]:
+    from autotune.spec import StudyStatus
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        document = yield from _answered(url, Call(path=of(study_id)))
+        status = StudyStatus(document["study"]["status"])
+        if status.is_terminal or status is StudyStatus.PAUSED:
+            return document
+        if time.monotonic() >= deadline:
+            raise ServiceError(f"study {study_id} is still {status} after {timeout_s:.0f} s")
+        yield poll_s
+
+
+def of(study_id: str, *parts: str) -> str:
+    """The address of a study, or of something about it."""
+    return "/".join(["/studies", *(quote(str(part), safe="") for part in (study_id, *parts))])
+
+
+def _given(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def address_of(url: str | None) -> str:
+    """The service's address (default AUTOTUNE_URL). Raises `SpecError` for one that cannot be one."""
+    from autotune.settings import settings
+
+    address = (url or settings().url or "http://127.0.0.1:8600").rstrip("/")
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+        raise SpecError(
+            f"the service's address is http(s)://HOST:PORT, but is {address[:200]!r}",
+            remedy="see AUTOTUNE_URL and --url",
+            field="url",
+        )
+    return address
+
+
+def unreachable(url: str, error: object) -> ServiceError:
+    """Nobody answers there."""
+    return ServiceError(
+        f"the service at {url} cannot be reached: {error}",
+        remedy="start it with `autotune serve`, or name another with --url or AUTOTUNE_URL",
+    )
+
+
+def error_of(answer: httpx.Response) -> AutotuneError:
+    """The error of the envelope, as the class that it was."""
+    try:
+        told = answer.json()["error"]
+        kind, message, field, remedy = (str(told[name]) for name in ("kind", "message", "field", "remedy"))
+    except (ValueError, LookupError, TypeError):
+        return ServiceError(
+            f"the service answered with HTTP {answer.status_code} and no explanation", remedy="check AUTOTUNE_URL"
+        )
+    return _kinds().get(kind, ServiceError)(message, remedy=remedy, field=field)
+
+
+def _document(answer: httpx.Response) -> Document:
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ServiceError(
+            f"{answer.url.host} answered with something that is no autotune service's",
+            remedy="check the address: AUTOTUNE_URL",
+        )
+    return found
+
+
+def _kinds() -> dict[str, type[AutotuneError]]:
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, AutotuneError)]
+    return {c("").kind: c for c in classes}

@@ -1,0 +1,156 @@
+"""The two clients: they play the scripts of `autotune.client.questions`, one blocking, one awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from autotune.client.following import Following
+from autotune.client.questions import Call, Document, Heard, Questions, Script, address_of, error_of
+
+Told = TypeVar("Told")
+TIMEOUT_S = 60.0
+
+
+class Client(Questions[Document, list[Document]]):
+    """One service. Threads may share it; a context manager."""
+
+    def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        """`url`, `token`: default AUTOTUNE_URL and AUTOTUNE_TOKEN. Raises `SpecError` for an address that cannot be one."""
+        self.url = address_of(url)
+        self._http = httpx.Client(**_options(self.url, token, timeout_s))
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def stream(self, study_id: str, *, after: int = 0) -> Iterator[Document]:
+        """History as it happens, to the study's end; a connection that breaks is made again where it broke."""
+        following = Following(self.url, study_id, after)
+        while True:
+            try:
+                with self._http.stream(**following.call().request()) as answer:
+                    if answer.status_code != 200:
+                        answer.read()
+                        raise error_of(answer)
+                    for line in answer.iter_lines():
+                        if (event := following.hear(line)) is not None:
+                            yield event
+                        if following.ended:
+                            return
+            except httpx.TransportError as error:
+                following.broke(error)
+            time.sleep(following.pause_s)
+
+    def close(self) -> None:
+        """Lets go of connections."""
+        self._http.close()
+
+    def _play(self, script: Script[Told]) -> Told:
+        heard: Heard = None
+        try:
+            while True:
+                wanted = script.send(heard)
+                if isinstance(wanted, Call):
+                    heard = self._send(wanted)
+                else:
+                    time.sleep(wanted)
+        except StopIteration as end:
+            told: Told = end.value
+            return told
+
+    _one = _many = _play
+
+    def _send(self, call: Call) -> Heard:
+        try:
+            return self._http.request(**call.request())
+        except httpx.TransportError as error:
+            return error
+
+
+class AsyncClient(Questions[Awaitable[Document], Awaitable[list[Document]]]):
+    """One service, from one event loop; an asynchronous context manager. Its methods are `Client`'s, awaited."""
+
+    def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        """As `Client`."""
+        self.url = address_of(url)
+        self._http = httpx.AsyncClient(**_options(self.url, token, timeout_s))
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self.url!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def stream(self, study_id: str, *, after: int = 0) -> AsyncIterator[Document]:
+        """As `Client.stream`."""
+        following = Following(self.url, study_id, after)
+        while True:
+            try:
+                async with self._http.stream(**following.call().request()) as answer:
+                    if answer.status_code != 200:
+                        await answer.aread()
+                        raise error_of(answer)
+                    async for line in answer.aiter_lines():
+                        if (event := following.hear(line)) is not None:
+                            yield event
+                        if following.ended:
+                            return
+            except httpx.TransportError as error:
+                following.broke(error)
+            await asyncio.sleep(following.pause_s)
+
+    async def close(self) -> None:
+        """Lets go of connections."""
+        await self._http.aclose()
+
+    async def _play(self, script: Script[Told]) -> Told:
+        heard: Heard = None
+        try:
+            while True:
+                wanted = script.send(heard)
+                if isinstance(wanted, Call):
+                    heard = await self._send(wanted)
+                else:
+                    await asyncio.sleep(wanted)
+        except StopIteration as end:
+            told: Told = end.value
+            return told
+
+    _one = _many = _play
+
+    async def _send(self, call: Call) -> Heard:
+        try:
+            return await self._http.request(**call.request())
+        except httpx.TransportError as error:
+            return error
+
+
+def _options(address: str, token: str | None, timeout_s: float) -> dict[str, Any]:
+    from autotune.settings import settings
+
+    given = settings().token if token is None else token
+    return {
+        "base_url": f"{address}/api/v1",
+        "headers": {"Authorization": f"Bearer {given}"} if given else {},
+        "timeout": timeout_s,
+        "follow_redirects": False,
+        "trust_env": False,
+    }

@@ -1,0 +1,37 @@
+"""A study's record as plain JSON values and back: what a program at the other end of a wire needs to work on a study as if it had the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+
+from autotune.errors import ServiceError
+from autotune.ports import StudyRecord
+from autotune.spec import StudyStatus
+from autotune.spec.plain import study_from_dict, study_to_dict
+
+_TIMES = ("created_at", "updated_at", "started_at", "ended_at")
+
+
+def record_document(record: StudyRecord) -> dict[str, Any]:
+    """All of it."""
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    times = {name: values[name].isoformat() if values[name] else None for name in _TIMES}
+    return {**values, **times, "study": study_to_dict(record.study), "status": str(record.status)}
+
+
+def record_of(document: Mapping[str, Any]) -> StudyRecord:
+    """The record of `record_document`. Raises `ServiceError` for what another release wrote and this one cannot read."""
+    known = {field.name for field in fields(StudyRecord)}
+    values = {name: value for name, value in document.items() if name in known}
+    try:
+        times = {name: datetime.fromisoformat(values[name]) if values[name] else None for name in _TIMES}
+        study, status = study_from_dict(values["study"]), StudyStatus(values["status"])
+        return StudyRecord(**{**values, **times, "study": study, "status": status})
+    except (LookupError, TypeError, ValueError) as error:
+        raise ServiceError(
+            f"this release cannot read the study that the service sent: {error}",
+            remedy="use the service's release of autotune",
+        ) from None
