@@ -54,57 +54,54 @@ def best(
         raise SpecError(
             "--pareto, --metric and --stability-weight need a study", remedy="name one: autotune best ID ..."
         )
-    if metric or stability_weight is not None:
-        document = _reranked(str(study), metric, stability_weight, top, store)
-    else:
-        with open_source(store, url) as source:
-            if study:
-                document = source.best(study, top=top, pareto=pareto)
-            else:
-                document = source.best_across(model=model, cluster=cluster, trainer=trainer, runner=runner, top=top)
+    if pareto and top > 1:
+        raise SpecError("--pareto shows the whole front, but --top was given too", remedy="leave one out")
+    with open_source(store, url) as source:
+        if study:
+            document = source.best(study, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight)
+        else:
+            document = source.best_across(model=model, cluster=cluster, trainer=trainer, runner=runner, top=top)
     found = document["best"] is not None
     if json:
         emit(document)
     elif not found:
         note("no measured configuration" + (" yet" if study else " matches; start a study with: autotune tune SPEC"))
     else:
-        _print_best(document)
+        _print_best(document, pareto=pareto)
     if not found:
         raise typer.Exit(1)
 
 
-def _reranked(study: str, metric: str | None, weight: float | None, top: int, store: str | None) -> dict[str, Any]:
-    from dataclasses import replace
-
-    from autotune import wiring
-    from autotune.spec.checks import one_of
-    from autotune.spec.study import METRICS
-
-    database = wiring.open_store(store)
-    try:
-        result = wiring.result_of(database, study)
-        objective = result.record.study.objective
-        if metric:
-            objective = replace(objective, metric=one_of("--metric", metric, METRICS))
-        if weight is not None:
-            objective = replace(objective, stability_weight=weight)
-        ranked = wiring.rerank(database, result.record.id, objective)
-    finally:
-        database.close()
-    document = wiring.document(result)
-    configs = [wiring.trial_document(trial) for trial in ranked[:top]]
-    return {**document, "best": configs[0] if configs else None, "speedup": None, "configs": configs}
-
-
-def _print_best(document: dict[str, Any]) -> None:
+def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
     from autotune.cli.live import configs_table, export_command, speedup_line
 
     out, _ = consoles()
-    out.print(configs_table(document.get("configs") or [document["best"]], study=document["study"]))
-    if line := speedup_line(document):
-        out.print(line)
+    if asked := document.get("objective"):
+        note(f"ranked by {asked['metric']}, stability weighing {asked['stability_weight']:g}")
+    if pareto:
+        from autotune.report.worth import front_rows
+
+        _print_rows(*front_rows(document["configs"]), text=2)
+        out.print("no other measured config is at least as good in all four and better in one")
+    else:
+        out.print(configs_table(document.get("configs") or [document["best"]], study=document["study"]))
+        if line := speedup_line(document):
+            out.print(line)
     if document["study"]:
         note(f"next: {export_command(document['study']['id'], document.get('exports') or ())}")
+
+
+def _print_rows(heads: list[str], rows: list[list[str]], *, text: int) -> None:
+    """A table whose first `text` columns are words and whose others are numbers."""
+    from autotune.cli.live import bare_table
+
+    out, _ = consoles()
+    table = bare_table()
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="left" if i < text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
 
 
 def explain(
@@ -113,18 +110,22 @@ def explain(
         int | None, typer.Argument(metavar="[TRIAL]", help="Number of a trial; the winner when left out.")
     ] = None,
     store: StoreOption = None,
+    url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Says why a trial won or lost: its reward by parts, against the baseline and the runner-up."""
-    from autotune import wiring
+    from autotune.cli.source import open_source
+    from autotune.report.worth import PRODUCT, reward_rows
 
-    database = wiring.open_store(store)
-    try:
-        document = wiring.explain(database, study, trial)
-    finally:
-        database.close()
+    with open_source(store, url) as source:
+        document = source.explain(study, trial)
     if json:
         emit(document)
         return
     for sentence in document["text"]:
         print(sentence)
+    heads, rows = reward_rows(document)
+    if rows:
+        print()
+        _print_rows(heads, rows, text=1)
+        print(PRODUCT)

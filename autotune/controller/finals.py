@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.reward import reward
+from autotune.reward import known_noise_scale, reward, with_noise_scale
 from autotune.spec import Measurement, MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
 
 
@@ -110,6 +110,10 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     elif baseline is not None and against is baseline:
         notes.append("the baseline was not measured again: the speedup rests on one measurement each")
         ours = next(t for t in first_measurements(trials) if t.config == winner.config)
+    if study.objective.metric == "goodput" and not any(known_noise_scale(t.measurement) is not None for t in trials):
+        notes.append(
+            "no trial told the gradient noise scale: larger batches were judged as if they learnt nothing more"
+        )
     return Verdict(
         winner=winner,
         baseline=against,
@@ -150,6 +154,8 @@ def _confirmed(trials: Sequence[Trial], study: Study, alive: Sequence[ParallelCo
     first = {t.config: t for t in reversed(first_measurements(trials))}
     oldest = min(first.values(), key=lambda t: t.number).measurement
     reference = pooled.get(baseline.config, baseline.measurement) if baseline is not None else oldest
+    if reference is not None:
+        reference = with_noise_scale(reference, (t.measurement for t in trials if t.is_measured))
     again = [
         replace(
             first[c],

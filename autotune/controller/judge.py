@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.ports import AttemptEnded
-from autotune.reward import diverged, reward
+from autotune.reward import diverged, reward, with_noise_scale
 from autotune.spec import Failure, FailureKind, Measurement, Study, Trial, TrialPurpose, TrialStatus
 
 HOPELESS = 0.99
@@ -38,8 +38,7 @@ class Judge:
             self._failures[str(trial.failure.kind)] += 1
         if not trial.is_measured or trial.measurement is None:
             return
-        if self.reference is None:
-            self.reference = trial.measurement
+        self.reference = with_noise_scale(self.reference or trial.measurement, [trial.measurement])
         if trial.config.precision == "fp32" and trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE):
             self.fp32_losses.setdefault(trial.measurement.tokens_per_step, trial.measurement.losses)
 

@@ -2,6 +2,7 @@
 
 page.py        html_report(record, trials) -> str       findings.py   winner, baseline, speedup, why it won
 comparison.py  compare(first, second) -> rich table     figures.py    inline SVG
+worth.py       rewards by parts and the front that nothing beats, as rows
 terminal.py    labels, sizes, times; tables and stacked bars as rich renderables, with a plain-character fallback
 """
 

@@ -34,6 +34,7 @@ from autotune.report.terminal import (
     format_duration,
     note_of,
 )
+from autotune.report.worth import PRODUCT, front_rows, reward_rows
 from autotune.spec import MemoryParts, Trial, TrialPurpose
 
 MAX_SPEC = 20_000
@@ -77,6 +78,7 @@ def html_report(record: StudyRecord, trials: Sequence[Trial]) -> str:
         '<div class="figures">',
         *(f for f in (_progress(found), _accuracy(found), _steps(found), _memory(found)) if f),
         "</div>",
+        _rewards(found),
         _trials(found),
         _failures(found),
         _reproduce(found),
@@ -273,6 +275,30 @@ def _table(heads: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, Sequence
         inner = "".join(f"<td{' class=n' if n else ''}>{cell}</td>" for (_, n), cell in zip(heads, cells, strict=True))
         lines.append(f"<tr{f' class={kind}' if kind else ''}>{inner}</tr>")
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _rewards(found: Findings) -> str:
+    """What the winner's reward is made of, and what nothing beats."""
+    from autotune import wiring
+
+    if found.best is None:
+        return ""
+    result = wiring.result_from(found.record, found.trials)
+    parts = ""
+    if result.best is not None:
+        explanation = wiring.explained(result)
+        heads, rows = reward_rows(explanation)
+        said = "".join(f"<p>{escape(sentence)}</p>" for sentence in explanation["text"])
+        parts = f"<h2>Reward by parts</h2>{said}" + _words(heads, rows, text=1) + f'<p class="soft">{PRODUCT}.</p>'
+    heads, rows = front_rows(wiring.front_documents(result))
+    caption = "No other measured config is at least as good in speed, stability, free memory and cost and better in one of them."
+    return parts + "<h2>Pareto front</h2>" + _words(heads, rows, text=2) + f'<p class="soft">{caption}</p>'
+
+
+def _words(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text: int) -> str:
+    """A table of plain text whose first `text` columns are words."""
+    cells = [("", [escape(cell).replace("  ", "&emsp;") for cell in row]) for row in rows]
+    return _table([(head, i >= text) for i, head in enumerate(heads)], cells)
 
 
 def _trials(found: Findings) -> str:

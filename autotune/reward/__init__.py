@@ -6,7 +6,15 @@ ranking.py    other objectives, Pareto front  explanation.py  why a trial won or
 """
 
 from autotune.reward.explanation import Explanation, explain
-from autotune.reward.goodput import NoiseScale, efficiency, learning_rate_factor, noise_scale, study_noise_scale
+from autotune.reward.goodput import (
+    NoiseScale,
+    efficiency,
+    known_noise_scale,
+    learning_rate_factor,
+    noise_scale,
+    study_noise_scale,
+    with_noise_scale,
+)
 from autotune.reward.price import TokenCost, token_cost
 from autotune.reward.ranking import merits, pareto, rerank
 from autotune.reward.stability import diverged, stability, stability_parts
@@ -20,6 +28,7 @@ __all__ = [
     "diverged",
     "efficiency",
     "explain",
+    "known_noise_scale",
     "learning_rate_factor",
     "merits",
     "noise_scale",
@@ -30,4 +39,5 @@ __all__ = [
     "stability_parts",
     "study_noise_scale",
     "token_cost",
+    "with_noise_scale",
 ]

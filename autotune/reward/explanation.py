@@ -6,11 +6,11 @@ share   what a term gives to the total: (1 - w) * throughput or w * stability; s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.reward.goodput import learning_rate_factor, study_noise_scale
+from autotune.reward.goodput import known_noise_scale, learning_rate_factor, with_noise_scale
 from autotune.reward.stability import diverged, spikes, stability_parts
 from autotune.reward.total import reward
 from autotune.spec import FIELDS, Measurement, Objective, Reward, Trial, Workload
@@ -34,8 +34,13 @@ class Explanation:
     """throughput and stability as parts of the total; empty without a measurement"""
     parts: Mapping[str, float]
     """parts of stability and other terms of the reward"""
+    objective: Objective
+    """by which it was explained"""
+    reward: Reward | None = None
+    """against the baseline; None without a measurement"""
     against: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """by name (baseline, runner-up, winner): number, config_changes {knob: [theirs, this]}, speed_ratio, total_difference"""
+    """by name (baseline, runner-up, winner): number, config_changes {knob: [theirs, this]}, speed_ratio, total_difference, reward (with its
+    parts)"""
     step_parts_s: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     """seconds of a step by cause: (baseline, this trial), profiled where both were, else predicted"""
     step_parts_source: str = ""
@@ -48,6 +53,8 @@ class Explanation:
             "text": list(self.text),
             "shares": dict(self.shares),
             "parts": dict(self.parts),
+            "objective": {"metric": self.objective.metric, "stability_weight": self.objective.stability_weight},
+            "reward": self.reward.to_dict() if self.reward is not None else None,
             "against": {name: dict(other) for name, other in self.against.items()},
             "step_parts_s": {name: list(pair) for name, pair in self.step_parts_s.items()},
             "step_parts_source": self.step_parts_source,
@@ -63,15 +70,20 @@ def explain(
     objective: Objective,
     workload: Workload,
     profiles: Mapping[int, Mapping[str, float]] | None = None,
+    trials: Sequence[Trial] = (),
 ) -> Explanation:
     """Explains `trial` against `baseline` and one `other`: for the winner the runner-up, for a loser the winner.
 
     `profiles`: seconds of a step by cause, by trial number, where they were taken in the final rounds.
+    `trials`: all of the study, which know its gradient noise scale where the baseline does not.
     """
     m = trial.measurement
     if not trial.is_measured or m is None:
-        return Explanation(trial=trial, text=tuple(_failed(trial)), shares={}, parts=stability_parts(m) if m else {})
+        parts = stability_parts(m) if m else {}
+        return Explanation(trial=trial, text=tuple(_failed(trial)), shares={}, parts=parts, objective=objective)
     reference = baseline.measurement if baseline is not None and baseline.is_measured else None
+    if reference is not None:
+        reference = with_noise_scale(reference, (t.measurement for t in trials if t.is_measured))
     worth = reward(m, baseline=reference, objective=objective, workload=workload, config=trial.config)
     w = objective.stability_weight
     others = {"baseline": baseline, other_is: other}
@@ -91,16 +103,18 @@ def explain(
         *_shrunk(step_parts, source, tokens_ratio=batches),
         *_weaknesses(m),
     ]
+    if objective.metric == "goodput":
+        told_by = reference if known_noise_scale(reference) is not None else m
+        text.append(_progress(worth.parts["efficiency"], told_by, same_batch=batches == 1))
     if batches != 1:
-        factor = learning_rate_factor(batches, 1.0, workload.optimizer)
-        if objective.metric == "goodput":
-            text.append(_progress(worth.parts["efficiency"], study_noise_scale(m, reference)))
-        text.append(f"its global batch is {batches:g} times the baseline's: multiply the learning rate by {factor:.3g}")
+        text.append(_learning_rate(batches, workload))
     return Explanation(
         trial=trial,
         text=tuple(text),
         shares={"throughput": (1 - w) * worth.throughput, "stability": w * worth.stability},
         parts=worth.parts,
+        objective=objective,
+        reward=worth,
         against=against,
         step_parts_s=step_parts,
         step_parts_source=source,
@@ -134,6 +148,7 @@ def _compare(
         "speed_ratio": trial.measurement.tokens_per_s / other.measurement.tokens_per_s,
         "total_difference": worth.total - theirs.total,
         "stability": theirs.stability,
+        "reward": theirs.to_dict(),
     }
 
 
@@ -156,15 +171,31 @@ def _speech(trial: Trial, worth: Reward, objective: Objective, against: Mapping[
     return text
 
 
-def _progress(gained: float, phi: float | None) -> str:
-    """What the batch does to the progress per token; phi: gradient noise scale, sequences."""
-    if phi is None:
-        why = "in the worst case: no gradient noise scale is known"
+def _progress(gained: float, source: Measurement | None, *, same_batch: bool) -> str:
+    """What the batch does to the progress per token; `source` tells the gradient noise scale."""
+    phi = known_noise_scale(source)
+    if phi is None or source is None:
+        scale = "no gradient noise scale is known, so that larger batches count as if they learnt nothing more"
     elif math.isinf(phi):
-        why = "since its gradients were nothing but noise"
+        scale = "the gradients were nothing but noise, so that larger batches learn as much from each token"
     else:
-        why = f"by a gradient noise scale of {phi:.3g} sequences"
-    return f"each of its tokens is worth {gained:.2f} of the baseline's, {why}"
+        least = "at least " if phi != source.gradient_noise_scale else ""
+        scale = f"the gradient noise scale is {least}{phi:.3g} sequences"
+        if source.gradient_noise_interval is not None and not least:
+            scale += " (90% interval: {:.3g} to {:.3g})".format(*source.gradient_noise_interval)
+    token = "as much as one" if same_batch else f"{gained:.2f}"
+    return f"each of its tokens is worth {token} of the baseline's: {'the batch is the same; ' if same_batch else ''}{scale}"
+
+
+def _learning_rate(batches: float, workload: Workload) -> str:
+    """`batches`: this trial's global batch over the baseline's."""
+    rule = "in proportion" if workload.optimizer == "sgd" else "by the square root"
+    factor = learning_rate_factor(batches, 1.0, workload.optimizer)
+    did = ", as its trial did" if workload.trainer == "native" else ""
+    return (
+        f"its global batch is {batches:.3g} times the baseline's: multiply the learning rate by {factor:.3g} "
+        f"({rule} for {workload.optimizer}){did}"
+    )
 
 
 def _step_parts(

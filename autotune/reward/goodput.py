@@ -18,8 +18,8 @@ Neglected: phi grows as training goes on, so that the best batch of a late phase
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,13 +73,35 @@ def efficiency(batch: float, reference: float, phi: float | None) -> float:
     return 1.0 if math.isinf(phi) else (phi + reference) / (phi + batch)
 
 
+def known_noise_scale(measurement: Measurement | None) -> float | None:
+    """The phi that a measurement tells; None where it tells none. Where no signal was found phi is only known to be large, so that the lower end
+    of its interval counts, if that is finite."""
+    phi = measurement.gradient_noise_scale if measurement is not None else None
+    if measurement is None or phi is None or math.isnan(phi) or phi < 0:
+        return None
+    low = measurement.gradient_noise_interval[0] if measurement.gradient_noise_interval else math.inf
+    return low if math.isinf(phi) and math.isfinite(low) else phi
+
+
 def study_noise_scale(measurement: Measurement, baseline: Measurement | None) -> float | None:
     """The phi that a trial is judged by: the baseline's, where it has one, since phi belongs to model and data and not to the config."""
-    for source in (baseline, measurement):
-        phi = source.gradient_noise_scale if source is not None else None
-        if phi is not None and phi >= 0 and not math.isnan(phi):
-            return phi
-    return None
+    phi = known_noise_scale(baseline)
+    return known_noise_scale(measurement) if phi is None else phi
+
+
+def with_noise_scale(baseline: Measurement, others: Iterable[Measurement | None]) -> Measurement:
+    """The baseline; where it tells no noise scale (one sequence at a time, or ways of parallelism that hide the parts of a gradient) with that
+    of the first of the others that tells one."""
+    if known_noise_scale(baseline) is not None:
+        return baseline
+    for other in others:
+        if other is not None and known_noise_scale(other) is not None:
+            return replace(
+                baseline,
+                gradient_noise_scale=other.gradient_noise_scale,
+                gradient_noise_interval=other.gradient_noise_interval,
+            )
+    return baseline
 
 
 def learning_rate_factor(batch: float, reference: float, optimizer: str) -> float:

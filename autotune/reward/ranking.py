@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from autotune.reward.goodput import with_noise_scale
 from autotune.reward.stability import stability
 from autotune.reward.total import reward
 from autotune.spec import Measurement, Objective, Trial, TrialPurpose, Workload
@@ -17,6 +18,8 @@ def rerank(
     trials: Sequence[Trial], *, objective: Objective, workload: Workload, baseline: Measurement | None
 ) -> list[Trial]:
     """The measured trials with their rewards under `objective`, best first."""
+    if baseline is not None:
+        baseline = with_noise_scale(baseline, (t.measurement for t in trials if t.is_measured))
     rewarded = [
         replace(
             t, reward=reward(t.measurement, baseline=baseline, objective=objective, workload=workload, config=t.config)

@@ -1,9 +1,9 @@
-"""What the store knows of a study, as answers: the result, its JSON document, explanations, other rankings."""
+"""What the store knows of a study, as answers: the result, its JSON document, explanations."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from autotune import reward
 from autotune.controller import contenders, decide, first_measurements
 from autotune.errors import ExportError, NotFoundError, SpecError
 from autotune.ports import Store, StudyRecord
-from autotune.spec import Objective, ParallelConfig, Trial, TrialPurpose, TrialStatus
+from autotune.spec import ParallelConfig, Trial
 from autotune.spec.study import SIMULATED
 
 
@@ -40,7 +40,12 @@ class Result:
 def result_of(store: Store, study_id: str) -> Result:
     """What the store knows of a study, running or finished. Raises `NotFoundError`."""
     record = store.study(study_id)
-    trials = tuple(store.trials(record.id))
+    return result_from(record, store.trials(record.id))
+
+
+def result_from(record: StudyRecord, found: Sequence[Trial]) -> Result:
+    """What a study and its trials come to."""
+    trials = tuple(found)
     listed = [ParallelConfig.from_dict(f["config"]) for f in record.result.get("finals", ())]
     verdict = decide(trials, record.study, listed if record.status.is_terminal else None)
     return Result(
@@ -166,7 +171,11 @@ def export_document(store: Store, study_id: str, trainer: str, options: Mapping[
 
 def explain(store: Store, study_id: str, number: int | None = None) -> dict[str, Any]:
     """Why a trial (None: the winner) won or lost, as `autotune.reward.Explanation`'s plain values. Raises `NotFoundError`."""
-    result = result_of(store, study_id)
+    return explained(result_of(store, study_id), number)
+
+
+def explained(result: Result, number: int | None = None) -> dict[str, Any]:
+    """`explain` of a result that is at hand."""
     if number is None and result.best is None:
         raise NotFoundError(
             f"no trial of study {result.record.id} has been measured yet", remedy="name one: autotune explain ID TRIAL"
@@ -201,30 +210,8 @@ def explain(store: Store, study_id: str, number: int | None = None) -> dict[str,
         objective=study.objective,
         workload=study.workload,
         profiles=_profiles(result.trials),
+        trials=result.trials,
     ).to_dict()
-
-
-def rerank(store: Store, study_id: str, objective: Objective) -> list[Trial]:
-    """The measured trials of a study with their rewards under another objective, best first. Runs nothing, changes nothing."""
-    result = result_of(store, study_id)
-    base = result.baseline.measurement if result.baseline else None
-    return reward.rerank(
-        _as_confirmed(result), objective=objective, workload=result.record.study.workload, baseline=base
-    )
-
-
-def pareto(result: Result) -> list[Trial]:
-    """The trials of a study that none other matches in speed, stability, memory headroom and cost and beats in one, fastest first."""
-    return reward.pareto(_as_confirmed(result))
-
-
-def _as_confirmed(result: Result) -> list[Trial]:
-    """Each first trial, with what the finals measured where they did; without configs that failed there, which cannot win."""
-    again = {t.number: t for t in result.confirmed}
-    finals = [t for t in result.trials if t.purpose is TrialPurpose.FINAL]
-    failed = {t.config for t in finals if t.status is TrialStatus.FAILED}
-    first = (t for t in result.trials if t.purpose is not TrialPurpose.FINAL and t.config not in failed)
-    return [again.get(t.number, t) for t in first]
 
 
 def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:

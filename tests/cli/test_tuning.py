@@ -59,9 +59,23 @@ def test_explain_rerank_pareto_report_compare_logs(run, write, tmp_path):
     assert "baseline" in run("explain", study).out
     assert run("explain", study, 1, "--json").document["trial"]["number"] == 1
     assert run("best", study, "--stability-weight", 1.0, "--json").document["configs"]
-    assert run("best", study, "--pareto", "--json").document["configs"]
+    front = run("best", study, "--pareto", "--json").document["configs"]
+    assert all(set(row["merits"]) >= {"tokens_per_s", "stability", "memory_headroom"} for row in front)
+    shown = run("best", study, "--pareto").out
+    assert "per million tokens" in shown
+    assert "$" in shown, "the price of the catalog"
+    parts = run("explain", study).out
+    for words in ("memory headroom", "steady step time", "reward = 0.8 x throughput + 0.2 x stability", "runner-up ("):
+        assert words in parts
+    again = run("best", study, "--metric", "cost", "--stability-weight", 0.5, "--json").document
+    assert again["objective"] == {"metric": "cost", "stability_weight": 0.5}
+    assert again["best"] == {k: v for k, v in again["configs"][0].items() if k != "rank"}
+    assert run("best", study, "--metric", "fastness").code == 2
     assert run("report", study, "-o", tmp_path / "out" / "report.html").code == 0
-    assert "<svg" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<svg" in page
+    assert "Pareto front" in page
+    assert "no spikes of the gradient norm" in page
     assert "small" in run("compare", study, study).out
     assert len(run("compare", study, study, "--json").document["studies"]) == 2
     assert "submitted" in run("logs", study).out

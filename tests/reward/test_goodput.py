@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.reward import efficiency, learning_rate_factor, noise_scale
+from autotune.reward import efficiency, known_noise_scale, learning_rate_factor, noise_scale, with_noise_scale
+from tests.reward.samples import healthy
 
 LAW = settings(deadline=None, derandomize=True)
 
@@ -70,3 +71,18 @@ def test_in_pure_noise_a_larger_batch_costs_nothing() -> None:
 def test_the_learning_rate_follows_the_batch() -> None:
     assert learning_rate_factor(64, 16, "adamw") == 2.0
     assert learning_rate_factor(64, 16, "sgd") == 4.0
+
+
+def test_where_no_signal_was_found_the_lower_end_counts() -> None:
+    lost = healthy(gradient_noise_scale=math.inf, gradient_noise_interval=(40.0, math.inf))
+    assert known_noise_scale(lost) == 40.0
+    assert known_noise_scale(healthy(gradient_noise_scale=math.inf)) == math.inf
+    assert known_noise_scale(healthy(gradient_noise_scale=math.nan)) is None
+
+
+def test_a_baseline_that_tells_no_noise_scale_borrows_one() -> None:
+    telling = healthy(gradient_noise_scale=3.0, gradient_noise_interval=(2.0, 5.0))
+    filled = with_noise_scale(healthy(), [None, healthy(), telling])
+    assert (filled.gradient_noise_scale, filled.gradient_noise_interval) == (3.0, (2.0, 5.0))
+    own = healthy(gradient_noise_scale=7.0)
+    assert with_noise_scale(own, [telling]) is own

@@ -127,10 +127,25 @@ def test_a_goodput_is_explained_by_the_noise_scale() -> None:
     bigger = trial(7, at(1.0, tokens_per_step=512), replace(BASELINE, accumulation_steps=4))
     objective = Objective(metric="goodput")
     text = " ".join(explain(bigger, baseline=base, other=None, objective=objective, workload=workload()).text)
-    assert "each of its tokens is worth 0.67 of the baseline's, by a gradient noise scale of 8 sequences" in text
+    assert "each of its tokens is worth 0.67 of the baseline's: the gradient noise scale is 8 sequences" in text
+
+
+def test_the_noise_scale_of_any_trial_is_that_of_the_study() -> None:
+    base = trial(0, at(1.0), purpose=TrialPurpose.BASELINE)
+    bigger = trial(7, at(1.0, tokens_per_step=512), replace(BASELINE, accumulation_steps=4))
+    other = trial(3, at(1.0, gradient_noise_scale=8.0, gradient_noise_interval=(5.0, 12.0)), CONFIGS[1])
+    objective = Objective(metric="goodput")
+    for others, words in (((), "no gradient noise scale is known"), ((other,), "8 sequences (90% interval: 5 to 12)")):
+        known = (base, bigger, *others)
+        found = explain(bigger, baseline=base, other=None, objective=objective, workload=workload(), trials=known)
+        assert words in " ".join(found.text)
+        ranked = rerank(known, objective=objective, workload=workload(), baseline=base.measurement)
+        (again,) = (t for t in ranked if t.number == 7)
+        assert again.reward is not None
+        assert again.reward.parts["efficiency"] == pytest.approx(16 / 24 if others else 0.5)
 
 
 def test_another_batch_comes_with_its_learning_rate() -> None:
     bigger = trial(7, at(1.0, tokens_per_step=1024), CONFIGS[1])
     found = explain(bigger, baseline=TRIALS[0], other=None, objective=Objective(), workload=workload())
-    assert any("multiply the learning rate by 2" in line for line in found.text)
+    assert any("multiply the learning rate by 2 (by the square root for adamw)" in line for line in found.text)

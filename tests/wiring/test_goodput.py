@@ -19,6 +19,7 @@ def tuned(store: MemoryStore, metric: str, gradient_noise: float) -> wiring.Resu
         "name": f"{metric} at {gradient_noise}",
         "workload": {"seq_len": 1024, "global_batch_size": BATCHES},
         "objective": {"metric": metric},
+        "enqueue": [{"dp": 8, "micro_batch_size": 8, "accumulation_steps": 8}],
         "searcher": "bayesian",
         "runner": QUIET | {"gradient_noise": gradient_noise},
     }
@@ -40,7 +41,7 @@ def test_goodput_picks_a_smaller_batch_than_throughput_and_says_why(store: Memor
     assert batch(fast) > batch(good) == BATCHES[0]
     loser = next(t for t in good.trials if t.config.global_batch_size > BATCHES[0] and t.is_measured)
     text = " ".join(wiring.explain(store, good.record.id, loser.number)["text"])
-    assert "by a gradient noise scale of 32 sequences" in text
+    assert "the gradient noise scale is 32 sequences" in text
     assert "multiply the learning rate by" in text
 
 

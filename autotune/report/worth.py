@@ -1,0 +1,93 @@
+"""Rewards for people: what they are made of, and the front that nothing beats, as rows of text.
+
+Rows are made of plain documents (an explanation, trials with their merits), so that the terminal and the page show the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.report.terminal import config_label, format_bytes, format_count
+from autotune.spec import ParallelConfig
+
+TERMS: Mapping[str, str] = {
+    "tokens_per_s_ratio": "tokens/s, times the baseline's",
+    "efficiency": "worth of a token, times the baseline's",
+    "noise_scale": "gradient noise scale, sequences",
+    "cost_ratio": "cost of a token, times the baseline's",
+}
+"""what the throughput of a reward is made of"""
+PARTS: Mapping[str, str] = {
+    "finite": "finite losses and gradients",
+    "trend": "loss does not grow",
+    "fidelity": "loss follows fp32",
+    "spikes": "no spikes of the gradient norm",
+    "skipped": "no steps skipped by loss scaling",
+    "headroom": "memory headroom",
+    "jitter": "steady step time",
+}
+"""what stability is made of, each 0 to 1"""
+PRODUCT = "stability is the product of its parts, of which the step time counts by its fourth root"
+UNITS: Mapping[str, str] = {"USD": "$", "J": " J", "rank_s": " rank-s"}
+
+
+def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of an explanation's document: the terms and parts of the reward of this trial, the baseline and the other. Empty
+    without a measurement; `-` where something is not known of a trial."""
+    mine = explanation.get("reward")
+    if not mine:
+        return [], []
+    columns = {f"trial {explanation['trial']['number']}": mine}
+    columns |= {f"{name} ({other['number']})": other["reward"] for name, other in explanation["against"].items()}
+    rewards, objective = list(columns.values()), explanation["objective"]
+    w = objective["stability_weight"]
+
+    def row(label: str, values: Sequence[float | None], digits: int = 2, *, sign: str = "") -> list[str]:
+        return [label, *("-" if v is None else f"{v:{sign}.{digits}f}" for v in values)]
+
+    def known(names: Mapping[str, str], indent: str) -> list[list[str]]:
+        return [
+            row(indent + label, [r["parts"].get(name) for r in rewards])
+            for name, label in names.items()
+            if any(name in r["parts"] for r in rewards)
+        ]
+
+    rows = [
+        *known(TERMS, "  "),
+        row(f"{objective['metric']} (ln)", [r["throughput"] for r in rewards], 3, sign="+"),
+        *known(PARTS, "  "),
+        row("stability", [r["stability"] for r in rewards]),
+        row(
+            f"reward = {1 - w:g} x {objective['metric']} + {w:g} x stability",
+            [r["total"] for r in rewards],
+            3,
+            sign="+",
+        ),
+    ]
+    return ["", *columns], rows
+
+
+def front_rows(configs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of the front: trials with `merits`."""
+    rows = []
+    for trial in configs:
+        merits, m = trial["merits"], trial["measurement"]
+        headroom = merits["memory_headroom"]
+        rows.append(
+            [
+                str(trial["number"]),
+                config_label(ParallelConfig.from_dict(trial["config"])),
+                format_count(merits["tokens_per_s"]),
+                f"{merits['stability']:.2f}",
+                f"{headroom:.0%} ({format_bytes(m['peak_memory_bytes'])} used)" if headroom is not None else "-",
+                cost_label(merits["cost_of_million_tokens"], merits["cost_unit"]),
+            ]
+        )
+    return ["trial", "config", "tokens/s", "stability", "memory free", "per million tokens"], rows
+
+
+def cost_label(value: float, unit: str) -> str:
+    """`$0.12`, `3.4k J`, `52 rank-s`."""
+    sign = UNITS.get(unit, f" {unit}")
+    return f"{sign}{value:.3g}" if unit == "USD" else f"{format_count(value)}{sign}"
