@@ -97,7 +97,7 @@ def test_gaussian_case_agrees_with_linear_algebra() -> None:
     prior, scales = _prior(1, residual_sd=0.2), Scales(factors=1.0, residual=1.0)
     seen, values = rows.take(slice(0, 2)), np.array([0.05, 0.65])
     model = Corrected(prior, seen, _values(values.tolist()), scales=scales)
-    covariance = 0.25 + 0.01 + 0.04 * matern52(distances(rows.points, rows.points), 3.0)
+    covariance = 0.25 + 0.01 + 0.04 * scales.correlations(distances(rows.points, rows.points))
     inverse = np.linalg.inv(covariance[:2, :2] + 1e-4 * np.eye(2) / (1 - DISTURBED))
     expected = math.log(4.0) + covariance[2, :2] @ inverse @ (values - np.log([1.0, 2.0]))
     mean, sd = model.predict(rows.take([2]))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from autotune.search.surrogate.corrected import Corrected, Prior, Rows, Scales
-from autotune.search.surrogate.kernel import distances, matern52
+from autotune.search.surrogate.kernel import distances
 from autotune.search.surrogate.sites import Sites
 
 Array = NDArray[np.float64]
@@ -38,8 +38,9 @@ KNOWS_NOTHING = 0.1
 """probability, before any trial, that the cost model tells nothing about this workload"""
 LEVEL_SD = 1.0
 """standard deviation of the log of the common level, for the model that knows nothing"""
-LENGTH = 1.5
-"""doublings of a degree over which configs resemble one another, for that model: whole step times change faster than what a prediction leaves over"""
+LENGTH, OWN = 1.5, 0.1
+"""doublings of a degree over which configs resemble one another, for that model, and what is each config's own: whole step times change faster
+than what a prediction leaves over, but nearly all of it as their neighbours do"""
 ROUNDS = 6
 """Gauss-Newton rounds while the models are weighed; those that are kept take more"""
 NEGLIGIBLE = 0.01
@@ -102,9 +103,13 @@ class Averaged:
             some = slice(start, start + BLOCK)
             block = rows.take(some)
             away = distances(block.points, self.points)
-            near = {n: matern52(away, n) for n in {model.corrected.scales.length for model in self.models}}
+            near: dict[tuple[float, float], Array] = {}
             for m, model in enumerate(self.models):
-                both[:, m, some] = model.predict(block, near[model.corrected.scales.length])
+                scales = model.corrected.scales
+                kind = (scales.length, scales.own)
+                if kind not in near:
+                    near[kind] = scales.correlations(away)
+                both[:, m, some] = model.predict(block, near[kind])
         return both[0], both[1]
 
     def and_believed(self, rows: Rows, noise: float) -> Averaged:
@@ -133,7 +138,7 @@ def _knowing_nothing(prior: Prior, rows: Rows, sites: Sites, candidates: Rows) -
     level, spread = math.exp(float(predicted.mean())), max(float(predicted.std()), prior.residual_sd)
     flat = replace(prior, factor_sds=np.array([LEVEL_SD]), common_sd=0.0, residual_sd=spread)
     ours = rows.workloads == 0
-    seen, scales = at_level(rows.take(ours), level), Scales(length=LENGTH)
+    seen, scales = at_level(rows.take(ours), level), Scales(length=LENGTH, own=OWN)
     corrected = Corrected(flat, seen, sites.take(ours), scales=scales, rounds=ROUNDS)
     log_weight = math.log(KNOWS_NOTHING) + corrected.log_predictive(np.ones(ours.sum(), np.bool_))
     return log_weight, Model(corrected=corrected, level=level, sees=ours)

@@ -4,7 +4,7 @@
 
     part_k   the cost model's prediction by cause, K of them: seconds or bytes
     f_k      log of the factor by which the cost model is wrong about cause k: f ~ N(0, S), S = diag(s_k^2) + s_all^2
-    e        what no factor explains: Gaussian process, covariance a^2 matern52
+    e        what no factor explains: Gaussian process, covariance a^2 ((1 - o) matern52 + o [same config])
 
 Conditioning linearizes the sum about the mode of f (Gauss-Newton), where d g / d f_k is the share of part k; then everything is one
 Gaussian process with covariance J S J' + a^2 k. The scales of s and a and the length of k are those of greatest posterior
@@ -96,6 +96,14 @@ class Scales:
     """multiplier of a"""
     length: float = 3.0
     """of the covariance, in doublings of a degree"""
+    own: float = 0.5
+    """o: share of a^2 that is each config's own. Held-out errors of configs one step apart differ by as much as the error bar
+    allows (and in the vTrain sweep by no less than those of configs four steps apart); without it the model takes one config's error
+    for that of its neighbours."""
+
+    def correlations(self, away: Array) -> Array:
+        """Of e at these distances, of the same shape."""
+        return np.asarray((1.0 - self.own) * matern52(away, self.length) + self.own * (away == 0.0))
 
     @property
     def log_prior(self) -> float:
@@ -194,7 +202,7 @@ class Corrected:
     def _residual(self, rows: Rows, near: Array | None = None) -> Array:
         """Covariance of e between `rows` and the observations, shape (N, n)."""
         if near is None:
-            near = matern52(distances(rows.points, self._rows.points), self.scales.length)
+            near = self.scales.correlations(distances(rows.points, self._rows.points))
         return near * self._prior.like(rows.workloads, self._rows.workloads) * self._residual_variance
 
     def _kin_shares(self, rows: Rows, shares: Array) -> Array:
