@@ -64,7 +64,7 @@ def _counts(text: str) -> list[int]:
 def _print_plan(study: Any, found: Any, sizes: Any) -> None:
     from rich.table import Table
 
-    from autotune.report.terminal import Palette, config_label, format_bytes, format_count, plan_table
+    from autotune.report.terminal import config_label, format_bytes, format_count, plan_table
 
     out, _ = consoles()
     workload = study.workload
@@ -73,12 +73,12 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
         f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
         f"{workload.seq_len} tokens x {', '.join(map(str, workload.global_batch_sizes))} sequences, trainer {study.trainer}"
     )
-    why = " by these laws (`autotune estimate SPEC --config ...` says why one is illegal):" if excluded else ""
-    out.print(f"{found.feasible:,} feasible configs, {excluded:,} combinations excluded{why}")
+    why = " by these laws and by memory (`autotune estimate SPEC --config ...` says why one is illegal):"
+    out.print(f"{found.feasible:,} feasible configs, {excluded:,} combinations excluded{why if excluded else ''}")
     for reason, count in sorted(found.infeasible.items(), key=lambda item: -item[1]):
         out.print(f"  {count:>12,}  {reason}")
     if found.rows:
-        out.print(plan_table(found, palette=Palette.of(sys.stdout)))
+        out.print(plan_table(found, palette=_palette(out)))
         out.print("ranked by predicted speed times the probability that it fits into memory")
     elif found.nearest_miss:
         miss = found.nearest_miss
@@ -90,25 +90,37 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
             out.print(f"  {remedy}")
     if sizes:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in ("GPUs", "config", "tokens/s", "MFU", "days", "cost"):
+        budgeted = any(row.days is not None for row in sizes)
+        for name in ("GPUs", "config", "tokens/s", "MFU", *(("days", "cost") if budgeted else ())):
             table.add_column(name, justify="left" if name == "config" else "right")
         for row in sizes:
             if row.estimate is None:
-                table.add_row(f"{row.num_gpus:,}", row.reason, "", "", "", "")
+                table.add_row(f"{row.num_gpus:,}", row.reason)
                 continue
             cost = "" if row.cost_usd is None else f"${row.cost_usd:,.0f}"
             days = "" if row.days is None else f"{row.days:,.1f}"
             rate, mfu = format_count(float(row.estimate.tokens_per_s)), f"{float(row.estimate.mfu):.1%}"
-            table.add_row(f"{row.num_gpus:,}", config_label(row.config), rate, mfu, days, cost)
+            spent = (days, cost) if budgeted else ()
+            table.add_row(f"{row.num_gpus:,}", config_label(row.config), rate, mfu, *spent)
         out.print(table)
     fitted = "fitted to published measurements, " if found.source.endswith(".csv") else ""
     note(f"constants of the cost model: {fitted}{found.source}")
 
 
+def _palette(out: Any) -> Any:
+    """Blocks where colours tell the parts of a bar apart, letters elsewhere."""
+    from autotune.report.terminal import Palette
+
+    return Palette.of(sys.stdout) if out.color_system else Palette(unicode=False)
+
+
 def estimate(
     spec: SpecArgument,
     config: Annotated[
-        str, typer.Option("--config", metavar="KNOB=VALUE,...", help="e.g. tp=2,pp=1,dp=4,micro_batch_size=2")
+        str,
+        typer.Option(
+            "--config", metavar="KNOB=VALUE,...", help="e.g. tp=2,pp=1,dp=4,micro_batch_size=2, or 'tp2 pp1 dp4 mb2'"
+        ),
     ],
     store: StoreOption = None,
     json: JsonOption = False,
@@ -139,7 +151,6 @@ def estimate(
 
 def _print_estimate(config: Any, predicted: Any, capacity: float) -> None:
     from autotune.report.terminal import (
-        Palette,
         config_label,
         format_bytes,
         format_count,
@@ -149,7 +160,7 @@ def _print_estimate(config: Any, predicted: Any, capacity: float) -> None:
     )
 
     out, _ = consoles()
-    palette = Palette.of(sys.stdout)
+    palette = _palette(out)
     low, high = (format_duration(float(v)) for v in (predicted.step_time_low_s, predicted.step_time_high_s))
     out.print(config_label(config))
     out.print(f"step      {format_duration(float(predicted.step_time_s))}   (90%: {low} to {high})")

@@ -120,8 +120,8 @@ class Calibration:
 
         Keys of `measured`, all optional: `matmul`: list of {m, n, k, precision, flops_per_s}; `memory_bytes_per_s`; `collectives`: list of
         {kind (all_reduce, all_gather, reduce_scatter), ranks, scope (intra, inter), bytes, time_s}; `host_overhead_s`: time to launch one layer's
-        forward and backward pass; `concurrency`: list of {ranks, flops_per_s (per rank, all at once)}. Raises `SpecError` for other keys and for
-        figures that are no positive number.
+        forward and backward pass; `concurrency`: list of {ranks, flops_per_s (per rank, all at once)}; `gpu`, `memory_bytes`, `versions` and
+        `date` of the measurement are no constants. Raises `SpecError` for other keys and for figures that are no positive number.
         """
         from autotune.cost.measured import constants_of
 

@@ -74,7 +74,9 @@ def layer_forward_s(
     inner = (model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim * 2.0
     inner = inner + (3.0 if model.gated_mlp else 2.0) * model.ffn_hidden_size * max(1, model.experts_per_token)
     passes = np.where(table.compile, 0.6, 1.0)
-    moved = layout.tokens * size * passes * (10.0 * model.hidden_size / cut + inner / layout.tp)
+    # experts' tokens are sorted for them and back again, read and written each
+    outer = (10.0 + (4.0 * model.experts_per_token if model.num_experts else 0.0)) * model.hidden_size
+    moved = layout.tokens * size * passes * (outer / cut + inner / layout.tp)
     return matmuls, attention, moved / (gpu.memory_bytes_per_s * constants.memory_efficiency)
 
 

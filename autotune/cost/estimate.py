@@ -17,7 +17,7 @@ from autotune.cost.step import time_parts
 from autotune.cost.traits import traits_of
 from autotune.cost.uncertainty import exceeds, interval, time_sigma
 from autotune.errors import ConfigError
-from autotune.space import LAWS, why_not
+from autotune.space import LAWS
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
 from autotune.spec.config import COUNTS
 
@@ -34,17 +34,14 @@ def estimate(
 ) -> Estimate:
     """Predicted step time and peak memory of one config (floats) or of many (arrays of shape (N,)), with their parts and error bars.
 
-    `calibration` defaults to the constants that are known for the workload's GPU type and trainer. Raises `ConfigError` for one config whose shape no
-    model of that kind has (heads that tp does not divide, more stages than layers, a sequence shorter than cp) and for counts below 1. Rows of a
-    table are taken as they are: a space has applied the laws already, and what was measured may be replayed.
+    `calibration` defaults to the constants that are known for the workload's GPU type and trainer. Raises `ConfigError` for a config whose shape no
+    model of that kind has (heads that tp does not divide, more stages than layers, a sequence shorter than cp), for counts below 1, and for what
+    is no config. Rows of a table are taken as they are: a space has applied the laws already, and what was measured may be replayed.
     """
     constants = calibration or calibration_for(workload)
     if isinstance(configs, ParallelConfig):
-        broken = why_not(workload, configs, _SHAPE_LAWS)
-        if broken:
-            raise ConfigError(broken)
-        return _block(workload, ConfigTable.of([configs]), constants).row(0)
-    table = configs if isinstance(configs, ConfigTable) else ConfigTable.of(configs)
+        return _block(workload, _lawful(workload, [configs]), constants).row(0)
+    table = configs if isinstance(configs, ConfigTable) else _lawful(workload, configs)
     for name in COUNTS:
         column = table.column(name)
         if len(table) and column.min() < 1:
@@ -57,6 +54,27 @@ def estimate(
     return _joined(blocks)
 
 
+def _lawful(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTable:
+    """The table of these configs, each of which has a shape that the model can have."""
+    if isinstance(configs, str) or not isinstance(configs, Iterable):
+        raise ConfigError(
+            f"a config is a ParallelConfig, but this is {configs!r}", remedy="ParallelConfig.parse reads tp=2,pp=1,..."
+        )
+    rows = list(configs)
+    for row in rows:
+        if not isinstance(row, ParallelConfig):
+            raise ConfigError(
+                f"configs must be ParallelConfigs, but one is {row!r}",
+                remedy="ParallelConfig.from_dict and .parse make them",
+            )
+    table = ConfigTable.of(rows)
+    for law in _SHAPE_LAWS:
+        broken = np.flatnonzero(~law.check(workload, table))
+        if len(broken):
+            raise ConfigError(law.reason(workload, rows[broken[0]]))
+    return table
+
+
 def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Estimate:
     traits = traits_of(workload.trainer)
     layout = layout_of(workload, table)
@@ -64,7 +82,7 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     times = time_parts(workload, table, layout, stages, constants, traits)
     memory = fullest(rank_memories(workload, table, layout, stages, constants, traits))
     step, peak = times.total, memory.parts.total
-    tokens = table.global_batch_size * float(workload.seq_len)
+    tokens = layout.micro_batch * layout.accumulation * layout.dp * float(workload.seq_len)
     per_gpu = tokens / step / layout.world
     gpu = workload.cluster.gpu
     peaks = gpu.peak_flops_per_s

@@ -21,6 +21,8 @@ from autotune.spec import ClusterSpec, LinkSpec
 from autotune.spec.checks import nearest, one_of, positive, positive_int
 
 KEYS = ("matmul", "memory_bytes_per_s", "collectives", "host_overhead_s", "concurrency")
+NOTES = ("gpu", "memory_bytes", "versions", "date")
+"""what a calibrator may say about its measurement beside: kept by those who keep them, no constants"""
 _ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 """ring passes of each collective"""
 
@@ -28,7 +30,7 @@ _ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 def constants_of(measured: Mapping[str, Any], *, cluster: ClusterSpec, trainer: str) -> Calibration:
     """`Calibration.from_measurements`."""
     for key in measured:
-        if key not in KEYS:
+        if key not in KEYS + NOTES:
             raise SpecError(f"a calibration measures nothing called {key!r}", remedy=nearest(key, KEYS), field=str(key))
     constants = known_constants(cluster.gpu.name, trainer)
     values: dict[str, Any] = {}

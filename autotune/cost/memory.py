@@ -19,6 +19,7 @@ from autotune.cost.compute import CORNER, element_bytes, keeps_scores, layer_for
 from autotune.cost.layout import Column, Layout
 from autotune.cost.parameters import edge_weights, layer_weights
 from autotune.cost.pipeline import in_flight
+from autotune.cost.recompute import kept_elements
 from autotune.cost.stages import Stages
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, MemoryParts, Workload
@@ -128,23 +129,14 @@ def _activation_bytes(
 ) -> tuple[Column, Column]:
     """Bytes of activations: (that one layer keeps for one micro-batch in flight, that one layer needs once while it is recomputed).
 
-    Korthikanti et al., arXiv 2205.05198, section 4: inputs of the norms, of the matmuls and of the activation; outputs of attention. The score
-    matrix (5 bytes per score with its softmax and dropout mask, equation 1) counts where kernels keep it and nothing recomputes it.
-    Dropout masks outside attention are neglected.
+    The score matrix (5 bytes per score with its softmax and dropout mask: Korthikanti et al., arXiv 2205.05198, equation 1) counts where kernels
+    keep it and nothing recomputes it.
     """
-    model = workload.model
-    size = element_bytes(table)
-    h = float(model.hidden_size)
-    q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
-    f = float(model.ffn_hidden_size) * max(1, model.experts_per_token)
-    cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
-    outer = (4.0 if traits.fused else 6.0) * h
-    inner = (2.0 if traits.fused else 3.0) * (q + kv) + (traits.gated_kept if model.gated_mlp else 2.0) * f
-    saved = layout.tokens * size * (outer / cut + inner / layout.tp)
+    model, size = workload.model, element_bytes(table)
+    saved, some, boundary = (layout.tokens * size * n for n in kept_elements(model, layout, traits))
     score_matrix = 2.5 * size * layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
     scores = np.where(keeps_scores(table, constants, traits), score_matrix, 0.0)
     full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
-    boundary = layout.tokens * size * h / cut
-    kept = np.where(full, boundary, np.where(selective, saved, saved + scores))
-    once = np.where(full, saved + scores, np.where(selective, scores, 0.0))
+    kept = np.where(full, boundary, np.where(selective, some, saved + scores))
+    once = np.where(full, saved + scores, np.where(selective, saved - some + scores, 0.0))
     return kept, once

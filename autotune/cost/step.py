@@ -18,6 +18,7 @@ from autotune.cost.compute import (
 from autotune.cost.layout import Layout
 from autotune.cost.parameters import edge_weights, layer_weights
 from autotune.cost.pipeline import bubble_time_s
+from autotune.cost.recompute import repeated
 from autotune.cost.stages import Stages
 from autotune.cost.traffic import context_layer_s, data_step_s, expert_layer_s, tensor_layer_s
 from autotune.cost.traits import Traits
@@ -34,20 +35,20 @@ def time_parts(
     """
     model, cluster = workload.model, workload.cluster
     matmuls, attention, moved = layer_forward_s(workload, table, layout, constants, traits)
-    full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
-    passes = np.where(full, 4.0, 3.0)
+    again = repeated(model, table, layout, traits)
     # FlashAttention's backward pass computes the scores again: 2.5 forwards (Dao, arXiv 2307.08691)
     backward_scores = np.where(keeps_scores(table, constants, traits), 2.0, 2.5)
-    score_passes = backward_scores + np.where(full | selective, 2.0, 1.0)
-    kernels = passes * (matmuls + moved) + score_passes * attention
-    rounds = np.where(full, 3.0, 2.0)  # forward, backward, and the forward again
-    tensor = rounds * tensor_layer_s(workload, table, layout, constants)
-    context = (rounds + 1.0) * context_layer_s(workload, table, layout, constants)
-    expert = rounds * expert_layer_s(workload, table, layout, constants)
+    scores = (1.0 + backward_scores + again.scores) * attention
+    kernels = (3.0 + again.matmuls) * matmuls + (3.0 + again.moved) * moved + scores
+    tensor = (2.0 + again.collectives) * tensor_layer_s(workload, table, layout, constants)
+    # keys and values go around forward, and with their gradients backward, behind the attention of the shares that are there already
+    ring = (3.0 + again.scores) * context_layer_s(workload, table, layout, constants)
+    context = exposed(ring, scores, constants.data_overlap)
+    expert = (2.0 + again.moved) * expert_layer_s(workload, table, layout, constants)
 
     host = layer_host_s(layout, constants)
     device = kernels + tensor + context + expert
-    layer = kernels + no_sooner_than(device, host * passes / 3.0) - device
+    layer = kernels + no_sooner_than(device, host * (3.0 + again.moved) / 3.0) - device
     head = head_step_s(workload, table, layout, constants, traits)
 
     dense, experts = layer_weights(model, layout)
@@ -80,7 +81,7 @@ def time_parts(
 
     shards = np.where(layout.zero >= 1, layout.data_group.size, 1.0)
     states = 28.0 if workload.optimizer == "adamw" else 16.0
-    update = (weights + layers * experts) / shards * states
+    update = (weights / shards + layers * experts / np.maximum(shards / layout.ep, 1.0)) * states
     optimizer = update / (cluster.gpu.memory_bytes_per_s * constants.memory_efficiency)
 
     compute = m * (layers * layer + at(edge)) + m * constants.micro_batch_host_s

@@ -32,6 +32,10 @@ class Traits:
     """MLP widths that a gated MLP keeps: both inputs of the product, the activation and the product; 3 when a fused kernel computes it again"""
     logit_bytes: float = 10.0
     """bytes per logit that the loss keeps: the 16-bit output, its fp32 copy and its gradient"""
+    selective: str = "scores"
+    """what selective recomputation does again: 'scores', 'attention' or 'operators' (see `recompute.py`)"""
+    stops_early: bool = False
+    """full recomputation by torch's non-reentrant checkpoint, which stops at the last tensor that the backward pass needs"""
     scores_kept_in: tuple[str, ...] = ()
     """precisions whose measurements are older than FlashAttention in this trainer, where `score_bytes` holds"""
     collectives_per_layer: float = 1.0
@@ -42,10 +46,10 @@ TRAITS = {
     "nanotron": Traits(split="by_cost", collectives_per_layer=6.0),
     "megatron": Traits(gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0, scores_kept_in=("fp16",)),
     "deepspeed": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0),
-    "torchtitan": Traits(master_weights=False, fused=False),
-    "accelerate": Traits(master_weights=False, fused=False),
-    "hf_trainer": Traits(master_weights=False, fused=False),
-    "native": Traits(master_weights=False, fused=False),
+    "torchtitan": Traits(master_weights=False, fused=False, selective="operators", stops_early=True),
+    "accelerate": Traits(master_weights=False, fused=False, stops_early=True),
+    "hf_trainer": Traits(master_weights=False, fused=False, stops_early=True),
+    "native": Traits(master_weights=False, fused=False, selective="attention", stops_early=True),
 }
 """Traits by trainer; others are taken for `native`."""
 

@@ -11,18 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.spec import ParallelConfig, Workload
+from autotune.spec.config import knobs_of
 
 
 def complete(workload: Workload, asked: str | Mapping[str, Any]) -> ParallelConfig:
-    """The config of `tp=2,pp=1,...` (or of a mapping) with dp and accumulation_steps derived when they are not given.
+    """The config of `tp=2,pp=1,...`, of `tp2 pp1 ...` (or of a mapping) with dp and accumulation_steps derived when they are not given.
 
     What cannot be derived keeps its default: the laws then say what is wrong. Raises `ConfigError` for an unknown knob or value.
     """
-    if isinstance(asked, str):
-        config = ParallelConfig.parse(asked)
-        given = {piece.partition("=")[0].strip() for piece in asked.split(",")}
-    else:
-        config, given = ParallelConfig.from_dict(asked), set(asked)
+    given = knobs_of(asked) if isinstance(asked, str) else asked
+    config = ParallelConfig.from_dict(given)
     if "dp" not in given:
         config = replace(config, dp=max(1, workload.cluster.num_gpus // (config.tp * config.pp * config.cp)))
     if "accumulation_steps" not in given:

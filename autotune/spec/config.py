@@ -11,6 +11,7 @@ or a million. Words (precision, recompute, pp_schedule) are kept there as small 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -118,22 +119,55 @@ class ParallelConfig:
 
     @classmethod
     def parse(cls, text: str) -> ParallelConfig:
-        """The config of `tp=2,pp=1,precision=bf16,sequence_parallel=true`, as typed at a command line."""
-        values: dict[str, Any] = {}
-        for part in filter(None, (piece.strip() for piece in text.split(","))):
-            name, sign, value = (piece.strip() for piece in part.partition("="))
-            if not sign:
-                raise ConfigError(f"a config is written knob=value,knob=value, but {part!r} has no '='")
-            if name in values:
-                raise ConfigError(f"{name} is given twice", field=name)
-            values[name] = _parse_value(name, value)
-        return cls.from_dict(values)
+        """The config of `knobs_of(text)`; knobs left out take their defaults. Raises `ConfigError`."""
+        return cls.from_dict(knobs_of(text))
 
     def __str__(self) -> str:
         """Short and unambiguous: the knobs that differ from their defaults, and always tp, pp, dp and the batch."""
         always = ("tp", "pp", "dp", "micro_batch_size", "accumulation_steps", "precision")
         names = [n for n in FIELDS if n in always or getattr(self, n) != DEFAULTS[n]]
         return ",".join(f"{n}={str(getattr(self, n)).lower() if n in FLAGS else getattr(self, n)}" for n in names)
+
+
+def knobs_of(text: str) -> dict[str, Any]:
+    """The knobs that a text gives, typed as `tp=2,pp=1,precision=bf16` or pasted from a table as `tp2 pp1 dp2 mb8 acc1 fp32`.
+
+    The two ways may be mixed. Raises `ConfigError` for what is neither, for unknown knobs and values, and for a knob given twice.
+    """
+    values: dict[str, Any] = {}
+    for piece in re.sub(r"\s*=\s*", "=", text).replace(",", " ").split():
+        name, sign, value = piece.partition("=")
+        if not sign:
+            name, value = _of_label(piece)
+        if name in values:
+            raise ConfigError(f"{name} is given twice", field=name)
+        values[name] = _parse_value(name, value)
+    return values
+
+
+_LABELS: Mapping[str, tuple[str, str]] = {
+    "sp": ("sequence_parallel", "true"),
+    "compile": ("compile", "true"),
+    "i-1f1b": ("pp_schedule", "interleaved_1f1b"),
+    "i-zb": ("pp_schedule", "interleaved_zero_bubble"),
+    **{word: (name, word) for name in ("precision", "pp_schedule") for word in WORDS[name]},
+    **{f"{word}-recompute": ("recompute", word) for word in RECOMPUTES},
+}
+"""What a word of a table's label stands for."""
+_COUNTED = {"mb": "micro_batch_size", "acc": "accumulation_steps", "zero": "zero_stage", "v": "virtual_stages"}
+
+
+def _of_label(word: str) -> tuple[str, str]:
+    """(knob, value) of one word of a label, such as `tp2`, `bf16` or `full-recompute`."""
+    if word in _LABELS:
+        return _LABELS[word]
+    counted = re.fullmatch(r"([a-z]+)(\d+)", word)
+    if counted and (counted[1] in DEGREES or counted[1] in _COUNTED):
+        return _COUNTED.get(counted[1], counted[1]), counted[2]
+    raise ConfigError(
+        f"{word!r} has no '=' and is no word of a config's label",
+        remedy="write tp=2,pp=1,dp=4,... or paste a label such as tp2 pp1 dp4 mb8 acc1 bf16",
+    )
 
 
 def _parse_value(name: str, text: str) -> Any:

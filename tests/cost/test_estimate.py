@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -284,3 +285,20 @@ def test_perturbed_worlds_differ_but_stay_physical() -> None:
     assert len({w.matmul_efficiency for w in worlds}) > 10
     assert all(w.matmul_efficiency <= 1 and w.data_overlap <= 1 for w in worlds)
     assert base.perturbed(np.random.default_rng(1), 0.3) == worlds[1]
+
+
+@pytest.mark.parametrize("what", ["tp=2", 7, None, [1], ["tp=2"], [ParallelConfig(), "tp=2"]])
+def test_what_is_no_config_is_refused(what: Any) -> None:
+    with pytest.raises(ConfigError, match="ParallelConfig"):
+        estimate(workload(), what)
+
+
+def test_a_listed_config_is_held_to_the_shape_of_the_model() -> None:
+    with pytest.raises(ConfigError, match="tp must divide"):
+        estimate(workload(), [ParallelConfig(), ParallelConfig(tp=3)])
+
+
+def test_absurd_batches_do_not_overflow() -> None:
+    e = estimate(workload(), ParallelConfig(dp=1 << 30, micro_batch_size=1 << 30, accumulation_steps=1 << 30))
+    assert e.tokens_per_s == pytest.approx(2.0**90 * 2048 / e.step_time_s)
+    assert e.oom_probability == 1.0

@@ -32,6 +32,10 @@ def test_dp_and_accumulation_are_derived(asked: str, config: ParallelConfig) -> 
     assert complete(WORK, {name: int(value) for name, value in pairs}) == config
 
 
+def test_a_pasted_label_is_completed_too() -> None:
+    assert complete(WORK, "tp4 pp2 zero1") == ParallelConfig(tp=4, pp=2, dp=2, accumulation_steps=64, zero_stage=1)
+
+
 def test_what_is_no_knob_is_refused() -> None:
     with pytest.raises(ConfigError, match="no knob is called 'tq'"):
         complete(WORK, "tq=2")

@@ -67,6 +67,10 @@ def test_a_table_fills_in_defaults_and_broadcasts() -> None:
     ("text", "match"),
     [
         ("tp", "has no '='"),
+        ("tp2 tp4", "tp is given twice"),
+        ("tp2 pp1 bf17", "'bf17' has no '=' and is no word"),
+        ("mb0", "micro_batch_size must be a whole number from 1"),
+        ("zero7", "zero_stage must be 0, 1, 2 or 3"),
         ("tp=2,tp=4", "tp is given twice"),
         ("tp=two", "tp must be a whole number"),
         ("tp=0", "tp must be a whole number from 1"),

@@ -26,9 +26,6 @@ def test_figures_are_plausible_and_the_cost_model_takes_them(monkeypatch: pytest
     assert {row["kind"] for row in figures["collectives"]} == set(KINDS)
     assert all(row["time_s"] > 0 and row["scope"] == "intra" for row in figures["collectives"])
     assert [row["ranks"] for row in figures["concurrency"]] == [1, 2]
-    measured = {
-        k: figures[k] for k in ("matmul", "memory_bytes_per_s", "collectives", "host_overhead_s", "concurrency")
-    }
-    fitted = Calibration.from_measurements(measured, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2))
+    fitted = Calibration.from_measurements(figures, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2))
     assert math.isfinite(fitted.matmul_efficiency)
     assert fitted.matmul_efficiency > 0

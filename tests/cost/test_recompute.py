@@ -1,0 +1,73 @@
+"""What recomputation costs and saves, by trainer, against the published formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autotune.cost import Calibration, estimate
+from autotune.cost.layout import layout_of
+from autotune.cost.recompute import kept_elements, repeated
+from autotune.cost.traits import TRAITS, traits_of
+from autotune.spec import ConfigTable, ModelSpec, ParallelConfig
+from tests.cost.examples import EXPERTS, MODEL, workload
+
+GPT = ModelSpec(name="gpt", num_layers=16, hidden_size=2048, num_attention_heads=16, vocab_size=51200)
+NO_HOST = Calibration(layer_host_s=0.0, micro_batch_host_s=0.0, step_host_s=0.0, straggler=0.0)
+"""a host that never holds a device up"""
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_activations_are_those_of_the_paper(tp: int) -> None:
+    """arXiv 2205.05198, equations 2 and 4, less 2*s*b*h of dropout masks (and 1 of them within attention) that today's models lack."""
+    for sequence_parallel, whole in ((False, 8.0), (True, 8.0 / tp)):
+        table = ConfigTable.of([ParallelConfig(tp=tp, sequence_parallel=sequence_parallel)])
+        elements, _, boundary = kept_elements(GPT, layout_of(workload(GPT), table), traits_of("megatron"))
+        assert 2 * elements[0] / GPT.hidden_size == pytest.approx(whole + 24.0 / tp)
+        assert 2 * boundary[0] / GPT.hidden_size == pytest.approx(2.0 / (tp if sequence_parallel else 1))
+
+
+@pytest.mark.parametrize("trainer", sorted(TRAITS))
+@pytest.mark.parametrize("model", [GPT, MODEL, EXPERTS], ids=lambda m: m.name)
+def test_full_repeats_more_and_keeps_less_than_selective(trainer: str, model: ModelSpec) -> None:
+    none, some, full = (
+        estimate(workload(model, trainer=trainer), ParallelConfig(micro_batch_size=4, accumulation_steps=4, recompute=r), calibration=NO_HOST)
+        for r in ("none", "selective", "full")
+    )  # fmt: skip
+    assert none.time_parts_s.compute < some.time_parts_s.compute < full.time_parts_s.compute
+    assert full.memory_parts_bytes.activations < some.memory_parts_bytes.activations * 1.01
+    assert some.memory_parts_bytes.activations <= none.memory_parts_bytes.activations * 1.01
+    assert 1.15 < full.time_parts_s.compute / none.time_parts_s.compute < 1.35
+
+
+def test_what_stops_early_does_not_repeat_the_down_projection() -> None:
+    table = ConfigTable.of([ParallelConfig(recompute=r) for r in ("none", "full")])
+    shares = {}
+    for trainer in ("megatron", "torchtitan"):
+        again = repeated(GPT, table, layout_of(workload(GPT), table), traits_of(trainer))
+        assert again.matmuls[0] == again.moved[0] == again.collectives[0] == 0
+        shares[trainer] = again.matmuls[1]
+    assert shares["megatron"] == 1.0
+    assert shares["torchtitan"] == pytest.approx(8 / 12)  # 4 h*h of a layer's 12
+    weighed = repeated(EXPERTS, table, layout_of(workload(EXPERTS), table), traits_of("torchtitan"))
+    assert weighed.matmuls[1] == 1.0
+
+
+def test_experts_keep_what_was_sent_to_them() -> None:
+    table = ConfigTable.of([ParallelConfig()])
+    one, many = (
+        kept_elements(m, layout_of(workload(m), table), traits_of("megatron"))[0]
+        for m in (EXPERTS, replace(EXPERTS, experts_per_token=4))
+    )
+    mlp = 3.0 * EXPERTS.ffn_hidden_size
+    np.testing.assert_allclose(many - one, 2 * (mlp + 2.0 * EXPERTS.hidden_size))
+
+
+def test_a_ring_hides_behind_the_attention_of_long_sequences() -> None:
+    shares = []
+    for seq_len in (4096, 131072):
+        e = estimate(workload(seq_len=seq_len), ParallelConfig(cp=8), calibration=NO_HOST)
+        shares.append(e.time_parts_s.cp_comm / e.step_time_s)
+    assert shares[1] < shares[0]
