@@ -26,6 +26,13 @@ def best(
         str,
         typer.Option("--runner", help="Across history: this runner. Simulated results are shown only if it is named."),
     ] = "",
+    seq_len: Annotated[
+        int | None,
+        typer.Option("--seq-len", min=1, help="Across history: tokens per sequence, where nothing is measured."),
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option("--global-batch-size", min=1, help="Across history: sequences per step, likewise.")
+    ] = None,
     top: Annotated[int, typer.Option("--top", min=1, max=1000, help="How many configs.")] = 1,
     pareto: Annotated[
         bool,
@@ -41,15 +48,18 @@ def best(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Shows the best configurations of a study, or across all history."""
+    """Shows the best configurations of a study, or across all history.
+
+    With --model and --cluster of which nothing was measured: those of the nearest workload, else what the cost model says.
+    """
     from autotune.cli.source import open_source
     from autotune.errors import SpecError
 
-    if study and (model or cluster or trainer or runner):
-        raise SpecError(
-            "--model, --cluster, --trainer and --runner ask across history, but a study was named",
-            remedy="leave one out",
-        )
+    asked: dict[str, Any] = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner}
+    asked |= {"seq_len": seq_len, "global_batch_size": global_batch_size}
+    if study and any(asked.values()):
+        named = ", ".join(f"--{name.replace('_', '-')}" for name, value in asked.items() if value)
+        raise SpecError(f"{named} asks across history, but a study was named", remedy="leave one out")
     if not study and (pareto or metric or stability_weight is not None):
         raise SpecError(
             "--pareto, --metric and --stability-weight need a study", remedy="name one: autotune best ID ..."
@@ -60,12 +70,14 @@ def best(
         if study:
             document = source.best(study, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight)
         else:
-            document = source.best_across(model=model, cluster=cluster, trainer=trainer, runner=runner, top=top)
+            document = source.best_across(**asked, top=top)
     found = document["best"] is not None
     if json:
         emit(document)
     elif not found:
         note("no measured configuration" + (" yet" if study else " matches; start a study with: autotune tune SPEC"))
+        for remark in document["notes"]:
+            note(remark)
     else:
         _print_best(document, pareto=pareto)
     if not found:
@@ -83,12 +95,66 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
 
         _print_rows(*front_rows(document["configs"]), text=2)
         out.print("no other measured config is at least as good in all four and better in one")
+    elif document.get("source") == "cost_model":
+        _print_predicted(document)
     else:
         out.print(configs_table(document.get("configs") or [document["best"]], study=document["study"]))
+        _print_evidence(document)
         if line := speedup_line(document):
             out.print(line)
     if document["study"]:
         note(f"next: {export_command(document['study']['id'], document.get('exports') or ())}")
+
+
+def _print_predicted(document: dict[str, Any]) -> None:
+    """The cost model's answer where there is no other."""
+    from autotune.report.terminal import config_label, format_bytes, format_count, format_duration
+    from autotune.spec import ParallelConfig
+
+    rows = []
+    for rank, row in enumerate(document["configs"], 1):
+        config, predicted = row["best"]["config"], row["best"]["estimate"]
+        sizes = format_count(predicted["tokens_per_s"]), format_duration(predicted["step_time_s"])
+        memory = format_bytes(predicted["peak_memory_bytes"])
+        risk = f"{predicted['oom_probability']:.0%}"
+        rows.append([str(rank), config_label(ParallelConfig.from_dict(config)), *sizes, memory, risk])
+    _print_rows(["rank", "config", "tokens/s", "step", "memory", "OOM risk"], rows, text=2)
+    print("predicted by the cost model: nothing like it has been measured")
+    assumed = document["assumed"]
+    batches = ", ".join(map(str, assumed["global_batch_size"]))
+    note(
+        f"for {assumed['seq_len']:,} tokens x {batches} sequences, trainer {assumed['trainer']}, space {assumed['space']}"
+    )
+    for remark in document["notes"]:
+        note(remark)
+
+
+def _print_evidence(document: dict[str, Any]) -> None:
+    """How an answer across history is known."""
+    from autotune.report.terminal import config_label, format_duration
+    from autotune.spec import ParallelConfig
+
+    if near := document.get("nearest"):
+        here = near["here"]["estimate"]
+        what = f"{near['model']} on {near['cluster']}, {near['seq_len']:,} tokens"
+        print(f"measured for the nearest workload ({what}; {near['distance']:.2f} doublings away), not for this one")
+        print(
+            f"here the cost model expects {here['tokens_per_s']:,.0f} tokens/s of the first, {here['oom_probability']:.0%} OOM risk"
+        )
+    if found := document.get("evidence"):
+        ago = f", the last {format_duration(found['age_s'])} ago" if found["age_s"] is not None else ""
+        spread = f"; steps of the best vary by {found['spread']:.1%}" if found["spread"] is not None else ""
+        print(
+            f"behind it: {found['trials']} trials of {found['configs']} configs in {found['studies']} studies{ago}{spread}"
+        )
+    if left := document.get("untried"):
+        best = left["best"]
+        first = (
+            f"; of the others the cost model would try {config_label(ParallelConfig.from_dict(best['config']))}"
+            if best
+            else ""
+        )
+        print(f"measured: {left['measured']} of {left['legal']:,} legal configs{first}")
 
 
 def _print_rows(heads: list[str], rows: list[list[str]], *, text: int) -> None:

@@ -62,9 +62,17 @@ class Source(Protocol):
         ...
 
     def best_across(
-        self, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", top: int = 1
+        self,
+        *,
+        model: str = "",
+        cluster: str = "",
+        trainer: str = "",
+        runner: str = "",
+        seq_len: int | None = None,
+        global_batch_size: int | None = None,
+        top: int = 1,
     ) -> Document:
-        """Best configs across all history."""
+        """Best configs across all history, or what comes nearest: {study, best, configs, source, ...}."""
         ...
 
     def export(self, study_id: str, trainer: str, options: Mapping[str, Any]) -> Document:
@@ -127,15 +135,11 @@ class LocalSource:
 
         return wiring.explain(self.store, study_id, trial)
 
-    def best_across(
-        self, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", top: int = 1
-    ) -> Document:
-        """Best configs across all history."""
-        from autotune import wiring
+    def best_across(self, *, top: int = 1, **asked: Any) -> Document:
+        """Best configs across all history, or what comes nearest."""
+        from autotune.wiring.known import Asked, best_known
 
-        found = wiring.past_studies(self.store, model=model, cluster=cluster, trainer=trainer, runner=runner, limit=top)
-        first: Document = found[0] if found else {"study": None, "best": None}
-        return {"baseline": None, "speedup": None, **first, "configs": found}
+        return best_known(self.store, Asked(**asked), top=top)
 
     def export(self, study_id: str, trainer: str, options: Mapping[str, Any]) -> Document:
         """The best config as a launch of that trainer."""

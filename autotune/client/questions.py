@@ -115,11 +115,21 @@ class Questions(ABC, Generic[One, Many]):
         return self._ask(Call(path=of(study_id, "explain"), params=_given({"trial": trial})))
 
     def best_across(
-        self, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", top: int = 1
+        self,
+        *,
+        model: str = "",
+        cluster: str = "",
+        trainer: str = "",
+        runner: str = "",
+        seq_len: int | None = None,
+        global_batch_size: int | None = None,
+        top: int = 1,
     ) -> One:
-        """Best configs across all history; for a model and cluster of which nothing is known, of the nearest, or by the cost model: `source`."""
+        """Best configs across all history. With model and cluster, where nothing was measured: the nearest workload's, else the cost model's;
+        `source` says which."""
         asked = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner, "top": top}
-        return self._ask(Call(path="/best", params=asked))
+        sizes = {"seq_len": seq_len, "global_batch_size": global_batch_size}
+        return self._ask(Call(path="/best", params=_given(asked | sizes)))
 
     def export(self, study_id: str, trainer: str, options: Mapping[str, Any] | None = None) -> One:
         """The best config as a launch of that trainer: {trainer, config, argv, env, files, notes}."""

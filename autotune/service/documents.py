@@ -5,7 +5,7 @@ Answers are not passed through these models: they describe, and the tests hold t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -118,21 +118,40 @@ class ExplainAnswer(Answer):
     step_parts_source: str
 
 
-class PastBest(Answer):
-    """A measured config and the study in which it was measured."""
+class KnownConfig(Answer):
+    """A config with what was measured of it; `measurement` and `reward` are null where only the cost model speaks."""
 
-    study: StudySummary
-    best: TrialDocument
+    config: Plain
+    estimate: Plain | None
+    measurement: Plain | None
+    reward: Plain | None
+
+
+class PastBest(Answer):
+    """A config and the study in which it was measured, if it was."""
+
+    study: StudySummary | None
+    best: KnownConfig
 
 
 class BestAcross(Answer):
-    """The best measured configs across all history."""
+    """The best configs that are known, and how they are known."""
 
     study: StudySummary | None
-    best: TrialDocument | None
+    best: KnownConfig | None
     baseline: TrialDocument | None
     speedup: float | None
     configs: list[PastBest]
+    source: Literal["measured", "nearest", "cost_model", "none"]
+    evidence: Plain | None = Field(description="what is behind it: trials, configs, studies, last_at, age_s, spread")
+    untried: Plain | None = Field(
+        description="legal and measured configs of the space; the best untried one by the cost model"
+    )
+    nearest: Plain | None = Field(
+        description="whose configs these are, their distance in doublings, and the cost model's estimate here"
+    )
+    assumed: Plain | None = Field(description="what the question left open")
+    notes: list[str]
 
 
 class TrialList(Answer):

@@ -37,9 +37,10 @@ def test_later_questions_agree_with_tune(run, write):
 def test_best_across_history_by_model_and_cluster(run, write):
     run("tune", write())
     asked = ("best", "--model", "gpt2-small", "--cluster", "a100-40gb-1x8", "--json")
-    assert run(*asked).code == 1  # simulated results are no results unless they are asked for
+    assert run(*asked).document["source"] == "cost_model"  # simulated results are no results unless they are asked for
     found = run(*asked, "--runner", "simulated")
     assert found.code == 0
+    assert found.document["source"] == "measured"
     assert found.document["best"]["measurement"]["tokens_per_s"] > 0
     none = run("best", "--model", "llama-8b", "--json")
     assert none.code == 1

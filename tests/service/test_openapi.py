@@ -86,7 +86,7 @@ def conforms(service: Service, cases: int) -> dict[int, int]:
 
 def test_generated_requests_are_answered_as_described(service: Service) -> None:
     seen = conforms(service, CASES)
-    assert {200, 201, 422} <= set(seen)
+    assert {200, 422} <= set(seen)
 
 
 @pytest.mark.slow
@@ -95,3 +95,4 @@ def test_many_generated_requests_are_answered_as_described(service: Service) -> 
     seen = conforms(service, LONG_CASES)
     print(f"{sum(seen.values())} requests: {seen}")
     assert sum(seen.values()) >= 5000
+    assert {200, 201, 404, 409, 422} <= set(seen)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from autotune.service.documents import BestAcross, PlanAnswer, responses
@@ -15,24 +15,35 @@ from autotune.service.specs import confined, read_body
 
 router = APIRouter(tags=["answers"])
 
+Size = Annotated[int | None, Query(ge=1, le=1 << 27, description="left out: as in the history, else assumed")]
+
 
 @router.get("/best", responses=responses(model=BestAcross))
-def best(
+async def best(
     house: TheHouse,
     caller: Reader,
     model: Word = "",
     cluster: Word = "",
     trainer: Word = "",
     runner: Word = "",
+    seq_len: Size = None,
+    global_batch_size: Size = None,
     top: Limit = 1,
 ) -> Response:
     """The best measured configs of a model across all studies, by tokens per second and GPU, one line for each config; without a model the
-    best of each model and cluster. Simulated results only for `runner=simulated`."""
-    from autotune import wiring
+    best of each model and cluster. Simulated results only for `runner=simulated`. With model and cluster, where nothing was measured: those
+    of the nearest workload, else the cost model's; `source` says which."""
+    from autotune.wiring.known import Asked, best_known
 
-    found = wiring.past_studies(house.store, model=model, cluster=cluster, trainer=trainer, runner=runner, limit=top)
-    first: dict[str, Any] = found[0] if found else {"study": None, "best": None}
-    return StrictJSONResponse({"baseline": None, "speedup": None, **first, "configs": found})
+    asked = Asked(
+        model=model,
+        cluster=cluster,
+        trainer=trainer,
+        runner=runner,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+    )
+    return StrictJSONResponse(await house.work(lambda: best_known(house.store, asked, top=top)))
 
 
 @router.post("/plan", openapi_extra=SPEC_BODY, responses=responses(415, model=PlanAnswer))
