@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -12,7 +13,7 @@ from autotune.controller import CancelAsked, InterruptAsked, PauseAsked, ResumeA
 from autotune.controller.finals import baseline_of, contenders
 from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, StepsReported
 from autotune.spec import Failure, FailureKind, MeasureSpec, StudyStatus, TrialPurpose, TrialStatus
-from tests.controller.world import CONFIGS, World, measured, study
+from tests.controller.world import BASELINE, CONFIGS, World, measured, study
 
 PAST_ALL_DEADLINES_S = 2000.0
 
@@ -27,6 +28,7 @@ class AnyOrder(RuleBasedStateMachine):
         wall_s=st.sampled_from([500.0, 1e6]),
         gpu_s=st.sampled_from([None, 1000.0]),
         with_baseline=st.booleans(),
+        lower=st.booleans(),
     )
     def begin(
         self,
@@ -38,6 +40,7 @@ class AnyOrder(RuleBasedStateMachine):
         wall_s: float,
         gpu_s: float | None,
         with_baseline: bool,
+        lower: bool,
     ) -> None:
         budget: dict[str, Any] = {
             "max_trials": trials,
@@ -47,7 +50,10 @@ class AnyOrder(RuleBasedStateMachine):
             "max_gpu_s": gpu_s,
             "measure": MeasureSpec(finalists=finalists, final_rounds=rounds),
         }
-        options = {} if with_baseline else {"baseline": None}
+        options: dict[str, Any] = {} if with_baseline else {"baseline": None}
+        if lower:
+            low = [replace(config, precision="bf16") for config in (BASELINE, *CONFIGS)]
+            options = {"baseline": low[0]} | options | {"configs": low[1:], "references": {8: BASELINE}}
         self.world = World(study(**budget), **options)
         self.world.tick()
 
@@ -67,7 +73,8 @@ class AnyOrder(RuleBasedStateMachine):
     def measured(self, data: st.DataObject, step_time_s: float, stopped: bool) -> None:
         request = self.pick(data)
         why = "it cannot win" if stopped else ""
-        self.world.report(AttemptEnded(id=request.id, measurement=measured(request.config, step_time_s), stopped=why))
+        seen = measured(request.config, step_time_s, losses=(5.0, 4.8, 4.6, 4.4, 4.2))
+        self.world.report(AttemptEnded(id=request.id, measurement=seen, stopped=why))
 
     @precondition(lambda self: self.world.running)
     @rule(data=st.data())
