@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from autotune.controller.finals import whole
 from autotune.ports import Store
 from autotune.spec import Study, Trial, TrialPurpose
 from autotune.spec.plain import fingerprint, workload_to_dict
@@ -33,13 +34,13 @@ class KeepsLosses(Protocol):
 
 
 def known_losses(assembly: Assembly, store: Store) -> dict[int, tuple[float, ...]]:
-    """Losses by tokens per step, for the global batches at which they are needed and an earlier study measured them."""
+    """Losses by tokens per step, for the global batches at which they are needed and an earlier study measured them for as many steps."""
     study, found = assembly.study, dict[int, tuple[float, ...]]()
     if not isinstance(store, KeepsLosses):
         return found
     for batch in assembly.references:
         losses = store.reference_losses(study.workload.model.name, _data(study, batch), study.seed)
-        if losses:
+        if losses and len(losses) >= whole(study.measure).max_steps:
             found[batch * study.workload.seq_len] = losses
     return found
 
