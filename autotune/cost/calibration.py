@@ -36,6 +36,8 @@ class Calibration:
 
     matmul_efficiency: float = 0.72
     """fraction of the peak FLOP/s that large matmuls reach"""
+    half_factor: float = 1.0
+    """the same fraction in bf16 and fp16 relative to it; above 1 where their figure in the datasheet is too low"""
     fp8_factor: float = 0.75
     """fraction of `matmul_efficiency` that is left in fp8, with its casts and scales"""
     half_size: float = 300.0
@@ -62,6 +64,8 @@ class Calibration:
     """growth of a collective's time per byte with each doubling of the nodes that it joins beyond two"""
     latency_factor: float = 2.0
     """latency of a collective inside a node, as a multiple of the link's latency per doubling of the group"""
+    turn_s: float = 0.0
+    """time until a rank gets its turn on a core, per member of a ring and per rank that shares the core, s"""
     hop_s: float = 15e-6
     """latency of a ring collective per node that it joins, s"""
     pipelined_tensor_host_s: float = 0.1e-3
@@ -160,6 +164,7 @@ _MAY_BE_ZERO = (
     "framework_bytes",
     "latency_factor",
     "hop_s",
+    "turn_s",
     "inter_decay",
     "rails",
     "pipelined_tensor_host_s",

@@ -5,7 +5,7 @@
 Ring algorithms move (n-1)/n * S per rank for all-gather and reduce-scatter, twice that for all-reduce (Thakur et al., IJHPCA 2005). Between nodes
 the ring crosses each node's border once per group; the g members bring one network port each, of which NCCL's channels use g ** rails. Time per
 byte grows with each doubling of the nodes, as NCCL's own measurements show. Latency: log2 of the members inside a node, the number of nodes beyond.
-Contention between unlike groups is neglected.
+Ranks that share cores wait for their turn at every member of the ring. Contention between unlike groups is neglected.
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ import numpy as np
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column, Group
 from autotune.spec import ClusterSpec
+
+
+def shared_by(crowd: Column, constants: Calibration) -> Column:
+    """Ranks to a core, at least 1, when `crowd` ranks of a node compute at once."""
+    if constants.full_speed_ranks == 0:
+        return np.ones_like(crowd)
+    return np.maximum(1.0, crowd / constants.full_speed_ranks)
 
 
 def ring_bytes_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
@@ -30,6 +37,7 @@ def ring_bytes_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, con
 def ring_latency_s(group: Group, cluster: ClusterSpec, constants: Calibration) -> Column:
     """Seconds of one all-gather or reduce-scatter of nothing; zero for a group of one."""
     local = constants.latency_factor * cluster.intra_node.latency_s * np.log2(np.maximum(group.per_node, 1.0))
+    local = local + constants.turn_s * (group.per_node - 1.0) * (shared_by(group.crowd, constants) - 1.0)
     across = group.size > group.per_node
     return local + np.where(across, cluster.inter_node.latency_s + constants.hop_s * group.nodes, 0.0)
 

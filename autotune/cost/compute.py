@@ -40,13 +40,19 @@ def element_bytes(table: ConfigTable) -> Column:
     return np.array([_BYTES[p] for p in PRECISIONS])[table.precision]
 
 
+def sixteen_bits_factor(table: ConfigTable, constants: Calibration) -> Column:
+    """Share of `matmul_efficiency` that rows in 16 bits reach."""
+    return np.where(element_bytes(table) < 4, constants.half_factor, 1.0)
+
+
 def layer_forward_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> tuple[Column, Column, Column]:
     """Seconds of one layer's forward pass for one micro-batch: (matmuls, attention's scores, memory-bound work)."""
     model, gpu = workload.model, workload.cluster.gpu
     peak, half_peak = peak_flops_per_s(workload, table), peak_of(workload, "bf16")
-    eight_bits = np.where(table.is_word("precision", "fp8"), constants.fp8_factor, 1.0)
+    sixteen_bits = sixteen_bits_factor(table, constants)
+    eight_bits = np.where(table.is_word("precision", "fp8"), constants.fp8_factor, sixteen_bits)
     seconds_per_flop = 1.0 / (peak * eight_bits * constants.matmul_efficiency)
     matmuls = np.zeros_like(layout.tp)
     for weight in layer_matmuls(model):
@@ -61,7 +67,7 @@ def layer_forward_s(
         matmuls = matmuls + flops * seconds_per_flop * (1.0 + constants.half_size * (1.0 / m + 1.0 / n + 1.0 / k))
     size = element_bytes(table)
     scores = layout.tokens * layer_attention_flops(model, workload.seq_len) / layout.tp
-    half_precision = np.minimum(peak, half_peak)
+    half_precision = np.minimum(peak, half_peak) * sixteen_bits
     attention = scores / (half_precision * constants.attention_efficiency)
     kept = keeps_scores(table, constants, traits)
     if kept.any():  # plain matmuls over the whole matrix, and kernels that read and write it
@@ -91,7 +97,7 @@ def head_step_s(
     matmul = 3.0 * layout.tokens * head_flops(model) / cut * shape
     loss = 20.0 * layout.tokens * width / (gpu.memory_bytes_per_s * constants.memory_efficiency)
     peak = np.minimum(peak_flops_per_s(workload, table), peak_of(workload, "bf16"))  # fp8 leaves the head in 16 bits
-    return matmul / (peak * constants.matmul_efficiency) + loss
+    return matmul / (peak * sixteen_bits_factor(table, constants) * constants.matmul_efficiency) + loss
 
 
 def keeps_scores(table: ConfigTable, constants: Calibration, traits: Traits) -> NDArray[np.bool_]:

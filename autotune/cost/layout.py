@@ -24,6 +24,8 @@ class Group:
     """members"""
     per_node: Column
     """members that share a node"""
+    crowd: Column
+    """all ranks that share a node, members or not"""
 
     @property
     def nodes(self) -> Column:
@@ -67,11 +69,13 @@ def layout_of(workload: Workload, table: ConfigTable) -> Layout:
     tp, pp, dp, cp, ep = (table.column(n).astype(np.float64) for n in ("tp", "pp", "dp", "cp", "ep"))
     node = float(workload.cluster.gpus_per_node)
 
+    world = tp * pp * dp * cp
+    crowd = np.minimum(world, node)
+
     def group(size: Column, stride: Column) -> Group:
-        return Group(size, np.clip(np.floor(node / stride), 1.0, size))
+        return Group(size, np.clip(np.floor(node / stride), 1.0, size), crowd)
 
     micro_batch = table.micro_batch_size.astype(np.float64)
-    world = tp * pp * dp * cp
     return Layout(
         tp=tp,
         pp=pp,

@@ -38,13 +38,13 @@ def constants_of(measured: Mapping[str, Any], *, cluster: ClusterSpec, trainer: 
     if measured.get("memory_bytes_per_s") is not None:
         rate = positive("memory_bytes_per_s", measured["memory_bytes_per_s"])
         values["memory_efficiency"] = rate / cluster.gpu.memory_bytes_per_s
-    collectives = _rows(measured, "collectives")
-    values.update(_links(collectives, cluster))
     if measured.get("host_overhead_s") is not None:
         values["layer_host_s"] = positive("host_overhead_s", measured["host_overhead_s"], zero=True)
     concurrency = _rows(measured, "concurrency")
     if concurrency:
-        values["full_speed_ranks"] = _full_speed_ranks(concurrency)
+        values["full_speed_ranks"] = _full_speed_ranks(concurrency, cluster.cores_per_node)
+    full_speed_ranks = values.get("full_speed_ranks", constants.full_speed_ranks)
+    values.update(_links(_rows(measured, "collectives"), cluster, full_speed_ranks))
     what = ", ".join(key for key in KEYS if measured.get(key))
     return replace(
         constants, **values, source=f"measured on {cluster.name} ({what or 'nothing'}); the rest: {constants.source}"
@@ -69,16 +69,23 @@ def _number(row: Mapping[str, Any], name: str) -> float:
 
 
 def _matmul(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, constants: Calibration) -> dict[str, float]:
-    """Efficiency and half size from the precision that was measured most; the intercept is where the sum of inverses vanishes."""
+    """Efficiency and half size from the precision that was measured most; the intercept is where the sum of inverses vanishes. How 16 bits compare
+    is the median over the shapes that were measured in both."""
     if not rows:
         return {}
-    by_precision: dict[str, list[tuple[float, float]]] = {}
+    by_precision: dict[str, dict[tuple[float, ...], float]] = {}
     for row in rows:
         precision = one_of("precision", row.get("precision"), cluster.gpu.peak_flops_per_s)
-        inverses = sum(1.0 / _number(row, side) for side in ("m", "n", "k"))
+        shape = tuple(_number(row, side) for side in ("m", "n", "k"))
         seconds_per_flop = cluster.gpu.peak_flops_per_s[precision] / _number(row, "flops_per_s")
-        by_precision.setdefault(precision, []).append((inverses, seconds_per_flop))
-    points = max(by_precision.values(), key=len)
+        by_precision.setdefault(precision, {})[shape] = seconds_per_flop
+    reference, shapes = max(by_precision.items(), key=lambda item: len(item[1]))
+    half = next((by_precision[p] for p in ("bf16", "fp16") if p in by_precision), {})
+    if reference in ("bf16", "fp16") or not half.keys() & shapes.keys():
+        factor = 1.0
+    else:
+        factor = float(np.median([shapes[shape] / half[shape] for shape in half.keys() & shapes.keys()]))
+    points = [(sum(1.0 / side for side in shape), seconds) for shape, seconds in shapes.items()]
     slope, intercept = _line(points)
     fastest = min(y for _, y in points)
     intercept = min(
@@ -86,45 +93,60 @@ def _matmul(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, constants: 
     )  # beyond the largest shape measured, trust at most twice its rate
     return {
         "matmul_efficiency": 1.0 / intercept,
+        "half_factor": factor,
         "half_size": max(slope, 0.0) / intercept if len(points) > 1 else constants.half_size,
     }
 
 
-def _links(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec) -> dict[str, float]:
-    """Fractions of the links' bandwidths, and the latencies, from collectives inside a node and between nodes."""
+def _links(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, full_speed_ranks: float) -> dict[str, float]:
+    """Fractions of the links' bandwidths, and the latencies, from collectives inside a node and between nodes: a line for each number of ranks."""
+    by_ranks: dict[str, dict[int, list[tuple[float, float]]]] = {"intra": {}, "inter": {}}
+    for row in rows:
+        scope = one_of("scope", row.get("scope"), by_ranks)
+        rounds = _ROUNDS[one_of("kind", row.get("kind"), _ROUNDS)]
+        ranks = positive_int("ranks", row.get("ranks"), least=2)
+        point = ((ranks - 1) / ranks * _number(row, "bytes"), _number(row, "time_s") / rounds)
+        by_ranks[scope].setdefault(ranks, []).append(point)
     values: dict[str, float] = {}
-    for scope in ("intra", "inter"):
-        points = []
-        members = []
-        for row in rows:
-            if one_of("scope", row.get("scope"), ("intra", "inter")) != scope:
-                continue
-            rounds = _ROUNDS[one_of("kind", row.get("kind"), _ROUNDS)]
-            ranks = positive_int("ranks", row.get("ranks"), least=2)
-            moved = (ranks - 1) / ranks * _number(row, "bytes")
-            points.append((moved, _number(row, "time_s") / rounds))
-            members.append(ranks)
-        if not points:
+    for scope, groups in by_ranks.items():
+        if not groups:
             continue
-        slope, intercept = _line(points)
-        if len({x for x, _ in points}) == 1 or slope <= 0:
-            slope, intercept = min(y / x for x, y in points), 0.0
         link: LinkSpec = cluster.intra_node if scope == "intra" else cluster.inter_node
+        lines = {ranks: _line(points) for ranks, points in groups.items()}
+        slopes = [slope for slope, _ in lines.values() if slope > 0]
+        if slopes:
+            slope = float(np.median(slopes))
+        else:  # one size alone: all of its time is bandwidth
+            slope, lines = min(y / x for points in groups.values() for x, y in points), {}
         values[f"{scope}_efficiency"] = 1.0 / (slope * link.bytes_per_s)
-        typical = float(np.median(members))
-        if scope == "intra" and intercept > 0 and link.latency_s > 0:
-            values["latency_factor"] = intercept / (link.latency_s * math.log2(typical))
-        elif scope == "inter" and intercept > 0:
-            nodes = max(2.0, typical / cluster.gpus_per_node)
-            values["hop_s"] = max(intercept - link.latency_s, 0.0) / nodes
+        latencies = {ranks: intercept for ranks, (_, intercept) in lines.items() if intercept > 0}
+        if scope == "intra":
+            values.update(_latencies_inside(latencies, link.latency_s, full_speed_ranks))
+        elif latencies:
+            hops = [max(s - link.latency_s, 0.0) / max(2.0, n / cluster.gpus_per_node) for n, s in latencies.items()]
+            values["hop_s"] = float(np.median(hops))
     return values
 
 
-def _full_speed_ranks(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The largest sum of the ranks' rates, in units of one rank's rate alone."""
+def _latencies_inside(latencies: Mapping[int, float], link_s: float, full_speed_ranks: float) -> dict[str, float]:
+    """Latency per doubling of the ranks from groups whose ranks all have a core; from larger ones what waiting for a core adds."""
+    full = full_speed_ranks or max(latencies, default=0)
+    alone = [s / math.log2(n) for n, s in latencies.items() if n <= max(full, min(latencies))]
+    if not alone or link_s <= 0:
+        return {}
+    doubling = float(np.median(alone))
+    waits = [(s - doubling * math.log2(n)) / ((n - 1) * (n / full - 1)) for n, s in latencies.items() if n > full]
+    turns = {"turn_s": max(float(np.median(waits)), 0.0)} if waits else {}
+    return {"latency_factor": doubling / link_s, **turns}
+
+
+def _full_speed_ranks(rows: Sequence[Mapping[str, Any]], cores: int | None) -> float:
+    """The largest sum of the ranks' rates, in units of one rank's rate alone; at most the cores, where they are known."""
     rates = {positive_int("ranks", row.get("ranks")): _number(row, "flops_per_s") for row in rows}
     alone = rates[min(rates)]
     saturated = max(ranks * rate / alone for ranks, rate in rates.items())
+    if cores is not None:
+        saturated = min(saturated, float(cores))
     return 0.0 if saturated >= 0.9 * max(rates) else max(1.0, saturated)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.collectives import send_time_s
+from autotune.cost.collectives import send_time_s, shared_by
 from autotune.cost.compute import (
     element_bytes,
     exposed,
@@ -48,7 +48,11 @@ def time_parts(
 
     host = layer_host_s(layout, constants)
     device = kernels + tensor + context + expert
-    layer = kernels + no_sooner_than(device, host * (3.0 + again.moved) / 3.0) - device
+    launches = host * (3.0 + again.moved) / 3.0
+    if cluster.gpu.is_cpu:  # one thread launches and computes
+        layer = kernels + launches
+    else:
+        layer = kernels + no_sooner_than(device, launches) - device
     head = head_step_s(workload, table, layout, constants, traits)
 
     dense, experts = layer_weights(model, layout)
@@ -96,9 +100,11 @@ def time_parts(
         "optimizer": optimizer,
     }
     if constants.full_speed_ranks > 0:
-        local = np.minimum(layout.world, cluster.gpus_per_node)
-        shared_by = np.maximum(1.0, local / constants.full_speed_ranks)
-        parts = {name: seconds * shared_by for name, seconds in parts.items()}
+        # a rank that waits for the pipeline lends its core to the others: the bubble is what their longer work leaves of it
+        slower = shared_by(layout.tp_group.crowd, constants)
+        lent = (slower - 1.0) * (parts["compute"] + parts["optimizer"])
+        parts |= {name: slower * parts[name] for name in ("compute", "optimizer")}
+        parts["bubble"] = np.maximum(parts["bubble"] - lent, 0.0)
     nodes = np.ceil(layout.world / cluster.gpus_per_node)
     growth = constants.straggler * np.log2(np.maximum(nodes, 1.0))
     return TimeParts(**parts, other=constants.step_host_s + growth * sum(parts.values()))

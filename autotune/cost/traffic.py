@@ -55,7 +55,8 @@ def data_step_s(
     half = np.where(table.is_word("precision", "fp16"), traits.fp16_reduce_bytes, traits.reduce_bytes)
     reduce_bytes = np.where(size < 4, half, 4.0)
     members = np.maximum(layout.data_group.size / layout.ep, 1.0)
-    expert_group = Group(members, np.clip(np.floor(layout.data_group.per_node / layout.ep), 1.0, members))
+    per_node = np.clip(np.floor(layout.data_group.per_node / layout.ep), 1.0, members)
+    expert_group = Group(members, per_node, layout.data_group.crowd)
 
     def ring(weight_bytes: Column) -> Column:
         shared = ring_bytes_s(layout.data_group, dense * weight_bytes, cluster, constants)

@@ -418,7 +418,7 @@ def document(fitted: dict[str, Calibration]) -> dict[str, object]:
 
     def pool(members: Sequence[Calibration], names: Sequence[str]) -> dict[str, object]:
         return {
-            n: float(np.exp(np.mean([np.log(max(getattr(c, n), 1e-12)) for c in members]))) if n not in ("score_bytes", "full_speed_ranks", "waiting_in_layer", "waiting_at_head") else 0.0
+            n: float(np.exp(np.mean([np.log(max(getattr(c, n), 1e-12)) for c in members]))) if n not in ("score_bytes", "full_speed_ranks", "turn_s", "waiting_in_layer", "waiting_at_head") else 0.0
             for n in names
         }  # fmt: skip
 
@@ -432,7 +432,7 @@ def document(fitted: dict[str, Calibration]) -> dict[str, object]:
     cpu = Calibration(
         source="order of magnitude of processes on a CPU; run `autotune calibrate`", matmul_efficiency=0.6, half_size=16.0,
         attention_efficiency=0.2, memory_efficiency=0.5, layer_host_s=1e-3, step_host_s=5e-3, send_host_s=0.5e-3,
-        data_overlap=0.05, full_speed_ranks=2.0, framework_bytes=3e8, time_sigma=0.5, memory_sigma=0.3,
+        data_overlap=0.05, full_speed_ranks=2.0, turn_s=5e-4, framework_bytes=3e8, time_sigma=0.5, memory_sigma=0.3,
     )  # fmt: skip
     blank = {"gpu", "trainer"}
     return {

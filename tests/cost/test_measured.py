@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,6 +57,38 @@ def test_ranks_that_slow_each_other_down_are_counted_by_what_they_reach_together
     assert Calibration.from_measurements({"concurrency": shared}, cluster=where).full_speed_ranks == pytest.approx(2.0)
     free = [{"ranks": r, "flops_per_s": 5e10} for r in (1, 2, 4)]
     assert Calibration.from_measurements({"concurrency": free}, cluster=where).full_speed_ranks == 0.0
+
+
+def test_cores_bound_what_ranks_reach_together() -> None:
+    """A first rate that was disturbed makes the others look faster than the machine is."""
+    where = replace(ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=4), cores_per_node=2)
+    disturbed = [{"ranks": 1, "flops_per_s": 3e10}, {"ranks": 4, "flops_per_s": 2.5e10}]
+    assert Calibration.from_measurements({"concurrency": disturbed}, cluster=where).full_speed_ranks == 2.0
+
+
+def test_waiting_for_a_core_is_told_from_the_link() -> None:
+    where = replace(ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=4), cores_per_node=2)
+    shared = [{"ranks": 1, "flops_per_s": 5e10}, {"ranks": 4, "flops_per_s": 2.5e10}]
+    turns = {2: 0.0, 4: 3 * 1 * 7e-4, 8: 7 * 3 * 7e-4}
+    rows = [
+        collective(kind, n, size, 2e-4 * math.log2(n) + wait, 1e9)
+        for n, wait in turns.items()
+        for kind in ("all_reduce", "all_gather")
+        for size in (1e4, 1e6, 1e7)
+    ]
+    c = Calibration.from_measurements({"concurrency": shared, "collectives": rows}, cluster=where)
+    assert c.turn_s == pytest.approx(7e-4, rel=1e-3)
+    assert c.latency_factor * where.intra_node.latency_s == pytest.approx(2e-4, rel=1e-3)
+    assert c.intra_efficiency * where.intra_node.bytes_per_s == pytest.approx(1e9, rel=1e-3)
+
+
+def test_sixteen_bits_are_compared_by_shape() -> None:
+    where = ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2)
+    rates = {("fp32", 256): 4e10, ("fp32", 512): 5e10, ("bf16", 256): 12e10, ("bf16", 512): 15e10}
+    rows = [{"m": n, "n": n, "k": n, "precision": p, "flops_per_s": rate} for (p, n), rate in rates.items()]
+    c = Calibration.from_measurements({"matmul": rows}, cluster=where)
+    peaks = where.gpu.peak_flops_per_s
+    assert c.half_factor == pytest.approx(3.0 * peaks["fp32"] / peaks["bf16"])
 
 
 def test_nothing_measured_changes_nothing_but_the_source() -> None:

@@ -195,7 +195,7 @@ def _together(context: RankContext) -> dict[str, float]:
 
 def _precisions(device: torch.device) -> dict[str, torch.dtype]:
     if device.type == "cpu":
-        return {"fp32": torch.float32}
+        return {"fp32": torch.float32, "bf16": torch.bfloat16}
     half = {"bf16": torch.bfloat16} if torch.cuda.is_bf16_supported(including_emulation=False) else {}
     tf32 = {"tf32": torch.float32} if torch.cuda.get_device_capability(device)[0] >= 8 else {}
     return {**half, "fp16": torch.float16, **tf32, "fp32": torch.float32}  # what people train in comes first
