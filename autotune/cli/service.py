@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     tokens.command("create")(create)
     tokens.command("list")(list_tokens)
     tokens.command("revoke")(revoke)
+    tokens.command("audit")(audit)
     app.add_typer(tokens, name="token")
 
 
@@ -150,6 +151,42 @@ def revoke(
         emit({"token": _plain(revoked)})
     else:
         note(f"token {revoked.id} of {revoked.owner} is revoked")
+
+
+def audit(
+    after: Annotated[int, typer.Option("--after", min=0, help="Only lines after this number.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 100,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Lists who did what through the service, and what was refused, oldest first."""
+    from autotune.store import open_store
+
+    database = open_store(store)
+    try:
+        found = database.audit_events(after=after, limit=limit)
+    finally:
+        database.close()
+    names = ("sequence", "at", "actor", "action", "subject", "data")
+    lines = [{name: getattr(event, name) for name in names} for event in found]
+    lines = [{**line, "at": line["at"].isoformat(), "data": dict(line["data"])} for line in lines]
+    if json:
+        emit({"audit": lines})
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("number", *names[1:]):
+        table.add_column(name, overflow="fold")
+    for line in lines:
+        what = " ".join(f"{key}={value}" for key, value in line["data"].items())
+        cells = (str(line["sequence"]), line["at"][:19].replace("T", " "), line["actor"], line["action"])
+        table.add_row(*(escape(text) for text in (*cells, line["subject"], what)))
+    if lines:
+        consoles()[0].print(table)
+    else:
+        note("nothing yet")
 
 
 def _plain(token: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@
     pages.py       the web pages (templates in dashboards/web)                      specs.py     specs off the wire, confined
     guards.py      Host allow-list, size and pace of bodies, headers                access.py    tokens, scopes, owners, CSRF
     rates.py       token buckets           envelope.py  the one shape of errors     counters.py  what Prometheus reads
+    recent.py      answers told again while nothing has changed                     refusals.py  what was refused, for the audit
     supervisor.py  keeps studies running   launcher.py  as children (nursery.py forks, worker.py runs one study)
     ray_jobs.py    or as Ray jobs (ray_head.py holds a cluster of our own); study_metrics.py tells Ray's metrics how a study goes
 

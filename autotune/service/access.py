@@ -94,6 +94,7 @@ class Gate:
                 remedy="send Authorization: Bearer TOKEN (AUTOTUNE_TOKEN); autotune token create makes one",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        request.state.caller = caller.name  # for the audit of refusals
         limiter = self._writes if changes else self._rate
         if wait := limiter.wait_s(caller.key):
             raise too_many("this caller asks too often", wait)

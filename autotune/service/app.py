@@ -21,6 +21,7 @@ from autotune.service.guards import Guards
 from autotune.service.house import House
 from autotune.service.options import ServiceOptions
 from autotune.service.recent import RecentAnswers
+from autotune.service.refusals import Refusals
 from autotune.service.resources import answers, events, state, studies
 from autotune.service.supervisor import Supervisor
 from autotune.store.sql import SqlStore
@@ -63,6 +64,7 @@ def create_app(store: SqlStore, options: ServiceOptions, *, supervisor: Supervis
     app.add_exception_handler(Exception, envelope.of_surprise)
     app.add_middleware(Counted, counters=counters)
     app.add_middleware(Guards, options=options)
+    app.add_middleware(Refusals, store=store)
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     return app
 
