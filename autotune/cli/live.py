@@ -226,7 +226,7 @@ def export_command(study_id: str, trainers: Sequence[str]) -> str:
 _PURPOSES: Mapping[TrialPurpose, tuple[str, str]] = {
     TrialPurpose.SEARCH: ("{} searched", "{} searched"),
     TrialPurpose.BASELINE: ("the default config", "{} runs of the default config"),
-    TrialPurpose.REFERENCE: ("the default config in fp32", "{} runs of the default config in fp32"),
+    TrialPurpose.REFERENCE: ("an fp32 reference", "{} fp32 references"),
     TrialPurpose.FINAL: ("{} final measurement", "{} final measurements"),
 }
 """what the trials of a purpose are called: one of them, several"""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.reward import known_noise_scale, reward, with_noise_scale
+from autotune.reward import first_measured, known_noise_scale, reward, with_noise_scale
 from autotune.spec import Measurement, MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
 
 
@@ -152,8 +152,10 @@ def _confirmed(trials: Sequence[Trial], study: Study, alive: Sequence[ParallelCo
     pooled = {c: _pooled(_measured(c, finals)[:rounds]) for c in alive}
     baseline = baseline_of(trials)
     first = {t.config: t for t in reversed(first_measurements(trials))}
-    oldest = min(first.values(), key=lambda t: t.number).measurement
-    reference = pooled.get(baseline.config, baseline.measurement) if baseline is not None else oldest
+    oldest = first_measured(trials)
+    reference = oldest.measurement if oldest is not None else None
+    if baseline is not None:
+        reference = pooled.get(baseline.config, baseline.measurement)
     if reference is not None:
         reference = with_noise_scale(reference, (t.measurement for t in trials if t.is_measured))
     again = [

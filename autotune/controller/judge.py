@@ -38,7 +38,10 @@ class Judge:
             self._failures[str(trial.failure.kind)] += 1
         if not trial.is_measured or trial.measurement is None:
             return
-        self.reference = with_noise_scale(self.reference or trial.measurement, [trial.measurement])
+        if self.reference is None and trial.purpose is not TrialPurpose.REFERENCE:
+            self.reference = trial.measurement
+        if self.reference is not None:
+            self.reference = with_noise_scale(self.reference, [trial.measurement])
         if trial.config.precision == "fp32" and trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE):
             self.fp32_losses.setdefault(trial.measurement.tokens_per_step, trial.measurement.losses)
 

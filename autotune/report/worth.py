@@ -12,10 +12,10 @@ from autotune.report.terminal import config_label, format_bytes, format_count
 from autotune.spec import ParallelConfig
 
 TERMS: Mapping[str, str] = {
-    "tokens_per_s_ratio": "tokens/s, times the baseline's",
-    "efficiency": "worth of a token, times the baseline's",
+    "tokens_per_s_ratio": "tokens/s, times {whose}",
+    "efficiency": "worth of a token, times {whose}",
     "noise_scale": "gradient noise scale, sequences",
-    "cost_ratio": "cost of a token, times the baseline's",
+    "cost_ratio": "cost of a token, times {whose}",
 }
 """what the throughput of a reward is made of"""
 PARTS: Mapping[str, str] = {
@@ -48,7 +48,7 @@ def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[st
 
     def known(names: Mapping[str, str], indent: str) -> list[list[str]]:
         return [
-            row(indent + label, [r["parts"].get(name) for r in rewards])
+            row(indent + label.format(whose=explanation["relative_to"]), [r["parts"].get(name) for r in rewards])
             for name, label in names.items()
             if any(name in r["parts"] for r in rewards)
         ]

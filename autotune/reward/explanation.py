@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.reward.goodput import known_noise_scale, learning_rate_factor, with_noise_scale
+from autotune.reward.ranking import first_measured
 from autotune.reward.stability import diverged, spikes, stability_parts
 from autotune.reward.total import reward
 from autotune.spec import FIELDS, Measurement, Objective, Reward, Trial, Workload
@@ -37,7 +38,9 @@ class Explanation:
     objective: Objective
     """by which it was explained"""
     reward: Reward | None = None
-    """against the baseline; None without a measurement"""
+    """None without a measurement"""
+    relative_to: str = "the baseline's"
+    """whose speed the reward is relative to: without a measured baseline that of the first measured trial"""
     against: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """by name (baseline, runner-up, winner): number, config_changes {knob: [theirs, this]}, speed_ratio, total_difference, reward (with its
     parts)"""
@@ -54,6 +57,7 @@ class Explanation:
             "shares": dict(self.shares),
             "parts": dict(self.parts),
             "objective": {"metric": self.objective.metric, "stability_weight": self.objective.stability_weight},
+            "relative_to": self.relative_to,
             "reward": self.reward.to_dict() if self.reward is not None else None,
             "against": {name: dict(other) for name, other in self.against.items()},
             "step_parts_s": {name: list(pair) for name, pair in self.step_parts_s.items()},
@@ -81,7 +85,12 @@ def explain(
     if not trial.is_measured or m is None:
         parts = stability_parts(m) if m else {}
         return Explanation(trial=trial, text=tuple(_failed(trial)), shares={}, parts=parts, objective=objective)
-    reference = baseline.measurement if baseline is not None and baseline.is_measured else None
+    if baseline is not None and baseline.is_measured:
+        first, whose = baseline, "the baseline's"
+    else:
+        first = first_measured(trials) or trial
+        whose = f"trial {first.number}'s"
+    reference = first.measurement
     if reference is not None:
         reference = with_noise_scale(reference, (t.measurement for t in trials if t.is_measured))
     worth = reward(m, baseline=reference, objective=objective, workload=workload, config=trial.config)
@@ -99,15 +108,15 @@ def explain(
         m.tokens_per_step / reference.tokens_per_step if reference is not None and reference.tokens_per_step else 1.0
     )
     text = [
-        *_speech(trial, worth, objective, against),
+        *_speech(trial, worth, objective, against, whose),
         *_shrunk(step_parts, source, tokens_ratio=batches),
         *_weaknesses(m),
     ]
     if objective.metric == "goodput":
         told_by = reference if known_noise_scale(reference) is not None else m
-        text.append(_progress(worth.parts["efficiency"], told_by, same_batch=batches == 1))
+        text.append(_progress(worth.parts["efficiency"], told_by, whose, same_batch=batches == 1))
     if batches != 1:
-        text.append(_learning_rate(batches, workload))
+        text.append(_learning_rate(batches, workload, whose))
     return Explanation(
         trial=trial,
         text=tuple(text),
@@ -115,6 +124,7 @@ def explain(
         parts=worth.parts,
         objective=objective,
         reward=worth,
+        relative_to=whose,
         against=against,
         step_parts_s=step_parts,
         step_parts_source=source,
@@ -152,7 +162,9 @@ def _compare(
     }
 
 
-def _speech(trial: Trial, worth: Reward, objective: Objective, against: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _speech(
+    trial: Trial, worth: Reward, objective: Objective, against: Mapping[str, Mapping[str, Any]], whose: str
+) -> list[str]:
     text = []
     for name, other in against.items():
         ratio = other["speed_ratio"]
@@ -165,13 +177,13 @@ def _speech(trial: Trial, worth: Reward, objective: Objective, against: Mapping[
         )
     w = objective.stability_weight
     text.append(
-        f"reward {worth.total:.3f} = {1 - w:g} x {worth.throughput:.3f} ({objective.metric}, ln against the baseline) "
+        f"reward {worth.total:.3f} = {1 - w:g} x {worth.throughput:.3f} ({objective.metric}, ln of how many times {whose}) "
         f"+ {w:g} x {worth.stability:.2f} (stability)"
     )
     return text
 
 
-def _progress(gained: float, source: Measurement | None, *, same_batch: bool) -> str:
+def _progress(gained: float, source: Measurement | None, whose: str, *, same_batch: bool) -> str:
     """What the batch does to the progress per token; `source` tells the gradient noise scale."""
     phi = known_noise_scale(source)
     if phi is None or source is None:
@@ -184,16 +196,16 @@ def _progress(gained: float, source: Measurement | None, *, same_batch: bool) ->
         if source.gradient_noise_interval is not None and not least:
             scale += " (90% interval: {:.3g} to {:.3g})".format(*source.gradient_noise_interval)
     token = "as much as one" if same_batch else f"{gained:.2f}"
-    return f"each of its tokens is worth {token} of the baseline's: {'the batch is the same; ' if same_batch else ''}{scale}"
+    return f"each of its tokens is worth {token} of {whose}: {'the batch is the same; ' if same_batch else ''}{scale}"
 
 
-def _learning_rate(batches: float, workload: Workload) -> str:
-    """`batches`: this trial's global batch over the baseline's."""
+def _learning_rate(batches: float, workload: Workload, whose: str) -> str:
+    """`batches`: this trial's global batch over that of the trial that it is relative to."""
     rule = "in proportion" if workload.optimizer == "sgd" else "by the square root"
     factor = learning_rate_factor(batches, 1.0, workload.optimizer)
     did = ", as its trial did" if workload.trainer == "native" else ""
     return (
-        f"its global batch is {batches:.3g} times the baseline's: multiply the learning rate by {factor:.3g} "
+        f"its global batch is {batches:.3g} times {whose}: multiply the learning rate by {factor:.3g} "
         f"({rule} for {workload.optimizer}){did}"
     )
 

@@ -17,7 +17,9 @@ from autotune.spec import Measurement, Objective, Trial, TrialPurpose, Workload
 def rerank(
     trials: Sequence[Trial], *, objective: Objective, workload: Workload, baseline: Measurement | None
 ) -> list[Trial]:
-    """The measured trials with their rewards under `objective`, best first."""
+    """The measured trials with their rewards under `objective`, best first; without a baseline relative to the first of them."""
+    first = first_measured(trials)
+    baseline = baseline or (first.measurement if first is not None else None)
     if baseline is not None:
         baseline = with_noise_scale(baseline, (t.measurement for t in trials if t.is_measured))
     rewarded = [
@@ -28,6 +30,12 @@ def rerank(
         if t.is_measured and t.measurement is not None
     ]
     return sorted(rewarded, key=lambda t: (-t.reward.total if t.reward else 0.0, t.number))
+
+
+def first_measured(trials: Sequence[Trial]) -> Trial | None:
+    """What rewards are relative to where there is no measured baseline; fp32 references, which nobody competes with, aside."""
+    measured = [t for t in trials if t.is_measured and t.purpose is not TrialPurpose.REFERENCE]
+    return min(measured, key=lambda t: t.number, default=None)
 
 
 def merits(measurement: Measurement) -> tuple[float, float, float, float]:

@@ -110,6 +110,7 @@ class ExplainAnswer(Answer):
     trial: TrialDocument
     text: list[str] = Field(description="sentences, the most important first")
     objective: Plain
+    relative_to: str = Field(description="whose speed the reward is relative to", examples=["the baseline's"])
     reward: Plain | None = Field(description="total, throughput, stability and parts; null without a measurement")
     parts: Plain
     shares: Plain = Field(description="what throughput and stability give to the total")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FITS = 0.5
 """predicted probability of running out of memory up to which a config counts as one that fits"""
+REFERENCES_TRIED = 20
+"""configs of a global batch that are asked whether they fit in fp32"""
 PAST_STUDIES = 10
 """earlier studies that a searcher learns from"""
 
@@ -79,18 +81,25 @@ class Assembly:
     @property
     def references(self) -> dict[int, ParallelConfig]:
         """By global batch, the config whose losses other precisions are held against: the baseline in fp32, with more or fewer micro-batches to a
-        step. Without those that are not needed (stability counts for nothing, all configs are fp32, the baseline is its own) or cannot be run."""
+        step, or where that does not fit the config of the space that needs the least memory, in fp32. Without those that are not needed
+        (stability counts for nothing, all configs are fp32, the baseline is its own) or cannot be run."""
         lower = bool((~self.space.table.is_word("precision", "fp32")).any())
         if self.study.objective.stability_weight == 0 or not lower:
             return {}
+        found = {batch: self._reference(batch) for batch in self.study.workload.global_batch_sizes}
+        return {batch: config for batch, config in found.items() if config is not None and config != self.baseline}
+
+    def _reference(self, batch: int) -> ParallelConfig | None:
         plain = replace(self.baseline, precision="fp32")
-        per_step = plain.micro_batch_size * plain.dp
-        configs = {
-            batch: replace(plain, accumulation_steps=batch // per_step)
-            for batch in self.study.workload.global_batch_sizes
-            if batch % per_step == 0
-        }
-        return {b: c for b, c in configs.items() if c != self.baseline and self._can_refer(c)}
+        steps, rest = divmod(batch, plain.micro_batch_size * plain.dp)
+        if not rest and self._can_refer(plain := replace(plain, accumulation_steps=steps)):
+            return plain
+        of_batch = np.flatnonzero(self.space.table.global_batch_size == batch)
+        peaks = np.asarray(self.estimate.peak_memory_bytes, dtype=float)[of_batch]
+        smallest = (
+            replace(self.space[int(i)], precision="fp32") for i in of_batch[np.argsort(peaks)[:REFERENCES_TRIED]]
+        )
+        return next((config for config in smallest if self._can_refer(config)), None)
 
     def _can_refer(self, config: ParallelConfig) -> bool:
         cannot = why_not(self.study.workload, config) or self.refuse(config)

@@ -149,3 +149,17 @@ def test_another_batch_comes_with_its_learning_rate() -> None:
     bigger = trial(7, at(1.0, tokens_per_step=1024), CONFIGS[1])
     found = explain(bigger, baseline=TRIALS[0], other=None, objective=Objective(), workload=workload())
     assert any("multiply the learning rate by 2 (by the square root for adamw)" in line for line in found.text)
+
+
+def test_without_a_baseline_all_is_relative_to_the_first_that_was_measured() -> None:
+    trials = TRIALS[1:4]
+    ranked = rerank(trials, objective=Objective(), workload=workload(), baseline=None)
+    assert [t.number for t in ranked] == [2, 1, 3]
+    totals = {t.number: t.reward.total for t in ranked if t.reward is not None}
+    found = explain(
+        TRIALS[2], baseline=None, other=TRIALS[3], objective=Objective(), workload=workload(), trials=trials
+    )
+    assert found.reward is not None
+    assert found.reward.total == pytest.approx(totals[2])
+    assert found.against["runner-up"]["total_difference"] == pytest.approx(totals[2] - totals[3])
+    assert "ln of how many times trial 1's" in " ".join(found.text)

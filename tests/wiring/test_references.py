@@ -49,3 +49,18 @@ def test_where_stability_counts_for_nothing_no_reference_is_measured() -> None:
     low = {"space": {"precision": ["bf16"], "tp": [1, 2]}, "objective": {"stability_weight": 0.0}}
     result = wiring.tune(spec(name="fast", **low), store=MemoryStore())
     assert all(t.purpose is not TrialPurpose.REFERENCE for t in result.trials)
+
+
+def test_where_the_default_config_does_not_fit_in_fp32_another_is_the_reference() -> None:
+    large: dict[str, Any] = {
+        "model": "llama-3b",
+        "space": {"tp": [1, 4, 8], "micro_batch_size": [1, 2], "precision": ["bf16"]},
+        "workload": {"seq_len": 4096, "global_batch_size": 64},
+    }
+    result = wiring.tune(spec(name="large", **large), store=MemoryStore())
+    (reference,) = (t for t in result.trials if t.purpose is TrialPurpose.REFERENCE)
+    assert reference.config.tp > 1
+    assert reference.config.precision == "fp32"
+    searched = [t for t in result.trials if t.purpose is TrialPurpose.SEARCH and t.reward is not None]
+    assert searched
+    assert all(t.reward is not None and "fidelity" in t.reward.parts for t in searched)
