@@ -5,9 +5,10 @@ Of the candidates that no failure rules out, the next is the one of greatest
     log EI + log P(it runs)          EI: expected improvement of the score over the best so far
 
 where both come from `surrogate.Beliefs`, under the most probable of its models. Pending trials count as if they came out as believed, which makes a batch spread out
-(kriging believer: Ginsbourger et al. 2010). Failures are never scored; they teach what runs. The expected relative gain of another
-trial, max EI * P averaged over all models (`surrogate.averaged`), says when it is time to stop: choosing by a wrong model costs a trial, stopping
-by one costs the study.
+(kriging believer: Ginsbourger et al. 2010). Failures are never scored; they teach what runs.
+
+What all candidates together may still bring, averaged over all models (`surrogate.averaged`), says when it is time to stop: choosing by a wrong model
+costs a trial, stopping by one costs the study. One more trial may be worth little where twenty candidates are each a little likely to be far better.
 
 Before anything is measured there is no best to improve on; the median of what probably runs stands in for it. The first pick is the model's
 own rather than a rule of thumb's: in the replay the rule needs twice the trials (tests/benchmarks/RESULTS.md); it is a searcher of its own.
@@ -26,10 +27,13 @@ from scipy.special import logsumexp
 
 from autotune.search.searcher import Problem, Searcher, score
 from autotune.search.surrogate.beliefs import Beliefs
-from autotune.search.surrogate.improvement import log_expected_improvement
+from autotune.search.surrogate.improvement import expected_maximum, log_expected_improvement
 from autotune.spec import Trial
 
 Array = NDArray[np.float64]
+
+LEFT = 64
+"""candidates that what is left to gain is reckoned over, those of greatest expected improvement: studies do not try more"""
 
 
 class BayesianSearcher(Searcher):
@@ -47,8 +51,12 @@ class BayesianSearcher(Searcher):
         candidates = self.worth_trying()
         if not len(candidates):
             return None
-        gains, log_weights, runs = self._gains(candidates)
-        gain = gains[int(np.argmax(log_weights))]
+        log_weights, mean, sd, runs = self._believed(candidates)
+        best = self._best()
+        if best is None:
+            best = float(np.median(mean[0][runs >= min(math.log(0.5), float(np.max(runs)))]))
+        likeliest = int(np.argmax(log_weights))
+        gain = log_expected_improvement(mean[likeliest], sd[likeliest], best)
         at = int(np.argmax(gain + runs))
         slope = self._beliefs.slope
         return int(candidates[at]), (
@@ -57,28 +65,28 @@ class BayesianSearcher(Searcher):
         )
 
     def expected_gain(self) -> float | None:
-        """Of the best candidate left: expected relative improvement of the throughput; None before anything was measured."""
-        if self._best() is None:
+        """Of all candidates left: expected relative improvement of the throughput by the best; None before anything was measured."""
+        best = self._best()
+        if best is None:
             return None
         candidates = self.worth_trying()
         if not len(candidates):
             return 0.0
-        gains, log_weights, runs = self._gains(candidates)
-        gain = logsumexp(log_weights[:, None] + gains, axis=0)
-        return math.expm1(math.exp(float(np.max(gain + runs))) / max(self._beliefs.slope, 1e-3))
+        log_weights, mean, sd, runs = self._believed(candidates)
+        likely = np.argsort(
+            -(logsumexp(log_weights[:, None] + log_expected_improvement(mean, sd, best), axis=0) + runs)
+        )[:LEFT]
+        gains = [
+            expected_maximum(m[likely], s[likely], np.exp(runs[likely]), best) for m, s in zip(mean, sd, strict=True)
+        ]
+        return math.expm1(float(np.exp(log_weights) @ gains) / max(self._beliefs.slope, 1e-3))
 
-    def _gains(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array]:
-        """Log EI in each model, shape (M, N), log weights of the models, shape (M,), and log P(it runs), shape (N,)."""
+    def _believed(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
+        """Log weights of the models, shape (M,), mean and standard deviation of the scores in each, shape (M, N), and log P(it runs), shape (N,)."""
         if self._stale:
             self._beliefs.update(self.trials)
             self._stale = False
-        log_weights, mean, sd = self._beliefs.score(candidates, self.pending())
-        runs = self._beliefs.log_runs(candidates)
-        best = self._best()
-        if best is None:
-            expected = np.exp(log_weights) @ mean
-            best = float(np.median(expected[runs >= min(math.log(0.5), float(np.max(runs)))]))
-        return log_expected_improvement(mean, sd, best), log_weights, runs
+        return *self._beliefs.score(candidates, self.pending()), self._beliefs.log_runs(candidates)
 
     def _best(self) -> float | None:
         """Best score that a candidate or the baseline reached."""

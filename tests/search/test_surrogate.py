@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from autotune.search.surrogate.averaged import KNOWS_NOTHING, Averaged
 from autotune.search.surrogate.corrected import Corrected, Prior, Rows, Scales
 from autotune.search.surrogate.evidence import Z90, log_limits
 from autotune.search.surrogate.hazard import RATE, hazard
-from autotune.search.surrogate.improvement import log_expected_improvement
+from autotune.search.surrogate.improvement import expected_maximum, log_expected_improvement
 from autotune.search.surrogate.kernel import distances, matern52
 from autotune.search.surrogate.sites import DISTURBED, Sites
 from autotune.spec import ConfigTable, ParallelConfig
@@ -30,6 +31,28 @@ def test_expected_improvement_is_the_integral(z: float) -> None:
     exact, _ = quad(lambda x: (x - best) * norm.pdf(x, mean, sd), best, best + 12 * sd, epsabs=0, epsrel=1e-10)
     found = log_expected_improvement(np.array([mean]), np.array([sd]), best)[0]
     assert found == pytest.approx(math.log(exact), abs=1e-6)
+
+
+def test_expected_maximum_is_that_of_drawn_ones() -> None:
+    mean, sd, runs, best = np.array([0.0, -0.2, 0.1]), np.array([0.3, 0.5, 0.1]), np.array([1.0, 0.5, 0.8]), 0.05
+    rng = np.random.default_rng(0)
+    drawn = np.where(rng.random((200_000, 3)) < runs, mean + sd * rng.standard_normal((200_000, 3)), -np.inf)
+    assert expected_maximum(mean, sd, runs, best) == pytest.approx(
+        np.maximum(drawn.max(axis=1) - best, 0).mean(), rel=0.01
+    )
+    alone = math.exp(log_expected_improvement(mean[:1], sd[:1], best)[0])
+    assert expected_maximum(mean[:1], sd[:1], runs[:1], best) == pytest.approx(alone, rel=1e-3)
+    assert expected_maximum(mean, sd, runs, 50.0) == 0.0
+
+
+def test_an_error_is_mostly_not_that_of_the_neighbours() -> None:
+    rows = Rows(parts=np.ones((3, 1)), points=np.array([[0.0], [1.0], [1.0]]), workloads=np.zeros(3, dtype=int))
+    prior = replace(_prior(1, residual_sd=0.3), factor_sds=np.zeros(1), common_sd=0.0)
+    model = Corrected(prior, rows.take([0, 1]), _values([0.0, 0.3]), scales=Scales(own=0.5))
+    mean, sd = model.predict(rows)
+    assert mean[1] == pytest.approx(0.3, abs=0.02)
+    assert sd[1] < 0.05
+    assert 0.05 < model.predict(replace(rows.take([2]), points=np.array([[2.0]])))[0][0] < 0.15
 
 
 def test_expected_improvement_ranks_where_it_underflows() -> None:

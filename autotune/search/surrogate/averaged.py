@@ -31,9 +31,9 @@ Array = NDArray[np.float64]
 
 BLOCK = 1 << 15
 """candidates that are scored at once"""
-FACTORS = RESIDUALS = (1.0, 2.0, 4.0)
-"""Scales that are averaged over. No multiplier is below one: the candidates that are tried first resemble one another, so
-that their agreement with the prediction is no evidence that it is better than it was on held-out measurements."""
+FACTORS, RESIDUALS = (1.0, 3.0), (1.0 / 3.0, 1.0, 3.0)
+"""Scales that are averaged over. No factor is below one: the candidates that are tried first are made up of the same parts, so that
+their agreement with the prediction says little of the other parts. What is each config's own, on the contrary, every trial tells something of."""
 KNOWS_NOTHING = 0.1
 """probability, before any trial, that the cost model tells nothing about this workload"""
 LEVEL_SD = 1.0
