@@ -1,6 +1,6 @@
 """Replays searchers on published sweeps: how many trials until the best so far is within 5% of the best there is?
 
-    python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ...] [--model held_out]
+    python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ... | --worlds 60] [--model held_out]
 
 Columns, over all cells and seeds: mean, median and 90th percentile of the trials to within 5%, failed trials on the way, mean regret
 after 3, 5 and 10 trials; and for searchers that know when they are done, trials and regret when the expected gain of another
@@ -32,6 +32,7 @@ from autotune.spec import FailureKind, ParallelConfig, Trial, Workload
 from tests.benchmarks.cells import Cell, read_cells
 from tests.benchmarks.figure import curves_svg
 from tests.benchmarks.models import MODELS, Prediction, held_out_constants, prediction
+from tests.benchmarks.replay_worlds import simulated_cells
 
 DATA = Path(__file__).with_name("data")
 DEFAULT = ("nanotron_h100.csv", "vtrain_single_node_a100.csv")
@@ -173,6 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table and draws the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, action="append", help="measurements in the common header (repeatable)")
+    parser.add_argument("--worlds", type=int, default=0, help="so many simulated cells in place of measured ones")
     parser.add_argument("--searchers", default="bayesian,cost_ranked,rule_of_thumb,random", help="names, by commas")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2)
@@ -186,13 +188,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cells", action="store_true", help="also print each cell")
     args = parser.parse_args(arguments)
     paths = args.csv or [DATA / name for name in DEFAULT]
-    cells = [cell for path in paths for cell in read_cells(path, unknown_cause=args.unknown_failure)]
+    cells = simulated_cells(args.worlds) or [
+        cell for path in paths for cell in read_cells(path, unknown_cause=args.unknown_failure)
+    ]
     print(f"{len(cells)} cells, {args.seeds} seeds, cost model: {args.model}, {args.in_flight} in flight")
     print(
         "| searcher | trials: mean | median | p90 | failed | regret at 3 | 5 | 10 | stops after | with regret | s per trial |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
-    fitted: Fitted = {} if args.model == "shipped" else held_out_constants()
+    fitted: Fitted = {} if args.model == "shipped" or args.worlds else held_out_constants()
     curves = {}
     with ProcessPoolExecutor(args.jobs) as pool:
         for name in args.searchers.split(","):

@@ -23,6 +23,7 @@ from autotune.cost import calibration_for, estimate
 from autotune.errors import AutotuneError
 from autotune.search.dominance import needs_as_much_memory
 from autotune.search.policy import FEATURES, FILE, Policy, View
+from autotune.search.surrogate.evidence import log_limits
 from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, SpaceSpec, Workload
 from autotune.spec.catalog import gpu_names, model, model_names
@@ -42,13 +43,15 @@ class World:
     """true log throughput, shape (N,)"""
     log_peak_ratio: np.ndarray
     """log of the true peak over the memory, shape (N,)"""
+    out_of_memory: np.ndarray
+    """configs that run out of memory, shape (N,)"""
     faulty: np.ndarray
     """configs that fail for other reasons, shape (N,)"""
 
     @property
     def runs(self) -> np.ndarray:
         """Which configs run."""
-        return (self.log_peak_ratio <= 0) & ~self.faulty
+        return ~self.out_of_memory & ~self.faulty
 
 
 def draw(seed: int) -> World:
@@ -94,6 +97,7 @@ def _draw(rng: np.random.Generator) -> World:
         view=View.of(believed, worth, space.coordinates(), capacity),
         score=np.log(np.asarray(real.tokens_per_s)) + noise[0],
         log_peak_ratio=np.log(peak / capacity),
+        out_of_memory=np.log(peak) > log_limits(believed, capacity),
         faulty=rng.random(len(space)) < rng.choice([0.0, 0.03]),
     )
 
@@ -113,7 +117,7 @@ def rollout(world: World, policy: Policy, rng: np.random.Generator | None) -> tu
         noisy = logs if rng is None else logs + rng.gumbel(size=len(logs))
         chosen = int(np.argmax(noisy))
         actions.append((features, allowed.copy(), chosen))
-        ran_out = bool(world.log_peak_ratio[chosen] > 0)
+        ran_out = bool(world.out_of_memory[chosen])
         runs = bool(world.runs[chosen])
         view.add(
             chosen,
