@@ -1,11 +1,12 @@
 """A Ray cluster on this machine's loopback, for as long as the service lives: `python -m autotune.service.ray_head FOLDER`.
 
-It prints one line, {"dashboard": "http://..."}, and ends when its standard input does: also a service that was killed leaves no cluster behind.
+It prints one line, {"dashboard": "http://...", "address": "HOST:PORT"}, and ends when its standard input does: also a service that was killed leaves no cluster behind.
 Token authentication is what the environment says (see `autotune.service.ray_jobs`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -40,7 +41,10 @@ def main(folder: str) -> None:
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends when the service does
-    print(json.dumps({"dashboard": f"http://{context.dashboard_url}"}), flush=True)
+    address = ray.get_runtime_context().gcs_address
+    _note_address(address, folder)
+    where = {"dashboard": f"http://{context.dashboard_url}", "address": address}
+    print(json.dumps(where), flush=True)
     sys.stdin.read()
     ray.shutdown()
 
@@ -55,6 +59,15 @@ def _choose_agent_port() -> None:
     name = "dashboard_agent_listen_port"
     if name in inspect.signature(RayParams.__init__).parameters:
         RayParams.__init__ = partialmethod(RayParams.__init__, **{name: 0})
+
+
+def _note_address(address: str, folder: str) -> None:
+    """Leaves the address where the cluster's jobs look for it, as `ray start` does and `ray.init` does not: without it they join any cluster that
+    they find on the machine (ray 2.60, `get_ray_address_from_environment`)."""
+    with contextlib.suppress(ImportError):
+        from ray._private.utils import write_ray_address
+
+        write_ray_address(address, folder)
 
 
 if __name__ == "__main__":

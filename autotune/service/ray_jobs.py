@@ -215,8 +215,10 @@ class RayLauncher:
 class RayHead:
     """The process that holds a cluster started here."""
 
-    def __init__(self, process: subprocess.Popen[str], dashboard: str, token: str, folder: str) -> None:
-        self._process, self.dashboard, self.token, self._folder = process, dashboard, token, folder
+    def __init__(self, process: subprocess.Popen[str], *, where: Mapping[str, str], token: str, folder: str) -> None:
+        """`where`: what the process said, see `autotune.service.ray_head`. `folder`: of the cluster's files."""
+        self._process, self.token, self.folder = process, token, folder
+        self.dashboard, self.address = where.get("dashboard", ""), where.get("address", "")
 
     @classmethod
     def start(cls, store_url: str) -> Self:
@@ -245,13 +247,12 @@ class RayHead:
         ready, _, _ = select.select([process.stdout], [], [], START_S)
         line = process.stdout.readline() if ready else ""
         if not line.startswith("{"):
-            head = cls(process, "", "", folder)
-            head.close(5.0)
+            cls(process, where={}, token="", folder=folder).close(5.0)
             raise RunnerError(
                 f"Ray cannot be started on this machine (no answer within {START_S:.0f} s, or it died)",
                 remedy="`autotune doctor` checks Ray; `autotune serve --runner local` needs none",
             )
-        return cls(process, json.loads(line)["dashboard"], token, folder)
+        return cls(process, where=json.loads(line), token=token, folder=folder)
 
     @property
     def lives(self) -> bool:
@@ -269,7 +270,7 @@ class RayHead:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def own_token() -> tuple[Path, str]:
