@@ -51,7 +51,7 @@ class Problem:
     history: tuple[tuple[Workload, Trial], ...] = ()
     """trials of earlier studies, each with its workload"""
     enqueue: tuple[ParallelConfig, ...] = ()
-    """guesses of the user, tried first"""
+    """configs that the spec names, tried first"""
     options: Mapping[str, Any] = field(default_factory=dict)
     """what else the searcher wants"""
 
@@ -115,7 +115,7 @@ class Searcher(ABC):
         """Takes in a measured or failed trial of candidate `index` (None: outside the space)."""
 
     def expected_gain(self) -> float | None:
-        """Expected relative gain of one more trial over the best so far; None when this searcher cannot say."""
+        """Expected relative gain over the best so far of all that is left to try; None when this searcher cannot say."""
         return None
 
     def reason(self, config: ParallelConfig) -> str:
@@ -140,7 +140,7 @@ class Searcher(ABC):
             self.state[index] = state
 
     def _next_guess(self) -> tuple[int, str] | None:
-        return next(((i, "a guess of the user") for i in self._enqueued if self.state[i] == FREE), None)
+        return next(((i, "enqueued by the spec") for i in self._enqueued if self.state[i] == FREE), None)
 
     def _index_of_guess(self, config: ParallelConfig) -> int:
         index = self.space.index_of(config)

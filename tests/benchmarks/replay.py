@@ -3,8 +3,8 @@
     python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ... | --worlds 60] [--model held_out]
 
 Columns, over all cells and seeds: mean, median and 90th percentile of the trials to within 5%, failed trials on the way, mean regret
-after 3, 5 and 10 trials; and for searchers that know when they are done, trials and regret when the expected gain of another
-trial fell under 1%. The cost model is one of
+after 3, 5 and 10 trials; and for searchers that know when they are done, trials and regret when the expected gain of all that
+is left fell under 1%. The cost model is one of
 
     held_out    constants fitted without the cell's model (the honest case)       shipped   the constants that ship
     wrong       every time constant off by a random factor (log-normal, spread 2), memory off by 25% either way

@@ -236,7 +236,7 @@ def test_a_study_in_which_nothing_could_be_measured_fails_and_says_why() -> None
     assert world.end.message == "no config could be measured: 3 OUT_OF_MEMORY"
 
 
-def test_the_search_ends_when_another_trial_would_gain_too_little() -> None:
+def test_the_search_ends_when_what_is_left_would_gain_too_little() -> None:
     world = World(study(max_trials=10, min_gain=0.02))
     world.tick()
     world.finish(0)
@@ -244,7 +244,9 @@ def test_the_search_ends_when_another_trial_would_gain_too_little() -> None:
     world.searcher.gain = 0.01
     world.finish(2)
     assert world.trials[3].purpose is TrialPurpose.FINAL
-    assert world.controller.stop_reason == "another trial is expected to gain 1.00%, which is under the 2.00% asked for"
+    assert world.controller.stop_reason == (
+        "what is left to try is expected to gain 1.00%, which is under the 2.00% asked for"
+    )
 
 
 def test_min_gain_zero_never_ends_the_search() -> None:
