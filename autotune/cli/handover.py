@@ -70,12 +70,12 @@ def report(
 ) -> None:
     """Writes a self-contained page with figures: trials, winner, why it won, what failed."""
     from autotune import wiring
-    from autotune.cli.source import open_studies
+    from autotune.cli.source import open_source, studies_of
     from autotune.errors import SpecError
     from autotune.report import html_report
 
-    with open_studies(store, url) as studies:
-        result = wiring.result_of(studies, study)
+    with open_source(store, url) as source:
+        result = wiring.result_of(studies_of(source), study)
     page = html_report(result.record, result.trials)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -94,11 +94,11 @@ def compare(
 ) -> None:
     """Shows two studies side by side."""
     from autotune import wiring
-    from autotune.cli.source import open_studies
+    from autotune.cli.source import open_source, studies_of
     from autotune.report import compare as compare_studies
 
-    with open_studies(store, url) as studies:
-        a, b = (wiring.result_of(studies, study) for study in (first, second))
+    with open_source(store, url) as source:
+        a, b = (wiring.result_of(studies_of(source), study) for study in (first, second))
     if json:
         emit({"studies": [wiring.document(a), wiring.document(b)]})
         return

@@ -1,6 +1,6 @@
 """The view of a running study: a table that redraws itself in a terminal, one line per event elsewhere. Both go to stderr.
 
-`LiveView` hears the loop's events (`autotune.progress`); `print_study`, `configs_table` and `history_line` show the same facts from documents, so
+`LiveView` hears the loop's events (`autotune.progress`), or is shown a study that runs elsewhere; `print_study`, `configs_table` and `history_line` show the same facts from documents, so
 that a study looks the same whether it runs here, ran yesterday, or runs on a service.
 """
 
@@ -101,6 +101,14 @@ class LiveView:
             case progress.Said(message=message):
                 self.message = message
                 self._line(message)
+
+    def show(self, document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the state of a study that runs elsewhere, as documents."""
+        study, best = document["study"], document["best"]
+        self.trials = {trial["number"]: Trial.from_dict(trial) for trial in trials}
+        self.best = best["number"] if best and best["number"] in self.trials else None
+        self.phase, self.message = study["status"].lower(), study["message"]
+        self.began = time.monotonic() - study["elapsed_s"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """What the terminal shows now: what matters first, then as many trials as there are lines for.

@@ -144,17 +144,14 @@ def _print_evidence(document: dict[str, Any]) -> None:
     if found := document.get("evidence"):
         ago = f", the last {format_duration(found['age_s'])} ago" if found["age_s"] is not None else ""
         spread = f"; steps of the best vary by {found['spread']:.1%}" if found["spread"] is not None else ""
-        print(
-            f"behind it: {found['trials']} trials of {found['configs']} configs in {found['studies']} studies{ago}{spread}"
-        )
+        counts = ", ".join(f"{name} {found[name]}" for name in ("trials", "configs", "studies"))
+        print(f"behind it: {counts}{ago}{spread}")
     if left := document.get("untried"):
-        best = left["best"]
-        first = (
-            f"; of the others the cost model would try {config_label(ParallelConfig.from_dict(best['config']))}"
-            if best
-            else ""
+        first = config_label(ParallelConfig.from_dict(left["best"]["config"])) if left["best"] else ""
+        print(
+            f"measured: {left['measured']} of {left['legal']:,} legal configs"
+            + (f"; of the others the cost model would try {first}" if first else "")
         )
-        print(f"measured: {left['measured']} of {left['legal']:,} legal configs{first}")
 
 
 def _print_rows(heads: list[str], rows: list[list[str]], *, text: int) -> None:

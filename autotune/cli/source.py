@@ -176,14 +176,11 @@ class RemoteStudies:
         return [Trial.from_dict(values) for values in self._client.trials(study_id)]
 
 
-@contextmanager
-def open_studies(store: str | None, url: str | None) -> Iterator[Store]:
-    """`study` and `trials` of the service or of the results database, as `open_source` chooses; no more may be asked of it."""
-    with open_source(store, url) as source:
-        if isinstance(source, LocalSource):
-            yield source.store
-        else:
-            yield cast("Store", RemoteStudies(cast("Client", source)))
+def studies_of(source: Source) -> Store:
+    """`study` and `trials` of what `open_source` opened; no more may be asked of it."""
+    if isinstance(source, LocalSource):
+        return source.store
+    return cast("Store", RemoteStudies(cast("Client", source)))
 
 
 @contextmanager

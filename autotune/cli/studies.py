@@ -108,26 +108,35 @@ def watch(study: StudyArgument, store: StoreOption = None, url: UrlOption = None
 
 
 def _watch(source: Any, study: str, as_json: bool) -> None:
-    """Shows what happens until the study ends; exits with 1 when it failed."""
-    from autotune.cli.live import history_line, print_study
+    """Shows what happens until the study ends, in a terminal as `tune` does; exits with 1 when it failed."""
+    from contextlib import nullcontext
+
+    from autotune.cli.live import LiveView, history_line, print_study
+    from autotune.cli.source import studies_of
     from autotune.spec import StudyStatus
 
+    view = LiveView(studies_of(source).study(study).study) if consoles()[1].is_terminal else None
     seen = 0
-    while True:
-        document = source.status(study)  # before the events, so that a terminal state comes after its last event
-        while events := source.events(study, after=seen):
-            for event in events:
-                if line := history_line(event):
-                    note(line)
-            seen = events[-1]["sequence"]
-        state = StudyStatus(document["study"]["status"])
-        if state.is_terminal or state is StudyStatus.PAUSED:
-            break
-        time.sleep(POLL_S)
+    with view or nullcontext():
+        while True:
+            document = source.status(study)  # before the events, so that a terminal state comes after its last event
+            if view is not None:
+                view.show(document, source.trials(study))
+            while view is None and (events := source.events(study, after=seen)):
+                for event in events:
+                    if line := history_line(event):
+                        note(line)
+                seen = events[-1]["sequence"]
+            state = StudyStatus(document["study"]["status"])
+            if state.is_terminal or state is StudyStatus.PAUSED:
+                break
+            time.sleep(POLL_S)
     if as_json:
         emit(document)
     else:
         print_study(document, source.trials(study))
+    if state is StudyStatus.PAUSED:
+        note(f"next: autotune resume {document['study']['id']}")
     if state is StudyStatus.FAILED:
         raise typer.Exit(1)
 
@@ -179,7 +188,8 @@ def _act(action: str, study: str, store: str | None, url: str | None, as_json: b
     if as_json:
         emit(document)
         return
-    note(f"study {document['study']['id']} is {document['study']['status']}: {document['study']['message']}")
+    found = document["study"]
+    note(f"study {found['id']} is {found['status']}" + (f": {found['message']}" if found["message"] else ""))
 
 
 def pause(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:

@@ -140,3 +140,19 @@ def test_configs_say_how_many_gpus_and_across_history_which_runner() -> None:
     assert "simulated" in text
     first = narrow.file.getvalue().splitlines()[1]  # type: ignore[attr-defined]
     assert first.split()[:9] == ["1", "tp1", "pp1", "dp8", "mb1", "acc8", "bf16", "8", "65.5k"]
+
+
+def test_a_study_that_runs_elsewhere_looks_as_if_it_ran_here() -> None:
+    console = terminal(110, 24)
+    view = LiveView(record().study, console=console)
+    found = [trial(n, step_time_s=1.0 + n) for n in range(5)]
+    running = replace(found[4], status=TrialStatus.RUNNING, measurement=None)
+    study = {"status": "RUNNING", "message": "on its way", "elapsed_s": 90.0}
+    documents = [t.to_dict() for t in (*found[:4], running)]
+    view.show({"study": study, "best": documents[0]}, documents)
+    console.print(view)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.startswith("running   ")
+    assert "on its way" in text
+    assert "best " in text
+    assert re.search(r"4 +tp1.*running", text)
