@@ -213,8 +213,11 @@ class RayCrews:
         self._idle.append(crew)
 
     def is_placed(self, crew: Crew) -> bool:
-        """Whether Ray has found room for the gang; until then its ranks cannot start."""
-        return self._room.is_placed(crew.token)
+        """Whether Ray has found room for the gang; until then its ranks cannot start, and idle gangs go to make room."""
+        placed = self._room.is_placed(crew.token)
+        if not placed and self._idle:
+            self._remove(self._idle.pop(0))
+        return placed
 
     def shortage(self, crew: Crew) -> str:
         """Says so when all nodes together are smaller than what the gang asks for."""
