@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 
 from autotune.controller.budget import Reserve
-from autotune.spec import MeasureSpec, Trial, TrialPurpose, TrialStatus
+from autotune.reward import competes
+from autotune.spec import MeasureSpec, Study, Trial, TrialPurpose, TrialStatus
 
 
 class TrialBook:
     """All trials by number; a trial is put again whenever it changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, study: Study) -> None:
+        self._study = study
         self.trials: dict[int, Trial] = {}
         self.asked = 0
         """that the searcher asked for and that were not cancelled or refused"""
@@ -80,7 +82,7 @@ class TrialBook:
             self._gpu_seconds += seconds * trial.config.world_size
             self._step_seconds += trial.measurement.step_time_s
             self._gpu_step_seconds += trial.measurement.step_time_s * trial.config.world_size
-        if trial.purpose is TrialPurpose.FINAL or trial.reward is None:
+        if trial.purpose is TrialPurpose.FINAL or trial.reward is None or not competes(trial, self._study):
             return
         if trial.purpose is TrialPurpose.BASELINE:
             self.baseline = self.baseline or trial

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.reward import first_measured, known_noise_scale, reward, with_noise_scale
+from autotune.reward import competes, first_measured, known_noise_scale, reward, with_noise_scale
 from autotune.spec import Measurement, MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
 
 
@@ -37,15 +37,16 @@ class Verdict:
     """what else must be said, in words"""
 
 
-def first_measurements(trials: Sequence[Trial]) -> list[Trial]:
-    """All measured trials but the finals', best reward first."""
-    measured = [t for t in trials if t.is_measured and t.reward is not None and t.purpose is not TrialPurpose.FINAL]
+def first_measurements(trials: Sequence[Trial], study: Study) -> list[Trial]:
+    """All measured trials that compete but the finals', best reward first."""
+    first = [t for t in trials if t.is_measured and t.reward is not None and t.purpose is not TrialPurpose.FINAL]
+    measured = [t for t in first if competes(t, study)]
     return sorted(measured, key=lambda t: (-_worth(t), t.number))
 
 
-def contenders(trials: Sequence[Trial]) -> list[Trial]:
+def contenders(trials: Sequence[Trial], study: Study) -> list[Trial]:
     """First measurements that may win as they are, best first: trials that were stopped early only where nothing completed."""
-    measured = first_measurements(trials)
+    measured = first_measurements(trials, study)
     return [t for t in measured if t.status is TrialStatus.COMPLETED] or measured
 
 
@@ -54,14 +55,15 @@ def baseline_of(trials: Sequence[Trial]) -> Trial | None:
     return next((t for t in trials if t.purpose is TrialPurpose.BASELINE and t.is_measured), None)
 
 
-def participants(trials: Sequence[Trial], finalists: int) -> tuple[ParallelConfig, ...]:
-    """Who is measured again: the baseline, where it was measured, and the best `finalists` other configs; empty when that is under two.
+def participants(trials: Sequence[Trial], study: Study) -> tuple[ParallelConfig, ...]:
+    """Who is measured again: the baseline, where it was measured, and the best other configs (`MeasureSpec.finalists`); empty when that is under two.
 
     Trials that were stopped early may come back: a lucky measurement of another may have stopped them.
     """
     baseline = baseline_of(trials)
     first = [baseline.config] if baseline is not None else []
-    others = [c for c in dict.fromkeys(t.config for t in first_measurements(trials)) if c not in first][:finalists]
+    configs = dict.fromkeys(t.config for t in first_measurements(trials, study))
+    others = [c for c in configs if c not in first][: study.measure.finalists]
     return tuple(first + others) if others and len(first + others) > 1 else ()
 
 
@@ -96,11 +98,11 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     finals = [t for t in trials if t.purpose is TrialPurpose.FINAL and t.status.is_terminal]
     dead, baseline = _dead(finals), baseline_of(trials)
     notes = [f"{config} failed when it was measured again" for config in dead]
-    who = participants(trials, study.measure.finalists) if who is None else who
+    who = participants(trials, study) if who is None else who
     alive = [c for c in who if c not in dead]
     rounds = min((len(_measured(c, finals)) for c in alive), default=0) if len(alive) > 1 else 0
     confirmed = _confirmed(trials, study, alive, rounds) if rounds else []
-    ranked = confirmed or [t for t in contenders(trials) if t.config not in dead]
+    ranked = confirmed or [t for t in contenders(trials, study) if t.config not in dead]
     if not ranked:
         return Verdict(winner=None, baseline=baseline, speedup=None, notes=tuple(notes))
     winner = ours = ranked[0]
@@ -109,7 +111,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         notes.append("no final round was finished: what is claimed rests on one measurement each")
     elif baseline is not None and against is baseline:
         notes.append("the baseline was not measured again: the speedup rests on one measurement each")
-        ours = next(t for t in first_measurements(trials) if t.config == winner.config)
+        ours = next(t for t in first_measurements(trials, study) if t.config == winner.config)
     if study.objective.metric == "goodput" and not any(known_noise_scale(t.measurement) is not None for t in trials):
         notes.append(
             "no trial told the gradient noise scale: larger batches were judged as if they learnt nothing more"
@@ -151,7 +153,7 @@ def _confirmed(trials: Sequence[Trial], study: Study, alive: Sequence[ParallelCo
     finals = [t for t in trials if t.purpose is TrialPurpose.FINAL]
     pooled = {c: _pooled(_measured(c, finals)[:rounds]) for c in alive}
     baseline = baseline_of(trials)
-    first = {t.config: t for t in reversed(first_measurements(trials))}
+    first = {t.config: t for t in reversed(first_measurements(trials, study))}
     oldest = first_measured(trials)
     reference = oldest.measurement if oldest is not None else None
     if baseline is not None:

@@ -52,6 +52,7 @@ from autotune.controller.commands import (
 from autotune.controller.finals import longer, next_final, outcome, participants, whole
 from autotune.controller.judge import Judge
 from autotune.ports import TrialRequest
+from autotune.reward import competes
 from autotune.spec import (
     Estimate,
     Failure,
@@ -99,7 +100,7 @@ class Controller:
         self.study = study
         self.searcher = searcher
         self.attempts = Attempts(capacity)
-        self.book = TrialBook()
+        self.book = TrialBook(study)
         self.phase = Phase.BASELINE
         self.stop_reason = stop_reason
         self._baseline = baseline
@@ -254,7 +255,7 @@ class Controller:
     def _learn(self, trial: Trial) -> None:
         self._judge.learn(trial)
         self._quiet = ""
-        if trial.purpose is not TrialPurpose.FINAL:
+        if trial.purpose is not TrialPurpose.FINAL and competes(trial, self.study):
             self.searcher.tell([trial])
 
     def _rest(self, status: StudyStatus, reason: str) -> None:
@@ -360,7 +361,7 @@ class Controller:
             return False
         trials, measure = self.book.listed(), self.study.measure
         finals = [t for t in trials if t.purpose is TrialPurpose.FINAL]
-        upcoming = next_final(participants(trials, measure.finalists), finals, measure.final_rounds)
+        upcoming = next_final(participants(trials, self.study), finals, measure.final_rounds)
         if upcoming is None:
             self._finish("")
             return False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from autotune.ports import StudyRecord
 from autotune.report.terminal import PART_NAMES, format_bytes, format_count, format_duration
+from autotune.reward import competes
 from autotune.spec import FIELDS, Trial, TrialPurpose, TrialStatus
 
 
@@ -47,7 +48,7 @@ def findings(record: StudyRecord, trials: Sequence[Trial]) -> Findings:
     measured = [t for t in ordered if t.is_measured]
     best = by_number.get(record.best) if record.best is not None else None
     if best is None or not best.is_measured:
-        best = max(measured, key=worth, default=None)
+        best = max((t for t in measured if competes(t, record.study)), key=worth, default=None)
     baseline = by_number.get(record.baseline) if record.baseline is not None else None
     if baseline is None:
         baseline = next((t for t in measured if t.purpose is TrialPurpose.BASELINE), None)

@@ -16,7 +16,7 @@ from autotune.reward.goodput import (
     with_noise_scale,
 )
 from autotune.reward.price import TokenCost, token_cost
-from autotune.reward.ranking import first_measured, merits, pareto, rerank
+from autotune.reward.ranking import competes, first_measured, merits, pareto, rerank
 from autotune.reward.stability import diverged, stability, stability_parts
 from autotune.reward.total import DIVERGED_CEILING, reward
 
@@ -25,6 +25,7 @@ __all__ = [
     "Explanation",
     "NoiseScale",
     "TokenCost",
+    "competes",
     "diverged",
     "efficiency",
     "explain",

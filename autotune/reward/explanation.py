@@ -21,6 +21,9 @@ WEAK = 0.95
 """a part of stability below this is spoken of"""
 WORTH_SAYING = 0.01
 """a part of the step that changed by less than this share of the baseline's step is not spoken of"""
+NO_CONTENDER = (
+    "it is no config of the search space and cannot win: its losses in fp32 are what others' are held against"
+)
 GIB = 1 << 30
 
 
@@ -75,11 +78,12 @@ def explain(
     workload: Workload,
     profiles: Mapping[int, Mapping[str, float]] | None = None,
     trials: Sequence[Trial] = (),
+    can_win: bool = True,
 ) -> Explanation:
     """Explains `trial` against `baseline` and one `other`: for the winner the runner-up, for a loser the winner.
 
     `profiles`: seconds of a step by cause, by trial number, where they were taken in the final rounds.
-    `trials`: all of the study, which know its gradient noise scale where the baseline does not.
+    `trials`: all of the study, which know its gradient noise scale where the baseline does not. `can_win`: see `competes`.
     """
     m = trial.measurement
     if not trial.is_measured or m is None:
@@ -108,6 +112,7 @@ def explain(
         m.tokens_per_step / reference.tokens_per_step if reference is not None and reference.tokens_per_step else 1.0
     )
     text = [
+        *(() if can_win else (NO_CONTENDER,)),
         *_speech(trial, worth, objective, against, whose),
         *_shrunk(step_parts, source, tokens_ratio=batches),
         *_weaknesses(m),

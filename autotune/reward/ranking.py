@@ -11,7 +11,15 @@ from dataclasses import replace
 from autotune.reward.goodput import with_noise_scale
 from autotune.reward.stability import stability
 from autotune.reward.total import reward
-from autotune.spec import Measurement, Objective, Trial, TrialPurpose, Workload
+from autotune.space import why_outside
+from autotune.spec import Measurement, Objective, Study, Trial, TrialPurpose, Workload
+
+
+def competes(trial: Trial, study: Study) -> bool:
+    """Whether the trial may win: an fp32 reference only where the study asked for its config."""
+    if trial.purpose is not TrialPurpose.REFERENCE or trial.config in study.enqueue:
+        return True
+    return why_outside(study.workload, study.space, trial.config) is None
 
 
 def rerank(

@@ -3,7 +3,6 @@
     constraint.py    LAWS: each a vectorized check with a reason        enumeration.py   the product of the knobs, cut by the laws
     space.py         SearchSpace: the list that searchers choose from    baseline.py      the config that nobody tuned
     completion.py    a config as people write it, with dp and accumulation derived
-    completion.py    a config as people type it, with dp and accumulation derived
 
 The feasible set is enumerated: a searcher scores a list, so no suggestion is ever illegal. Whether a config fits into memory is not a law but
 an estimate (`autotune.cost`).
@@ -13,6 +12,17 @@ from autotune.space.baseline import default_config
 from autotune.space.completion import complete
 from autotune.space.constraint import LAWS, Law, legal, reasons, why_not
 from autotune.space.enumeration import MAX_CONFIGS
-from autotune.space.space import SearchSpace
+from autotune.space.space import SearchSpace, why_outside
 
-__all__ = ["LAWS", "MAX_CONFIGS", "Law", "SearchSpace", "complete", "default_config", "legal", "reasons", "why_not"]
+__all__ = [
+    "LAWS",
+    "MAX_CONFIGS",
+    "Law",
+    "SearchSpace",
+    "complete",
+    "default_config",
+    "legal",
+    "reasons",
+    "why_not",
+    "why_outside",
+]

@@ -106,16 +106,9 @@ class SearchSpace:
         if self.spec is None:
             broken = why_not(self.workload, config)
             return broken or f"the space is a list of {len(self)} configs, and {config} is none of them"
-        broken = why_not(self.workload, config, laws_of(self.workload, self.spec))
+        broken = why_outside(self.workload, self.spec, config)
         if broken:
             return broken
-        for name, codes in choices_of(self.workload, self.spec).items():
-            if name in _DERIVED and name not in self.spec.knobs:
-                continue
-            if encode(name, getattr(config, name)) not in codes:
-                values = ", ".join(str(value).lower() for value in decoded(name, codes))
-                given = str(getattr(config, name)).lower()
-                return f"the space gives {name} the values {values}, but {name}={given}; add it to the space's knobs"
         raise AssertionError(f"{config} obeys every law and knob, but was not enumerated")
 
     @property
@@ -139,6 +132,21 @@ class SearchSpace:
             column = self.table.column(name).astype(np.float64)
             columns.append(np.log2(column) if name in COUNTS else column)
         return np.stack(columns, axis=1)
+
+
+def why_outside(workload: Workload, space: SpaceSpec, config: ParallelConfig) -> str | None:
+    """Why `config` is not among what `space` describes, in words; None when it is. Nothing is enumerated for that."""
+    broken = why_not(workload, config, laws_of(workload, space))
+    if broken:
+        return broken
+    for name, codes in choices_of(workload, space).items():
+        if name in _DERIVED and name not in space.knobs:
+            continue
+        if encode(name, getattr(config, name)) not in codes:
+            values = ", ".join(str(value).lower() for value in decoded(name, codes))
+            given = str(getattr(config, name)).lower()
+            return f"the space gives {name} the values {values}, but {name}={given}; add it to the space's knobs"
+    return None
 
 
 def _nothing_legal(workload: Workload, space: SpaceSpec, excluded: Mapping[str, int]) -> InfeasibleError:

@@ -211,6 +211,7 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
         workload=study.workload,
         profiles=_profiles(result.trials),
         trials=result.trials,
+        can_win=reward.competes(trial, study),
     ).to_dict()
 
 
@@ -225,6 +226,7 @@ def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:
 def _ranked(result: Result) -> list[Trial]:
     """One trial for each measured config: the confirmed ones, then the others, each best first."""
     seen: dict[ParallelConfig, Trial] = {}
-    for trial in [*result.confirmed, *contenders(result.trials), *first_measurements(result.trials)]:
+    study = result.record.study
+    for trial in [*result.confirmed, *contenders(result.trials, study), *first_measurements(result.trials, study)]:
         seen.setdefault(trial.config, trial)
     return list(seen.values())

@@ -103,9 +103,10 @@ def _ranked(result: Result, objective: Objective) -> list[Trial]:
 
 
 def _as_confirmed(result: Result) -> list[Trial]:
-    """Each first trial, with what the finals measured where they did; without configs that failed there, which cannot win."""
+    """Each first trial, with what the finals measured where they did; without those that cannot win: configs that failed there, references
+    that the study did not ask for."""
     again = {t.number: t for t in result.confirmed}
     finals = [t for t in result.trials if t.purpose is TrialPurpose.FINAL]
     failed = {t.config for t in finals if t.status is TrialStatus.FAILED}
     first = (t for t in result.trials if t.purpose is not TrialPurpose.FINAL and t.config not in failed)
-    return [again.get(t.number, t) for t in first]
+    return [again.get(t.number, t) for t in first if reward.competes(t, result.record.study)]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.controller.book import TrialBook
 from autotune.controller.finals import contenders, decide, next_final, participants
 from autotune.spec import (
     Failure,
@@ -11,6 +12,7 @@ from autotune.spec import (
     MeasureSpec,
     ParallelConfig,
     Reward,
+    SpaceSpec,
     Trial,
     TrialPurpose,
     TrialStatus,
@@ -50,15 +52,33 @@ STUDY = study(measure=MeasureSpec(finalists=2, final_rounds=2))
 
 
 def test_the_best_others_meet_the_baseline_and_a_stopped_one_may_come_back() -> None:
-    assert participants(FIRST, 2) == (BASELINE, A, C)
-    assert [t.config for t in contenders(FIRST)] == [A, B, BASELINE]
+    assert participants(FIRST, STUDY) == (BASELINE, A, C)
+    assert [t.config for t in contenders(FIRST, STUDY)] == [A, B, BASELINE]
+
+
+def test_a_reference_competes_only_where_the_space_has_it() -> None:
+    fp32 = replace(BASELINE, accumulation_steps=1, micro_batch_size=2)
+    reference = run(4, fp32, 0.05, purpose=TrialPurpose.REFERENCE)
+    low, both = ({"precision": words, "micro_batch_size": (1, 2)} for words in (("bf16",), ("bf16", "fp32")))
+    outside, inside = (replace(STUDY, space=SpaceSpec(knobs=knobs)) for knobs in (low, both))
+    trials = [*FIRST, reference]
+    assert participants(trials, outside) == (BASELINE, A, C)
+    assert contenders(trials, outside) == contenders(FIRST, outside)
+    assert decide(trials, outside).winner == FIRST[1]
+    assert participants(trials, inside) == (BASELINE, fp32, A)
+    assert decide(trials, inside).winner == reference
+    assert decide(trials, replace(outside, enqueue=(fp32,))).winner == reference
+    best = TrialBook(outside)
+    for trial in trials:
+        best.put(trial)
+    assert best.best == FIRST[1]
 
 
 def test_there_are_no_finals_without_two() -> None:
-    assert participants(FIRST[:1], 2) == ()
-    assert participants(FIRST[1:2], 2) == ()
-    assert participants(FIRST, 0) == ()
-    assert participants(FIRST[1:3], 2) == (A, B)
+    assert participants(FIRST[:1], STUDY) == ()
+    assert participants(FIRST[1:2], STUDY) == ()
+    assert participants(FIRST, study(measure=MeasureSpec(finalists=0))) == ()
+    assert participants(FIRST[1:3], STUDY) == (A, B)
 
 
 def test_rounds_are_played_to_and_fro() -> None:

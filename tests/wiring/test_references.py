@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune import wiring
 from autotune.ports import Store
-from autotune.spec import TrialPurpose
+from autotune.spec import Objective, TrialPurpose
 from autotune.store import MemoryStore, open_store
 from tests.wiring.studies import QUIET, spec
 
@@ -43,6 +43,25 @@ def test_a_reference_is_measured_once_for_all_studies_of_the_same_numbers(tmp_pa
         assert sorted(referenced(store, "other rate", trainer={"kind": "native", "learning_rate": 0.1})) == BATCHES
     finally:
         store.close()
+
+
+def test_a_reference_that_nobody_asked_for_cannot_win() -> None:
+    """However fast it is: here the space holds only what is slower."""
+    low = {
+        "space": {"precision": ["bf16"], "tp": [1], "recompute": ["full"], "micro_batch_size": [1, 2]},
+        "runner": QUIET,
+    }
+    store = MemoryStore()
+    result = wiring.tune(spec(name="low", measure={"finalists": 9}, **low), store=store)
+    (reference,) = (t for t in result.trials if t.purpose is TrialPurpose.REFERENCE and t.is_measured)
+    again = [t.config for t in result.trials if t.purpose is TrialPurpose.FINAL]
+    assert again
+    assert reference.config not in again
+    for weight in (0.0, 0.2):
+        ranked = wiring.rerank(store, result.record.id, Objective(metric="cost", stability_weight=weight))
+        assert reference.config not in [t.config for t in [*ranked, *wiring.pareto(result)]]
+    text = wiring.explain(store, result.record.id, reference.number)["text"]
+    assert "cannot win" in text[0]
 
 
 def test_where_stability_counts_for_nothing_no_reference_is_measured() -> None:
