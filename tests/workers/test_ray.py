@@ -185,6 +185,32 @@ def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, room: None) -> None:
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    end = time.monotonic() + 60
+    while (before := free_cpus()) < 5 and time.monotonic() < end:
+        time.sleep(0.2)
+    with played("study", cluster) as study:
+        assert study.stdout is not None
+        next(line for line in study.stdout if line.startswith("StepsReported"))
+        actors = [ray.get_actor(**actor) for actor in ray.util.list_named_actors(all_namespaces=True)]
+        pids = [pid for actor in actors for pid in ray.get(actor.pids.remote(), timeout=60)]
+        assert len(pids) == 4
+        assert free_cpus() == before - 2
+        os.kill(study.pid, signal.SIGKILL)
+        began, end = time.monotonic(), time.monotonic() + 60
+        while (free_cpus() < before or any(map(is_alive, pids))) and time.monotonic() < end:
+            time.sleep(0.2)
+        print(f"free {time.monotonic() - began:.1f} s after the driver was killed")
+        assert free_cpus() == before
+        assert not any(map(is_alive, pids))
+        assert {g["state"] for g in placement_group_table().values()} == {"REMOVED"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, room: None) -> None:
     runner = RayRunner(trial=DOUBLE)
     with played("node", cluster, "127.0.0.2", "4") as node:
