@@ -80,7 +80,10 @@ def run_studies(url: str, count: int, *, readers: int) -> tuple[list[float], lis
             text=True,
         )
         out, _ = reader.communicate()
-        seconds = [float(client.wait(study)["study"]["elapsed_s"]) for study in ids]
+        ends = [client.wait(study)["study"] for study in ids]
+    if bad := [f"{end['status']}: {end['message']}" for end in ends if end["status"] != "COMPLETED"]:
+        raise RuntimeError(f"studies did not run: {bad[0]}")
+    seconds = [float(end["elapsed_s"]) for end in ends]
     found = json.loads(out)
     return seconds, found["latencies"], found["failures"]
 
