@@ -5,6 +5,8 @@ A fault happens on one rank, at one place of a trial:
     start           before the process group exists
     step k          right after step k - 1 was reported (k = 0: right before training begins), `delay_s` later when it has one:
                     then the rank is in the middle of a step, and with peers waiting for it in a collective
+
+Two are no death: the gradients of the rank are multiplied by `factor` before ranks sum them, in one step (spike) or from it on (corrupt).
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from typing import Any
 
 from autotune.spec.checks import one_of
 
-KINDS = ("kill", "freeze", "sleep", "exhaust", "disk_full", "error", "exit", "leak", "silence")
+FACTORS = {"spike": 100.0, "corrupt": -2.0}
+"""what gradients are multiplied by, unless the fault says otherwise"""
+KINDS = ("kill", "freeze", "sleep", "exhaust", "disk_full", "error", "exit", "leak", "silence", *FACTORS)
 """
 kill: SIGKILL itself.  freeze: SIGSTOP itself.  sleep: never come back.  exhaust: allocate until nothing is left.
 disk_full: write where there is no space.  error: raise.  exit: leave with a code.  leak: keep memory after the trial.
-silence: throw the trial's metrics away.
+silence: throw the trial's metrics away.  spike: too large gradients in one step.  corrupt: false gradients from the step on.
 """
 
 
@@ -45,6 +49,8 @@ class Fault:
     """only in the trial of this number; None means every one"""
     attempt: int | None = None
     """only in this attempt"""
+    factor: float | None = None
+    """of the gradients under spike and corrupt; None means as in FACTORS"""
 
     def __post_init__(self) -> None:
         one_of("runner.faults.kind", self.kind, KINDS)
@@ -66,7 +72,9 @@ class Injector:
     """The faults of one rank in one trial."""
 
     def __init__(self, faults: list[Fault]) -> None:
-        self._faults = faults
+        self._faults = [f for f in faults if f.kind not in FACTORS]
+        self._distortions = [f for f in faults if f.kind in FACTORS]
+        self._undo = contextlib.ExitStack()
 
     @property
     def silences(self) -> bool:
@@ -75,6 +83,8 @@ class Injector:
 
     def at(self, step: int | None) -> None:
         """The trial has come to `step` (None: start): does what is due."""
+        if self._distortions and step is not None:
+            self._distort(step)
         for fault in self._faults:
             if fault.step != step or fault.kind == "silence":
                 continue
@@ -84,6 +94,33 @@ class Injector:
                 timer.start()
             else:
                 _do(fault)
+
+    def close(self) -> None:
+        """The trial is over, however it ended."""
+        self._undo.close()
+
+    def _distort(self, step: int) -> None:
+        """Multiplies what flows back into the model in this step, and with it all gradients of this rank."""
+        from torch import Tensor, nn
+        from torch.nn.modules.module import register_module_full_backward_pre_hook
+
+        from autotune_workers.model import Stage
+
+        self._undo.close()
+        factor = 1.0
+        for fault in self._distortions:
+            first = fault.step or 0
+            if step == first or (step > first and fault.kind == "corrupt"):
+                factor *= FACTORS[fault.kind] if fault.factor is None else fault.factor
+        if factor == 1.0:
+            return
+
+        def distort(module: nn.Module, flowing: Any) -> Any:
+            if not (isinstance(module, Stage) and module.is_last):
+                return None
+            return tuple(g * factor if isinstance(g, Tensor) else g for g in flowing)
+
+        self._undo.callback(register_module_full_backward_pre_hook(distort).remove)
 
 
 def _do(fault: Fault) -> None:

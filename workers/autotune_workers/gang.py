@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from autotune.ports import AttemptEnded, AttemptStarted, RunnerEvent, StepsReported, TrialRequest
-from autotune.spec import Failure, FailureKind, Measurement
+from autotune.spec import FailureKind
+from autotune_workers.members import Member, culprit
+from autotune_workers.step_series import StepSeries, joined
 from autotune_workers.verdict import Evidence, of_death, of_exception, place, weigh
 from autotune_workers.wire import Message, plain
 
@@ -61,33 +63,6 @@ class Order:
     signal: str = ""
 
 
-@dataclass(slots=True)
-class _Member:
-    """What is known of one rank."""
-
-    ready: bool = False
-    done: bool = False
-    idle: bool = False
-    gone: bool = False
-    doomed: bool = False
-    leaks: bool = False
-    heard_s: float = 0.0
-    step: int | None = None
-    phase: str = "start"
-    stack: tuple[str, ...] = ()
-
-    @property
-    def over(self) -> bool:
-        return self.idle or self.gone
-
-
-@dataclass(slots=True)
-class _Series:
-    times: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    grad_norms: list[float] = field(default_factory=list)
-
-
 class Gang:
     """The life of one attempt. Feed it `hear`, `lose`, `cancel` and `tick`; take `orders` and `events` after each."""
 
@@ -107,14 +82,14 @@ class Gang:
         self._run = run
         self._patience = patience
         self._faults = [plain(f) for f in faults]
-        self._members = [_Member(heard_s=now_s) for _ in range(self.size)]
+        self._members = [Member(heard_s=now_s) for _ in range(self.size)]
         self._launched_s = now_s
         self._progress_s = now_s
         self._ending_s = math.inf
         self._rung = ""
         self._rung_s = math.inf
         self._evidence: list[Evidence] = []
-        self._series = _Series()
+        self._series = StepSeries(request)
         self._first_step_s: float | None = None
         self._result: Message | None = None
         self._cancelled = False
@@ -284,29 +259,13 @@ class Gang:
         if rank != 0:
             return
         self._progress_s = now_s
-        series, step = self._series, message["step"]
-        if step != len(series.times):
+        if (report := self._series.add(message)) is None:
             return
         if self._first_step_s is None:
             self._first_step_s = now_s - self._launched_s - message["time_s"]
-        series.times.append(message["time_s"])
-        series.losses.append(message["loss"])
-        series.grad_norms.append(message["grad_norm"])
-        report = StepsReported(
-            id=self.request.id,
-            first_step=step,
-            step_times_s=(message["time_s"],),
-            losses=(message["loss"],),
-            grad_norms=(message["grad_norm"],),
-        )
         last = self._events[-1] if self._events else None
         if isinstance(last, StepsReported):
-            self._events[-1] = replace(
-                last,
-                step_times_s=last.step_times_s + report.step_times_s,
-                losses=last.losses + report.losses,
-                grad_norms=last.grad_norms + report.grad_norms,
-            )
+            self._events[-1] = joined(last, report)
         else:
             self._events.append(report)
 
@@ -334,7 +293,7 @@ class Gang:
             if now_s - self._launched_s >= measure.start_timeout_s:
                 self._late(now_s, FailureKind.HANG, f"no first step within start_timeout_s={measure.start_timeout_s:g}")
         elif now_s - self._progress_s >= measure.step_timeout_s:
-            done = len(self._series.times)
+            done = len(self._series)
             self._late(
                 now_s,
                 FailureKind.HANG,
@@ -414,26 +373,12 @@ class Gang:
         self._orders.append(Order(rank=rank, signal=signal))
 
     def _blame(self, now_s: float) -> None:
-        """Names the rank that holds the others up: one that is silent, or else one that is not in a collective while others are."""
-        index = next(i for i, e in enumerate(self._evidence) if e.weight == "timeout")
-        waiting = {r for r, m in enumerate(self._members) if m.stack and any(_is_collective(line) for line in m.stack)}
-        silent = [r for r, m in enumerate(self._members) if now_s - m.heard_s >= self._patience.silent_s and not m.over]
-        apart = [r for r, m in enumerate(self._members) if m.stack and r not in waiting and not m.over]
-        behind = sorted(
-            (r for r, m in enumerate(self._members) if not m.over), key=lambda r: self._members[r].step or 0
-        )
-        if silent:
-            rank, how = (
-                silent[0],
-                f"sends no heartbeat for {now_s - self._members[silent[0]].heard_s:.1f} s: stopped or frozen",
-            )
-        elif apart and waiting:
-            rank, how = apart[0], f"keeps {len(waiting)} other(s) waiting in a collective"
-        elif behind:
-            rank, how = behind[0], "is the furthest behind"
-        else:
+        """Names the rank that holds the others up in the evidence, and ends it first: its peers then wake up from their collective and stay warm."""
+        if (found := culprit(self._members, now_s, self._patience.silent_s)) is None:
             return
+        rank, how, is_silent = found
         member = self._members[rank]
+        index = next(i for i, e in enumerate(self._evidence) if e.weight == "timeout")
         self._evidence[index] = replace(
             self._evidence[index],
             message=f"{self._evidence[index].message}; {place(rank, member.step, member.phase)} {how}",
@@ -442,8 +387,7 @@ class Gang:
             exception=member.stack[-1].strip() if member.stack else "",
             log_tail=member.stack,
         )
-        # the culprit goes first: its peers then wake up from their collective, end by themselves and stay warm
-        self._doom(rank, "KILL" if silent else "TERM")
+        self._doom(rank, "KILL" if is_silent else "TERM")
 
     def _keep_log(self, rank: int, log_tail: Sequence[str]) -> None:
         """The log of a rank that had to be killed belongs to the verdict that names it."""
@@ -459,42 +403,10 @@ class Gang:
         if self._cancelled and (cause is None or cause.weight in ("echo", "timeout")):
             self._events.append(AttemptEnded(id=self.request.id, cancelled=True))
         elif cause is not None:
-            self._events.append(AttemptEnded(id=self.request.id, failure=cause.failure(), measurement=self._so_far()))
-        else:
-            self._events.append(self._measured())
-
-    def _measured(self) -> AttemptEnded:
-        result = self._result or {}
-        values = result.get("measurement")
-        measurement = Measurement.from_dict(values) if values else None
-        if measurement is None or not measurement.step_times_s:
-            failure = Failure(
-                kind=FailureKind.METRICS_MISSING,
-                message=f"the trial ended without a measured step; {len(self._series.times)} steps were reported",
-                rank=0,
-                step=len(self._series.times) or None,
+            self._events.append(
+                AttemptEnded(
+                    id=self.request.id, failure=cause.failure(), measurement=self._series.so_far(self._first_step_s)
+                )
             )
-            return AttemptEnded(id=self.request.id, failure=failure)
-        setup_s = max(measurement.setup_s, self._first_step_s or 0.0)
-        return AttemptEnded(
-            id=self.request.id,
-            measurement=replace(measurement, setup_s=setup_s),
-            stopped=str(result.get("stopped") or ""),
-        )
-
-    def _so_far(self) -> Measurement | None:
-        warmup, series = self.request.measure.warmup_steps, self._series
-        if len(series.times) <= warmup:
-            return None
-        return Measurement(
-            step_times_s=tuple(series.times[warmup:]),
-            losses=tuple(series.losses[warmup:]),
-            grad_norms=tuple(series.grad_norms[warmup:]),
-            tokens_per_step=self.request.config.global_batch_size * self.request.workload.seq_len,
-            num_ranks=self.size,
-            setup_s=self._first_step_s or 0.0,
-        )
-
-
-def _is_collective(frame: str) -> bool:
-    return "torch/distributed/" in frame or "_functional_collectives" in frame
+        else:
+            self._events.append(self._series.end(self._result, self._first_step_s))

@@ -166,7 +166,7 @@ class Rank:
             return not self._stop.is_set()
 
         injector.at(None)
-        with memory_limit(limit_bytes):
+        with contextlib.closing(injector), memory_limit(limit_bytes):
             self._phase = "rendezvous"
             store = self._meet(rank, world_size, timeout_s)
             with process_group(store, rank=rank, world_size=world_size, device=device, timeout_s=timeout_s):
