@@ -30,6 +30,12 @@ def peak_of(workload: Workload, precision: str) -> float:
     return float(peaks[precision])
 
 
+def sixteen_bits_peak(workload: Workload) -> float:
+    """Datasheet peak of what stays in 16 bits beside fp8 matmuls; a GPU without bf16 (V100) has fp16."""
+    has = workload.cluster.gpu.peak_flops_per_s
+    return peak_of(workload, "fp16" if "fp16" in has and "bf16" not in has else "bf16")
+
+
 def peak_flops_per_s(workload: Workload, table: ConfigTable) -> Column:
     """Datasheet peak of each row's matmuls."""
     return np.array([peak_of(workload, p) for p in PRECISIONS])[table.precision]
@@ -50,7 +56,7 @@ def layer_forward_s(
 ) -> tuple[Column, Column, Column]:
     """Seconds of one layer's forward pass for one micro-batch: (matmuls, attention's scores, memory-bound work)."""
     model, gpu = workload.model, workload.cluster.gpu
-    peak, half_peak = peak_flops_per_s(workload, table), peak_of(workload, "bf16")
+    peak, half_peak = peak_flops_per_s(workload, table), sixteen_bits_peak(workload)
     sixteen_bits = sixteen_bits_factor(table, constants)
     eight_bits = np.where(table.is_word("precision", "fp8"), constants.fp8_factor, sixteen_bits)
     seconds_per_flop = 1.0 / (peak * eight_bits * constants.matmul_efficiency)
@@ -96,7 +102,7 @@ def head_step_s(
     shape = 1.0 + constants.half_size * (1.0 / layout.tokens + 1.0 / width + 1.0 / model.hidden_size)
     matmul = 3.0 * layout.tokens * head_flops(model) / cut * shape
     loss = 20.0 * layout.tokens * width / (gpu.memory_bytes_per_s * constants.memory_efficiency)
-    peak = np.minimum(peak_flops_per_s(workload, table), peak_of(workload, "bf16"))  # fp8 leaves the head in 16 bits
+    peak = np.minimum(peak_flops_per_s(workload, table), sixteen_bits_peak(workload))  # fp8 leaves the head in 16 bits
     return matmul / (peak * sixteen_bits_factor(table, constants) * constants.matmul_efficiency) + loss
 
 
