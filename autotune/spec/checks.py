@@ -10,6 +10,7 @@ from autotune.errors import SpecError
 
 MAX_COUNT = 1 << 40
 """Beyond this a count is a typing error: products of four such degrees would leave 64-bit integers."""
+_LEAST_FIGURE, _LARGEST_FIGURE = 1.0, 1e30
 
 
 def positive_int(name: str, value: object, *, at_most: int = MAX_COUNT, least: int = 1) -> int:
@@ -28,6 +29,14 @@ def positive(name: str, value: object, *, zero: bool = False) -> float:
     if value < 0 or (value == 0 and not zero):
         raise SpecError(f"{name} must be {'at least' if zero else 'above'} zero, but is {value}", field=name)
     return float(value)
+
+
+def figure(name: str, value: object) -> float:
+    """`value` as a figure of hardware in SI units: finite, and neither so small nor so large that a time would leave floating point."""
+    number = positive(name, value)
+    if not _LEAST_FIGURE <= number <= _LARGEST_FIGURE:
+        raise SpecError(f"{name} must be {_LEAST_FIGURE:g} to {_LARGEST_FIGURE:g}, but is {number:g}", field=name)
+    return number
 
 
 def one_of(name: str, value: object, allowed: Iterable[str]) -> str:

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from autotune.errors import SpecError
-from autotune.spec.checks import positive, positive_int
+from autotune.spec.checks import figure, positive, positive_int
 from autotune.spec.config import PRECISIONS
+
+_LONGEST_LATENCY_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +36,8 @@ class GpuSpec:
     """board power under load, W, where it is known"""
 
     def __post_init__(self) -> None:
-        positive("memory_bytes", self.memory_bytes)
-        positive("memory_bytes_per_s", self.memory_bytes_per_s)
+        figure("memory_bytes", self.memory_bytes)
+        figure("memory_bytes_per_s", self.memory_bytes_per_s)
         if not self.peak_flops_per_s:
             raise SpecError("peak_flops_per_s must name at least one precision", field="peak_flops_per_s")
         for precision, peak in self.peak_flops_per_s.items():
@@ -44,7 +46,7 @@ class GpuSpec:
                     f"peak_flops_per_s has no precision called {precision!r}",
                     remedy=f"use {', '.join(PRECISIONS)}",
                 )
-            positive(f"peak_flops_per_s.{precision}", peak)
+            figure(f"peak_flops_per_s.{precision}", peak)
 
     @property
     def is_cpu(self) -> bool:
@@ -62,8 +64,11 @@ class LinkSpec:
     """bandwidth per GPU and direction, bytes/s"""
 
     def __post_init__(self) -> None:
-        positive("latency_s", self.latency_s, zero=True)
-        positive("bytes_per_s", self.bytes_per_s)
+        if positive("latency_s", self.latency_s, zero=True) > _LONGEST_LATENCY_S:
+            raise SpecError(
+                f"latency_s must be at most {_LONGEST_LATENCY_S:g} s, but is {self.latency_s:g}", field="latency_s"
+            )
+        figure("bytes_per_s", self.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

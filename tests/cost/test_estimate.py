@@ -159,6 +159,39 @@ def test_impossible_hardware_is_refused_where_it_is_made() -> None:
         replace(GPU, memory_bytes=-1.0)
 
 
+@pytest.mark.parametrize("bandwidth", [1e-300, 1e300])
+def test_figures_of_hardware_that_would_leave_floating_point_are_refused(bandwidth: float) -> None:
+    with pytest.raises(SpecError, match="bytes_per_s must be 1 to 1e\\+30"):
+        LinkSpec(latency_s=1e-6, bytes_per_s=bandwidth)
+    with pytest.raises(SpecError, match="memory_bytes must be 1 to 1e\\+30"):
+        replace(GPU, memory_bytes=bandwidth)
+    with pytest.raises(SpecError, match=r"peak_flops_per_s\.bf16 must be 1 to 1e\+30"):
+        replace(GPU, peak_flops_per_s={"bf16": bandwidth})
+    with pytest.raises(SpecError, match="latency_s must be at most 3600 s"):
+        LinkSpec(latency_s=1e300, bytes_per_s=1e9)
+
+
+def test_the_slowest_hardware_that_is_let_in_still_has_finite_times() -> None:
+    link = LinkSpec(latency_s=3600.0, bytes_per_s=1.0)
+    gpu = replace(GPU, memory_bytes=1.0, memory_bytes_per_s=1.0, peak_flops_per_s={"bf16": 1.0})
+    here = workload(EXPERTS)
+    slow = replace(here, cluster=replace(here.cluster, gpu=gpu, intra_node=link, inter_node=link))
+    for config in ("tp=2,pp=2,dp=2,ep=2", "tp=2,pp=1,dp=2,cp=2,zero_stage=3"):
+        e = estimate(slow, ParallelConfig.parse(config))
+        assert all(np.isfinite(getattr(e, name)) for name in ("step_time_high_s", "mfu", "peak_memory_high_bytes"))
+
+
+def test_a_gpu_without_bf16_computes_attention_and_head_in_fp16() -> None:
+    """One V100, GPT of 8 layers and width 2,048, full recomputation: 0.454 s measured by Alpa (OSDI'22, its results_intra_ablation_ref.tsv)."""
+    model = ModelSpec(
+        name="gpt", num_layers=8, hidden_size=2048, num_attention_heads=16, vocab_size=25600, ffn_hidden_size=8192, tied_embeddings=True
+    )  # fmt: skip
+    v100 = ClusterSpec.of("v100-32gb", num_nodes=1, gpus_per_node=1)
+    here = Workload(model=model, cluster=v100, seq_len=1024, global_batch_size=8, trainer="megatron")
+    e = estimate(here, ParallelConfig(micro_batch_size=8, precision="fp16", recompute="full"))
+    assert e.step_time_s == pytest.approx(0.454, rel=0.2)
+
+
 def test_absurd_sizes_do_not_overflow() -> None:
     huge = ModelSpec(
         name="huge", num_layers=1 << 20, hidden_size=1 << 22, num_attention_heads=1 << 16, vocab_size=1 << 24,
