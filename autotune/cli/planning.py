@@ -103,8 +103,12 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
             spent = (days, cost) if budgeted else ()
             table.add_row(f"{row.num_gpus:,}", config_label(row.config), rate, mfu, *spent)
         out.print(table)
-    fitted = "fitted to published measurements, " if found.source.endswith(".csv") else ""
-    note(f"constants of the cost model: {fitted}{found.source}")
+    _say_source(found.source)
+
+
+def _say_source(source: str) -> None:
+    fitted = "fitted to published measurements, " if source.endswith(".csv") else ""
+    note(f"constants of the cost model: {fitted}{source}")
 
 
 def _palette(out: Any) -> Any:
@@ -135,21 +139,24 @@ def estimate(
     reason = why_not(study.workload, asked)
     if reason is not None:
         if json:
-            emit({"config": asked.to_dict(), "legal": False, "reason": reason, "estimate": None})
+            emit({"config": asked.to_dict(), "legal": False, "reason": reason, "estimate": None, "source": ""})
         note(f"illegal: {reason}")
         raise typer.Exit(BAD_INPUT)
     database = wiring.open_store(store)
     try:
-        predicted = wiring.estimate_of(study, asked, store=database)
+        predicted, source = wiring.estimate_of(study, asked, store=database)
     finally:
         database.close()
     if json:
-        emit({"config": asked.to_dict(), "legal": True, "reason": "", "estimate": predicted.to_dict()})
+        emit(
+            {"config": asked.to_dict(), "legal": True, "reason": "", "estimate": predicted.to_dict(), "source": source}
+        )
         return
-    _print_estimate(asked, predicted, study.workload.cluster.gpu.memory_bytes)
+    _print_estimate(asked, predicted, study.workload.cluster)
+    _say_source(source)
 
 
-def _print_estimate(config: Any, predicted: Any, capacity: float) -> None:
+def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
     from autotune.report.terminal import (
         config_label,
         format_bytes,
@@ -162,7 +169,8 @@ def _print_estimate(config: Any, predicted: Any, capacity: float) -> None:
     out, _ = consoles()
     palette = _palette(out)
     low, high = (format_duration(float(v)) for v in (predicted.step_time_low_s, predicted.step_time_high_s))
-    out.print(config_label(config))
+    idle = cluster.num_gpus - config.world_size
+    out.print(config_label(config) + (f"   ({idle:,} of {cluster.num_gpus:,} GPUs stay idle)" if idle else ""))
     out.print(f"step      {format_duration(float(predicted.step_time_s))}   (90%: {low} to {high})")
     out.print(
         f"speed     {format_count(float(predicted.tokens_per_s))} tokens/s, "
@@ -175,7 +183,7 @@ def _print_estimate(config: Any, predicted: Any, capacity: float) -> None:
             out.print(f"  {name:12}{format_duration(seconds):>12}")
     low, high = (format_bytes(float(v)) for v in (predicted.peak_memory_low_bytes, predicted.peak_memory_high_bytes))
     out.print(
-        f"memory    {format_bytes(float(predicted.peak_memory_bytes))} of {format_bytes(capacity)}   (90%: {low} to {high}), "
+        f"memory    {format_bytes(float(predicted.peak_memory_bytes))} of {format_bytes(cluster.gpu.memory_bytes)}   (90%: {low} to {high}), "
         f"{float(predicted.oom_probability):.0%} risk of running out"
     )
     out.print(f"          {time_bar(predicted.memory_parts_bytes, palette=palette)}")

@@ -77,12 +77,13 @@ def what_if_of(
     return what_if(study.workload, study.space, gpus, tokens=tokens, calibration=known)
 
 
-def estimate_of(study: Study, config: ParallelConfig, *, store: Store | None = None) -> Estimate:
-    """One config's estimate, with this cluster's calibration when `store` holds one."""
-    from autotune.cost import estimate
+def estimate_of(study: Study, config: ParallelConfig, *, store: Store | None = None) -> tuple[Estimate, str]:
+    """One config's estimate, with this cluster's calibration when `store` holds one, and where the constants come from."""
+    from autotune.cost import calibration_for, estimate
     from autotune.wiring.assembly import stored_calibration
 
-    return estimate(study.workload, config, calibration=stored_calibration(study.workload, store))
+    constants = stored_calibration(study.workload, store) or calibration_for(study.workload)
+    return estimate(study.workload, config, calibration=constants), constants.source
 
 
 def _local_cluster() -> ClusterSpec:

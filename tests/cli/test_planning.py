@@ -41,7 +41,12 @@ def test_estimate_by_parts_with_derived_degrees(run, write):
     assert document["config"]["dp"] == 4
     assert document["config"]["accumulation_steps"] == 8
     assert document["estimate"]["step_time_low_s"] < document["estimate"]["step_time_s"]
-    assert "compute" in run("estimate", write(), "--config", "tp=2").out
+    assert document["source"]
+    done = run("estimate", write(), "--config", "tp=2")
+    assert "compute" in done.out
+    assert "idle" not in done.out
+    assert f"constants of the cost model: {document['source']}" in done.err
+    assert "GPUs stay idle" in run("estimate", write(), "--config", "tp=2,pp=1,dp=1").out
 
 
 def test_estimate_says_why_a_config_is_illegal(run, write):
