@@ -7,6 +7,7 @@ after the study's last event, with an event `end`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -45,7 +46,7 @@ async def events(
     last_event_id: Annotated[str | None, Header(description="as `after`, for streams")] = None,
 ) -> Response:
     """History after a sequence number, or a live stream."""
-    study = (await run_in_threadpool(house.store.study, study_id)).id
+    study = (await run_in_threadpool(house.store.revision, study_id)).id
     if STREAM not in request.headers.get("accept", ""):
         found = await run_in_threadpool(house.store.events, study, after=after, limit=limit)
         return StrictJSONResponse({"events": [event_document(event) for event in found]})
@@ -65,17 +66,18 @@ def event_document(event: HistoryEvent) -> dict[str, Any]:
 
 async def _stream(house: House, study: str, after: int) -> AsyncIterator[str]:
     house.streams += 1
-    silent_s = 0.0
+    silent_s, seen = 0.0, None
     try:
         yield ": open\n\n"
         while not house.closing.is_set():
-            try:
-                record = await run_in_threadpool(
-                    house.store.study, study
-                )  # before the events: the end comes after its last
-                found = await run_in_threadpool(house.store.events, study, after=after, limit=PAGE)
-            except AutotuneError:  # the store is away: the stream waits with it
-                found, record = [], None
+            found, record = [], None
+            with contextlib.suppress(AutotuneError):  # the store is away: the stream waits with it
+                revision = await run_in_threadpool(house.store.revision, study)
+                if revision != seen:
+                    # the study before the events, for its end comes after its last event
+                    record = await run_in_threadpool(house.store.study, study)
+                    found = await run_in_threadpool(house.store.events, study, after=after, limit=PAGE)
+                    seen = None if found else revision
             for event in found:
                 after = event.sequence
                 yield f"id: {after}\nevent: {event.kind}\ndata: {json.dumps(finite(event_document(event)))}\n\n"
