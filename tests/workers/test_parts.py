@@ -124,7 +124,7 @@ def test_loss_scale_halves_on_overflow_and_doubles_after_a_clean_run() -> None:
 
 
 def test_other_precisions_are_not_scaled() -> None:
-    scaler = LossScaler("bf16")
+    scaler = LossScaler("bf16", start=8.0)
     assert scaler.scale == 1.0
     assert not scaler.update(False)
 

@@ -125,10 +125,11 @@ def test_what_cannot_run_is_refused_by_name(alone: RankContext, model: str, conf
     assert caught.value.failure.kind is FailureKind.INVALID
 
 
-@pytest.mark.parametrize("rate", [math.nan, -1.0, "fast"])
-def test_learning_rate_is_a_number(alone: RankContext, rate: object) -> None:
-    with pytest.raises(TrialFailed, match="learning_rate"):
-        run_trial(request("llama", PLAIN, trainer_options={"learning_rate": rate}), alone, go_on)
+@pytest.mark.parametrize("value", [math.nan, -1.0, "fast"])
+@pytest.mark.parametrize("option", ["learning_rate", "loss_scale"])
+def test_an_option_is_a_number(alone: RankContext, option: str, value: object) -> None:
+    with pytest.raises(TrialFailed, match=option):
+        run_trial(request("llama", PLAIN, trainer_options={option: value}), alone, go_on)
 
 
 def test_refusals_of_gangs_come_from_every_rank_before_anything_is_built(tmp_path: Path) -> None:

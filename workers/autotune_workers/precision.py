@@ -85,8 +85,8 @@ class LossScaler:
     Every rank holds the same state, because every rank is told the same verdict.
     """
 
-    def __init__(self, precision: str, *, start: float = 2.0**16, clean_steps: int = 2000) -> None:
-        """`start` as in torch.amp; precisions other than fp16 keep the scale 1."""
+    def __init__(self, precision: str, *, start: float, clean_steps: int = 2000) -> None:
+        """`start`: the first scale; precisions other than fp16 keep the scale 1."""
         self.enabled = precision == "fp16"
         self.scale = start if self.enabled else 1.0
         self._clean_steps = clean_steps

@@ -39,6 +39,8 @@ from autotune_workers.tensor_parallel import VocabularyParallelLoss, cut_stage, 
 
 LEARNING_RATES = {"adamw": 3e-4, "sgd": 1e-2}
 CLIP_NORM = 1.0
+LOSS_SCALE = 2.0**16
+"""as in torch.amp"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ class Training:
         )
         self.mesh = build_mesh(self.config, context)
         self._twins = self._twin_group()
-        self._scaler = LossScaler(self.config.precision)
+        self._scaler = LossScaler(self.config.precision, start=_loss_scale(request))
         self._first_square = torch.zeros((), dtype=torch.float64, device=context.device)
         self._vocabulary = (0, self.model.vocab_size)
         self._stages = {i: self._build_stage(layers) for i, layers in self._layers().items()}
@@ -340,6 +342,14 @@ def _learning_rate(request: TrialRequest) -> float:
     return float(rate) * learning_rate_factor(request.config.global_batch_size, smallest, workload.optimizer)
 
 
+def _loss_scale(request: TrialRequest) -> float:
+    """The trainer option `loss_scale`: what loss scaling starts from in fp16."""
+    scale = request.trainer_options.get("loss_scale", LOSS_SCALE)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 1 <= scale < math.inf:
+        raise ConfigError(f"loss_scale must be a finite number of at least 1, but is {scale!r}", field="loss_scale")
+    return float(scale)
+
+
 def _check(request: TrialRequest, context: RankContext) -> None:
     """Raises `ConfigError` for what this trainer cannot run, with the law that forbids it."""
     config, model, seq_len = request.config, request.workload.model, request.workload.seq_len
@@ -348,6 +358,7 @@ def _check(request: TrialRequest, context: RankContext) -> None:
             f"tp * pp * dp * cp must be the number of ranks, but {config.world_size} != {context.world_size}"
         )
     _learning_rate(request)
+    _loss_scale(request)
     check_precision(config, model, context.device)
     if config.compile:
         check_compiler(context.device)

@@ -35,6 +35,11 @@ class NativeTrainer(Trainer):
             "left out: 3e-4 for adamw, 0.01 for sgd",
             default=0.0,
         ),
+        Option(
+            name="loss_scale",
+            meaning="of the first step in fp16; halved whenever gradients overflow; left out: 65536",
+            default=0.0,
+        ),
         Option(name="steps", meaning="optimizer steps to run", default=50, export_only=True),
         Option(name="seed", meaning="seed of weights and data", default=0, export_only=True),
         Option(name="data", meaning="text or .bin file; left out: the text that ships", default="", export_only=True),
@@ -78,7 +83,7 @@ class NativeTrainer(Trainer):
             "config": config.to_dict(),
             "measure": asdict(MeasureSpec(min_steps=steps, max_steps=steps, trial_timeout_s=FOREVER_S)),
             "seed": options["seed"],
-            "trainer_options": {"learning_rate": options["learning_rate"]} if options["learning_rate"] else {},
+            "trainer_options": {name: options[name] for name in ("learning_rate", "loss_scale") if options[name]},
             "data": options["data"] or None,
         }
         start = torchrun(
