@@ -17,7 +17,9 @@ from autotune.report.terminal import (
     plain_table,
     safe,
 )
-from autotune.spec import Trial
+from autotune.report.worth import cost_label
+from autotune.reward import stability, token_cost
+from autotune.spec import Measurement, Trial, Workload
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,7 +48,7 @@ def compare(first: Side, second: Side, *, palette: Palette = FULL) -> Table:
 def facts(found: Findings) -> dict[str, str]:
     """What is compared, as text; `-` where it is not known."""
     record, best = found.record, found.best
-    workload = record.study.workload
+    workload, objective = record.study.workload, record.study.objective
     measured = best.measurement if best is not None else None
     errors = prediction_errors(found.trials)
     return {
@@ -55,6 +57,7 @@ def facts(found: Findings) -> dict[str, str]:
         "cluster": workload.cluster.name,
         "tokens per sequence": str(workload.seq_len),
         "sequences per step": ", ".join(map(str, workload.global_batch_sizes)),
+        "objective": f"{objective.metric}, stability weighing {objective.stability_weight:g}",
         "searcher": record.study.searcher,
         "trials": ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.trials).items()) or "-",
         "time": format_duration(record.elapsed_s),
@@ -62,6 +65,13 @@ def facts(found: Findings) -> dict[str, str]:
         "tokens/s": format_count(rate(best)) if best is not None else "-",
         "step time": format_duration(measured.step_time_s if measured else None),
         "peak memory": format_bytes(measured.peak_memory_bytes if measured else None),
+        "stability": f"{stability(measured):.2f}" if measured else "-",
+        "per million tokens": _cost(measured, workload) if measured else "-",
         "speedup over default": f"{found.speedup:.2f}" if found.speedup is not None else "-",
         "median error of predicted step time": f"{errors['step_time']:.0%}" if "step_time" in errors else "-",
     }
+
+
+def _cost(measurement: Measurement, workload: Workload) -> str:
+    cost = token_cost(measurement, workload.cluster.gpu)
+    return cost_label(cost.value * 1e6, cost.unit)

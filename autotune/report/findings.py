@@ -24,9 +24,9 @@ class Findings:
     trials: tuple[Trial, ...]
     """all of them by number"""
     best: Trial | None
-    """the named winner, else the fastest measured one"""
+    """the named winner, else the best measured one; after the finals with what they measured, as the speedup is"""
     baseline: Trial | None
-    """the default config's trial, where it was measured"""
+    """the default config's trial, where it was measured; after the finals with what they measured"""
     speedup: float | None
     """best against baseline in tokens per second"""
 
@@ -43,6 +43,8 @@ class Findings:
 
 def findings(record: StudyRecord, trials: Sequence[Trial]) -> Findings:
     """Reads the record and its trials."""
+    from autotune.wiring import result_from
+
     ordered = tuple(sorted(trials, key=lambda t: t.number))
     by_number = {t.number: t for t in ordered}
     measured = [t for t in ordered if t.is_measured]
@@ -54,6 +56,9 @@ def findings(record: StudyRecord, trials: Sequence[Trial]) -> Findings:
         baseline = next((t for t in measured if t.purpose is TrialPurpose.BASELINE), None)
     if baseline is not None and not baseline.is_measured:
         baseline = None
+    again = {t.number: t for t in result_from(record, ordered).confirmed}
+    if best is not None and best.number in again and (baseline is None or baseline.number in again):
+        best, baseline = again[best.number], again[baseline.number] if baseline is not None else None
     speedup = record.speedup
     if speedup is None and best is not None and baseline is not None:
         speedup = throughput(best) / throughput(baseline)

@@ -12,7 +12,7 @@ from autotune.report import compare, html_report
 from autotune.report.figures import Point, plot, ticks
 from autotune.report.findings import best_so_far, findings, prediction_errors, why
 from autotune.report.terminal import Palette
-from autotune.spec import StudyStatus, Trial, TrialStatus
+from autotune.spec import StudyStatus, Trial, TrialPurpose, TrialStatus
 from tests.report.test_terminal import shown
 from tests.report.worlds import out_of_memory, record, trial, trials
 
@@ -110,6 +110,18 @@ def test_winner_and_speedup_are_found_when_nobody_named_them() -> None:
     assert found.best.number == 3
     assert found.speedup == pytest.approx(2.0)
     assert prediction_errors(found.trials)["step_time"] == pytest.approx(0.1)
+
+
+def test_words_and_figures_are_those_of_the_finals() -> None:
+    """Not of the search, whose numbers the speedup does not follow from."""
+    slow, fast = trial(0, step_time_s=2.0), trial(1, step_time_s=1.6, micro_batch_size=2, accumulation_steps=4)
+    finals = [
+        replace(trial(n, step_time_s=s), config=t.config, purpose=TrialPurpose.FINAL)
+        for n, t, s in ((2, slow, 4.0), (3, fast, 2.0))
+    ]
+    listed = {"finals": [{"config": t.config.to_dict()} for t in (slow, fast)]}
+    found = findings(record(best=1, speedup=2.0, result=listed), [slow, fast, *finals])
+    assert "32.8k against 16.4k tokens per second: 2.00 times" in why(found)[0]
 
 
 def test_reasons_compare_steps_at_equal_tokens() -> None:
