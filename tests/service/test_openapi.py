@@ -13,7 +13,7 @@ from autotune import wiring
 from autotune.service.documents import EXAMPLE_SPEC
 from tests.service.running import API, DEADLINE_S, Service, bearer, spec
 
-CASES, LONG_CASES = 12, 400
+CASES, LONG_CASES = 12, 450
 """generated requests for each of the 13 operations"""
 
 
