@@ -178,7 +178,7 @@ def explain(
 ) -> None:
     """Says why a trial won or lost: its reward by parts, against the baseline and the runner-up."""
     from autotune.cli.source import open_source
-    from autotune.report.worth import PRODUCT, reward_rows
+    from autotune.report.worth import PRODUCT, formula_rows, reward_rows
 
     with open_source(store, url) as source:
         document = source.explain(study, trial)
@@ -192,3 +192,5 @@ def explain(
         print()
         _print_rows(heads, rows, text=1)
         print(PRODUCT)
+        heads, rows = formula_rows(document)
+        _print_rows(heads, rows, text=2)

@@ -34,7 +34,7 @@ from autotune.report.terminal import (
     format_duration,
     note_of,
 )
-from autotune.report.worth import PRODUCT, front_rows, reward_rows
+from autotune.report.worth import PRODUCT, formula_rows, front_rows, reward_rows
 from autotune.spec import MemoryParts, Trial, TrialPurpose
 
 MAX_SPEC = 20_000
@@ -290,6 +290,7 @@ def _rewards(found: Findings) -> str:
         heads, rows = reward_rows(explanation)
         said = "".join(f"<p>{escape(sentence)}</p>" for sentence in explanation["text"])
         parts = f"<h2>Reward by parts</h2>{said}" + _words(heads, rows, text=1) + f'<p class="soft">{PRODUCT}.</p>'
+        parts += _words(*formula_rows(explanation), text=2)
     heads, rows = front_rows(wiring.front_documents(result))
     caption = "No other measured config is at least as good in speed, stability, free memory and cost and better in one of them."
     return parts + "<h2>Pareto front</h2>" + _words(heads, rows, text=2) + f'<p class="soft">{caption}</p>'

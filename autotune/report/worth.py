@@ -68,6 +68,14 @@ def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[st
     return ["", *columns], rows
 
 
+def formula_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows that say how the parts of stability are scored; empty without a measurement."""
+    known = explanation.get("formulas") if explanation.get("reward") else None
+    return ["part of stability", "how it is scored, linear between"], [
+        [PARTS.get(part, part), text] for part, text in (known or {}).items()
+    ]
+
+
 def front_rows(configs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows of the front: trials with `merits`."""
     rows = []

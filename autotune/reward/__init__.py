@@ -17,7 +17,7 @@ from autotune.reward.goodput import (
 )
 from autotune.reward.price import TokenCost, token_cost
 from autotune.reward.ranking import competes, first_measured, merits, pareto, rerank
-from autotune.reward.stability import diverged, stability, stability_parts
+from autotune.reward.stability import diverged, formulas, stability, stability_parts
 from autotune.reward.total import DIVERGED_CEILING, reward
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "efficiency",
     "explain",
     "first_measured",
+    "formulas",
     "known_noise_scale",
     "learning_rate_factor",
     "merits",

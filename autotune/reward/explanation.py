@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.reward.goodput import known_noise_scale, learning_rate_factor, with_noise_scale
 from autotune.reward.ranking import first_measured
-from autotune.reward.stability import diverged, spikes, stability_parts
+from autotune.reward.stability import diverged, formulas, spikes, stability_parts
 from autotune.reward.total import reward
 from autotune.spec import FIELDS, Measurement, Objective, Reward, Trial, Workload
 from autotune.spec.duration import format_duration
@@ -59,6 +59,7 @@ class Explanation:
             "text": list(self.text),
             "shares": dict(self.shares),
             "parts": dict(self.parts),
+            "formulas": {part: text for part, text in formulas().items() if part in self.parts},
             "objective": {"metric": self.objective.metric, "stability_weight": self.objective.stability_weight},
             "relative_to": self.relative_to,
             "reward": self.reward.to_dict() if self.reward is not None else None,

@@ -59,6 +59,20 @@ SAME = 0.01
 """curves that differ by less than this everywhere are the same"""
 MIN_STEPS = 4
 """steps below which curves are not judged"""
+SCORED: Mapping[str, Mapping[str, str]] = {
+    "finite": {"finite": "share of steps with a loss or gradient that is not finite"},
+    "trend": {"trend": "median loss of the last quarter / of the first"},
+    "fidelity": {
+        "correlation": "1 - correlation with the losses in fp32",
+        "final_loss": "final loss apart from fp32",
+        "outliers": f"share of steps over {POINTWISE:.0%} apart from fp32",
+    },
+    "spikes": {"spikes": f"share of steps with a gradient norm over {SPIKE_FACTOR:g} x its neighbours' median"},
+    "skipped": {"skipped": "share of steps that loss scaling skipped"},
+    "headroom": {"headroom": "peak memory / capacity"},
+    "jitter": {"jitter": "relative spread of the step time"},
+}
+"""in words, the values of LIMITS by the part that they make"""
 
 Series = NDArray[np.float64]
 
@@ -87,6 +101,19 @@ def stability_parts(measurement: Measurement) -> dict[str, float]:
         parts["headroom"] = _ramp("headroom", measurement.peak_memory_bytes / measurement.memory_capacity_bytes)
     parts["jitter"] = _ramp("jitter", measurement.step_time_spread)
     return parts
+
+
+def formulas() -> dict[str, str]:
+    """How each part is scored, in words."""
+
+    def scored(name: str, value: str) -> str:
+        good, bad = LIMITS[name]
+        return f"{value}: 1 {'up to' if good else 'at'} {good:g}, 0 from {bad:g}"
+
+    return {
+        part: ("the least of " if len(values) > 1 else "") + "; ".join(scored(n, v) for n, v in values.items())
+        for part, values in SCORED.items()
+    }
 
 
 def diverged(measurement: Measurement) -> Failure | None:

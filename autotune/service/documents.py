@@ -113,6 +113,7 @@ class ExplainAnswer(Answer):
     relative_to: str = Field(description="whose speed the reward is relative to", examples=["the baseline's"])
     reward: Plain | None = Field(description="total, throughput, stability and parts; null without a measurement")
     parts: Plain
+    formulas: Plain = Field(description="how each part of stability is scored, in words")
     shares: Plain = Field(description="what throughput and stability give to the total")
     against: Plain = Field(description="baseline, runner-up or winner: number, config_changes, speed_ratio, reward")
     step_parts_s: Plain

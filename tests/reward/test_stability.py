@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.reward import diverged, stability, stability_parts
+from autotune.report.worth import PARTS
+from autotune.reward import diverged, formulas, stability, stability_parts
+from autotune.reward.stability import LIMITS, SCORED
 from autotune.spec import FailureKind, Measurement
 from tests.reward.samples import STEPS, healthy, losses
 
@@ -130,3 +132,11 @@ def test_parts_are_between_zero_and_one(
     )
     assert all(0.0 <= value <= 1.0 for value in stability_parts(m).values())
     assert 0.0 <= stability(m) <= 1.0
+
+
+def test_every_part_says_how_it_is_scored() -> None:
+    said = formulas()
+    assert set(said) == set(PARTS) >= set(stability_parts(healthy()))
+    assert sorted(name for values in SCORED.values() for name in values) == sorted(LIMITS)
+    assert "1 up to 0.92, 0 from 1" in said["headroom"]
+    assert said["fidelity"].count("1 up to") == 3
