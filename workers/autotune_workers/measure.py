@@ -2,8 +2,9 @@
 
 On a GPU the peak is the allocator's (bytes allocated; bytes reserved are told beside it). On a CPU it is the rise of the resident
 set: its high-water mark since the trial began, which Linux lets a process reset, less what was resident at the beginning, after freed
-memory was given back to the system. So neither torch itself nor an earlier trial counts. Where the mark cannot be reset, the peak
-is unknown and is reported as such.
+memory was given back to the system, and less the pages of files that came in meanwhile: program code that a fresh rank runs for the first
+time (some 30 MiB), or token files. So neither torch itself nor an earlier trial counts. Where the mark cannot be reset, the peak is
+unknown and is reported as such.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._before: int | None = None
+        self._files_before = 0
 
     def start(self) -> None:
         """Forgets all earlier peaks."""
@@ -33,13 +35,17 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
             self._before = status_bytes("VmRSS") if _reset_high_water() else None
+            self._files_before = status_bytes("RssFile") or 0
 
     def bytes(self) -> int | None:
         """Bytes at the peak; None where this system cannot tell."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         peak = status_bytes("VmHWM")
-        return None if self._before is None or peak is None else max(0, peak - self._before)
+        if self._before is None or peak is None:
+            return None
+        files = max(0, (status_bytes("RssFile") or 0) - self._files_before)
+        return max(0, peak - self._before - files)
 
     def reserved_bytes(self) -> int | None:
         """Bytes that the GPU allocator held at its peak; None on a CPU."""
