@@ -1,9 +1,10 @@
-"""The cost model that a replayed searcher is given: honest, shipped, wrong or useless."""
+"""The cost model that a replayed searcher is given: honest, shipped, wrong (each cell its own way, or all of a trainer alike) or useless."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 import numpy as np
 from scipy.special import ndtr
@@ -14,7 +15,7 @@ from autotune.space import SearchSpace
 from autotune.spec import Estimate
 from tests.benchmarks.fit_cost_model import by_model, held_out, pairs
 
-MODELS = ("held_out", "shipped", "wrong", "useless")
+MODELS = ("held_out", "shipped", "wrong", "wrong_alike", "useless")
 MEMORY_CONSTANTS = tuple(n for n in PHYSICAL if n.endswith("_bytes") or n in ("activation_factor", "usable_fraction"))
 """Constants that are left alone when time is made wrong; memory is scaled as a whole."""
 
@@ -32,17 +33,18 @@ class Prediction:
 
 def prediction(space: SearchSpace, model: str, seed: int, held_out: Calibration | None) -> Prediction:
     """The estimate of all configs of a cell, by one of `MODELS`; `held_out` None means that nothing was fitted on its model."""
-    rng = np.random.default_rng([seed, len(space)])
+    apart = len(space) if model != "wrong_alike" else crc32(space.workload.trainer.encode())
+    rng = np.random.default_rng([seed, apart])
     shipped = calibration_for(space.workload)
     constants = shipped
     if model != "shipped" and held_out is not None:
         constants = replace(held_out, **{n: getattr(shipped, n) for n in WIDTHS})
-    if model == "wrong":
+    if model.startswith("wrong"):
         constants = replace(
             constants.perturbed(rng, math.log(2.0)), **{n: getattr(constants, n) for n in MEMORY_CONSTANTS}
         )
     predicted = estimate(space.workload, space.table, calibration=constants)
-    if model == "wrong":
+    if model.startswith("wrong"):
         predicted = _with_memory(predicted, rng.choice([0.75, 1.25]), space, constants)
     if model == "useless":
         predicted = predicted.take(rng.permutation(len(space)))

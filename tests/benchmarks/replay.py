@@ -8,6 +8,7 @@ is left fell under 1%. The cost model is one of
 
     held_out    constants fitted without the cell's model (the honest case)       shipped   the constants that ship
     wrong       every time constant off by a random factor (log-normal, spread 2), memory off by 25% either way
+    wrong_alike the same, but all cells of a trainer are off alike, so that earlier studies can tell
     useless     the estimates of all configs of a cell shuffled
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ CURVE = 20
 """trials that the regret curve shows, and after which a searcher that has not stopped itself is stopped (`Budget.max_trials`)"""
 Fitted = dict[tuple[str, str], Calibration]
 PAST_TRIALS = 5
-"""trials of each earlier study"""
+"""first trials of each earlier study, which `bayesian` ran without a history of its own"""
 History = tuple[tuple[Workload, Trial], ...]
 DETERMINISTIC = ("bayesian", "reinforce", "cost_ranked", "rule_of_thumb")
 """searchers whose seed changes nothing: one run stands for all seeds where the model has none either"""
@@ -68,6 +69,8 @@ class Run:
     """regret then"""
     seconds: float
     """processor time of the searcher"""
+    first: tuple[Trial, ...]
+    """its first trials, as a later study on another cell finds them"""
 
 
 def replay(
@@ -93,6 +96,7 @@ def replay(
         history=history,
     )
     regret, curve, failed, found, stopped = 1.0, [], 0, None, None
+    first: list[Trial] = []
     pending: list[ParallelConfig] = []
     while found is None or len(curve) < CURVE:
         pending += searcher.ask(in_flight - len(pending))
@@ -101,6 +105,7 @@ def replay(
         config = pending.pop(0)
         trial = cell.trial(config, len(curve))
         searcher.tell([trial])
+        first += [trial] if len(first) < PAST_TRIALS else []
         regret = min(regret, cell.regret(config))
         curve.append(regret)
         if found is None:
@@ -121,6 +126,7 @@ def replay(
         stopped_after=stopped[0] if stopped else None,
         stopped_regret=stopped[1] if stopped else regret,
         seconds=process_time() - began,
+        first=tuple(first),
     )
 
 
@@ -130,17 +136,11 @@ def _shuffled(cell: Cell, seed: int) -> list[ParallelConfig]:
     return [configs[i] for i in np.random.default_rng(seed).permutation(len(configs))]
 
 
-def past(cell: Cell, cells: Sequence[Cell], studies: int, seed: int) -> History:
-    """Trials of earlier studies on other cells of the sweep: `PAST_TRIALS` each, from the faster third, where studies try most."""
+def past(cell: Cell, cells: Sequence[Cell], firsts: Mapping[str, Sequence[Trial]], studies: int, seed: int) -> History:
+    """What earlier studies tried on other cells of the sweep, drawn at random. `firsts`: by cell name."""
     others = [c for c in cells if c is not cell and c.workload.trainer == cell.workload.trainer]
-    rng = np.random.default_rng([seed, 7])
-    found = []
-    for i in rng.permutation(len(others))[:studies]:
-        other = others[i]
-        ran = sorted((config for config, row in other.rows.items() if row.failure is None), key=other.regret)
-        tried = rng.permutation(max(len(ran) // 3, 1))[:PAST_TRIALS]
-        found += [(other.workload, other.trial(ran[k], number)) for number, k in enumerate(tried)]
-    return tuple(found)
+    drawn = np.random.default_rng([seed, 7]).permutation(len(others))[:studies]
+    return tuple((others[i].workload, trial) for i in drawn for trial in firsts[others[i].name])
 
 
 def _job(job: tuple[Cell, str, int, dict[str, Any]]) -> Run:
@@ -151,23 +151,21 @@ def _job(job: tuple[Cell, str, int, dict[str, Any]]) -> Run:
 def _runs(
     cells: Sequence[Cell], name: str, args: argparse.Namespace, fitted: Fitted, pool: ProcessPoolExecutor
 ) -> Iterator[Run]:
+    def play(searcher: str, seed: int, in_flight: int, histories: Mapping[str, History]) -> Iterator[Run]:
+        jobs = []
+        for cell in cells:
+            held_out = fitted.get((cell.workload.model.name, cell.workload.trainer))
+            options = {"model": args.model, "held_out": held_out, "in_flight": in_flight}
+            jobs.append((cell, searcher, seed, {**options, "history": histories.get(cell.name, ())}))
+        return pool.map(_job, jobs, chunksize=4)
+
     once = name in DETERMINISTIC and args.model in ("held_out", "shipped") and not args.history
-    jobs = [
-        (
-            cell,
-            name,
-            seed,
-            {
-                "model": args.model,
-                "held_out": fitted.get((cell.workload.model.name, cell.workload.trainer)),
-                "in_flight": args.in_flight,
-                "history": past(cell, cells, args.history, seed),
-            },
-        )
-        for cell in cells
-        for seed in range(1 if once else args.seeds)
-    ]
-    yield from pool.map(_job, jobs, chunksize=4)
+    for seed in range(1 if once else args.seeds):
+        histories = {}
+        if args.history:
+            firsts = {run.cell: run.first for run in play("bayesian", seed, 1, {})}
+            histories = {cell.name: past(cell, cells, firsts, args.history, seed) for cell in cells}
+        yield from play(name, seed, args.in_flight, histories)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
