@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+from collections import deque
 from typing import Any
 
 from autotune_workers.ranks import Births, RankProcess
@@ -17,6 +18,25 @@ from autotune_workers.wire import Message
 
 LISTEN_S = 1.0
 """one call listens at most this long"""
+
+
+class Unheard:
+    """What a rank said, numbered from 1, until its runner confirms it: an answer that Ray loses on its way is given again."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._told = 0
+
+    def add(self, message: Message) -> None:
+        """One more."""
+        self._told += 1
+        self._messages.append({**message, "number": self._told})
+
+    def after(self, number: int) -> list[Message]:
+        """Those beyond `number`; those up to it are forgotten."""
+        while self._messages and self._messages[0]["number"] <= number:
+            self._messages.popleft()
+        return [dict(message) for message in self._messages]
 
 
 class RankHost:
@@ -30,26 +50,31 @@ class RankHost:
         self._births = Births(device=device, host=ray.util.get_node_ip_address(), trial=trial)
         self._lock = threading.Lock()
         self._generation = 0
+        self._unheard = Unheard()
         self._rank = self._start()
 
     def _start(self) -> RankProcess:
         return RankProcess(self._births, name=self._name)
 
-    def listen(self) -> list[Message]:
-        """What the rank said, each with the `generation` of its process; waits up to `LISTEN_S` for the first."""
+    def listen(self, heard: int = 0) -> list[Message]:
+        """What the rank said, each with its `number` and the `generation` of its process; waits up to `LISTEN_S` for the first.
+
+        `heard`: the last number that the caller has; everything beyond it is told.
+        """
+        if unheard := self._unheard.after(heard):
+            return unheard
         with self._lock:
             rank, generation = self._rank, self._generation
         if rank.fileno() < 0:  # the process is gone and was reported: wait for its successor
             threading.Event().wait(0.05)
             return []
         select.select([rank.fileno()], [], [], LISTEN_S)
-        messages: list[Message] = []
         for message in rank.receive():
             told: Message = {**message, "generation": generation}
             if message["say"] in ("failed", "gone"):
                 told["log_tail"] = list(rank.log_tail())
-            messages.append(told)
-        return messages
+            self._unheard.add(told)
+        return self._unheard.after(heard)
 
     def send(self, message: Message) -> None:
         """Hands an order to the rank."""

@@ -19,12 +19,19 @@ class RayRank:
         self.host = ""
         self.dead = False
         self.generation = 0
-        self.ear: Any = actor.listen.remote()
+        self.heard = 0
+        """number of the last message that has come"""
+        self.ear: Any = None
+        self.listen()
         self.deaf_until_s = 0.0
         self.kill_asked_s: float | None = None
         self.given_up = False
         self.tail: tuple[str, ...] = ()
         self.calls: list[Any] = []
+
+    def listen(self) -> None:
+        """Asks for what it says next, and with that confirms what has come."""
+        self.ear = self.actor.listen.remote(self.heard)
 
     def send(self, message: Message) -> None:
         """Sends a message; order is kept."""

@@ -2,7 +2,7 @@
 
 A gang's actors stay in their placement group between trials, so that a trial of the same size starts warm; a group whose place is needed
 for another size is removed. The runner never waits for Ray without a deadline: it listens to all ranks at once with `ray.wait`,
-and a call that Ray cannot answer now (unreachable is not dead) is asked again.
+and a call that Ray cannot answer now (unreachable is not dead) is asked again; its host keeps what it said until it is confirmed.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class RayCrews:
         now_s = time.monotonic()
         for rank in ranks:
             if rank.ear is None and now_s >= rank.deaf_until_s:
-                rank.ear = rank.actor.listen.remote()
+                rank.listen()
             is_late = rank.kill_asked_s is not None and now_s - rank.kill_asked_s > HOST_KILL_S
             if is_late and not self._cluster.is_silent:
                 rank.kill_asked_s, rank.given_up = None, True
@@ -183,7 +183,9 @@ class RayCrews:
         except Exception:  # Ray could not answer; whether the rank lives is another question
             rank.deaf_until_s = time.monotonic() + ASK_AGAIN_S
             return []
-        rank.ear = rank.actor.listen.remote()
+        messages = [m for m in messages if m.pop("number") > rank.heard]
+        rank.heard += len(messages)
+        rank.listen()
         current = [m for m in messages if m.pop("generation") == rank.generation]
         for message in current:
             if "log_tail" in message:
