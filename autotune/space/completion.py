@@ -2,6 +2,7 @@
 
 dp                   cluster's GPUs / (tp * pp * cp)
 accumulation_steps   global_batch_size / (micro_batch_size * dp), of the largest allowed batch that divides
+precision            bf16, or fp16 or fp32 where the GPU has no bf16
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from autotune.spec import ParallelConfig, Workload
 from autotune.spec.config import knobs_of
 
 
+def default_precision(workload: Workload) -> str:
+    """What a config computes in when nothing is said: bf16, or the next best that the GPU has."""
+    return next((p for p in ("bf16", "fp16", "fp32") if p in workload.cluster.gpu.peak_flops_per_s), "bf16")
+
+
 def complete(workload: Workload, asked: str | Mapping[str, Any]) -> ParallelConfig:
-    """The config of `tp=2,pp=1,...`, of `tp2 pp1 ...` (or of a mapping) with dp and accumulation_steps derived when they are not given.
+    """The config of `tp=2,pp=1,...`, of `tp2 pp1 ...` (or of a mapping) with dp, accumulation_steps and precision derived when they are not given.
 
     What cannot be derived keeps its default: the laws then say what is wrong. Raises `ConfigError` for an unknown knob or value.
     """
     given = knobs_of(asked) if isinstance(asked, str) else asked
-    config = ParallelConfig.from_dict(given)
+    config = ParallelConfig.from_dict({"precision": default_precision(workload), **given})
     if "dp" not in given:
         config = replace(config, dp=max(1, workload.cluster.num_gpus // (config.tp * config.pp * config.cp)))
     if "accumulation_steps" not in given:

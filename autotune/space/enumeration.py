@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.errors import ConfigError, SpecError
+from autotune.space.completion import default_precision
 from autotune.space.constraint import LAWS, Law, reasons, world_size_law
 from autotune.spec import FIELDS, ConfigTable, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.checks import nearest
@@ -65,7 +66,11 @@ def choices_of(workload: Workload, space: SpaceSpec) -> dict[str, NDArray[np.int
                 field="space",
             )
     given = {name: _codes(name, values) for name, values in space.knobs.items()}
-    derived = {"dp": world_sizes(workload, space), "accumulation_steps": workload.global_batch_sizes}
+    derived = {
+        "dp": world_sizes(workload, space),
+        "accumulation_steps": workload.global_batch_sizes,
+        "precision": (encode("precision", default_precision(workload)),),
+    }
     return {
         name: given[name]
         if name in given

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.errors import ConfigError
-from autotune.space import complete
-from autotune.spec import ParallelConfig, Workload, catalog
+from autotune.space import SearchSpace, complete
+from autotune.spec import ParallelConfig, SpaceSpec, Workload, catalog
 
 WORK = Workload(
     model=catalog.model("llama-8b"), cluster=catalog.cluster("h100-sxm-2x8"), seq_len=4096, global_batch_size=(96, 128)
@@ -30,6 +32,15 @@ def test_dp_and_accumulation_are_derived(asked: str, config: ParallelConfig) -> 
     assert complete(WORK, asked) == config
     pairs = (piece.split("=") for piece in asked.split(",") if piece)
     assert complete(WORK, {name: int(value) for name, value in pairs}) == config
+
+
+@pytest.mark.parametrize(("gpu", "precision"), [("h100-sxm", "bf16"), ("v100-32gb", "fp16")])
+def test_a_precision_that_the_gpu_has_is_the_default(gpu: str, precision: str) -> None:
+    work = replace(WORK, cluster=catalog.cluster(f"{gpu}-2x8"))
+    assert complete(work, "tp=4").precision == precision
+    assert complete(work, "tp=4,precision=fp32").precision == "fp32"
+    space = SearchSpace.build(work, SpaceSpec(name="own", knobs={"tp": (4, 8)}))
+    assert space.knobs["precision"] == (precision,)
 
 
 def test_a_pasted_label_is_completed_too() -> None:

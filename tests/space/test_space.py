@@ -62,7 +62,7 @@ def small_spaces(draw: st.DrawFn) -> tuple[Workload, SpaceSpec]:
 
 def brute_force(work: Workload, space: SpaceSpec) -> list[ParallelConfig]:
     sizes = space.world_sizes or (work.cluster.num_gpus,)
-    defaults = ParallelConfig()
+    defaults = ParallelConfig(precision="fp16" if work.cluster.gpu.name == "v100-32gb" else "bf16")
     free = {name: space.knobs.get(name, (getattr(defaults, name),)) for name in FIELDS}
     if "dp" not in space.knobs:
         free["dp"] = tuple(range(1, max(sizes) + 1))
