@@ -29,6 +29,8 @@ _ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
 def constants_of(measured: Mapping[str, Any], *, cluster: ClusterSpec, trainer: str) -> Calibration:
     """`Calibration.from_measurements`."""
+    if not isinstance(measured, Mapping):
+        raise SpecError(f"what was measured must hold keys and values, but is {measured!r}")
     for key in measured:
         if key not in KEYS + NOTES:
             raise SpecError(f"a calibration measures nothing called {key!r}", remedy=nearest(key, KEYS), field=str(key))
@@ -46,9 +48,8 @@ def constants_of(measured: Mapping[str, Any], *, cluster: ClusterSpec, trainer: 
     full_speed_ranks = values.get("full_speed_ranks", constants.full_speed_ranks)
     values.update(_links(_rows(measured, "collectives"), cluster, full_speed_ranks))
     what = ", ".join(key for key in KEYS if measured.get(key))
-    return replace(
-        constants, **values, source=f"measured on {cluster.name} ({what or 'nothing'}); the rest: {constants.source}"
-    )
+    rest = constants.source.partition(";")[0]  # without the advice to calibrate
+    return replace(constants, **values, source=f"measured on {cluster.name} ({what or 'nothing'}); the rest: {rest}")
 
 
 def _rows(measured: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:

@@ -31,6 +31,13 @@ class Workload:
     """whose training loop; the cost model's constants are per GPU type and trainer"""
 
     def __post_init__(self) -> None:
+        for name, kind in (("model", ModelSpec), ("cluster", ClusterSpec)):
+            if not isinstance(getattr(self, name), kind):
+                raise SpecError(
+                    f"{name} must be a {kind.__name__}, but is {getattr(self, name)!r}",
+                    remedy=f"autotune.spec.catalog.{name}(NAME) finds one by name",
+                    field=name,
+                )
         positive_int("seq_len", self.seq_len, at_most=1 << 27)
         if isinstance(self.global_batch_size, list):
             object.__setattr__(self, "global_batch_size", tuple(self.global_batch_size))

@@ -171,6 +171,15 @@ def test_figures_of_hardware_that_would_leave_floating_point_are_refused(bandwid
         LinkSpec(latency_s=1e300, bytes_per_s=1e9)
 
 
+def test_a_workload_of_names_is_told_where_names_are_found() -> None:
+    with pytest.raises(
+        SpecError, match=r"model must be a ModelSpec, but is 'llama-8b'; autotune.spec.catalog.model\(NAME\)"
+    ):
+        replace(workload(), model="llama-8b")  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="cluster must be a ClusterSpec"):
+        replace(workload(), cluster=None)  # type: ignore[arg-type]
+
+
 def test_the_slowest_hardware_that_is_let_in_still_has_finite_times() -> None:
     link = LinkSpec(latency_s=3600.0, bytes_per_s=1.0)
     gpu = replace(GPU, memory_bytes=1.0, memory_bytes_per_s=1.0, peak_flops_per_s={"bf16": 1.0})

@@ -94,6 +94,9 @@ def test_sixteen_bits_are_compared_by_shape() -> None:
 def test_nothing_measured_changes_nothing_but_the_source() -> None:
     c = Calibration.from_measurements({}, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2))
     assert "nothing" in c.source
+    assert "run `autotune calibrate`" not in c.source
+    with pytest.raises(SpecError, match="must hold keys and values"):
+        Calibration.from_measurements([], cluster=cluster())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
