@@ -190,12 +190,12 @@ def _write_csv(path: Path, columns: Columns, rows: Iterable[Row]) -> None:
 
 def _parquet_writer() -> Callable[[Path, Columns, Iterable[Row]], None]:
     try:
-        import pyarrow  # type: ignore[import-not-found,unused-ignore]
+        import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
         from pyarrow import parquet
     except ImportError:
         raise SpecError(
             "parquet needs pyarrow, which is not installed",
-            remedy="`pip install pyarrow`, or export csv",
+            remedy="`pip install 'autotune[parquet]'`, or export csv",
             field="format",
         ) from None
 

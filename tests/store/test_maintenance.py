@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -155,11 +155,13 @@ def test_an_export_says_the_same_as_the_store(store: SqlStore, tmp_path: Path) -
         maintenance.export(store, tmp_path, format="xlsx")
 
 
-def test_parquet_says_what_it_needs(store: SqlStore, tmp_path: Path) -> None:
-    if importlib.util.find_spec("pyarrow") is None:
-        with pytest.raises(SpecError, match="pyarrow"):
-            maintenance.export(store, tmp_path / "out", format="parquet")
-        return
+def test_parquet_says_what_it_needs(store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SpecError, match="pyarrow"):
+        maintenance.export(store, tmp_path / "out", format="parquet")
+
+
+def test_export_as_parquet(store: SqlStore, tmp_path: Path) -> None:
     from pyarrow import parquet
 
     paths = maintenance.export(store, tmp_path / "out", format="parquet")
