@@ -54,7 +54,7 @@ def rank_memories(
 
     weight_bytes = np.where(mixed & traits.master_weights, 2.0, 4.0)
     gradient_bytes = np.where(mixed & traits.master_weights, traits.gradient_bytes, 4.0)
-    moments = 8.0 if workload.optimizer == "adamw" else 4.0
+    moments = 8.0 if workload.optimizer == "adamw" else 0.0
     state_bytes = moments + np.where(mixed & traits.master_weights, 4.0, 0.0)
 
     kept, once = _activation_bytes(workload, table, layout, constants, traits)

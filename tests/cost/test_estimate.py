@@ -171,6 +171,13 @@ def test_figures_of_hardware_that_would_leave_floating_point_are_refused(bandwid
         LinkSpec(latency_s=1e300, bytes_per_s=1e9)
 
 
+def test_sgd_keeps_no_moments_and_adamw_two_in_fp32() -> None:
+    here = replace(workload(), trainer="native")
+    adamw, sgd = (estimate(replace(here, optimizer=o), ParallelConfig()).memory_parts_bytes for o in ("adamw", "sgd"))
+    assert adamw.optimizer == pytest.approx(2 * adamw.weights)
+    assert sgd.optimizer == 0
+
+
 def test_a_workload_of_names_is_told_where_names_are_found() -> None:
     with pytest.raises(
         SpecError, match=r"model must be a ModelSpec, but is 'llama-8b'; autotune.spec.catalog.model\(NAME\)"
