@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.reward.goodput import with_noise_scale
+from autotune.reward.price import token_cost
 from autotune.reward.stability import stability
 from autotune.reward.total import reward
 from autotune.space import why_outside
-from autotune.spec import Measurement, Objective, Study, Trial, TrialPurpose, Workload
+from autotune.spec import GpuSpec, Measurement, Objective, Study, Trial, TrialPurpose, Workload
 
 
 def competes(trial: Trial, study: Study) -> bool:
@@ -46,22 +47,33 @@ def first_measured(trials: Sequence[Trial]) -> Trial | None:
     return min(measured, key=lambda t: t.number, default=None)
 
 
-def merits(measurement: Measurement) -> tuple[float, float, float, float]:
+def merits(measurement: Measurement, cost_of_token: float) -> tuple[float, float, float, float]:
     """(tokens/s, stability, memory headroom as a share of the capacity, -cost per token), each the higher the better.
 
-    Unknown memory counts as none free. The cost is in rank-seconds: a price or a datasheet's power multiplies that of every config of a
-    study alike.
+    Unknown memory counts as none free.
     """
     m = measurement
     used, capacity = m.peak_memory_bytes, m.memory_capacity_bytes
     headroom = 1.0 - used / capacity if used is not None and capacity else 0.0
-    return (m.tokens_per_s, stability(m), headroom, -m.num_ranks / m.tokens_per_s)
+    return (m.tokens_per_s, stability(m), headroom, -cost_of_token)
 
 
-def pareto(trials: Sequence[Trial]) -> list[Trial]:
-    """The measured trials that none other matches in all four merits and beats in one, fastest first; repeats of the finals left aside."""
-    first = [t for t in trials if t.purpose is not TrialPurpose.FINAL]
-    scored = [(t, merits(t.measurement)) for t in first if t.is_measured and t.measurement is not None]
+def pareto(trials: Sequence[Trial], gpu: GpuSpec) -> list[Trial]:
+    """The measured trials that none other matches in all four merits and beats in one, fastest first; repeats of the finals left aside.
+
+    Costs that cannot be compared (power was measured in some only) count in rank-seconds.
+    """
+    first = [
+        (t, t.measurement)
+        for t in trials
+        if t.purpose is not TrialPurpose.FINAL and t.is_measured and t.measurement is not None
+    ]
+    costs = [token_cost(m, gpu) for _, m in first]
+    alike = len({cost.source for cost in costs}) == 1
+    scored = [
+        (t, merits(m, cost.value if alike else m.num_ranks / m.tokens_per_s))
+        for (t, m), cost in zip(first, costs, strict=True)
+    ]
     return [
         t
         for t, mine in sorted(scored, key=lambda pair: (-pair[1][0], pair[0].number))

@@ -22,7 +22,7 @@ def rerank(store: Store, study_id: str, objective: Objective) -> list[Trial]:
 
 def pareto(result: Result) -> list[Trial]:
     """The trials of a study that none other matches in speed, stability, memory headroom and cost and beats in one, fastest first."""
-    return reward.pareto(_as_confirmed(result))
+    return reward.pareto(_as_confirmed(result), result.record.study.workload.cluster.gpu)
 
 
 def best_document(
@@ -58,7 +58,7 @@ def best_document(
 
 def front_documents(result: Result, rewarded: Mapping[int, Trial] = MappingProxyType({})) -> list[dict[str, Any]]:
     """The front, fastest first, each trial with its rank and `merits`; `rewarded`: the same trials with other rewards."""
-    front, workload = reward.pareto(_as_confirmed(result)), result.record.study.workload
+    front, workload = pareto(result), result.record.study.workload
     return [
         {"rank": i, **trial_document(rewarded.get(t.number, t)), "merits": merits_document(t, workload)}
         for i, t in enumerate(front, 1)
@@ -71,8 +71,8 @@ def merits_document(trial: Trial, workload: Workload) -> dict[str, Any]:
     m = trial.measurement
     if m is None:
         return {}
-    speed, stability, headroom, _ = reward.merits(m)
     cost = reward.token_cost(m, workload.cluster.gpu)
+    speed, stability, headroom, _ = reward.merits(m, cost.value)
     known = m.peak_memory_bytes is not None and bool(m.memory_capacity_bytes)
     return {
         "tokens_per_s": speed,

@@ -29,6 +29,7 @@ def at(speed: float, **fields: object) -> Measurement:
     return replace(m, step_times_s=tuple(t / speed for t in m.step_times_s))
 
 
+GPU = workload().cluster.gpu
 TRIALS = [
     trial(0, at(1.0), purpose=TrialPurpose.BASELINE),
     trial(1, at(1.5, peak_memory_bytes=3.96e9), CONFIGS[1]),
@@ -53,15 +54,24 @@ def test_other_objectives_rank_otherwise() -> None:
 
 
 def test_the_front_holds_what_nothing_beats_in_everything() -> None:
-    assert [t.number for t in pareto(TRIALS)] == [1, 2, 3]
+    assert [t.number for t in pareto(TRIALS, GPU)] == [1, 2, 3]
 
 
 def test_the_front_is_sorted_by_speed() -> None:
-    assert [t.number for t in pareto([TRIALS[2], replace(TRIALS[1], number=7)])] == [7, 2]
+    assert [t.number for t in pareto([TRIALS[2], replace(TRIALS[1], number=7)], GPU)] == [7, 2]
 
 
 def test_equals_stand_side_by_side() -> None:
-    assert [t.number for t in pareto([TRIALS[2], replace(TRIALS[2], number=9)])] == [2, 9]
+    assert [t.number for t in pareto([TRIALS[2], replace(TRIALS[2], number=9)], GPU)] == [2, 9]
+
+
+def test_a_slower_config_that_draws_less_power_stands_on_the_front() -> None:
+    """Unless a price makes every rank-second cost the same, or the power of some was not measured."""
+    hot, cool = ({"power_watts": watts} for watts in (400.0, 200.0))
+    pair = [trial(0, at(1.0, utilization=hot)), trial(1, at(0.8, utilization=cool), CONFIGS[1])]
+    assert [t.number for t in pareto(pair, GPU)] == [0, 1]
+    assert [t.number for t in pareto(pair, replace(GPU, usd_per_hour=2.0))] == [0]
+    assert [t.number for t in pareto([pair[1], trial(0, at(1.0))], GPU)] == [0]
 
 
 def explained(number: int, **options: object) -> tuple[str, ...]:
