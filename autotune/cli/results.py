@@ -102,7 +102,7 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
         _print_evidence(document)
         if line := speedup_line(document):
             out.print(line)
-    if document["study"]:
+    if document["study"] and (not asked or asked == document["study"]["objective"]):  # export knows the study's own
         note(f"next: {export_command(document['study']['id'], document.get('exports') or ())}")
 
 
