@@ -46,6 +46,7 @@ def _either(text: str, inline: str) -> Discriminator:
 Count = Annotated[StrictInt, Field(ge=1, le=1 << 30)]
 Number = Annotated[StrictFloat, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
+Figure = Annotated[Number, Field(ge=1, le=1e30)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 Seconds = Annotated[Number, Field(gt=0, le=366 * 86400)]
 Text = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
@@ -93,9 +94,9 @@ class GpuDocument(Document):
     """An accelerator by its datasheet."""
 
     name: Name
-    memory_bytes: Positive
-    peak_flops_per_s: dict[Literal["fp32", "tf32", "bf16", "fp16", "fp8"], Positive]
-    memory_bytes_per_s: Positive
+    memory_bytes: Figure
+    peak_flops_per_s: dict[Literal["fp32", "tf32", "bf16", "fp16", "fp8"], Figure]
+    memory_bytes_per_s: Figure
     source: str = ""
     usd_per_hour: Positive | None = None
     power_watts: Positive | None = None
@@ -105,7 +106,7 @@ class LinkDocument(Document):
     """A way between GPUs, per GPU and direction."""
 
     latency_s: Annotated[Number, Field(ge=0, le=10)]
-    bytes_per_s: Positive
+    bytes_per_s: Figure
 
 
 class ClusterDocument(Document):
