@@ -17,7 +17,7 @@ from autotune.reward.goodput import (
 )
 from autotune.reward.price import TokenCost, token_cost
 from autotune.reward.ranking import competes, first_measured, merits, pareto, rerank
-from autotune.reward.stability import diverged, formulas, stability, stability_parts
+from autotune.reward.stability import diverged, formulas, spikes, stability, stability_parts
 from autotune.reward.total import DIVERGED_CEILING, reward
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "pareto",
     "rerank",
     "reward",
+    "spikes",
     "stability",
     "stability_parts",
     "study_noise_scale",

@@ -12,7 +12,7 @@
 The two sizes are those of one rank's part and of the whole batch (replicated or ZeRO data parallel, before and after the gradients are summed), or
 of the first micro-batch and the whole step where there is one data-parallel rank. A config that shows neither (a single sequence, cp, ep, a
 pipeline without data parallelism, tp under ZeRO 2 and 3) borrows the scale of another trial (`with_noise_scale`): it belongs to model, data and
-progress, not to the config.
+progress, not to the config. Steps whose gradient norm spikes (`stability.py`) are left out: one would outweigh all others.
 
 Pollux's formula rests on its assumption that the learning rate follows the batch: multiply it by sqrt(B / B0) for Adam and by B / B0 for
 SGD (`learning_rate_factor`), as the native trainer does; with a learning rate left alone a larger batch gains less than predicted here.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.reward import diverged, stability, stability_parts
+from autotune.reward import diverged, known_noise_scale, stability, stability_parts
 from autotune.spec import Measurement, MeasureSpec
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.faults import Fault
@@ -64,6 +64,13 @@ def test_a_spike_shows_in_the_gradient_norms_and_nowhere_before(trials: dict[int
     assert found.losses[:SPIKE] == pytest.approx(healthy.losses[:SPIKE], rel=1e-3)
     assert stability_parts(found)["spikes"] < 0.95 <= stability_parts(healthy)["spikes"]
     assert diverged(found) is None
+
+
+def test_a_spike_is_not_taken_for_the_noise_of_the_gradient(trials: dict[int, Measurement]) -> None:
+    usual, found = (known_noise_scale(trials[n]) for n in (0, SPIKED))
+    assert usual is not None
+    assert found is not None
+    assert usual / 3 < found < 3 * usual
 
 
 def test_too_large_a_loss_scale_overflows_fp16_and_skips_steps(trials: dict[int, Measurement]) -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from autotune.cost import model_flops_per_token
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
-from autotune.reward import NoiseScale, noise_scale
+from autotune.reward import NoiseScale, noise_scale, spikes
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig
 from autotune.stopping import trial_verdict
 from autotune_workers.measure import MeanPower, PeakMemory, device_readings, release, synchronize
@@ -136,8 +136,10 @@ class _Attempt:
                 stopped = reason
                 break
         peaks = self._peaks()
-        breakdown = self._breakdown(training) if self._request.profile else {}
-        return TrialResult(measurement=replace(self._measured(), **peaks, **breakdown), stopped=stopped)
+        measurement = replace(self._measured(), **peaks)
+        if self._request.profile:
+            measurement = self._profiled(training, measurement)
+        return TrialResult(measurement=measurement, stopped=stopped)
 
     def _step(self, training: Training, number: int) -> StepReport:
         device = self._context.device
@@ -207,8 +209,8 @@ class _Attempt:
             "utilization": readings,
         }
 
-    def _breakdown(self, training: Training) -> dict[str, Any]:
-        """One more step under the profiler; seconds by cause, mean over ranks."""
+    def _profiled(self, training: Training, measured: Measurement) -> Measurement:
+        """With one more step under the profiler; seconds by cause, mean over ranks."""
         device = self._context.device
         tokens, targets = training.batch(len(self._steps))
 
@@ -217,19 +219,20 @@ class _Attempt:
             synchronize(device)
 
         line_up(self._context)
-        mine = profile_step(step, device)
-        seconds = torch.tensor([*mine.parts_s.values(), mine.overlapped_s], dtype=torch.float64, device=device)
+        mine = profile_step(step, device, pipelined=self._request.config.pp > 1)
+        told = {**mine.parts_s, "communication_overlapped": mine.overlapped_s}
+        seconds = torch.tensor([*told.values(), mine.launch_delay_s], dtype=torch.float64, device=device)
         dist.all_reduce(seconds)
-        names = (*mine.parts_s, "communication_overlapped")
-        return {"breakdown_s": dict(zip(names, (seconds / self._context.world_size).tolist(), strict=True))}
+        *parts, delay = (seconds / self._context.world_size).tolist()
+        readings = dict(measured.utilization) | ({} if math.isnan(delay) else {"kernel_launch_delay_s": delay})
+        return replace(measured, breakdown_s=dict(zip(told, parts, strict=True)), utilization=readings)
 
     def _measured(self) -> Measurement:
         """What this rank knows by itself."""
         workload, config = self._request.workload, self._request.config
         warmup = self._request.measure.warmup_steps
         counted = self._steps[warmup:]
-        noise = self._noise(self._outcomes[warmup:])
-        return Measurement(
+        measured = Measurement(
             step_times_s=tuple(s.time_s for s in counted),
             tokens_per_step=config.global_batch_size * workload.seq_len,
             num_ranks=config.world_size,
@@ -237,13 +240,16 @@ class _Attempt:
             grad_norms=tuple(s.grad_norm for s in counted),
             nonfinite_steps=sum(not s.finite and not s.skipped for s in counted),
             skipped_steps=sum(s.skipped for s in counted),
-            gradient_noise_scale=noise.value if noise else None,
-            gradient_noise_interval=(noise.low, noise.high) if noise else None,
             setup_s=self._setup_s,
             flops_per_token=model_flops_per_token(workload.model, workload.seq_len),
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
             memory_capacity_bytes=workload.cluster.gpu.memory_bytes,
         )
+        odd = set(spikes(measured))
+        noise = self._noise([o for i, o in enumerate(self._outcomes[warmup:]) if i not in odd])
+        if noise is None:
+            return measured
+        return replace(measured, gradient_noise_scale=noise.value, gradient_noise_interval=(noise.low, noise.high))
 
     def _noise(self, outcomes: list[Outcome]) -> NoiseScale | None:
         """Gradient noise scale from the squared norms at both batch sizes, of the steps where both are known."""
