@@ -8,15 +8,18 @@
 
 Each instant of the step belongs to one of them, the first in the order optimizer, compute, bubble, communication, host; so they add up to
 the step. Communication that runs while something is computed costs no time of its own: `communication_overlapped` is told beside them. Seconds are means
-over ranks. A profiled step is slower than others: shares are meant, not seconds.
+over ranks. A profiled step is slower than others: shares are meant, not seconds. Without a pipeline every send belongs to a collective (the all-to-all
+of experts is made of them). On a GPU kernels count, and of the spans that mark a region of code only the optimizer's: the others would hide its gaps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -24,6 +27,8 @@ Interval = tuple[float, float]
 ORDER = ("optimizer", "compute", "bubble", "communication")
 STEP = "autotune.step"
 OPTIMIZER = "autotune.optimizer"
+LAUNCHES = ("cudaLaunch", "cuLaunch")
+"""calls that launch a kernel"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,9 @@ class Breakdown:
     """by cause; adds up to the step"""
     overlapped_s: float
     """communication hidden behind computation"""
+    launch_delay_s: float = math.nan
+    """median time from the call that launches a kernel to its start: microseconds where the GPU waits for the host, much more where the
+    host runs ahead; nan where there are none"""
 
 
 def partition(window: Interval, intervals: Mapping[str, Iterable[Interval]]) -> Breakdown:
@@ -52,29 +60,48 @@ def partition(window: Interval, intervals: Mapping[str, Iterable[Interval]]) -> 
     return Breakdown(parts_s=parts, overlapped_s=overlapped)
 
 
-def profile_step(step: Callable[[], Any], device: torch.device) -> Breakdown:
-    """Runs `step` under the profiler; it must end synchronized with the device."""
+def profile_step(step: Callable[[], Any], device: torch.device, *, pipelined: bool) -> Breakdown:
+    """Runs `step` under the profiler; it must end synchronized with the device. `pipelined`: whether ranks wait for their neighbours' layers."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities) as profiler, record_function(STEP):
         step()
+    return breakdown(profiler.events(), on_gpu=device.type == "cuda", pipelined=pipelined)
+
+
+def breakdown(events: Iterable[Any], *, on_gpu: bool, pipelined: bool) -> Breakdown:
+    """What the profiler's events (`FunctionEvent`) say of the step."""
     window: Interval = (0.0, 0.0)
     intervals: dict[str, list[Interval]] = {cause: [] for cause in ORDER}
-    for event in profiler.events():
+    launched: dict[int, float] = {}
+    started: dict[int, float] = {}
+    for event in events:
         span = (event.time_range.start / 1e6, event.time_range.end / 1e6)
         on_device = event.device_type != torch.autograd.DeviceType.CPU
         if event.name == STEP and not on_device:
             window = span
-        elif on_device == (device.type == "cuda") or event.name.startswith("gloo:"):
-            cause = _cause(event.name, on_device)
+        elif not on_device and event.name.startswith(LAUNCHES):
+            launched[event.id] = span[0]
+        elif on_device == on_gpu or event.name.startswith("gloo:"):
+            cause = _cause(event.name, on_device, is_mark=bool(event.is_user_annotation))
             if cause:
-                intervals[cause].append(span)
-    return partition(window, intervals)
+                intervals["communication" if cause == "bubble" and not pipelined else cause].append(span)
+            if on_device and not event.is_user_annotation:
+                started[event.id] = span[0]
+    return replace(partition(window, intervals), launch_delay_s=launch_delay(launched, started))
 
 
-def _cause(name: str, on_device: bool) -> str:
-    """Cause of an event by its name; empty for one that says nothing (annotations, waits that another event explains)."""
+def launch_delay(launched: Mapping[int, float], started: Mapping[int, float]) -> float:
+    """Median of start less launch over the kernels of which both moments are known; nan when there are none."""
+    delays = [start - launched[number] for number, start in started.items() if number in launched]
+    return float(np.median(delays)) if delays else math.nan
+
+
+def _cause(name: str, on_device: bool, *, is_mark: bool) -> str:
+    """Cause of an event by its name; empty for one that says nothing (marks, waits that another event explains)."""
     if name == OPTIMIZER:
         return "optimizer"
+    if on_device and is_mark:
+        return ""
     if name.startswith(("gloo:send", "gloo:recv", "c10d::send", "c10d::recv")) or "SendRecv" in name:
         return "bubble"
     if name.startswith(("gloo:", "c10d::", "_c10d_functional::", "fsdp::", "nccl")):
