@@ -26,7 +26,8 @@ FAULTS = (
 @pytest.fixture(scope="module")
 def trials() -> Iterator[dict[int, Measurement]]:
     """A healthy trial, one for each fault, and one in fp16 whose loss scale is far too large, on the same two ranks; their step times are those of a quiet machine."""
-    measure = replace(PATIENT, warmup_steps=0, min_steps=STEPS, max_steps=STEPS, precision=0.0)
+    unhurried = {"start_timeout_s": 240.0, "step_timeout_s": 120.0, "trial_timeout_s": 500.0}
+    measure = replace(PATIENT, warmup_steps=0, min_steps=STEPS, max_steps=STEPS, precision=0.0, **unhurried)
     with LocalRunner(max_ranks=2, device="cpu", faults=FAULTS) as runner:
         found = {number: _run(runner, number, measure=measure) for number in (0, CORRUPTED, SPIKED)}
         yield found | {OVERFLOWING: _run(runner, OVERFLOWING, precision="fp16", loss_scale=2.0**40, measure=measure)}
@@ -38,7 +39,7 @@ def _run(
     config = {"dp": 2, "micro_batch_size": 4, "precision": precision}
     asked = request(number, config=config, trainer_options={"learning_rate": 3e-3, **options}, measure=measure)
     runner.start(asked)
-    end = ended(events_until_ended(runner, [asked.id], deadline_s=150.0))
+    end = ended(events_until_ended(runner, [asked.id], deadline_s=600.0))
     assert end.measurement is not None, end.failure
     return replace(end.measurement, step_times_s=(0.1,) * len(end.measurement.step_times_s))
 
