@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from autotune.spec import FailureKind
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.faults import Fault
 from autotune_workers.local import LocalRunner
-from autotune_workers.machine import oom_kills
+from autotune_workers.machine import EXPENDABLE, be_expendable, oom_kills
 from tests.workers.requests import PATIENT, request
 from tests.workers.test_command import one
 from tests.workers.test_command import request as program
@@ -85,6 +86,23 @@ def test_a_program_that_the_kernel_kills_is_out_of_memory(runner: LocalRunner, s
     assert failure.kind is FailureKind.OUT_OF_MEMORY, failure
     assert "killed by the kernel" in failure.message
     assert one(runner, program(4)).failure is None
+
+
+def test_the_kernel_is_offered_ranks_and_programs_before_their_owner(runner: LocalRunner) -> None:
+    own = Path("/proc/self/oom_score_adj")
+    if not own.exists():
+        pytest.skip("this system has no such score")
+    before = int(own.read_text())
+    assert one(runner, request(5)).failure is None
+    for pid in runner.rank_pids:
+        assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) >= EXPENDABLE
+    started = subprocess.Popen(["sleep", "60"], preexec_fn=be_expendable)
+    try:
+        assert int(Path(f"/proc/{started.pid}/oom_score_adj").read_text()) >= EXPENDABLE
+    finally:
+        started.kill()
+        started.wait()
+    assert int(own.read_text()) == before
 
 
 def test_kills_are_counted_in_every_file_that_tells_them(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune_workers.machine import adopt_orphans, die_with_parent, status_bytes
+from autotune_workers.machine import adopt_orphans, be_expendable, die_with_parent, status_bytes
 
 GRACE_S = 3.0
 """between SIGTERM to the program's process group and SIGKILL to all that it started"""
@@ -70,7 +70,7 @@ class _Keeper:
                 cwd=order["cwd"],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=lambda: die_with_parent(keeper),
+                preexec_fn=lambda: _begin(keeper),
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._say({"refused": f"{type(error).__name__}: {error}"})
@@ -126,6 +126,11 @@ class _Keeper:
     def _say(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the owner is gone: there is nobody to tell
             self._owner.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _begin(keeper: int) -> None:
+    die_with_parent(keeper)
+    be_expendable()
 
 
 def _send(kill: Callable[[int, int], None], number: int, what: signal.Signals) -> None:

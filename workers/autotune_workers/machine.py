@@ -15,6 +15,8 @@ from pathlib import Path
 
 OOM_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 """of the machine, and of this process's memory group where it is the root of what it sees, as in a container"""
+EXPENDABLE = 500
+"""oom_score_adj (proc(5)) of ranks and programs: as if they held half of the machine's memory more than they do"""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -58,6 +60,13 @@ def oom_kills(counters: Sequence[Path] = OOM_COUNTERS) -> int:
                 if line.startswith("oom_kill "):
                     count += int(line.split()[1])
     return count
+
+
+def be_expendable() -> None:
+    """Has the kernel's out-of-memory killer take this process, and what it starts, rather than its owner, a service or a database."""
+    score = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):
+        score.write_text(str(max(EXPENDABLE, int(score.read_text()))))
 
 
 @contextlib.contextmanager

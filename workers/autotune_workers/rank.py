@@ -26,6 +26,7 @@ from typing import Any
 
 from autotune_workers.faults import Fault, Injector
 from autotune_workers.machine import (
+    be_expendable,
     cpu_count,
     die_with_parent,
     give_back_memory,
@@ -248,6 +249,7 @@ def preload(trial: str) -> None:
 def serve_rank(channel: socket.socket, *, device: str, host: str, trial: str) -> None:
     """Makes this process a rank; never returns."""
     faulthandler.enable()
+    be_expendable()
     channel.set_inheritable(False)
     preload(trial)
     Rank(channel, device=device, host=host, trial=trial).serve()
