@@ -7,6 +7,7 @@ does so for attention alone, the part whose activations are large for what they 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,6 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from autotune.errors import ConfigError
 from autotune_workers.model import Stage
 
+_SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
+"""variables with which torch compiles nothing, without a word"""
+
 
 def recompute_layers(stage: Stage, mode: str) -> None:
     """Checkpoints nothing, the attention or the whole of each layer."""
@@ -32,7 +36,16 @@ def recompute_layers(stage: Stage, mode: str) -> None:
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raises `ConfigError` when layers cannot be compiled here."""
+    """Raises `ConfigError` when layers cannot be compiled here, or torch was told not to."""
+    for name in _SWITCHED_OFF:
+        if os.environ.get(name) == "1":
+            raise ConfigError(
+                f"compile is switched off by {name}=1", remedy="unset it, or use compile=false", field="compile"
+            )
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        raise ConfigError(
+            "compile on a GPU needs triton, which is not installed", remedy="install triton", field="compile"
+        )
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
     if device.type == "cpu" and not any(map(shutil.which, names)):
         raise ConfigError(
@@ -42,8 +55,8 @@ def check_compiler(device: torch.device) -> None:
 
 @contextmanager
 def no_silent_fallback() -> Iterator[None]:
-    """Inside, a layer that would have to be compiled too often is an error, where torch would go on without compiling it."""
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+    """Inside, a layer that cannot be compiled, or would have to be too often, is an error, where torch may go on without compiling it."""
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, suppress_errors=False):
         yield
 
 
