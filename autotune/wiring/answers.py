@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune import reward
-from autotune.controller import contenders, decide, first_measurements
+from autotune.controller import decide, first_measurements
 from autotune.errors import ExportError, NotFoundError, SpecError
 from autotune.ports import Store, StudyRecord
-from autotune.spec import ParallelConfig, Trial
+from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus
 from autotune.spec.study import SIMULATED
 
 
@@ -224,9 +224,12 @@ def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:
 
 
 def _ranked(result: Result) -> list[Trial]:
-    """One trial for each measured config: the confirmed ones, then the others, each best first."""
+    """One trial for each measured config: the winner, then the others by reward, without those that failed in the finals. What was measured
+    again counts with that."""
+    failed = {t.config for t in result.trials if t.purpose is TrialPurpose.FINAL and t.status is TrialStatus.FAILED}
     seen: dict[ParallelConfig, Trial] = {}
-    study = result.record.study
-    for trial in [*result.confirmed, *contenders(result.trials, study), *first_measurements(result.trials, study)]:
-        seen.setdefault(trial.config, trial)
-    return list(seen.values())
+    for trial in [*result.confirmed, *first_measurements(result.trials, result.record.study)]:
+        if trial.config not in failed:
+            seen.setdefault(trial.config, trial)
+    winner = result.best.config if result.best else None
+    return sorted(seen.values(), key=lambda t: (t.config != winner, -t.reward.total if t.reward else 0.0))

@@ -80,6 +80,14 @@ def test_other_rankings_rest_on_the_final_rounds_too(finished: tuple[Store, str]
         assert all(t.measurement == pooled[t.number] for t in again)
 
 
+def test_the_best_stand_in_the_order_of_their_rewards(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    found = wiring.best_document(store, study_id, top=99)
+    totals = [row["reward"]["total"] for row in found["configs"]]
+    assert found["configs"][0]["config"] == found["best"]["config"]
+    assert totals == sorted(totals, reverse=True)  # the default config is no better for its finals
+
+
 def test_a_config_that_failed_in_the_finals_is_in_no_ranking(finished: tuple[Store, str]) -> None:
     store, study_id = finished
     result = wiring.result_of(store, study_id)
@@ -91,6 +99,8 @@ def test_a_config_that_failed_in_the_finals_is_in_no_ranking(finished: tuple[Sto
     front = wiring.pareto(replace(result, trials=(*result.trials, failed)))
     assert result.best.config in {t.config for t in wiring.pareto(result)}
     assert result.best.config not in {t.config for t in front}
+    listed = wiring.document(replace(result, trials=(*result.trials, failed), confirmed=()), top=99)["configs"]
+    assert result.best.config.to_dict() not in [row["config"] for row in listed]
 
 
 def test_the_best_across_all_history(finished: tuple[Store, str]) -> None:
