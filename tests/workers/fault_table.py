@@ -72,11 +72,20 @@ ROWS: dict[str, Row] = {
     "memory exhausted in a step": Row(
         faults=(_fault(1, "exhaust", step=2),), kind=FailureKind.OUT_OF_MEMORY, says="memory", asks=_small_memory
     ),
-    "exploding loss": Row(faults=(), kind=FailureKind.DIVERGED, rank=None, asks=_rate(1e5)),
-    "loss not a number": Row(faults=(), kind=FailureKind.DIVERGED, rank=None, asks=_rate(1e30)),
-    "killed in start": Row(faults=(_fault(4, "kill"),), kind=FailureKind.WORKER_LOST, says="SIGKILL", knows_step=False),
+    "exploding loss": Row(
+        faults=(), kind=FailureKind.DIVERGED, rank=None, says="the loss must stay under", asks=_rate(30.0)
+    ),
+    "loss not a number": Row(faults=(), kind=FailureKind.DIVERGED, rank=None, says="must be finite", asks=_rate(1e30)),
+    "killed in start": Row(
+        faults=(_fault(4, "kill"),),
+        kind=FailureKind.WORKER_LOST,
+        says="rank 1 during start was killed by SIGKILL",
+        knows_step=False,
+    ),
     "killed in the first step": Row(
-        faults=(_fault(5, "kill", step=0),), kind=FailureKind.WORKER_LOST, says="SIGKILL", knows_step=False
+        faults=(_fault(5, "kill", step=0),),
+        kind=FailureKind.WORKER_LOST,
+        says="rank 1 in step 0 was killed by SIGKILL",
     ),
     "killed in the middle of a step": Row(
         faults=(_fault(6, "kill", step=2, delay_s=0.02),),
@@ -126,15 +135,17 @@ FAULTS = tuple(fault for row in ROWS.values() for fault in row.faults)
 NEXT = 1000
 
 
-def play(runner: TrialRunner, name: str, *, deadline_s: float = 150.0) -> tuple[AttemptEnded, list[StepsReported]]:
-    """Runs the row and then a healthy trial, and checks both; returns the row's end and steps."""
+def play(
+    runner: TrialRunner, name: str, *, ranks_after: int = 2, deadline_s: float = 150.0
+) -> tuple[AttemptEnded, list[StepsReported]]:
+    """Runs the row and then a healthy trial on `ranks_after` ranks, and checks both; returns the row's end and steps."""
     row, number = ROWS[name], NUMBERS[name]
     asked = row.asks(number)
     runner.start(asked)
     events = events_until_ended(runner, [asked.id], deadline_s=deadline_s)
     end = ended(events)
     check(row, end.failure)
-    after = request(NEXT + number)
+    after = request(NEXT + number, dp=ranks_after)
     runner.start(after)
     assert ended(events_until_ended(runner, [after.id], deadline_s=deadline_s)).failure is None
     return end, [e for e in events if isinstance(e, StepsReported)]

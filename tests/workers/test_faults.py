@@ -15,12 +15,13 @@ from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
 from tests.workers.requests import request
 
 LEAKY = 500
+RANKS = 4
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[LocalRunner]:
     faults = (*FAULTS, Fault(kind="leak", rank=1, step=2, trial=LEAKY))
-    with LocalRunner(max_ranks=4, device="cpu", faults=faults) as runner:
+    with LocalRunner(max_ranks=RANKS, device="cpu", faults=faults) as runner:
         yield runner
 
 
@@ -28,7 +29,7 @@ def runner() -> Iterator[LocalRunner]:
 @pytest.mark.parametrize("name", ROWS)
 def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner, name: str) -> None:
     before = set(runner.rank_pids)
-    play(runner, name)
+    play(runner, name, ranks_after=RANKS)  # every place can be used again
     gone = before - set(runner.rank_pids)
     assert not any(is_alive(pid) for pid in gone)
 

@@ -124,7 +124,17 @@ class Rank:
     def _beat(self) -> None:
         while True:
             time.sleep(BEAT_S)
-            self._say("beat", phase=self._phase, step=self._step)
+            self._say("beat", phase=self._phase, step=self._where)
+
+    def _enter(self, phase: str) -> None:
+        """The trial has come to this phase, and the runner knows, should the rank die in it."""
+        self._phase = phase
+        self._say("beat", phase=phase, step=self._where)
+
+    @property
+    def _where(self) -> int | None:
+        """The step that it is in; what is built for the first one counts as that."""
+        return self._step if self._step is not None or self._phase != "set-up" else 0
 
     def _attempt(self, order: Message) -> None:
         """Runs the trial and says how it ended; then cleans up and says that it is idle."""
@@ -168,10 +178,10 @@ class Rank:
 
         injector.at(None)
         with contextlib.closing(injector), memory_limit(limit_bytes):
-            self._phase = "rendezvous"
+            self._enter("rendezvous")
             store = self._meet(rank, world_size, timeout_s)
             with process_group(store, rank=rank, world_size=world_size, device=device, timeout_s=timeout_s):
-                self._phase = "set-up"
+                self._enter("set-up")
                 injector.at(0)
                 result = self._trial(request, RankContext(rank=rank, world_size=world_size, device=device), report)
         if injector.silences:
@@ -202,7 +212,7 @@ class Rank:
             "text": str(error)[-4000:],
             "errno": getattr(error, "errno", None),
             "failure": failure.to_dict() if failure is not None else None,
-            "step": self._step if self._step is not None or self._phase != "set-up" else 0,
+            "step": self._where,
             "phase": self._phase,
         }
         traceback.clear_frames(error.__traceback__)  # they hold the trial's tensors
