@@ -39,10 +39,14 @@ def best(
         typer.Option("--pareto", help="Configs that no other beats in speed, stability, memory headroom and cost."),
     ] = False,
     metric: Annotated[
-        str | None, typer.Option("--metric", help="Rank a study's trials again by throughput, goodput or cost.")
+        str | None,
+        typer.Option(
+            "--metric", help="Rank again by throughput, goodput or cost; across history with model and cluster."
+        ),
     ] = None,
     stability_weight: Annotated[
-        float | None, typer.Option("--stability-weight", min=0.0, max=1.0, help="Rank again with this weight.")
+        float | None,
+        typer.Option("--stability-weight", min=0.0, max=1.0, help="Rank again with this weight; likewise."),
     ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
@@ -60,17 +64,15 @@ def best(
     if study and any(asked.values()):
         named = ", ".join(f"--{name.replace('_', '-')}" for name, value in asked.items() if value)
         raise SpecError(f"{named} asks across history, but a study was named", remedy="leave one out")
-    if not study and (pareto or metric or stability_weight is not None):
-        raise SpecError(
-            "--pareto, --metric and --stability-weight need a study", remedy="name one: autotune best ID ..."
-        )
+    if not study and pareto:
+        raise SpecError("--pareto needs a study", remedy="name one: autotune best ID --pareto")
     if pareto and top > 1:
         raise SpecError("--pareto shows the whole front, but --top was given too", remedy="leave one out")
     with open_source(store, url) as source:
         if study:
             document = source.best(study, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight)
         else:
-            document = source.best_across(**asked, top=top)
+            document = source.best_across(**asked, metric=metric, stability_weight=stability_weight, top=top)
     found = document["best"] is not None
     if json:
         emit(document)
@@ -152,6 +154,9 @@ def _print_evidence(document: dict[str, Any]) -> None:
             f"measured: {left['measured']} of {left['legal']:,} legal configs"
             + (f"; of the others the cost model would try {first}" if first else "")
         )
+    if "source" in document:
+        for remark in document["notes"]:
+            note(remark)
 
 
 def _print_rows(heads: list[str], rows: list[list[str]], *, text: int) -> None:

@@ -70,9 +70,11 @@ class Source(Protocol):
         runner: str = "",
         seq_len: int | None = None,
         global_batch_size: int | None = None,
+        metric: str | None = None,
+        stability_weight: float | None = None,
         top: int = 1,
     ) -> Document:
-        """Best configs across all history, or what comes nearest: {study, best, configs, source, ...}."""
+        """Best configs across all history, by speed or by the objective named, or what comes nearest: {study, best, configs, source, ...}."""
         ...
 
     def export(self, study_id: str, trainer: str, options: Mapping[str, Any]) -> Document:
@@ -135,11 +137,11 @@ class LocalSource:
 
         return wiring.explain(self.store, study_id, trial)
 
-    def best_across(self, *, top: int = 1, **asked: Any) -> Document:
+    def best_across(self, *, top: int = 1, metric: str | None = None, **asked: Any) -> Document:
         """Best configs across all history, or what comes nearest."""
         from autotune.wiring.known import Asked, best_known
 
-        return best_known(self.store, Asked(**asked), top=top)
+        return best_known(self.store, Asked(**asked, metric=metric or ""), top=top)
 
     def export(self, study_id: str, trainer: str, options: Mapping[str, Any]) -> Document:
         """The best config as a launch of that trainer."""

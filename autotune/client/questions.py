@@ -123,13 +123,16 @@ class Questions(ABC, Generic[One, Many]):
         runner: str = "",
         seq_len: int | None = None,
         global_batch_size: int | None = None,
+        metric: str | None = None,
+        stability_weight: float | None = None,
         top: int = 1,
     ) -> One:
-        """Best configs across all history. With model and cluster, where nothing was measured: the nearest workload's, else the cost model's;
-        `source` says which."""
+        """Best configs across all history, by speed or by the objective named. With model and cluster, where nothing was measured: the nearest
+        workload's, else the cost model's; `source` says which."""
         asked = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner, "top": top}
         sizes = {"seq_len": seq_len, "global_batch_size": global_batch_size}
-        return self._ask(Call(path="/best", params=_given(asked | sizes)))
+        objective = {"metric": metric or None, "stability_weight": stability_weight}
+        return self._ask(Call(path="/best", params=_given(asked | sizes | objective)))
 
     def export(self, study_id: str, trainer: str, options: Mapping[str, Any] | None = None) -> One:
         """The best config as a launch of that trainer: {trainer, config, argv, env, files, notes}."""

@@ -145,6 +145,7 @@ class BestAcross(Answer):
     speedup: float | None
     configs: list[PastBest]
     source: Literal["measured", "nearest", "cost_model", "none"]
+    objective: Plain | None = Field(description="metric and stability_weight by which they are ranked; null: by speed")
     evidence: Plain | None = Field(description="what is behind it: trials, configs, studies, last_at, age_s, spread")
     untried: Plain | None = Field(
         description="legal and measured configs of the space; the best untried one by the cost model"

@@ -25,6 +25,7 @@ from autotune.service.house import House, house_of
 from autotune.service.resources.studies import Action, acted
 from autotune.spec import ParallelConfig, StudyStatus
 from autotune.spec.checks import one_of
+from autotune.spec.study import METRICS
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -144,16 +145,14 @@ async def report(request: Request) -> Response:
 @router.get("/best")
 @page
 async def best(request: Request) -> Response:
-    """The best configs across all history."""
+    """The best configs across all history, or what comes nearest; it says which."""
+    from autotune.wiring.known import Asked, best_known
+
     house, caller = await _visitor(request)
-    asked = {name: request.query_params.get(name, "")[:200] for name in ("model", "cluster", "trainer", "runner")}
-
-    def look() -> dict[str, Any]:
-        from autotune import wiring
-
-        return {"found": wiring.past_studies(house.store, limit=PAGE, **asked)}
-
-    return _render("best.html", caller=caller, asked=asked, **(await run_in_threadpool(look)))
+    names = ("model", "cluster", "trainer", "runner", "metric")
+    asked: dict[str, Any] = {name: request.query_params.get(name, "")[:200] for name in names}
+    answer = await house.work(lambda: best_known(house.store, Asked(**asked), top=PAGE))
+    return _render("best.html", caller=caller, asked=asked, metrics=METRICS, **answer)
 
 
 @router.post("/studies/{study_id}/act")
@@ -253,6 +252,7 @@ def _environment() -> Environment:
         "bytes": format_bytes,
         "duration": format_duration,
         "config": lambda config: config_label(ParallelConfig.from_dict(config)),
+        "sentence": lambda text: text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else "."),
         "moment": lambda text: str(text or "")[:19].replace("T", " "),
     }
     environment.globals["style_mark"] = hashlib.sha256(_style().encode()).hexdigest()[:12]

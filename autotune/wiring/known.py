@@ -8,6 +8,9 @@
 Distance between workloads (`distance`): the Euclidean norm of their differences in doublings, |log2 ratio|, of parameters, layers, hidden size, experts,
 sequence length, GPU memory and GPU peak; 1 is twice as large in one of them. Only clusters with as many nodes and GPUs per node are compared, for
 a config's degrees make no sense on others, and only up to `FARTHEST`.
+
+Order: by tokens per second and GPU of the cluster, or, where an objective is named, by its reward among the measurements of one workload, the
+fastest one's: relative to the default config there, so that what several studies measured is judged by one measure.
 """
 
 from __future__ import annotations
@@ -18,11 +21,22 @@ from datetime import UTC, datetime
 from math import hypot, log2
 from typing import Any, cast
 
-from autotune.errors import AutotuneError, CatalogError, InfeasibleError
+from autotune import reward
+from autotune.errors import AutotuneError, CatalogError, InfeasibleError, SpecError
 from autotune.ports import Store, StudyRecord
-from autotune.spec import ClusterSpec, GpuSpec, ModelSpec, ParallelConfig, SpaceSpec, Trial, Workload, catalog
-from autotune.spec.checks import positive_int
-from autotune.spec.study import SIMULATED
+from autotune.spec import (
+    ClusterSpec,
+    GpuSpec,
+    ModelSpec,
+    Objective,
+    ParallelConfig,
+    SpaceSpec,
+    Trial,
+    Workload,
+    catalog,
+)
+from autotune.spec.checks import one_of, positive_int
+from autotune.spec.study import METRICS, SIMULATED
 from autotune.store.sql import SqlStore
 from autotune.store.statistics import KnownWorkload
 from autotune.wiring.answers import past_studies, study_document, trial_document
@@ -52,44 +66,65 @@ class Asked:
     """tokens, for the nearest workload and for the cost model; None: as in the history, else assumed"""
     global_batch_size: int | None = None
     """sequences, for the cost model; None: as in the history, else assumed"""
+    metric: str = ""
+    """throughput, goodput or cost; empty: speed alone, unless `stability_weight` is given"""
+    stability_weight: float | None = None
+    """0 to 1; None: the default objective's, where a metric is named"""
 
     def __post_init__(self) -> None:
+        if self.metric:
+            one_of("metric", self.metric, METRICS)
+        if self.objective is not None and not (self.model and self.cluster):
+            raise SpecError(
+                "across history an objective compares the configs of one model on one cluster, but "
+                f"model={self.model!r} and cluster={self.cluster!r}",
+                remedy="name both, or a study",
+                field="metric" if self.metric else "stability_weight",
+            )
         for name in ("seq_len", "global_batch_size"):
             if (value := getattr(self, name)) is not None:
                 positive_int(name, value, at_most=1 << 27)
 
+    @property
+    def objective(self) -> Objective | None:
+        """By what to rank; None: by speed."""
+        if not self.metric and self.stability_weight is None:
+            return None
+        asked = Objective(metric=self.metric) if self.metric else Objective()
+        return asked if self.stability_weight is None else replace(asked, stability_weight=self.stability_weight)
+
 
 def best_known(store: Store, asked: Asked, *, top: int = 1) -> dict[str, Any]:
-    """{study, best, baseline, speedup, configs[] = {study, best}, source, evidence, untried, nearest, assumed, notes}.
+    """{study, best, baseline, speedup, configs[] = {study, best}, source, objective, evidence, untried, nearest, assumed, notes}.
 
     `evidence`: trials, configs, studies, last_at, age_s, spread (of the best config's steps). `untried`: legal and measured configs of the
     study's space, and the best untried one by the cost model. `nearest`: of which workload the configs are, its distance, and what the cost
-    model expects of the first one here. `assumed`: what the question left open. Raises `SpecError`.
+    model expects of the first one here. `assumed`: what the question left open. With an objective the rewards are those of that objective. Raises
+    `SpecError`.
     """
-    found = past_studies(
-        store, model=asked.model, cluster=asked.cluster, trainer=asked.trainer, runner=asked.runner, limit=top
-    )
-    answer: dict[str, Any] = {"study": None, "best": None, "baseline": None, "speedup": None, "configs": found}
+    answer: dict[str, Any] = {"study": None, "best": None, "baseline": None, "speedup": None, "configs": []}
     answer |= {"source": "none", "evidence": None, "untried": None, "nearest": None, "assumed": None, "notes": []}
-    if found:
-        answer |= {**found[0], "source": "measured"}
-        if asked.model and asked.cluster:
-            pairs = _measured(store, asked, model=asked.model, cluster=asked.cluster)
-            answer["evidence"] = _evidence(pairs)
-            answer["untried"] = _untried(store, pairs)
-        return answer
+    answer["objective"] = _objective_document(asked.objective)
     if not (asked.model and asked.cluster):
-        answer["notes"] = [
-            "nothing was measured" + ("; name a cluster for what the cost model says" if asked.model else "")
-        ]
-        return answer
+        names = {"model": asked.model, "cluster": asked.cluster, "trainer": asked.trainer}
+        found = past_studies(store, **names, runner=asked.runner, limit=top)
+        if found:
+            return answer | found[0] | {"source": "measured", "configs": found}
+        hint = "; name a cluster for what the cost model says" if asked.model else ""
+        if not asked.runner and past_studies(store, **names, runner=SIMULATED, limit=1):
+            hint += f"; there are simulated results, which are told only for runner {SIMULATED}"
+        return answer | {"notes": ["nothing was measured" + hint]}
+    if pairs := _measured(store, asked, model=asked.model, cluster=asked.cluster):
+        rows = [{"study": study_document(record), "best": trial_document(trial)} for record, trial in pairs[:top]]
+        answer |= {**rows[0], "source": "measured", "configs": rows}
+        return answer | {"evidence": _evidence(pairs), "untried": _untried(store, pairs)} | _compared(asked, pairs)
     try:
         workload, assumed = _workload(store, asked)
     except CatalogError as error:
         return {**answer, "notes": [str(error)]}
     return (
         answer
-        | (_from_nearest(store, asked, workload, top) or _from_cost_model(store, workload, top))
+        | (_from_nearest(store, asked, workload, top) or _from_cost_model(store, asked, workload, top))
         | {"assumed": assumed}
     )
 
@@ -119,7 +154,47 @@ def _known(store: Store) -> list[KnownWorkload]:
 def _measured(store: Store, asked: Asked, **names: Any) -> list[tuple[StudyRecord, Trial]]:
     """All measured configs of that model and cluster (or workload), best first."""
     without = "" if asked.runner else SIMULATED
-    return store.best(trainer=asked.trainer, limit=MOST_CONFIGS, runner=asked.runner, without_runner=without, **names)
+    found = store.best(trainer=asked.trainer, limit=MOST_CONFIGS, runner=asked.runner, without_runner=without, **names)
+    return _judged(found, asked.objective) if found and asked.objective is not None else found
+
+
+def _judged(pairs: list[tuple[StudyRecord, Trial]], objective: Objective) -> list[tuple[StudyRecord, Trial]]:
+    """The measurements of the first one's workload with their rewards under that objective, best first."""
+    from autotune.space import SearchSpace, default_config
+
+    study = pairs[0][0].study
+    alike: dict[ParallelConfig, tuple[StudyRecord, Trial]] = {}
+    for record, trial in pairs:
+        if record.study.workload == study.workload:
+            alike.setdefault(trial.config, (record, trial))
+    try:
+        default = alike.get(default_config(SearchSpace.build(study.workload, study.space)))
+    except AutotuneError:
+        default = None
+    ranked = reward.rerank(
+        [trial for _, trial in alike.values()],
+        objective=objective,
+        workload=study.workload,
+        baseline=default[1].measurement if default else None,
+    )
+    return [(alike[trial.config][0], trial) for trial in ranked]
+
+
+def _compared(asked: Asked, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any]:
+    """What must be said of an order by an objective."""
+    if asked.objective is None:
+        return {}
+    w = pairs[0][0].study.workload
+    batches = ", ".join(map(str, w.global_batch_sizes))
+    return {
+        "notes": [f"compared: what was measured at {w.seq_len:,} tokens x {batches} sequences, trainer {w.trainer}"]
+    }
+
+
+def _objective_document(objective: Objective | None) -> dict[str, Any] | None:
+    if objective is None:
+        return None
+    return {"metric": objective.metric, "stability_weight": objective.stability_weight}
 
 
 def _evidence(pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any]:
@@ -204,7 +279,8 @@ def _from_nearest(store: Store, asked: Asked, workload: Workload, top: int) -> d
         if far > FARTHEST:
             return None
         rows, first = [], None
-        for record, trial in _measured(store, asked, workload=known.key):
+        pairs = _measured(store, asked, workload=known.key)
+        for record, trial in pairs:
             config = _adapted(workload, trial.config)
             if config is None:
                 continue
@@ -216,7 +292,6 @@ def _from_nearest(store: Store, asked: Asked, workload: Workload, top: int) -> d
             if len(rows) == top:
                 break
         if first:
-            pairs = _measured(store, asked, workload=known.key)
             nearest = {
                 "model": known.workload.model.name,
                 "cluster": known.workload.cluster.name,
@@ -229,7 +304,7 @@ def _from_nearest(store: Store, asked: Asked, workload: Workload, top: int) -> d
     return None
 
 
-def _from_cost_model(store: Store, workload: Workload, top: int) -> dict[str, Any]:
+def _from_cost_model(store: Store, asked: Asked, workload: Workload, top: int) -> dict[str, Any]:
     from autotune.plan import plan
     from autotune.space import SearchSpace
 
@@ -253,12 +328,14 @@ def _from_cost_model(store: Store, workload: Workload, top: int) -> dict[str, An
         for r in found.rows
     ]
     untried = {"legal": len(space), "measured": 0, "best": None}
+    by_speed = ["ranked by predicted speed: other objectives need measurements"] if asked.objective else []
     return {
         **rows[0],
         "configs": rows,
         "source": "cost_model",
         "untried": untried,
-        "notes": [f"constants of the cost model: {found.source}"],
+        "objective": None,
+        "notes": [f"constants of the cost model: {found.source}", *by_speed],
     }
 
 

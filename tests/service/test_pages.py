@@ -32,6 +32,16 @@ def test_a_study_from_queue_to_report(tuning: Service) -> None:
     best = tuning.http.get("/best", params={"model": "gpt2-medium", "runner": "simulated"}).text
     assert f'href="/studies/{study}"' in best
     assert tuning.http.get("/best", params={"model": "absent"}).text.count("<tr>") == 0
+    asked = {"model": "gpt2-medium", "cluster": "h100-sxm-1x8"}
+    judged = tuning.http.get("/best", params={**asked, "runner": "simulated", "metric": "cost"}).text
+    assert "best first by cost" in judged
+    assert "Predicted by the cost model" in tuning.http.get("/best", params=asked).text
+    assert (
+        "gpt2-medium on h100-sxm-1x8"
+        in tuning.http.get("/best", params={**asked, "model": "gpt2-large", "runner": "simulated"}).text
+    )
+    wrong = tuning.http.get("/best", params={"metric": "SPEED"})
+    assert (wrong.status_code, "&#39;SPEED&#39;" in wrong.text) == (422, True)
     style = tuning.http.get("/static/style.css")
     assert style.headers["content-type"].startswith("text/css")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,13 @@ def test_a_study_is_submitted_run_and_answered(tuning: Service) -> None:
         found = client.best_across(model="gpt2-medium", runner="simulated", top=2)
         assert found["configs"][0]["study"]["id"] == study["id"]
         assert client.best_across(model="nothing")["best"] is None
+        asked: dict[str, Any] = {"model": "gpt2-medium", "cluster": "h100-sxm-1x8", "runner": "simulated"}
+        asked["metric"] = "cost"
+        judged = client.best_across(**asked, stability_weight=1.0)
+        assert judged["objective"] == {"metric": "cost", "stability_weight": 1.0}
+        assert judged["configs"] == json.loads(json.dumps(local.best_across(**asked, stability_weight=1.0)["configs"]))
+        with pytest.raises(SpecError, match="one model on one cluster"):
+            client.best_across(metric="cost")
         launch = client.export(study["id"], "megatron", {"steps": 7})
         assert launch["config"] == done["best"]["config"]
         assert "--train-iters" in " ".join(launch["argv"])

@@ -59,9 +59,43 @@ def test_what_was_measured_is_told_with_what_is_behind_it(tuned: SqlStore) -> No
     ]
 
 
+def test_an_objective_ranks_what_several_studies_measured(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "results.db")
+    for tp in (1, 2):
+        space = {**SPEC["space"], "tp": [tp]}
+        wiring.tune(wiring.load_study(SPEC | {"name": f"tp{tp}", "space": space}), store=store)
+    asked: dict[str, Any] = {"model": "gpt2-medium", "metric": "throughput", "stability_weight": 0.0}
+    by_speed = ask(store, model="gpt2-medium", top=99)
+    judged = ask(store, **asked, top=99)
+    assert {row["study"]["name"] for row in judged["configs"]} == {"tp1", "tp2"}
+    assert [r["best"]["config"] for r in judged["configs"]] == [r["best"]["config"] for r in by_speed["configs"]]
+    totals = [row["best"]["reward"]["total"] for row in judged["configs"]]
+    assert totals == sorted(totals, reverse=True)
+    assert (by_speed["objective"], judged["objective"]) == (None, {"metric": "throughput", "stability_weight": 0.0})
+    assert ask(store, **asked | {"stability_weight": 1.0})["best"]["reward"]["total"] <= 1.0
+    cheap = ask(store, **asked | {"metric": "cost"}, top=99)["configs"]
+    assert all("cost_ratio" in row["best"]["reward"]["parts"] for row in cheap)
+    near = ask(store, **asked | {"model": "gpt2-large"})
+    assert (near["source"], near["objective"]["metric"]) == ("nearest", "throughput")
+    guessed = ask(store, **asked | {"model": "llama-8b"})
+    assert (guessed["source"], guessed["objective"]) == ("cost_model", None)
+    assert "by predicted speed" in guessed["notes"][-1]
+    store.close()
+
+
+def test_an_objective_needs_model_and_cluster() -> None:
+    partly: tuple[dict[str, Any], ...] = ({"model": "gpt2-medium"}, {"cluster": "h100-sxm-1x8"}, {})
+    for asked in partly:
+        with pytest.raises(SpecError, match="one model on one cluster"):
+            Asked(metric="cost", **asked)
+    with pytest.raises(SpecError, match="metric"):
+        Asked(metric="speed", model="gpt2-medium", cluster="h100-sxm-1x8")
+
+
 def test_simulated_results_are_told_to_nobody_who_does_not_ask_for_them(tuned: SqlStore) -> None:
     assert ask(tuned, model="gpt2-medium", runner="")["source"] == "cost_model"
     assert ask(tuned, model="gpt2-large", runner="")["source"] == "cost_model"
+    assert "only for runner simulated" in ask(tuned, cluster="", runner="")["notes"][0]
 
 
 def test_the_nearest_workload_lends_its_config(tuned: SqlStore) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from autotune.service.documents import BestAcross, PlanAnswer, responses
 from autotune.service.envelope import StrictJSONResponse
 from autotune.service.house import Limit, Planner, Reader, TheHouse, Word
-from autotune.service.resources.studies import SPEC_BODY
+from autotune.service.resources.studies import SPEC_BODY, Metric
 from autotune.service.specs import confined, read_body
 
 router = APIRouter(tags=["answers"])
@@ -28,11 +28,13 @@ async def best(
     runner: Word = "",
     seq_len: Size = None,
     global_batch_size: Size = None,
+    metric: Annotated[Metric | None, Query(description="rank by this metric; needs model and cluster")] = None,
+    stability_weight: Annotated[float | None, Query(ge=0, le=1, description="rank with this weight; likewise")] = None,
     top: Limit = 1,
 ) -> Response:
-    """The best measured configs of a model across all studies, by tokens per second and GPU, one line for each config; without a model the
-    best of each model and cluster. Simulated results only for `runner=simulated`. With model and cluster, where nothing was measured: those
-    of the nearest workload, else the cost model's; `source` says which."""
+    """The best measured configs of a model across all studies, by tokens per second and GPU or by an objective, one line for each config;
+    without a model the best of each model and cluster. Simulated results only for `runner=simulated`. With model and cluster, where nothing
+    was measured: those of the nearest workload, else the cost model's; `source` says which."""
     from autotune.wiring.known import Asked, best_known
 
     asked = Asked(
@@ -42,6 +44,8 @@ async def best(
         runner=runner,
         seq_len=seq_len,
         global_batch_size=global_batch_size,
+        metric=str(metric or ""),
+        stability_weight=stability_weight,
     )
     return StrictJSONResponse(await house.work(lambda: best_known(house.store, asked, top=top)))
 
