@@ -160,8 +160,26 @@ def test_a_long_trial_times_out() -> None:
     for second in range(2, 101):
         step(it, second - 2, float(second))
         it.tick(float(second))
+    assert doings(it) == [(0, "stop"), (1, "stop")], "it trains on: nobody is to blame"
     for rank in range(2):
-        it.lose(rank, 101.0, code=-15)
+        done(it, rank, 100.5)
+    idle(it, 0, 1)
+    failure = end(it).failure
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.step) == (FailureKind.TIMEOUT, None, 99)
+    assert it.healthy == {0, 1}
+
+
+def test_a_long_trial_that_does_not_stop_is_ended() -> None:
+    it = running()
+    for second in range(2, 101):
+        step(it, second - 2, float(second))
+        it.tick(float(second))
+    for second in range(101, 120):
+        it.tick(float(second))
+    assert {(0, "KILL"), (1, "KILL")} <= set(doings(it))
+    for rank in range(2):
+        it.lose(rank, 120.0, code=-9)
     assert end(it).failure.kind is FailureKind.TIMEOUT  # type: ignore[union-attr]
 
 

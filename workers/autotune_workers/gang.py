@@ -305,8 +305,12 @@ class Gang:
         if self.phase is Phase.READY:
             up = sum(m.ready for m in self._members)
             kind, law = FailureKind.WORKER_LOST, f"{law}: only {up} of {self.size} ranks came up"
-        self._evidence.append(Evidence(weight="timeout", kind=kind, message=law))
-        self._end(now_s, "where" if self.phase is Phase.RUNNING else "give back")
+        done = len(self._series)
+        self._evidence.append(Evidence(weight="timeout", kind=kind, message=law, step=done or None))
+        if kind is FailureKind.TIMEOUT and done and now_s - self._progress_s < self._patience.silent_s:
+            self._end(now_s, "stop")  # it trains on, only too long: nobody is to blame, and ranks that stop stay warm
+        else:
+            self._end(now_s, "where" if self.phase is Phase.RUNNING else "give back")
 
     def _end(self, now_s: float, rung: str) -> None:
         self.phase = Phase.ENDING
