@@ -100,7 +100,7 @@ def create(
     database = open_store(store)
     try:
         token, text = database.tokens.create(owner, scope, expires_in_s=_seconds(expires))
-        database.record_audit(owner, "token.create", token.id, {"scope": scope})
+        database.record_audit("command line", "token.create", token.id, {"owner": owner, "scope": scope})
     finally:
         database.close()
     if json:
@@ -121,6 +121,9 @@ def list_tokens(store: StoreOption = None, json: JsonOption = False) -> None:
         database.close()
     if json:
         emit({"tokens": found})
+        return
+    if not found:
+        note("no tokens in this database; --store names another")
         return
     from rich.table import Table
 

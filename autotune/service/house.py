@@ -11,12 +11,14 @@ import anyio
 import anyio.to_thread
 from fastapi import Depends, Path, Query, Request
 
+from autotune.errors import SpecError
 from autotune.service.access import LOOPBACK, Caller, Gate
 from autotune.service.counters import Counters
 from autotune.service.envelope import RefusalError
 from autotune.service.options import ServiceOptions
 from autotune.service.recent import RecentAnswers
 from autotune.service.supervisor import Supervisor
+from autotune.spec.checks import nearest
 from autotune.store.sql import SqlStore
 
 T = TypeVar("T")
@@ -87,6 +89,19 @@ def house_of(request: Request) -> House:
 async def the_house(request: Request) -> House:
     """The same for the framework, which would send a plain function to a thread."""
     return house_of(request)
+
+
+async def known_parameters(request: Request) -> None:
+    """Refuses query parameters that the address does not have: a filter with a slip in its name would let everything through."""
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            near = nearest(name, known)
+            raise SpecError(
+                f"no parameter is called {name[:80]!r}",
+                remedy=near or (f"there are {', '.join(known)}" if known else "this address takes none"),
+                field=name[:80],
+            )
 
 
 async def reader(request: Request) -> Caller:

@@ -21,6 +21,8 @@ JSON = {"Content-Type": "application/json"}
         ("GET", f"{API}/studies?limit=x", {}, 422, "spec", "limit"),
         ("GET", f"{API}/studies?limit=0", {}, 422, "spec", "limit"),
         ("GET", f"{API}/studies?status=odd", {}, 422, "spec", "status"),
+        ("GET", f"{API}/studies?modle=gpt2-medium", {}, 422, "spec", "modle"),
+        ("GET", f"{API}/health?deep=1", {}, 422, "spec", "deep"),
         ("GET", f"{API}/studies/absent", {}, 404, "not_found", ""),
         ("GET", f"{API}/studies/absent/events", {"headers": {"Accept": "text/event-stream"}}, 404, "not_found", ""),
         ("POST", f"{API}/studies/absent/explode", {}, 422, "spec", "action"),
