@@ -54,6 +54,7 @@ class StudySummary(Answer):
     updated_at: str
     elapsed_s: float
     trials: dict[str, int] = Field(description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}])
+    speedup: float | None = Field(description="of the winner; null until the study has ended", examples=[1.31])
     result: Plain
 
 

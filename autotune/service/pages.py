@@ -86,11 +86,7 @@ async def studies(request: Request) -> Response:
         from autotune import wiring
 
         found = house.store.studies(status=status, limit=PAGE + 1, offset=PAGE * max(0, at - 1), **filters)
-        documents = [
-            {**wiring.study_document(record), "speedup": record.speedup, "max_trials": record.study.budget.max_trials}
-            for record in found[:PAGE]
-        ]
-        return {"studies": documents, "more": len(found) > PAGE}
+        return {"studies": [wiring.study_document(record) for record in found[:PAGE]], "more": len(found) > PAGE}
 
     found = await run_in_threadpool(look)
     return _render(

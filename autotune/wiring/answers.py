@@ -102,6 +102,7 @@ def study_document(record: StudyRecord) -> dict[str, Any]:
         "updated_at": updated,
         "elapsed_s": record.elapsed_s,
         "trials": dict(record.trial_counts),
+        "speedup": record.speedup,
         "result": dict(record.result),
     }
 

@@ -29,6 +29,8 @@ def test_later_questions_agree_with_tune(run, write):
         assert document["best"]["config"] == tuned["best"]["config"]
         assert document["study"]["id"] == study
         assert document["speedup"] == tuned["speedup"]
+    assert run("list", "--json").document["studies"][0]["speedup"] == tuned["speedup"]
+    assert f"{tuned['speedup']:.2f}x" in run("list").out
     top = run("best", study, "--top", 3, "--json").document["configs"]
     assert 1 <= len(top) <= 3
     assert top[0]["config"] == tuned["best"]["config"]
