@@ -90,6 +90,7 @@ class RayLauncher:
         """Joins the cluster of the options, or starts one. Raises `RunnerError`."""
         if not options.ray_address:
             head = RayHead.start(store_url)
+            log.info("Ray's dashboard is at %s, its token in %s", head.dashboard, own_token()[0])
             return cls(head.dashboard, token=head.token, python=sys.executable, url=url, head=head)
         if not options.ray_address.startswith(("http://", "https://")):
             raise RunnerError(

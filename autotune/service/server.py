@@ -47,6 +47,9 @@ def serve(
     store = open_store(address)
     assert isinstance(store, SqlStore)
     try:
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        logging.getLogger("httpx").setLevel(logging.WARNING)
         _refuse_open_door(store, options)
         listener = _listen(options)
         url = _url(options, listener)
@@ -57,9 +60,6 @@ def serve(
             else None
         )
         app = create_app(store, options, supervisor=supervisor)
-        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        logging.getLogger("httpx").setLevel(logging.WARNING)
         try:
             _Server(app, options, lambda: on_ready(url)).run(sockets=[listener])
         finally:
