@@ -10,7 +10,6 @@ kills it (memory, a broken installation) would do so for ever.
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from autotune.errors import AutotuneError, ConflictError, NotFoundError, RunnerError, StoreError
-from autotune.holder import is_gone
+from autotune.holder import is_beside, is_gone
 from autotune.ports import Store, StudyRecord
 from autotune.service.launcher import Ended, Launcher
 from autotune.service.worker import ENDED, HELD, STORE_AWAY
@@ -168,15 +167,14 @@ class Supervisor:
         return [*first, *(r for r in rest if r.id not in self._died)]
 
     def _others(self) -> set[str]:
-        """Studies that living processes of this host hold and that we did not start."""
-        host = f"{socket.gethostname()}:"
+        """Studies that living processes beside this one hold and that we did not start."""
         found = set()
         for status in ACTIVE:
             for record in self._store.studies(status=status, limit=1000):
                 if record.id in self._mine or record.id in self._died:
                     continue
                 lease = self._store.holder(record.id)
-                if lease is not None and lease.owner.startswith(host) and not is_gone(lease.owner):
+                if lease is not None and is_beside(lease.owner) and not is_gone(lease.owner):
                     found.add(record.id)
         return found
 
