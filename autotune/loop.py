@@ -12,7 +12,8 @@ If this process dies at any point, the ledger holds enough to go on: see `Contro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from autotune.controller import (
     PAUSED_ON_REQUEST,
@@ -59,7 +60,7 @@ POLL_S = 0.2
 GLANCE_S = 1.0
 """how often the store is asked whether somebody wants a pause, a stop or a cancel, and step metrics are kept"""
 CHECKPOINT_S = 10.0
-"""how often the elapsed time is kept"""
+"""how often the time that the study and its ranks have taken is kept"""
 
 ASKED: dict[StudyStatus, Event] = {
     StudyStatus.RUNNING: ResumeAsked(),
@@ -120,7 +121,9 @@ class Loop:
                     events.append(ASKED[record.status])
             if now - checked >= CHECKPOINT_S:
                 checked = now
-                self.ledger.move(None, elapsed_s=self.controller.elapsed_s)
+                self.ledger.move(
+                    None, elapsed_s=self.controller.elapsed_s, result=self._spent(self.ledger.record().result)
+                )
             for event in [*events, Tick(now_s=now)]:
                 self._handle(event)
             self.ledger.come_round()
@@ -163,10 +166,14 @@ class Loop:
                 if (said := self.controller.late(late)) is not None:
                     ledger.end_trial(said)  # is written down as late and changes nothing
             case EnterPhase(phase=phase, message=message):
-                ledger.move(None, result={"phase": str(phase), "stop_reason": self.controller.stop_reason})
+                ledger.move(None, result=self._spent({"phase": str(phase), "stop_reason": self.controller.stop_reason}))
                 tell(PhaseEntered(phase=phase, message=message))
             case EndStudy():
                 self._rest(command)
+
+    def _spent(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """`result` with what a successor cannot tell from the trials: their times are a wall clock's, with outages and jumps in them."""
+        return {**result, "gpu_s": self.controller.spent.gpu_s}
 
     def _keep_steps(self) -> None:
         self.ledger.add_steps(self._steps)
@@ -181,6 +188,6 @@ class Loop:
             baseline=end.baseline,
             best=end.best,
             speedup=end.speedup,
-            result=end.result,
+            result=self._spent(end.result),
         )
         self.on_event(StudyRested(record=self._end))

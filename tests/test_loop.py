@@ -8,7 +8,7 @@ import pytest
 from autotune.controller import Controller
 from autotune.errors import ConflictError, RunnerError, StoreUnavailableError
 from autotune.ledger import Ledger
-from autotune.loop import Loop
+from autotune.loop import CHECKPOINT_S, Loop
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, Store, TrialRequest
 from autotune.progress import BestChanged, LoopEvent, PhaseEntered, StudyRested, TrialAsked, TrialEnded, TrialStepped
 from autotune.search.grid import GridSearcher
@@ -70,6 +70,7 @@ def loop_on(store: Any, ledger: Ledger, runner: InstantRunner, **options: Any) -
         capacity=runner.capacity,
         baseline=BASELINE,
         past=ledger.told_in_order(),
+        gpu_s=ledger.record().result.get("gpu_s"),
         stop_reason=str(ledger.record().result.get("stop_reason", "")),
     )
     return Loop(controller, runner, ledger, **options)
@@ -129,6 +130,26 @@ def test_a_loop_that_dies_is_replaced_and_ends_the_same(store: Store, at: int) -
     assert [t.attempts for t in trials] == [2 if n == at else 1 for n in range(12)]
     assert trials[record.best or 0].config == CONFIGS[3]
     assert record.result["stop_reason"] == "the budget of 5 trials is spent"
+
+
+def test_the_rank_seconds_that_were_spent_are_kept_beside_what_else_is_known(store: Store) -> None:
+    study_id = begun(store)
+    now_s = 0.0
+
+    def monotonic() -> float:
+        nonlocal now_s
+        now_s += 2 * CHECKPOINT_S
+        return now_s
+
+    with Ledger.claim(store, study_id, lease_s=LONG_S) as ledger:
+        ledger.move(StudyStatus.RUNNING)
+        loop = loop_on(store, ledger, InstantRunner(), monotonic=monotonic)
+        record = loop.run()
+    assert record.result["gpu_s"] == loop.controller.spent.gpu_s > 0
+    assert {"phase", "stop_reason", "finals"} <= set(record.result)
+    with Ledger.claim(store, begun(store), lease_s=LONG_S) as ledger:
+        store.set_status(ledger.study_id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], result={"gpu_s": 7.5})
+        assert loop_on(store, ledger, InstantRunner()).controller.spent.gpu_s == 7.5
 
 
 def test_a_controller_whose_lease_was_taken_over_stops_and_changes_nothing(store: Store) -> None:

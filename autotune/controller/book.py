@@ -47,6 +47,11 @@ class TrialBook:
         return self._best or self._best_stopped
 
     @property
+    def measured_gpu_s(self) -> float:
+        """Rank-seconds of the measurements, by the clocks that measured them."""
+        return self._gpu_seconds
+
+    @property
     def purposes(self) -> set[TrialPurpose]:
         """What there were trials for, cancelled ones aside."""
         return {t.purpose for t in self.trials.values() if t.status is not TrialStatus.CANCELLED}

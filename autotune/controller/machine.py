@@ -87,13 +87,15 @@ class Controller:
         refuse: Callable[[ParallelConfig], str] = lambda _: "",
         past: Sequence[Trial] = (),
         elapsed_s: float = 0.0,
+        gpu_s: float | None = None,
         stop_reason: str = "",
         references: Mapping[int, ParallelConfig] = MappingProxyType({}),
         fp32_losses: Mapping[int, tuple[float, ...]] = MappingProxyType({}),
     ) -> None:
         """`capacity`: ranks of the runner. `baseline`: the default config (None: there is none to beat). `refuse`: why a config cannot be run
         at all, e.g. by this trainer; empty when it can. `past`: the trials of the store, terminal ones in the order in which
-        they ended. `elapsed_s`, `stop_reason`: as of the last checkpoint. `references`: fp32 configs by global batch, to be measured for their
+        they ended. `elapsed_s`, `gpu_s`, `stop_reason`: as of the last checkpoint (`gpu_s` None: there is none, go by what was measured).
+        `references`: fp32 configs by global batch, to be measured for their
         losses before anything but the baseline is tried at that batch in another precision. `fp32_losses`: losses by tokens per step that are
         known already."""
         self.study_id = study_id
@@ -120,6 +122,7 @@ class Controller:
         self._rest_reason = ""
         self._out: list[Command] = []
         self._restore(past)
+        self._past_gpu_s = self.book.measured_gpu_s if gpu_s is None else gpu_s
 
     def handle(self, event: Event) -> list[Command]:
         """Takes in one event; what is to be done about it, in order."""
@@ -187,8 +190,6 @@ class Controller:
             self.book.put(trial)
             if trial.status.is_terminal:
                 self._learn(trial)
-                if trial.started_at and trial.ended_at:
-                    self._past_gpu_s += trial.config.world_size * (trial.ended_at - trial.started_at).total_seconds()
         for trial in sorted(past, key=lambda t: t.number):
             if not trial.status.is_terminal:
                 if trial.purpose is TrialPurpose.SEARCH:

@@ -163,6 +163,7 @@ def _run(store: Store, ledger: Ledger, tell: OnEvent, stop: Callable[[], bool]) 
             refuse=assembly.refuse,
             past=past,
             elapsed_s=record.elapsed_s,
+            gpu_s=record.result.get("gpu_s"),
             stop_reason=str(record.result.get("stop_reason", "")),
             references=assembly.references,
             fp32_losses=known_losses(assembly, store),

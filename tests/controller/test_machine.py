@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -307,6 +308,20 @@ def test_rank_seconds_are_counted_and_limited() -> None:
     world.cancel_confirmed(1)
     assert world.end.status is StudyStatus.COMPLETED
     assert "rank-seconds" in world.end.message
+
+
+def test_rank_seconds_go_on_from_the_checkpoint_whatever_the_clock_on_the_wall_did() -> None:
+    world = World(study(max_trials=10, max_gpu_s=1000.0))
+    world.tick()
+    world.tick(20.0)
+    world.finish(0)
+    day = datetime(2026, 1, 1, tzinfo=UTC)
+    world.trials[0] = replace(world.trials[0], started_at=day, ended_at=day + timedelta(days=1))  # an outage in between
+    world.restart()
+    assert world.controller.spent.gpu_s == pytest.approx(80.0)
+    world.gpu_s = None
+    world.restart()
+    assert 0 < world.controller.spent.gpu_s < 1000, "without a checkpoint the measurements count"
 
 
 def test_a_silent_runner_is_cancelled_then_given_up_on_and_its_ranks_stay_taken() -> None:

@@ -122,6 +122,7 @@ class World:
         self.commands: list[Command] = []
         self.now_s = 100.0
         self.elapsed_s = 0.0
+        self.gpu_s: float | None = None
         self.stop_reason = ""
         self.restart()
 
@@ -140,6 +141,7 @@ class World:
             capacity=self.capacity,
             past=[self.trials[n] for n in (*self.order, *open_ones)],
             elapsed_s=self.elapsed_s,
+            gpu_s=self.gpu_s,
             stop_reason=self.stop_reason,
             **({"baseline": BASELINE} | self.options),
         )
@@ -150,7 +152,7 @@ class World:
         self.commands += commands
         for command in commands:
             self._carry_out(command)
-        self.elapsed_s = self.controller.elapsed_s
+        self.elapsed_s, self.gpu_s = self.controller.elapsed_s, self.controller.spent.gpu_s
         return commands
 
     def tick(self, seconds: float = 0.0) -> list[Command]:
