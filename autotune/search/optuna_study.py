@@ -5,19 +5,26 @@
     study.optimize(lambda trial: tokens_per_s(suggest_config(trial, space)))
 
 The study maximizes tokens per second. An objective may say more in the trial's user attributes: `peak_memory_bytes`, and `failure` (a
-`FailureKind`, e.g. OUT_OF_MEMORY) before it raises. This module imports Optuna; nothing else in the package imports this module.
+`FailureKind`, e.g. OUT_OF_MEMORY) before it raises. What was asked for is kept in the trial's system attributes, since Optuna stores its
+parameters one by one: trials that other threads ask for meanwhile see it as pending.
+
+This module imports Optuna; nothing else in the package imports this module.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from autotune.errors import InfeasibleError
+from autotune.errors import InfeasibleError, SpecError
 from autotune.search import Searcher, make_searcher
 from autotune.spec import (
     FIELDS,
@@ -28,10 +35,15 @@ from autotune.spec import (
     Trial,
     TrialStatus,
 )
+from autotune.spec.checks import one_of
 
 if TYPE_CHECKING:
     from autotune.space import SearchSpace
 
+ASKED = "autotune:asked"
+"""system attribute of a trial: the knobs that it was given"""
+_asking = threading.Lock()
+"""held while a config is chosen, so that what one thread was given is pending for the next"""
 STATES = {
     TrialStatus.PENDING: TrialState.WAITING,
     TrialStatus.RUNNING: TrialState.RUNNING,
@@ -58,13 +70,37 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The next config's knobs. Raises `InfeasibleError` when no config is left that is worth a trial."""
-        asked = self._replayed(study, besides=trial.number).ask(1)
-        if not asked:
-            raise InfeasibleError(
-                f"none of the {len(self._space)} configs is left to try", remedy="end the study, or widen the space"
+        """The next config's knobs. Raises `InfeasibleError` when no config is left that is worth a trial, `SpecError` when the study does not
+        maximize one value."""
+        if study.directions != [optuna.study.StudyDirection.MAXIMIZE]:
+            raise SpecError(
+                f"the study must maximize tokens per second, but its direction is {', '.join(d.name for d in study.directions)}",
+                remedy='create_study(direction="maximize"), and return tokens per second',
             )
-        return {name: getattr(asked[0], name) for name in search_space}
+        if search_space and search_space.keys() <= trial.system_attrs.get("fixed_params", {}).keys():
+            return {}  # enqueued by the user
+        with _asking:
+            asked = self._replayed(study, besides=trial.number).ask(1)
+            if not asked:
+                raise InfeasibleError(
+                    f"none of the {len(self._space)} configs is left to try", remedy="end the study, or widen the space"
+                )
+            knobs = {name: getattr(asked[0], name) for name in search_space}
+            study._storage.set_trial_system_attr(trial._trial_id, ASKED, knobs)
+        return knobs
+
+    def after_trial(
+        self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        """Ends `study.optimize` when this trial was the last of the space, and nothing is enqueued."""
+        if study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            return
+        ended = copy(trial)
+        ended.state, ended.values = state, values
+        after = partial(self._replayed, study, besides=trial.number, also=ended)
+        if not after(searcher="grid").worth_trying().size and not after().ask(1):
+            with suppress(RuntimeError):  # trials that are asked and told by hand: there is no loop to end
+                study.stop()
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -75,20 +111,25 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
 
     def expected_gain(self, study: optuna.Study) -> float | None:
         """Expected relative gain of one more trial of this study; None when the searcher cannot say."""
-        return self._replayed(study, besides=-1).expected_gain()
+        return self._replayed(study).expected_gain()
 
-    def _replayed(self, study: optuna.Study, *, besides: int) -> Searcher:
-        searcher = make_searcher(self._searcher, self._space, seed=self._seed, **self._options)
-        trials = study.get_trials(deepcopy=False)
-        searcher.tell(t for t in (self._told(f) for f in trials if f.number != besides) if t is not None)
-        return searcher
+    def _replayed(
+        self, study: optuna.Study, *, besides: int = -1, also: FrozenTrial | None = None, searcher: str = ""
+    ) -> Searcher:
+        """The searcher after all trials of the study but the one of number `besides`; `also` comes last."""
+        replayed = make_searcher(searcher or self._searcher, self._space, seed=self._seed, **self._options)
+        trials = [t for t in study.get_trials(deepcopy=False) if t.number != besides]
+        told = map(self._told, trials if also is None else [*trials, also])
+        replayed.tell(t for t in told if t is not None)
+        return replayed
 
     def _told(self, frozen: FrozenTrial) -> Trial | None:
         names = distributions(self._space)
-        if not set(names) <= set(frozen.params):
+        knobs = {**frozen.system_attrs.get(ASKED, {}), **frozen.system_attrs.get("fixed_params", {}), **frozen.params}
+        if not set(names) <= set(knobs):
             return None
         fixed = {name: values[0] for name, values in self._space.knobs.items()}
-        config = ParallelConfig.from_dict({**fixed, **{name: frozen.params[name] for name in names}})
+        config = ParallelConfig.from_dict({**fixed, **{name: knobs[name] for name in names}})
         if frozen.state is TrialState.COMPLETE and frozen.value and frozen.value > 0:
             tokens = config.global_batch_size * self._space.workload.seq_len
             measurement = Measurement(
@@ -102,8 +143,8 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
             return Trial(config=config, number=frozen.number, status=TrialStatus.RUNNING)
         if frozen.state is TrialState.PRUNED:
             return Trial(config=config, number=frozen.number, status=TrialStatus.INFEASIBLE)
-        kind = FailureKind(frozen.user_attrs.get("failure", FailureKind.ERROR))
-        failure = Failure(kind=kind, message="the objective failed")
+        kind = one_of("failure", frozen.user_attrs.get("failure", FailureKind.ERROR), FailureKind)
+        failure = Failure(kind=FailureKind(kind), message="the objective failed")
         return Trial(config=config, number=frozen.number, status=TrialStatus.FAILED, failure=failure)
 
 

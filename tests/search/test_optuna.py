@@ -9,6 +9,7 @@ from typing import ClassVar
 import optuna
 import pytest
 
+from autotune.errors import SpecError
 from autotune.search import make_searcher
 from autotune.search.optuna_study import SearcherSampler, distributions, export_study, suggest_config
 from autotune.space import SearchSpace
@@ -109,3 +110,60 @@ def test_export_opens_as_an_optuna_study(tmp_path: Path) -> None:
     states = [t.state.name for t in opened.trials]
     assert states == ["COMPLETE"] * 3 + ["FAIL", "RUNNING", "WAITING"]
     assert opened.trials[3].user_attrs["failure"] == "OUT_OF_MEMORY"
+
+
+def test_threads_never_ask_for_the_same_config() -> None:
+    """Parameters are stored one by one: a trial that has some of them is pending all the same."""
+    space = SearchSpace.of(WORKLOAD, candidates())
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, "cost_ranked"))
+    first, second = study.ask(), study.ask()
+    name, values = next((n, v) for n, v in space.knobs.items() if len(v) > 1)
+    first.suggest_categorical(name, values)
+    assert suggest_config(second, space) != suggest_config(first, space)
+    study.optimize(lambda trial: float(suggest_config(trial, space).dp), n_trials=12, n_jobs=4)
+    assert len({tuple(t.params.items()) for t in study.trials}) == len(study.trials) == 14
+
+
+@pytest.mark.parametrize("searcher", ["random", "cost_ranked"])
+def test_an_exhausted_space_ends_the_optuna_study(searcher: str) -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    for configs in (candidates()[:3], candidates()[:1]):
+        space = SearchSpace.of(WORKLOAD, configs)
+        study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, searcher))
+        study.optimize(lambda trial, space=space: float(suggest_config(trial, space).dp), n_trials=9)
+        assert [t.state.name for t in study.trials] == ["COMPLETE"] * len(configs)
+    study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, searcher))
+    study.optimize(
+        lambda trial, space=space: trial.suggest_float("lr", 1, 2) * suggest_config(trial, space).dp, n_trials=9
+    )
+    assert [t.state.name for t in study.trials] == ["COMPLETE"]
+    by_hand = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, searcher))
+    trial = by_hand.ask()
+    suggest_config(trial, space)
+    by_hand.tell(trial, 1.0)
+
+
+def test_what_an_optuna_study_cannot_mean_is_said() -> None:
+    space = SearchSpace.of(WORKLOAD, candidates())
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="minimize", sampler=SearcherSampler(space))
+    with pytest.raises(SpecError, match="maximize"):
+        suggest_config(study.ask(), space)
+    study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, "random"))
+    trial = study.ask()
+    suggest_config(trial, space)
+    trial.set_user_attr("failure", "OUT_OF_MEMORYY")
+    with pytest.raises(SpecError, match="did you mean OUT_OF_MEMORY"):
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+
+
+def test_what_the_user_enqueued_in_optuna_is_tried_even_last() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    space = SearchSpace.of(WORKLOAD, candidates()[:2])
+    study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, "cost_ranked"))
+    ours = [{n: getattr(c, n) for n in distributions(space)} for c in candidates()[:2]]
+    for knobs in ours:
+        study.enqueue_trial(knobs)
+    study.optimize(lambda trial: float(suggest_config(trial, space).dp), n_trials=5)
+    assert [t.params for t in study.trials] == ours
