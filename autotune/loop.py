@@ -82,11 +82,13 @@ class Loop:
         *,
         on_event: OnEvent = lambda _: None,
         interrupted: Callable[[], bool] = lambda: False,
+        leave: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`interrupted()` turns true when the study shall rest at once. The runner stays the caller's, who closes it."""
+        """`interrupted()` turns true when the study shall rest at once; `leave`: it then keeps its status, for another controller. The runner stays the caller's, who closes it."""
         self.controller, self.runner, self.ledger = controller, runner, ledger
         self.on_event, self.interrupted, self.monotonic = on_event, interrupted, monotonic
+        self._leave = leave
         self._steps: list[StepsReported] = []
         self._best: int | None = controller.best.number if controller.best else None
         self._end: StudyRecord | None = None
@@ -180,9 +182,9 @@ class Loop:
         self._steps = []
 
     def _rest(self, end: EndStudy) -> None:
-        by_request = end.status is StudyStatus.PAUSED and end.message == PAUSED_ON_REQUEST
+        as_it_is = end.status is StudyStatus.PAUSED and (self._leave or end.message == PAUSED_ON_REQUEST)
         self._end = self.ledger.move(
-            None if by_request else end.status,  # then the store says PAUSED, or somebody has just taken it back
+            None if as_it_is else end.status,  # on request the store says PAUSED, or somebody has just taken it back
             end.message,
             elapsed_s=self.controller.elapsed_s,
             baseline=end.baseline,

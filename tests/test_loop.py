@@ -152,6 +152,20 @@ def test_the_rank_seconds_that_were_spent_are_kept_beside_what_else_is_known(sto
         assert loop_on(store, ledger, InstantRunner()).controller.spent.gpu_s == 7.5
 
 
+@pytest.mark.parametrize("asked", [StudyStatus.RUNNING, StudyStatus.PAUSED])
+def test_a_service_that_ends_leaves_the_study_as_people_want_it(store: Store, asked: StudyStatus) -> None:
+    with Ledger.claim(store, begun(store), lease_s=LONG_S) as ledger:
+        ledger.move(StudyStatus.RUNNING)
+
+        def interrupted() -> bool:
+            store.set_status(ledger.study_id, asked, expect=[StudyStatus.RUNNING, asked])
+            return True
+
+        record = loop_on(store, ledger, InstantRunner(), interrupted=interrupted, leave=True).run()
+        assert record.status is asked
+        assert not [e for e in store.events(ledger.study_id) if e.kind == "study.paused" and asked != "PAUSED"]
+
+
 def test_a_controller_whose_lease_was_taken_over_stops_and_changes_nothing(store: Store) -> None:
     study_id = begun(store)
 

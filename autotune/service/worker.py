@@ -35,9 +35,9 @@ def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -
         print(error, file=sys.stderr)
         return STORE_AWAY
     try:
-        result = wiring.run_study(store, study_id, interrupted=interrupted.is_set, lease_s=lease_s, on_event=on_event)
-        if interrupted.is_set():
-            _leave_to_others(store, result.record)
+        wiring.run_study(
+            store, study_id, interrupted=interrupted.is_set, leave=True, lease_s=lease_s, on_event=on_event
+        )
         return ENDED
     except ConflictError as error:
         print(error, file=sys.stderr)
@@ -50,17 +50,6 @@ def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -
         return FAILED
     finally:
         store.close()
-
-
-def _leave_to_others(store: Any, record: Any) -> None:
-    """A study that rests only because this process had to end is not paused: it waits for the next controller."""
-    from autotune import wiring
-    from autotune.controller import PAUSED_ON_REQUEST
-    from autotune.spec import StudyStatus
-
-    asked = record.message in (PAUSED_ON_REQUEST, "pause asked for")
-    if record.status is StudyStatus.PAUSED and not asked:
-        wiring.act(store, record.id, "resume")
 
 
 def _say(event: LoopEvent) -> None:

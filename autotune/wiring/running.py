@@ -83,9 +83,12 @@ def run_study(
     *,
     on_event: OnEvent | None = None,
     interrupted: Callable[[], bool] | None = None,
+    leave: bool = False,
     lease_s: float = 10.0,
 ) -> Result:
     """Claims a submitted study and runs it until it ends, is paused, or `interrupted()` says so. For `tune` and the supervisor.
+
+    `leave`: when interrupted it is not PAUSED but keeps its status, for the next controller.
 
     A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds it and `StoreError` when the store stays
     away; both leave the study to whoever comes next. Any other trouble makes the study FAILED with a message, or PAUSED when it had
@@ -98,7 +101,7 @@ def run_study(
     trouble = {"on_trouble": lambda text: tell(Said(message=text)), "impatient": stop}
     with Ledger.claim(store, record.id, lease_s=lease_s, **trouble) as ledger:
         try:
-            _run(store, ledger, tell, stop)
+            _run(store, ledger, tell, stop, leave)
         except (ConflictError, StoreError):
             raise
         except Exception as error:
@@ -138,7 +141,7 @@ def act(store: Store, study_id: str, action: str) -> StudyRecord:
     )
 
 
-def _run(store: Store, ledger: Ledger, tell: OnEvent, stop: Callable[[], bool]) -> None:
+def _run(store: Store, ledger: Ledger, tell: OnEvent, stop: Callable[[], bool], leave: bool) -> None:
     record = ledger.record()
     study = record.study
     assembly = assemble(study, store)
@@ -169,7 +172,7 @@ def _run(store: Store, ledger: Ledger, tell: OnEvent, stop: Callable[[], bool]) 
             fp32_losses=known_losses(assembly, store),
         )
         tell(StudyOpened(record=record, past=tuple(past)))
-        Loop(controller, runner, ledger, on_event=tell, interrupted=stop).run()
+        Loop(controller, runner, ledger, on_event=tell, interrupted=stop, leave=leave).run()
         keep_losses(assembly, store, controller.trials.values())
     finally:
         runner.close()
