@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -20,11 +20,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.errors import RunnerError
-from autotune_workers.keeper import descendants
+from autotune_workers import _ray_watchdog
 
 Answer = TypeVar("Answer")
 
@@ -53,6 +52,7 @@ class RayCluster:
         self._owned = False
         self._joined = False
         self._temp = ""
+        self._watchdog: subprocess.Popen[bytes] | None = None
         self._deaf_until_s = 0.0
         self._silent_since_s: float | None = None
         self._looked_s = 0.0
@@ -88,6 +88,13 @@ class RayCluster:
         self._temp = tempfile.mkdtemp(prefix="at-", dir=root if len(root) <= _LONGEST_TEMP else "/tmp")
         os.chmod(self._temp, 0o700)
         self._owned = True
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-S", "-E", _ray_watchdog.__file__, self._temp],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         with _on_loopback():
             self._connect(
                 address="local",
@@ -193,18 +200,12 @@ class RayCluster:
                 leaving = threading.Thread(target=ray.shutdown, name="autotune-ray-shutdown", daemon=True)
                 leaving.start()
                 leaving.join(CONNECT_S)
-        if self._temp:
-            _end_all_of(self._temp)
-            shutil.rmtree(self._temp, ignore_errors=True)
+        if (
+            self._watchdog is not None
+        ):  # a start that failed half way leaves processes behind, which Ray ends only with us
+            self._watchdog.communicate()
+            self._watchdog = None
         self._owned = self._joined = False
-
-
-def _end_all_of(folder: str) -> None:
-    """Kills those of our processes that name the folder: a start that failed half way leaves some behind, which Ray ends only with us."""
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError):
-            if folder.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
