@@ -355,7 +355,9 @@ class Controller:
         gain = self.searcher.expected_gain() if least > 0 and self.book.asked > 0 and self.best is not None else None
         if gain is None or gain >= least:
             return ""
-        return f"what is left to try is expected to gain {gain:.2%}, which is under the {least:.2%} asked for"
+        return (
+            f"the trials that would come next are expected to gain {gain:.2%}, which is under the {least:.2%} asked for"
+        )
 
     def _measure_again(self) -> bool:
         if self.attempts.live:

@@ -32,8 +32,9 @@ from autotune.spec import Trial
 
 Array = NDArray[np.float64]
 
-LEFT = 64
-"""candidates that what is left to gain is reckoned over, those of greatest expected improvement: studies do not try more"""
+LEFT = 8
+"""candidates that what is left to gain is reckoned over, those of greatest expected improvement: a handful of further trials. Among thousands
+of configs that differ by chance some are always better than the best found, but a search for them does not pay."""
 
 
 class BayesianSearcher(Searcher):
@@ -65,7 +66,7 @@ class BayesianSearcher(Searcher):
         )
 
     def expected_gain(self) -> float | None:
-        """Of all candidates left: expected relative improvement of the throughput by the best; None before anything was measured."""
+        """Expected relative improvement of the throughput by the best of the next `LEFT` trials; None before anything was measured."""
         best = self._best()
         if best is None:
             return None

@@ -115,7 +115,7 @@ class Searcher(ABC):
         """Takes in a measured or failed trial of candidate `index` (None: outside the space)."""
 
     def expected_gain(self) -> float | None:
-        """Expected relative gain over the best so far of all that is left to try; None when this searcher cannot say."""
+        """Expected relative gain over the best so far of the trials that would come next; None when this searcher cannot say."""
         return None
 
     def reason(self, config: ParallelConfig) -> str:

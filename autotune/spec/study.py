@@ -66,7 +66,7 @@ class Budget:
     max_gpu_s: float | None = None
     """rank-seconds, where they are limited"""
     min_gain: float = 0.01
-    """the search ends by itself when the expected relative gain of all that is left to try falls under this; 0 means never"""
+    """the search ends by itself when the expected relative gain of the trials that would come next falls under this; 0 means never"""
     parallel_trials: int = 1
     """trials at once, where the runner has room"""
 
