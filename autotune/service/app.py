@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
@@ -18,7 +18,7 @@ from autotune.service import envelope, pages
 from autotune.service.access import COOKIE, Gate
 from autotune.service.counters import Counted, Counters
 from autotune.service.guards import Guards
-from autotune.service.house import House, known_parameters
+from autotune.service.house import House
 from autotune.service.options import ServiceOptions
 from autotune.service.recent import RecentAnswers
 from autotune.service.refusals import Refusals
@@ -55,7 +55,7 @@ def create_app(store: SqlStore, options: ServiceOptions, *, supervisor: Supervis
     )
     app.state.house = house
     for module in (events, answers, state, studies):
-        app.include_router(module.router, prefix=ROOT, dependencies=[Depends(known_parameters)])
+        app.include_router(module.router, prefix=ROOT)
     app.include_router(pages.router, include_in_schema=False)
     app.add_exception_handler(envelope.RefusalError, envelope.of_refusal)
     app.add_exception_handler(AutotuneError, envelope.of_autotune)

@@ -91,8 +91,9 @@ async def the_house(request: Request) -> House:
     return house_of(request)
 
 
-async def known_parameters(request: Request) -> None:
-    """Refuses query parameters that the address does not have: a filter with a slip in its name would let everything through."""
+def check_parameters(request: Request) -> None:
+    """Refuses query parameters that the address does not have: a filter with a slip in its name would let everything through. Strangers
+    are refused before that."""
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
@@ -106,7 +107,9 @@ async def known_parameters(request: Request) -> None:
 
 async def reader(request: Request) -> Caller:
     """A caller who may read."""
-    return await house_of(request).gate.admit(request, "read")
+    caller = await house_of(request).gate.admit(request, "read")
+    check_parameters(request)
+    return caller
 
 
 async def submitter(request: Request) -> Caller:
@@ -115,12 +118,15 @@ async def submitter(request: Request) -> Caller:
     caller = await gate.admit(request, "submit", changes=True)
     if caller.by_browser and caller.name != LOOPBACK:
         gate.check_form(caller, request.headers.get("x-csrf-token", ""))
+    check_parameters(request)
     return caller
 
 
 async def planner(request: Request) -> Caller:
     """A caller who may read, for what takes the processor."""
-    return await house_of(request).gate.admit(request, "read", changes=True)
+    caller = await house_of(request).gate.admit(request, "read", changes=True)
+    check_parameters(request)
+    return caller
 
 
 TheHouse = Annotated[House, Depends(the_house)]

@@ -15,7 +15,7 @@ from autotune.errors import StoreError
 from autotune.service.counters import CONTENT_TYPE
 from autotune.service.documents import ERRORS, ErrorDocument, HealthAnswer, responses
 from autotune.service.envelope import RefusalError, StrictJSONResponse
-from autotune.service.house import House, Reader, TheHouse
+from autotune.service.house import House, Reader, TheHouse, check_parameters
 from autotune.settings import data_folder
 
 router = APIRouter(tags=["state"])
@@ -34,6 +34,7 @@ KEPT_S = 2.0
 )
 async def health(request: Request, house: TheHouse) -> Response:
     """ok (200) or failing (503). Anybody may ask; the parts are told to callers who may read."""
+    check_parameters(request)
     try:
         caller = await house.gate.recognize(request)
     except RefusalError:
