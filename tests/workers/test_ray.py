@@ -160,7 +160,7 @@ def test_each_fault_gets_its_verdict_and_the_next_trial_runs(native: RayRunner, 
     play(native, name)
 
 
-def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner) -> None:
+def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner, room: None) -> None:
     import ray
 
     asked = request(7, dp=2, trainer_options={"step_s": 2.0})
@@ -192,10 +192,12 @@ def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, 
     end = time.monotonic() + 60
     while (before := free_cpus()) < 5 and time.monotonic() < end:
         time.sleep(0.2)
+    known = ray.util.list_named_actors(all_namespaces=True)
     with played("study", cluster) as study:
         assert study.stdout is not None
         next(line for line in study.stdout if line.startswith("StepsReported"))
-        actors = [ray.get_actor(**actor) for actor in ray.util.list_named_actors(all_namespaces=True)]
+        named = [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor not in known]
+        actors = [ray.get_actor(**actor) for actor in named]
         pids = [pid for actor in actors for pid in ray.get(actor.pids.remote(), timeout=60)]
         assert len(pids) == 4
         assert free_cpus() == before - 2
