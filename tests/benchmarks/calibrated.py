@@ -24,10 +24,11 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.ports import AttemptEnded, TrialRequest, TrialRunner
+from autotune.ports import TrialRequest, TrialRunner
 from autotune.registry import calibrator, make_runner
 from autotune.space import SearchSpace, default_config
 from autotune.spec import ConfigTable, ParallelConfig, Study
+from autotune.testing.runners import ended, events_until_ended
 from autotune.wiring import load_study
 
 SPEC = Path(__file__).parents[2] / "search_spaces" / "studies" / "laptop.yaml"
@@ -48,20 +49,15 @@ def chosen(space: SearchSpace, count: int, seed: int = 0) -> list[ParallelConfig
 
 def step_time_s(runner: TrialRunner, study: Study, config: ParallelConfig, number: int) -> float:
     """The median step of one trial, s; nan when it fails."""
-    runner.start(
-        TrialRequest(
-            study="calibrated", number=number, attempt=1, workload=study.workload, config=config, measure=study.measure
-        )
+    asked = TrialRequest(
+        study="calibrated", number=number, attempt=1, workload=study.workload, config=config, measure=study.measure
     )
-    end_s = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end_s:
-        for event in runner.poll(1.0):
-            if isinstance(event, AttemptEnded):
-                if event.measurement is not None and event.measurement.step_times_s:
-                    return median(event.measurement.step_times_s)
-                print(f"  {config}: {event.failure.message if event.failure else 'cancelled'}", flush=True)
-                return float("nan")
-    raise TimeoutError(f"{config} does not end")
+    runner.start(asked)
+    end = ended(events_until_ended(runner, [asked.id], deadline_s=DEADLINE_S))
+    if end.measurement is not None and end.measurement.step_times_s:
+        return median(end.measurement.step_times_s)
+    print(f"  {config}: {end.failure.message if end.failure else 'cancelled'}", flush=True)
+    return float("nan")
 
 
 def row(name: str, study: Study, table: ConfigTable, measured: np.ndarray, constants: Calibration) -> str:

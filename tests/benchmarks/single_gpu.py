@@ -13,8 +13,8 @@ them, which do not fit. Everything runs through the `local` runner alone. `--dev
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -32,20 +32,11 @@ from autotune.spec.catalog import model
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.local import LocalRunner, visible_gpus
 from tests.benchmarks.calibrated import chosen
+from tests.workers.test_gpu_memory import used_bytes
 
 GIB = float(1 << 30)
 MEASURE = MeasureSpec(warmup_steps=3, min_steps=10, max_steps=30, precision=0.02, trial_timeout_s=300.0)
 REPEATS = 5
-
-
-def used_bytes() -> float:
-    """Memory of the first visible GPU that is in use, by the driver; nan without one."""
-    if not visible_gpus():
-        return float("nan")
-    command = ["nvidia-smi", f"--id={visible_gpus()[0]}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()[0]) * (
-        1 << 20
-    )
 
 
 def workload_of(name: str, seq_len: int, largest: int) -> tuple[Workload, SpaceSpec]:
@@ -82,7 +73,7 @@ def run(runner: LocalRunner, workload: Workload, config: ParallelConfig, number:
 def measure_model(runner: LocalRunner, workload: Workload, configs: Sequence[ParallelConfig]) -> None:
     """The table of one model, the speedup over its fp32 default, and the spread of its best config."""
     predicted = estimate(workload, ConfigTable.of(list(configs)))
-    start_bytes = used_bytes()
+    start_bytes = used_bytes() if visible_gpus() else math.nan
     print(f"\n{workload.model.name}, {workload.seq_len} tokens, on {workload.cluster.gpu.name}\n")
     print("| config | step: estimate | measured | inside | memory: estimate | measured | P(OOM) | verdict | left |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -92,7 +83,7 @@ def measure_model(runner: LocalRunner, workload: Workload, configs: Sequence[Par
         end = run(runner, workload, config, i)
         guess_s, guess_bytes = float(predicted.step_time_s[i]), float(predicted.peak_memory_bytes[i])
         risk = float(predicted.oom_probability[i])
-        left = (used_bytes() - start_bytes) / GIB
+        left = math.nan if math.isnan(start_bytes) else (used_bytes() - start_bytes) / GIB
         cells = [str(config), f"{1e3 * guess_s:.1f}", "", "", f"{guess_bytes / GIB:.1f}", "", f"{risk:.0%}"]
         if end.failure is None and end.measurement is not None:
             step_s = statistics.median(end.measurement.step_times_s)
@@ -102,7 +93,7 @@ def measure_model(runner: LocalRunner, workload: Workload, configs: Sequence[Par
             speeds[config] = end.measurement.tokens_per_step / step_s
             errors.append((abs(guess_s / step_s - 1), abs(guess_bytes / peak - 1)))
         verdict = "measured" if end.failure is None else str(end.failure.kind)
-        print("| " + " | ".join([*cells, verdict, f"{left:.2f}" if left == left else "-"]) + " |", flush=True)
+        print("| " + " | ".join([*cells, verdict, "-" if math.isnan(left) else f"{left:.2f}"]) + " |", flush=True)
     if not speeds:
         return
     time_error, memory_error = np.median(np.asarray(errors), axis=0)
