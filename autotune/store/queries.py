@@ -152,16 +152,10 @@ def best(
     first, for the speeds of unlike models say nothing about each other. `filters`: gpu, num_gpus, seq_len, owner, workload (a key of
     `known_workloads`). Raises `TypeError` for any other.
     """
-    query = (
-        select(trials, studies.c.id.label("study_id"))
-        .select_from(records)
-        .join(trials, trials.c.key == records.c.trial)
-        .join(studies, studies.c.key == trials.c.study)
-        .order_by(records.c.throughput.desc(), records.c.trial)
-        .limit(limit)
-    )
+    picked = select(records.c.trial, records.c.throughput).order_by(records.c.throughput.desc(), records.c.trial)
+    picked = picked.limit(limit)
     for column, value in ((records.c.model, model), (records.c.cluster, cluster), (records.c.trainer, trainer)):
-        query = query.where(column == value) if value else query
+        picked = picked.where(column == value) if value else picked
     columns: dict[str, Any] = {
         "gpu": workloads.c.gpu,
         "num_gpus": workloads.c.num_gpus,
@@ -173,22 +167,27 @@ def best(
     if unknown := [name for name in asked if name not in columns]:
         raise TypeError(f"best has no filter called {unknown[0]!r}; filters: {', '.join(columns)}")
     if {"gpu", "num_gpus", "seq_len"} & set(asked):
-        query = query.join(workloads, workloads.c.key == records.c.workload)
+        picked = picked.join(workloads, workloads.c.key == records.c.workload)
+    if runner or without_runner or one_each or "owner" in asked:
+        picked = picked.join(trials, trials.c.key == records.c.trial).join(studies, studies.c.key == trials.c.study)
     for name, value in asked.items():
-        query = query.where(columns[name] == value)
+        picked = picked.where(columns[name] == value)
     if runner or without_runner:
-        query = query.join(specs, specs.c.study == studies.c.key)
+        picked = picked.join(specs, specs.c.study == studies.c.key)
         ran_on = specs.c["values"].contains(runner_text(runner or without_runner), autoescape=True)
-        query = query.where(ran_on if runner else ~ran_on)
+        picked = picked.where(ran_on if runner else ~ran_on)
     if one_each:
         place = func.row_number().over(
             partition_by=(records.c.model, records.c.cluster), order_by=(records.c.throughput.desc(), records.c.trial)
         )
-        places = query.with_only_columns(records.c.trial, place.label("place"), maintain_column_froms=True)
-        first = places.order_by(None).limit(None).subquery()
-        query = query.join(first, first.c.trial == records.c.trial).where(first.c.place == 1)
-        query = query.order_by(None).order_by(studies.c.created_us.desc(), records.c.throughput.desc(), records.c.trial)
-    rows = connection.execute(query).all()
+        places = picked.add_columns(studies.c.created_us, place.label("place")).order_by(None).limit(None).subquery()
+        picked = select(places.c.trial, places.c.throughput).where(places.c.place == 1).limit(limit)
+        picked = picked.order_by(places.c.created_us.desc(), places.c.throughput.desc(), places.c.trial)
+    # the trials' documents are fetched for those that were picked: sorting would drag all of them along
+    order = {trial: at for at, trial in enumerate(connection.scalars(picked))}
+    query = select(trials, studies.c.id.label("study_id")).join(studies, studies.c.key == trials.c.study)
+    rows = connection.execute(query.where(trials.c.key.in_(sorted(order)))).all()
+    rows = sorted(rows, key=lambda row: order[row.key])
     of = {record.id: record for record in _by_key(connection, {row.study for row in rows})}
     return [(of[row.study_id], read_trial(row.study_id, row)) for row in rows]
 
