@@ -225,8 +225,10 @@ class Store(Protocol):
         status: StudyStatus | None = None,
         model: str = "",
         cluster: str = "",
+        trainer: str = "",
         owner: str = "",
         name: str = "",
+        ended_before: datetime | None = None,
         limit: int = 50,
         offset: int = 0,
     ) -> list[StudyRecord]:

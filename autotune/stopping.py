@@ -11,6 +11,10 @@ the median in at least 93% of the trials at their stop. At most 2% of all trials
 Of those that say so, fewer than 1% are wrong at 1 to 3% noise with up to 20% outliers, 2 to 5% at 5% noise, and one in six at 10% noise,
 where one trial in twenty says so at all. A trial that ends at the step limit claims nothing: at 5% noise its median was off by more
 than the precision in 1 to 12% of the cases, at 10% noise in 17 to 41%. The finals exist for that.
+
+Steps are the fidelity of a trial: a few first, more only where they can change something (racing: Maron & Moore 1994). A config that is
+slower than the best by far ends at its first look, one that is a little slower when enough steps say so, one that may win is measured to
+the asked precision, and the finalists once more. Nothing is started anew for that, and out-of-memory shows in the first step anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from autotune.spec import MeasureSpec
 STAKES = (0.5, 0.9)
 """Fractions of its wealth that the bettor of `evidence_slower` stakes: cautious, and quick when every step is slower."""
 LOSING_ERROR = 0.05
-"""Chance at most that a trial whose median is not above the best is ended as a loser, however often it is looked at."""
+"""Chance at most that a trial whose median is not above the best is ended as a loser by `evidence_slower`, however often it is looked at."""
+FAR = 0.1
+"""Slower by more than this is slower by far: what three steps show, if at most a quarter of all steps are that much slower than their median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +80,16 @@ def evidence_slower(step_times: Sequence[float], best_s: float) -> float:
 
 
 def trial_verdict(step_times: Sequence[float], measure: MeasureSpec, beat_step_time_s: float | None) -> Verdict:
-    """Whether a trial with these steps (s, after warm-up) ends now: measured to the asked precision, out of steps, or unable to win."""
+    """Whether a trial with these steps (s, after warm-up) ends now: slower by far at its first look, measured to the asked precision, out of
+    steps, or unable to win.
+
+    At a first look of k steps a trial whose median is not above the best is given up with probability q^k, where q is the share of steps that are
+    slower than the median by more than `FAR`: for k = 3 at most 1.6% for q up to a quarter.
+    """
     n = len(step_times)
+    if beat_step_time_s is not None and n == measure.first_look and min(step_times) > (1 + FAR) * beat_step_time_s:
+        reason = f"cannot win: all of its first {n} steps took more than {1 + FAR:g} times the best, {beat_step_time_s:.4g} s"
+        return Verdict(stop=True, reason=reason, stopped_early=True)
     if n < measure.min_steps:
         return Verdict(stop=False)
     low, high = median_interval(step_times)

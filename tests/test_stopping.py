@@ -72,8 +72,33 @@ def test_a_trial_as_good_as_the_best_is_rarely_given_up(spread: float, outliers:
     assert lost / len(rows) <= LOSING_ERROR + 3 * math.sqrt(LOSING_ERROR / len(rows))
 
 
+@pytest.mark.parametrize(("spread", "outliers"), NOISES)
+def test_a_trial_as_good_as_the_best_survives_its_first_look(spread: float, outliers: float) -> None:
+    """One in 64 at most is given up where no more than a quarter of the steps is slower by far, as here."""
+    measure = MeasureSpec(min_steps=30)
+    best = true_median(spread, outliers)
+    rows = series(np.random.default_rng(3), (4000, 3), spread, outliers)
+    lost = np.mean([trial_verdict(row.tolist(), measure, best).stop for row in rows])
+    assert lost <= 1 / 64 + 3 * math.sqrt(1 / 64 / len(rows))
+
+
+def test_a_trial_slower_by_far_ends_at_its_first_look() -> None:
+    measure = MeasureSpec(min_steps=30)
+    far = [1.2, 9.0, 1.3]
+    assert not trial_verdict(far[:2], measure, 1.0).stop
+    verdict = trial_verdict(far, measure, 1.0)
+    assert verdict.stopped_early
+    assert verdict.reason == "cannot win: all of its first 3 steps took more than 1.1 times the best, 1 s"
+    for going_on in (
+        trial_verdict([1.2, 1.09, 1.3], measure, 1.0),
+        trial_verdict(far, measure, None),
+        trial_verdict(far, MeasureSpec(min_steps=30, first_look=0), 1.0),
+    ):
+        assert not going_on.stop
+
+
 def test_a_trial_twice_as_slow_ends_after_six_steps_whatever_the_outliers() -> None:
-    measure = MeasureSpec(precision=1e-9)
+    measure = MeasureSpec(precision=1e-9, first_look=0)
     times = [2.0, 2.1, 20.0, 1.9, 2.0, 2.05]
     assert not trial_verdict(times[:5], measure, 1.0).stop
     verdict = trial_verdict(times, measure, 1.0)

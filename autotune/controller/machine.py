@@ -343,7 +343,7 @@ class Controller:
             self._new_reference(config)
             self._new(config, TrialPurpose.SEARCH, self.searcher.reason(config))
             return True
-        self._quiet = reason = reason or "the searcher has nothing left that is worth a trial"
+        self._quiet = reason = reason or self.searcher.nothing_left()
         if self.attempts.live:
             return False
         self.stop_reason = reason
@@ -355,6 +355,8 @@ class Controller:
         gain = self.searcher.expected_gain() if least > 0 and self.book.asked > 0 and self.best is not None else None
         if gain is None or gain >= least:
             return ""
+        if not gain:
+            return self.searcher.nothing_left()
         return (
             f"the trials that would come next are expected to gain {gain:.2%}, which is under the {least:.2%} asked for"
         )

@@ -227,7 +227,7 @@ class BudgetDocument(Document):
 
     max_trials: Annotated[StrictInt, Field(ge=1, le=100_000)] = _BUDGET.max_trials
     max_wall_s: Seconds = _BUDGET.max_wall_s
-    max_failed_trials: Annotated[StrictInt, Field(ge=0, le=100_000)] = _BUDGET.max_failed_trials
+    max_failed_trials: Annotated[StrictInt, Field(ge=1, le=100_000)] = _BUDGET.max_failed_trials
     max_gpu_s: Positive | None = _BUDGET.max_gpu_s
     min_gain: Fraction = _BUDGET.min_gain
     parallel_trials: Annotated[StrictInt, Field(ge=1, le=1024)] = _BUDGET.parallel_trials
@@ -237,6 +237,7 @@ class MeasureDocument(Document):
     """How a trial is measured."""
 
     warmup_steps: Annotated[StrictInt, Field(ge=0, le=10_000)] = _MEASURE.warmup_steps
+    first_look: Annotated[StrictInt, Field(ge=0, le=100_000)] = _MEASURE.first_look
     min_steps: Annotated[StrictInt, Field(ge=1, le=100_000)] = _MEASURE.min_steps
     max_steps: Annotated[StrictInt, Field(ge=1, le=100_000)] = _MEASURE.max_steps
     precision: Annotated[Number, Field(gt=0, le=1)] = _MEASURE.precision

@@ -2,8 +2,10 @@
 
     searcher.py      Searcher: ask, tell, expected_gain, reason; Problem: what is searched
     dominance.py     what an out-of-memory failure rules out          worth.py   from step time to score
+    kinship.py       what another workload's measurements tell about this one's
     random.py        grid.py        cost_ranked.py        rule_of_thumb.py
-    bayesian.py      the default: the cost model's prediction, corrected by every trial; surrogate/ holds its models
+    believing.py     BelievingSearcher: what further trials may still bring; surrogate/ holds its models
+    bayesian.py      the default: the cost model's prediction, corrected by every trial
     reinforce.py     a policy trained on simulated clusters, adapted during the study
     optuna.py        any Optuna sampler as a searcher; optuna_study.py: our searchers as Optuna samplers, and the export
 
@@ -17,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import CatalogError, SpecError
+from autotune.search.kinship import kinship
 from autotune.search.searcher import Problem, Searcher, score
 from autotune.spec import Estimate, Objective, ParallelConfig, Trial, Workload
 from autotune.spec.checks import nearest
@@ -118,4 +121,4 @@ def _find(name: str) -> tuple[Callable[[Problem], Searcher], tuple[str, ...]]:
     )
 
 
-__all__ = ["Problem", "Searcher", "make_searcher", "score", "searcher_names"]
+__all__ = ["Problem", "Searcher", "kinship", "make_searcher", "score", "searcher_names"]

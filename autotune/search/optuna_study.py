@@ -110,7 +110,7 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
         return sampler.sample_independent(study, trial, param_name, param_distribution)
 
     def expected_gain(self, study: optuna.Study) -> float | None:
-        """Expected relative gain of one more trial of this study; None when the searcher cannot say."""
+        """Expected relative gain of the trials that would come next in this study; None when the searcher cannot say."""
         return self._replayed(study).expected_gain()
 
     def _replayed(

@@ -15,8 +15,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.search.believing import BelievingSearcher
 from autotune.search.policy import Policy, View
-from autotune.search.searcher import FREE, Problem, Searcher, score
+from autotune.search.searcher import FREE, Problem, score
 from autotune.search.worth import predicted_worth
 from autotune.spec import FailureKind, Trial
 
@@ -26,8 +27,8 @@ LOWEST, HIGHEST = -math.log(2.0), math.log(2.0)
 """bounds of the reward, and what a failure costs"""
 
 
-class ReinforceSearcher(Searcher):
-    """The most probable action of a pre-trained policy, which learns on."""
+class ReinforceSearcher(BelievingSearcher):
+    """The most probable action of a pre-trained policy, which learns on. When it is time to stop, its beliefs say."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

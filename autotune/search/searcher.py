@@ -118,6 +118,13 @@ class Searcher(ABC):
         """Expected relative gain over the best so far of the trials that would come next; None when this searcher cannot say."""
         return None
 
+    def nothing_left(self) -> str:
+        """Why there is nothing to ask for, in words."""
+        free = len(self.free())
+        if not free:
+            return f"all {len(self.space):,} configs of the space were tried"
+        return f"the {free:,} configs that were not tried are not worth a trial: they need at least the memory of one that ran out of it"
+
     def reason(self, config: ParallelConfig) -> str:
         """Why this config was asked; empty when it was not."""
         index = self.space.index_of(config)

@@ -80,7 +80,7 @@ async def studies(request: Request) -> Response:
     status = StudyStatus(one_of("status", asked["status"], list(StudyStatus))) if asked["status"] else None
     number = request.query_params.get("page", "1")
     at = int(number) if number.isascii() and number.isdigit() and 0 < len(number) < 9 else 1
-    filters = {name: value for name, value in asked.items() if name != "status"}
+    filters: dict[str, Any] = {name: value for name, value in asked.items() if name != "status"}
 
     def look() -> dict[str, Any]:
         from autotune import wiring

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, func, select
@@ -12,6 +13,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, func, select
 from autotune.errors import NotFoundError
 from autotune.ports import StudyRecord
 from autotune.spec import StudyStatus, Trial
+from autotune.store.database import to_us
 from autotune.store.packing import unpack_steps
 from autotune.store.records import runner_text
 from autotune.store.rows import read_study, read_trial
@@ -78,8 +80,10 @@ def list_studies(
     statuses: Iterable[StudyStatus] = (),
     model: str = "",
     cluster: str = "",
+    trainer: str = "",
     owner: str = "",
     name: str = "",
+    ended_before: datetime | None = None,
     limit: int,
     offset: int,
 ) -> list[StudyRecord]:
@@ -91,10 +95,12 @@ def list_studies(
         query = query.where(studies.c.owner == owner)
     if name:
         query = query.where(studies.c.name == name)
-    if model or cluster:
+    if ended_before is not None:
+        query = query.where(studies.c.ended_us < to_us(ended_before))
+    about = {"model": model, "cluster": cluster, "trainer": trainer}
+    if any(about.values()):
         query = query.join(workloads, workloads.c.key == studies.c.workload)
-        query = query.where(workloads.c.model == model) if model else query
-        query = query.where(workloads.c.cluster == cluster) if cluster else query
+        query = query.where(*(workloads.c[column] == value for column, value in about.items() if value))
     return _records(connection, connection.execute(query).all())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import text
@@ -59,8 +60,10 @@ class SqlStore:
         status: StudyStatus | None = None,
         model: str = "",
         cluster: str = "",
+        trainer: str = "",
         owner: str = "",
         name: str = "",
+        ended_before: datetime | None = None,
         limit: int = 50,
         offset: int = 0,
     ) -> list[StudyRecord]:
@@ -72,8 +75,10 @@ class SqlStore:
                 statuses=statuses,
                 model=model,
                 cluster=cluster,
+                trainer=trainer,
                 owner=owner,
                 name=name,
+                ended_before=ended_before,
                 limit=limit,
                 offset=offset,
             )

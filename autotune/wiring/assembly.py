@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from autotune.controller import HOPELESS
 from autotune.errors import InfeasibleError, RunnerError
-from autotune.ports import Store, TrialRunner
+from autotune.ports import Store, StudyRecord, TrialRunner
 from autotune.space import SearchSpace, default_config, why_not
 from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
 from autotune.spec.size import format_bytes
@@ -32,6 +33,8 @@ REFERENCES_TRIED = 20
 """configs of a global batch that are asked whether they fit in fp32"""
 PAST_STUDIES = 10
 """earlier studies that a searcher learns from"""
+LOOKED_AT = 50
+"""newest studies of the same model, cluster or trainer among which these are chosen"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,22 +154,26 @@ def stored_calibration(workload: Workload, store: Store | None) -> Calibration |
 
 
 def history_of(study: Study, store: Store, *, before: datetime) -> list[tuple[Workload, Trial]]:
-    """Ended trials of earlier studies of the same model, cluster and trainer, oldest study first; simulated ones only for simulated ones.
+    """Ended trials of earlier studies on the same cluster, model or trainer, those that tell most about this one first, the newer of equals first;
+    simulated ones only for simulated ones.
 
     Only studies that had ended when this one was submitted: a restart must find the same history.
     """
-    workload = study.workload
-    records = [
-        r
-        for r in store.studies(model=workload.model.name, cluster=workload.cluster.name, limit=200)
-        if r.ended_at is not None
-        and r.ended_at < before
-        and r.study.workload.trainer == workload.trainer
-        and (r.study.runner == SIMULATED) == (study.runner == SIMULATED)
-    ]
+    from autotune.search import kinship
+
+    ours = study.workload
+    ended = partial(store.studies, ended_before=before, limit=LOOKED_AT)
+    alike = ended(model=ours.model.name), ended(cluster=ours.cluster.name), ended(trainer=ours.trainer)
+    found = {record.id: record for records in alike for record in records}
+
+    def nearness(record: StudyRecord) -> tuple[float, datetime, str]:
+        return kinship(ours, record.study.workload), record.created_at, record.id
+
+    same_kind = [r for r in found.values() if (r.study.runner == SIMULATED) == (study.runner == SIMULATED)]
+    kin = sorted((r for r in same_kind if nearness(r)[0]), key=nearness, reverse=True)
     return [
         (r.study.workload, trial)
-        for r in reversed(records[:PAST_STUDIES])
+        for r in kin[:PAST_STUDIES]
         for trial in store.trials(r.id)
         if trial.status.is_terminal
     ]

@@ -1,6 +1,6 @@
 """Searchers on real trials: short trainings of the laptop space on this machine's own ranks, the winners measured again in turn.
 
-    python -m tests.benchmarks.real_search [--seeds 3] [--searchers bayesian,random] [--budget 12] [--rounds 3] [--store FILE]
+    python -m tests.benchmarks.real_search [--seeds 3] [--searchers bayesian,random] [--budget 12] [--rounds 3] [--first-look 3] [--store FILE]
 
 Every study measures the default config and then `budget` configs of its searcher's own choice: no guesses, no earlier studies, no stop before the
 budget is spent, throughput alone as objective. All studies share one warm runner and take turns (all searchers with one seed, then the next).
@@ -11,6 +11,7 @@ the median over the rounds of its tokens per second relative to the round's geom
 
     found     speed of the study's winner relative to the fastest of all       over default   the same relative to the default config
     within 5% trials until the best so far was that near the fastest (0: the default config was; budget + 1: never)
+    steps     optimizer steps of all trials of a study, warm-up too: a trial that is slower than the best by far ends at its first look
 
 Everything is kept in the store: the same command goes on where it was interrupted.
 """
@@ -34,7 +35,7 @@ from autotune.ports import Store, StudyRecord, TrialRunner
 from autotune.progress import TrialEnded
 from autotune.registry import make_runner
 from autotune.space import SearchSpace
-from autotune.spec import ParallelConfig, SpaceSpec, Study, Trial, TrialPurpose, TrialStatus
+from autotune.spec import MeasureSpec, ParallelConfig, SpaceSpec, Study, Trial, TrialPurpose, TrialStatus
 from autotune.wiring import load_study, open_store
 from autotune.wiring.assembly import Assembly, assemble
 
@@ -56,6 +57,7 @@ class Played:
     incumbents: tuple[tuple[int, ParallelConfig, float], ...]
     """each best so far: trials of the searcher until then, config, tokens per second then"""
     failed: int
+    steps: int
 
     @property
     def winner(self) -> ParallelConfig:
@@ -100,12 +102,13 @@ def _say(event: object) -> None:
 def played(store: Store, record: StudyRecord) -> Played:
     """What the study came to."""
     incumbents: list[tuple[int, ParallelConfig, float]] = []
-    count = failed = 0
+    count = failed = steps = 0
     for trial in store.trials(record.id):
         if trial.status is TrialStatus.CANCELLED:
             continue
         count += trial.purpose is TrialPurpose.SEARCH
         failed += trial.status is TrialStatus.FAILED
+        steps += len(store.steps(record.id, trial.number)["step"])
         speed = trial.measurement.tokens_per_s if trial.is_measured and trial.measurement else 0.0
         if trial.status is TrialStatus.COMPLETED and speed > (incumbents[-1][2] if incumbents else 0.0):
             incumbents.append((count, trial.config, speed))
@@ -115,6 +118,7 @@ def played(store: Store, record: StudyRecord) -> Played:
         seconds=record.elapsed_s,
         incumbents=tuple(incumbents),
         failed=failed,
+        steps=steps,
     )
 
 
@@ -159,8 +163,8 @@ def table(studies: Sequence[Played], speeds: Speeds, default: ParallelConfig, bu
     """The lines of the table, a searcher each."""
     fastest = max(speeds.values())
     lines = [
-        "| searcher | seeds | found: mean | worst | over default | within 5%: mean | each | failed | s per study |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| searcher | seeds | found: mean | worst | over default | within 5%: mean | each | failed | steps | s per study |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in dict.fromkeys(s.searcher for s in studies):
         own = [s for s in studies if s.searcher == name]
@@ -172,7 +176,8 @@ def table(studies: Sequence[Played], speeds: Speeds, default: ParallelConfig, bu
         gain = fmean(found) * fastest / speeds[default]
         lines.append(
             f"| `{name}` | {len(own)} | {fmean(found):.1%} | {min(found):.1%} | {gain:.2f} | {fmean(until):.1f} | "
-            f"{', '.join(map(str, until))} | {fmean(s.failed for s in own):.1f} | {fmean(s.seconds for s in own):.0f} |"
+            f"{', '.join(map(str, until))} | {fmean(s.failed for s in own):.1f} | {fmean(s.steps for s in own):.0f} | "
+            f"{fmean(s.seconds for s in own):.0f} |"
         )
     return lines
 
@@ -184,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--first-look", type=int, default=MeasureSpec().first_look, help="`measure.first_look`")
     parser.add_argument("--store", type=Path, default=STORE)
     args = parser.parse_args(arguments)
     loaded = load_study(SPEC, overrides={"runner": "local", "enqueue": [], "objective": {"stability_weight": 0}})
@@ -193,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         budget=replace(
             loaded.budget, max_trials=args.budget, max_failed_trials=args.budget + 1, max_wall_s=1e6, min_gain=0.0
         ),
-        measure=replace(loaded.measure, warmup_steps=1, max_steps=STEPS, finalists=0),
+        measure=replace(loaded.measure, warmup_steps=1, first_look=args.first_look, max_steps=STEPS, finalists=0),
     )
     assembly = assemble(base)
     base = replace(base, baseline=assembly.baseline)

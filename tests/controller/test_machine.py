@@ -250,6 +250,20 @@ def test_the_search_ends_when_what_is_left_would_gain_too_little() -> None:
     )
 
 
+def test_a_space_that_was_tried_to_its_end_says_so() -> None:
+    world = World(study(max_trials=50))
+    end = world.run(lambda config: 0.1)
+    assert end.message == f"all {len(CONFIGS)} configs of the space were tried"
+    world = World(study(max_trials=50, min_gain=0.02))
+    world.tick()
+    world.finish(0)
+    world.searcher.gain = 0.0  # what is left is ruled out
+    world.finish(1)
+    assert world.controller.stop_reason == (
+        f"the {len(CONFIGS) - 2} configs that were not tried are not worth a trial: they need at least the memory of one that ran out of it"
+    )
+
+
 def test_min_gain_zero_never_ends_the_search() -> None:
     world = World(study(max_trials=5, min_gain=0.0))
     world.tick()

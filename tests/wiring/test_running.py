@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,28 @@ def test_a_later_study_learns_from_an_earlier_one_only(store: Store) -> None:
     assert len(history_of(study, store, before=later)) == len(first.trials)
     real = wiring.load_study(spec(runner="local"))
     assert history_of(real, store, before=later) == []
+
+
+def test_history_is_of_the_same_model_cluster_or_trainer_and_the_nearest_comes_first(store: Store) -> None:
+    from autotune.wiring.assembly import history_of
+
+    kin = {
+        "same": spec(),
+        "cluster": spec(model="gpt2-xl", name="cluster"),
+        "trainer": spec(model="gpt2-xl", cluster="a100-80gb-1x8", name="trainer"),
+        "cpu": spec(model="nano-gpt", cluster="cpu-1x4", space={}, name="cpu"),
+    }
+    ended = [wiring.tune(document | {"budget": {"max_trials": 1}}, store=store).record for document in kin.values()]
+    ours = wiring.load_study(spec(name="ours"))
+    later = max(r.ended_at for r in ended if r.ended_at is not None) + timedelta(seconds=1)
+    told = history_of(ours, store, before=later)
+    assert list(dict.fromkeys((w.model.name, w.cluster.gpu.name) for w, _ in told)) == [
+        ("gpt2-medium", "h100-sxm"),
+        ("gpt2-xl", "h100-sxm"),
+        ("gpt2-xl", "a100-80gb"),
+    ]
+    other_trainer = wiring.load_study(spec(model="llama-8b", cluster="v100-32gb-1x8", trainer="megatron", runner="ray"))
+    assert history_of(other_trainer, store, before=later) == []
 
 
 def test_nothing_legal_is_an_answer_before_anything_is_kept(store: Store) -> None:

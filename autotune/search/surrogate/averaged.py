@@ -2,8 +2,8 @@
 
     w_m    ~ prior_m * prod_i p(y_i | all other y, model m)      over the trials of the searched workload (Geisser & Eddy 1979)
 
-The models are the cost model, corrected, at every scale of its errors on a small grid (`corrected.Scales`), and one that knows nothing: a common level
-and a Gaussian process over the knobs, as spread out as the predictions are among themselves.
+The models are the cost model, corrected, at every scale of its errors on a small grid (`corrected.Scales`), with earlier studies and without them, and one
+that knows nothing: a common level and a Gaussian process over the knobs, as spread out as the predictions are among themselves.
 
 After a few trials no scale is known, and the candidates that were tried resemble one another: to take the most probable scale for the true one
 says that the search is done when it is not. The average has the heavy tails that such ignorance deserves. The model that knows nothing is
@@ -125,11 +125,14 @@ def at_level(rows: Rows, level: float | None) -> Rows:
 
 def _corrected(prior: Prior, rows: Rows, sites: Sites) -> Iterator[tuple[float, Model]]:
     """Log weight, up to a constant, and the cost model at each scale of its errors."""
+    ours = rows.workloads == 0
+    seen: list[NDArray[np.bool_] | None] = [None] if ours.all() else [None, ours]
     grid = [Scales(factors=f, residual=r) for f, r in itertools.product(FACTORS, RESIDUALS)]
-    log_priors = log_softmax([scales.log_prior for scales in grid]) + math.log1p(-KNOWS_NOTHING)
-    for scales, log_prior in zip(grid, log_priors, strict=True):
-        corrected = Corrected(prior, rows, sites, scales=scales, rounds=ROUNDS)
-        yield log_prior + corrected.log_predictive(rows.workloads == 0), Model(corrected=corrected)
+    log_priors = log_softmax([scales.log_prior for scales in grid]) + math.log1p(-KNOWS_NOTHING) - math.log(len(seen))
+    for (scales, log_prior), sees in itertools.product(zip(grid, log_priors, strict=True), seen):
+        given = (rows, sites) if sees is None else (rows.take(sees), sites.take(sees))
+        corrected = Corrected(prior, *given, scales=scales, rounds=ROUNDS)
+        yield log_prior + corrected.log_predictive(given[0].workloads == 0), Model(corrected=corrected, sees=sees)
 
 
 def _knowing_nothing(prior: Prior, rows: Rows, sites: Sites, candidates: Rows) -> tuple[float, Model]:

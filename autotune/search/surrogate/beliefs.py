@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import log_ndtr, logsumexp
 
+from autotune.search.kinship import kinship, likeness
 from autotune.search.searcher import Problem
 from autotune.search.surrogate import evidence
 from autotune.search.surrogate.averaged import Averaged
@@ -50,8 +51,8 @@ class Beliefs:
         self._log_limits = evidence.log_limits(self._estimate, problem.space.workload.cluster.gpu.memory_bytes)
         self._history, kin = _kin(problem)
         ours = problem.space.workload
-        self._kinships = np.array([1.0, *(evidence.kinship(ours, theirs) for theirs in kin)])
-        self._likenesses = np.array([1.0, *(evidence.likeness(ours, theirs) for theirs in kin)])
+        self._kinships = np.array([1.0, *(kinship(ours, theirs) for theirs in kin)])
+        self._likenesses = np.array([1.0, *(likeness(ours, theirs) for theirs in kin)])
         self._observed: list[Observed] = list(self._history)
         self._fit()
 
@@ -143,7 +144,7 @@ def _kin(problem: Problem) -> tuple[list[Observed], list[Workload]]:
     """The history's nearest trials, and its workloads by number from 1, nearest first."""
     ours = problem.space.workload
     by_name = {repr(workload): workload for workload, _ in problem.history}
-    names = sorted(by_name, key=lambda name: -evidence.kinship(ours, by_name[name]))
+    names = sorted(by_name, key=lambda name: -kinship(ours, by_name[name]))
     nearest = sorted(problem.history, key=lambda pair: names.index(repr(pair[0])))[:MAX_HISTORY]
     observed = [evidence.observe(problem, w, t, number=1 + names.index(repr(w))) for w, t in nearest]
     return observed, [by_name[name] for name in names]

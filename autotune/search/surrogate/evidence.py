@@ -148,22 +148,6 @@ def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
     return np.asarray(np.where(z > 0, np.minimum(limit, math.log(capacity_bytes)), limit))
 
 
-def kinship(ours: Workload, theirs: Workload) -> float:
-    """How far the cost model's errors on another workload tell of those on ours, 0 to 1: less for each thing that differs."""
-    return (
-        0.95
-        * (1.0 if ours.model == theirs.model else 0.85)
-        * (1.0 if ours.cluster.num_gpus == theirs.cluster.num_gpus else 0.9)
-        * (1.0 if ours.cluster.gpu.name == theirs.cluster.gpu.name else 0.5)
-        * (1.0 if ours.trainer == theirs.trainer else 0.5)
-    )
-
-
-def likeness(ours: Workload, theirs: Workload) -> float:
-    """How far what the factors leave unexplained carries over: as the errors do between workloads of one model, else not at all."""
-    return kinship(ours, theirs) if ours.model == theirs.model else 0.0
-
-
 def observe(problem: Problem, workload: Workload, trial: Trial, *, number: int) -> Observed:
     """The trial of a config that need not be in the space, with the cost model's estimate for it."""
     from autotune.cost import estimate

@@ -1,0 +1,69 @@
+"""Searchers with beliefs about every candidate: they know what further trials may still bring.
+
+What all candidates together may bring, averaged over all models (`surrogate.averaged`), says when it is time to stop: choosing by a wrong model
+costs a trial, stopping by one costs the study. One more trial may be worth little where twenty candidates are each a little likely to be far better.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from autotune.search.searcher import Problem, Searcher, score
+from autotune.search.surrogate.beliefs import Beliefs
+from autotune.search.surrogate.improvement import expected_maximum, log_expected_improvement
+
+Array = NDArray[np.float64]
+
+LEFT = 8
+"""candidates that what is left to gain is reckoned over, those of greatest expected improvement: a handful of further trials. Among thousands
+of configs that differ by chance some are always better than the best found, but a search for them does not pay."""
+
+
+class BelievingSearcher(Searcher):
+    """Keeps `Beliefs`, whatever it proposes by."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._conditioned_on = 0
+
+    def expected_gain(self) -> float | None:
+        """Expected relative improvement of the throughput by the best of the next `LEFT` trials; 0 when no candidate is left; None before anything
+        was measured."""
+        best, candidates = self.best_score(), self.worth_trying()
+        if best is None:
+            return None
+        if not len(candidates):
+            return 0.0
+        log_weights, mean, sd, runs = self.believed(candidates)
+        likely = np.argsort(
+            -(logsumexp(log_weights[:, None] + log_expected_improvement(mean, sd, best), axis=0) + runs)
+        )[:LEFT]
+        gains = [
+            expected_maximum(m[likely], s[likely], np.exp(runs[likely]), best) for m, s in zip(mean, sd, strict=True)
+        ]
+        return math.expm1(float(np.exp(log_weights) @ gains) / max(self.beliefs.slope, 1e-3))
+
+    @property
+    def beliefs(self) -> Beliefs:
+        """What is believed after the trials so far."""
+        if self._conditioned_on != len(self.trials):
+            self._beliefs.update(self.trials)
+            self._conditioned_on = len(self.trials)
+        return self._beliefs
+
+    def believed(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
+        """Log weights of the models, shape (M,), mean and standard deviation of the scores in each, shape (M, N), and log P(it runs), shape (N,)."""
+        return *self.beliefs.score(candidates, self.pending()), self.beliefs.log_runs(candidates)
+
+    def best_score(self) -> float | None:
+        """Best score that a candidate or the baseline reached; None before anything was measured."""
+        return max((score(trial) for _, trial in self.trials if trial.is_measured), default=None)
+
+    @cached_property
+    def _beliefs(self) -> Beliefs:
+        return Beliefs(self.problem)
