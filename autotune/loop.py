@@ -17,6 +17,7 @@ from typing import Any
 
 from autotune.controller import (
     PAUSED_ON_REQUEST,
+    AttemptAdopted,
     CancelAsked,
     CancelAttempt,
     CloseAttempt,
@@ -40,7 +41,7 @@ from autotune.controller import (
 )
 from autotune.errors import ConflictError
 from autotune.ledger import Ledger
-from autotune.ports import StepsReported, StudyRecord, TrialRunner
+from autotune.ports import AdoptingRunner, StepsReported, StudyRecord, TrialRunner
 from autotune.progress import (
     BestChanged,
     OnEvent,
@@ -110,6 +111,7 @@ class Loop:
         glanced = checked = self.monotonic()
         if (asked := ASKED.get(self.ledger.record().status)) is not None:
             self._handle(asked)
+        self._adopt()
         self._handle(Tick(now_s=glanced))
         while self._end is None:
             events: list[Event] = [*self.runner.poll(POLL_S)]
@@ -130,6 +132,16 @@ class Loop:
                 self._handle(event)
             self.ledger.come_round()
         return self._end
+
+    def _adopt(self) -> None:
+        """What an earlier controller of the study left running goes on, where the runner can take it over."""
+        if not isinstance(self.runner, AdoptingRunner):
+            return
+        for attempt in self.runner.adopt(self.ledger.study_id, self.controller.cut_off):
+            _, number, launch = attempt
+            self.ledger.note_adopted(number, launch)
+            self._handle(AttemptAdopted(id=attempt))
+            self.on_event(Said(message=f"trial {number} goes on: its ranks outlived the controller that started them"))
 
     def _handle(self, event: Event) -> None:
         for command in self.controller.handle(event):

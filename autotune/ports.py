@@ -6,10 +6,10 @@ fact; each transition is a compare-and-set, and whoever writes for a study shows
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from autotune.spec import (
     Failure,
@@ -135,6 +135,16 @@ class TrialRunner(Protocol):
 
     def close(self) -> None:
         """Kills what runs and frees everything. Idempotent; bounded in time."""
+        ...
+
+
+@runtime_checkable
+class AdoptingRunner(TrialRunner, Protocol):
+    """A runner whose attempts outlive it for a while, so that the next one of the study can go on with them."""
+
+    def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
+        """Takes over what an earlier runner of this study left behind: those of `attempts` that still run, or ended unheard. All that they reported
+        since they began is reported again. What else was left is kept warm, or ended."""
         ...
 
 

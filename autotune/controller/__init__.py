@@ -9,6 +9,7 @@ budget.py     what is used up
 from autotune.controller.commands import (
     PAUSED_ON_REQUEST,
     STOPPED_ON_REQUEST,
+    AttemptAdopted,
     CancelAsked,
     CancelAttempt,
     CloseAttempt,
@@ -38,6 +39,7 @@ __all__ = [
     "HOPELESS",
     "PAUSED_ON_REQUEST",
     "STOPPED_ON_REQUEST",
+    "AttemptAdopted",
     "CancelAsked",
     "CancelAttempt",
     "CloseAttempt",

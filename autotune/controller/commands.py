@@ -44,6 +44,13 @@ class Tick:
     """seconds on a clock that never goes backwards; only differences count"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptAdopted:
+    """An attempt that an earlier controller of the study launched is in this one's hands: it goes on. Said before the first `Tick`."""
+
+    id: AttemptId
+
+
 PAUSED_ON_REQUEST = "paused on request"
 """why a study rests after `PauseAsked`"""
 STOPPED_ON_REQUEST = "stopped on request"
@@ -82,6 +89,7 @@ class InterruptAsked:
 
 Event = (
     Tick
+    | AttemptAdopted
     | AttemptQueued
     | AttemptStarted
     | StepsReported

@@ -24,6 +24,7 @@ from autotune.controller.commands import (
     CANCELLED_ON_REQUEST,
     PAUSED_ON_REQUEST,
     STOPPED_ON_REQUEST,
+    AttemptAdopted,
     AttemptEnded,
     AttemptQueued,
     AttemptStarted,
@@ -51,7 +52,7 @@ from autotune.controller.commands import (
 )
 from autotune.controller.finals import longer, next_final, outcome, participants, whole
 from autotune.controller.judge import Judge
-from autotune.ports import TrialRequest
+from autotune.ports import AttemptId, TrialRequest
 from autotune.reward import competes
 from autotune.spec import (
     Estimate,
@@ -117,6 +118,7 @@ class Controller:
         self._lost: dict[int, int] = {}
         self._waiting: list[int] = []
         self._cut_off: list[int] = []
+        self._adopted: set[AttemptId] = set()
         self._quiet = ""
         self._resting: StudyStatus | None = None
         self._rest_reason = ""
@@ -129,6 +131,8 @@ class Controller:
         match event:
             case Tick():
                 self._pass_time(event.now_s)
+            case AttemptAdopted() if event.id in self.cut_off:
+                self._adopted.add(event.id)
             case AttemptEnded():
                 self._end_attempt(event)
             case AttemptQueued() if event.id in self.attempts.live:
@@ -154,6 +158,11 @@ class Controller:
             self._advance()
         out, self._out = self._out, []
         return out
+
+    @property
+    def cut_off(self) -> tuple[AttemptId, ...]:
+        """Attempts that ran when an earlier controller ended, until the first `Tick`: those that nobody adopts are launched again."""
+        return tuple((self.study_id, number, self.trials[number].attempts) for number in self._cut_off)
 
     @property
     def elapsed_s(self) -> float:
@@ -206,8 +215,11 @@ class Controller:
     def _pass_time(self, now_s: float) -> None:
         if self._now_s is None:
             self._now_s = now_s
-            for number in self._cut_off:
-                self._retry(number, CUT_OFF)
+            for attempt in self.cut_off:
+                if attempt in self._adopted:
+                    self.attempts.begin(attempt, self.trials[attempt[1]].config.world_size, now_s, self.study.measure)
+                else:
+                    self._retry(attempt[1], CUT_OFF)
             self._cut_off = []
         self._elapsed_s += max(0.0, now_s - self._now_s)
         self._now_s = max(self._now_s, now_s)

@@ -121,11 +121,18 @@ class AnyOrder(RuleBasedStateMachine):
     def people_ask(self, asked: Any) -> None:
         self.world.do(asked)
 
-    @rule()
-    def controller_dies(self) -> None:
+    @rule(data=st.data())
+    def controller_dies(self, data: st.DataObject) -> None:
+        """Of what it ran, its successor's runner adopts some."""
         if not any(end.status.is_terminal for end in self.world.ends):
-            self.world.restart()
+            running = sorted(self.world.running)
+            kept = data.draw(st.sets(st.sampled_from(running))) if running else set()
+            launches = {n: self.world.trials[n].attempts for _, n, _ in kept}
+            self.world.restart(kept)
             self.world.tick()
+            assert all(self.world.trials[n].attempts == launches[n] for n in launches), (
+                "nothing adopted is launched again"
+            )
 
     @invariant()
     def budget_holds(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from autotune.controller import (
     PAUSED_ON_REQUEST,
+    AttemptAdopted,
     CancelAsked,
     CancelAttempt,
     CloseAttempt,
@@ -482,6 +483,39 @@ def test_a_restart_at_any_point_ends_as_the_undisturbed_run(at: int) -> None:
     assert disturbed.end == undisturbed.end
     configs = [[t.config for _, t in sorted(w.trials.items())] for w in (disturbed, undisturbed)]
     assert configs[0] == configs[1]
+
+
+@pytest.mark.parametrize("at", [0, 1, 4, 9])
+def test_what_the_runner_adopts_goes_on_and_is_not_launched_again(at: int) -> None:
+    undisturbed, world = World(study(max_trials=7)), World(study(max_trials=7))
+    undisturbed.run(speed)
+    world.tick()
+    for _ in range(at):
+        world.finish(world.only, speed(world.trials[world.only].config))
+    number = world.only
+    (attempt,) = world.running
+    world.restart([attempt])
+    assert world.tick() == []
+    assert world.controller.attempts.live[attempt].since_s == world.now_s
+    world.tick(5.0)
+    assert world.controller.spent.gpu_s > 0
+    world.run(speed)
+    assert world.trials[number].attempts == 1
+    assert world.end == replace(undisturbed.end, result=world.end.result)
+    assert [t.config for t in world.trials.values()] == [t.config for t in undisturbed.trials.values()]
+
+
+def test_only_what_was_cut_off_can_be_adopted() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.finish(0)
+    world.restart()
+    for stranger in (("s", 0, 1), ("s", 1, 2), ("another", 1, 1)):
+        world.do(AttemptAdopted(id=stranger))
+    world.tick()
+    assert [r.attempt for r in world.running.values()] == [2]
+    world.do(AttemptAdopted(id=("s", 1, 2)))  # too late
+    assert [a for _, _, a in world.controller.attempts.live] == [2]
 
 
 def test_a_measurement_without_steps_is_no_result() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from autotune.controller import (
+    AttemptAdopted,
     CancelAttempt,
     CloseAttempt,
     Command,
@@ -126,9 +127,9 @@ class World:
         self.stop_reason = ""
         self.restart()
 
-    def restart(self) -> None:
-        """What the death of the controller and of its runner leaves: the store."""
-        self.running.clear()
+    def restart(self, adopted: Collection[AttemptId] = ()) -> None:
+        """What the death of the controller leaves: the store, and those attempts that its successor's runner adopts."""
+        self.running = {attempt: request for attempt, request in self.running.items() if attempt in adopted}
         self.cancelled.clear()
         self.ends = [e for e in self.ends if e.status.is_terminal]
         space = SearchSpace.of(self.study.workload, self.configs)
@@ -145,6 +146,9 @@ class World:
             stop_reason=self.stop_reason,
             **({"baseline": BASELINE} | self.options),
         )
+        for attempt in self.running:
+            assert attempt in self.controller.cut_off
+            assert self.do(AttemptAdopted(id=attempt)) == []
 
     def do(self, event: Event) -> list[Command]:
         """One event, with its commands carried out."""

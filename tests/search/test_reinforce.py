@@ -16,6 +16,18 @@ class TestReinforce(SearcherContract):
     searcher = "reinforce"
 
 
+def test_it_knows_when_it_is_done() -> None:
+    space = SearchSpace.of(WORKLOAD, candidates())
+    searcher = make_searcher("reinforce", space)
+    assert searcher.expected_gain() is None
+    gains: list[float] = []
+    while len(gains) < 15 and (not gains or gains[-1] >= 0.01):
+        searcher.tell([measured(config) for config in searcher.ask(1)])
+        gains += [gain for gain in [searcher.expected_gain()] if gain is not None]
+    assert len(gains) > 1
+    assert gains[-1] < 0.01 < max(gains)
+
+
 def _case(seed: int = 0) -> tuple[Policy, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     policy = Policy.initial(4, rng)

@@ -2,7 +2,9 @@
 
     python -m tests.workers.ray_roles head                     starts a cluster, prints its address, stays
     python -m tests.workers.ray_roles node ADDRESS IP CPUS     joins it as a node at a loopback address of its own, stays
-    python -m tests.workers.ray_roles study ADDRESS            joins it as a driver and runs a trial; prints what happens, and why it ends
+    python -m tests.workers.ray_roles study ADDRESS [STEPS [ABANDONED_S [ATTEMPTS]]]
+                                                               joins it as a driver and goes on with the trial that is there, or runs one; prints
+                                                               what happens, and why it ends
 
 `ray start` will not do for the node: it takes a cluster on loopback for one at the machine's own address.
 """
@@ -50,24 +52,32 @@ def node(address: str, ip: str, num_cpus: str) -> None:
     time.sleep(3600)
 
 
-def study(address: str) -> None:
+def study(address: str, steps: str = "500", abandoned_s: str = "3", attempts: str = "3") -> None:
     """A driver that tries a trial again while it is told that a worker was lost."""
     from autotune.errors import RunnerError
-    from autotune.ports import AttemptEnded
+    from autotune.ports import AttemptEnded, StepsReported
     from autotune_workers.ray import RayRunner
     from tests.workers.requests import DOUBLE, PATIENT, request
 
-    measure = replace(PATIENT, min_steps=500, max_steps=500, start_timeout_s=120.0, trial_timeout_s=500.0)
-    runner = RayRunner(address=address, trial=DOUBLE)
+    many = int(steps)
+    measure = replace(PATIENT, min_steps=many, max_steps=many, start_timeout_s=120.0, trial_timeout_s=500.0)
+    runner = RayRunner(address=address, trial=DOUBLE, abandoned_s=float(abandoned_s))
     try:
-        for attempt in range(1, 4):
+        for attempt in range(1, int(attempts) + 1):
             asked = request(0, attempt=attempt, measure=measure, trainer_options={"step_s": 0.5})
-            runner.start(asked)
+            if runner.adopt(asked.study, [asked.id]):
+                print("adopted", flush=True)
+            else:
+                runner.start(asked)
             is_over = False
             while not is_over:
                 for event in runner.poll(0.5):
-                    is_over = is_over or isinstance(event, AttemptEnded)
-                    said = f"{event.failure.kind}: {event.failure.message}" if is_over and event.failure else ""
+                    said = ""
+                    if isinstance(event, AttemptEnded):
+                        is_over = True
+                        said = f"{event.failure.kind}: {event.failure.message}" if event.failure else "measured"
+                    if isinstance(event, StepsReported):
+                        said = f"{event.first_step} to {event.first_step + len(event.step_times_s) - 1}"
                     print(type(event).__name__, said, flush=True)
     except RunnerError as error:
         print("RunnerError", error, flush=True)

@@ -52,6 +52,34 @@ def doings(it: Gang) -> list[tuple[int, str]]:
     return [(o.rank, o.message["do"] if o.message else o.signal) for o in it.orders()]
 
 
+def test_an_adopted_attempt_hears_all_again_orders_nothing_and_ends_as_the_first_would() -> None:
+    it = Gang.adopted(request(dp=2, measure=MEASURE), now_s=50.0, run=RUN, patience=PATIENCE)
+    assert it.events() == [AttemptStarted(id=it.request.id)]
+    it.hear(0, {"say": "store", "run": RUN, "host": "h", "port": 1}, 50.0)
+    for number in range(3):
+        step(it, number, 50.0)
+    it.tick(59.0)
+    assert doings(it) == []
+    (report,) = it.events()
+    assert isinstance(report, StepsReported)
+    assert (report.first_step, len(report.step_times_s)) == (0, 3)
+    done(it, 0, 59.5), done(it, 1, 59.5)
+    idle(it, 0, 1, now_s=59.6)
+    over = end(it)
+    assert over.measurement is not None
+    assert over.measurement.setup_s == 0.0
+    assert it.healthy == {0, 1}
+
+
+def test_an_adopted_attempt_that_hangs_ends_by_deadlines_that_begin_anew() -> None:
+    it = Gang.adopted(request(dp=2, measure=MEASURE), now_s=50.0, run=RUN, patience=PATIENCE)
+    step(it, 0, 50.0)
+    it.tick(59.9)
+    assert doings(it) == []
+    it.tick(60.1)
+    assert doings(it) == [(0, "where"), (1, "where")]
+
+
 def test_it_starts_when_all_ranks_are_ready() -> None:
     it = gang()
     it.hear(1, {"say": "ready"}, 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -183,32 +184,102 @@ def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner, room: None)
     assert ended(events_until_ended(shared, [after.id])).failure is None
 
 
+def all_free() -> float:
+    """CPUs of the cluster once nobody uses any."""
+    end = time.monotonic() + 60
+    while (free := free_cpus()) < 5 and time.monotonic() < end:
+        time.sleep(0.2)
+    assert free == 5
+    return free
+
+
+def pids_of(actors: list[dict[str, str]]) -> list[int]:
+    """Of the actors and of their ranks."""
+    import ray
+
+    return [pid for actor in actors for pid in ray.get(ray.get_actor(**actor).pids.remote(), timeout=60)]
+
+
+def until_all_gone(pids: list[int], deadline_s: float) -> float:
+    """Seconds until no process lives, nothing is taken and no group has a place."""
+    from ray.util.placement_group import placement_group_table
+
+    began = time.monotonic()
+    while (free_cpus() < 5 or any(map(is_alive, pids))) and time.monotonic() < began + deadline_s:
+        time.sleep(0.2)
+    assert free_cpus() == 5
+    assert not any(map(is_alive, pids))
+    assert {g["state"] for g in placement_group_table().values()} == {"REMOVED"}
+    return time.monotonic() - began
+
+
+def heard(process: subprocess.Popen[str], beginning: str) -> str:
+    """The next line that begins so."""
+    assert process.stdout is not None
+    told = []
+    for line in process.stdout:
+        told.append(line.strip())
+        if told[-1].startswith(beginning):
+            return told[-1]
+    pytest.fail(f"never said {beginning}: {told}")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, room: None) -> None:
     import ray
-    from ray.util.placement_group import placement_group_table
 
-    end = time.monotonic() + 60
-    while (before := free_cpus()) < 5 and time.monotonic() < end:
-        time.sleep(0.2)
-    known = ray.util.list_named_actors(all_namespaces=True)
+    before, known = all_free(), ray.util.list_named_actors(all_namespaces=True)
     with played("study", cluster) as study:
-        assert study.stdout is not None
-        next(line for line in study.stdout if line.startswith("StepsReported"))
-        named = [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor not in known]
-        actors = [ray.get_actor(**actor) for actor in named]
-        pids = [pid for actor in actors for pid in ray.get(actor.pids.remote(), timeout=60)]
+        heard(study, "StepsReported")
+        pids = pids_of([actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor not in known])
         assert len(pids) == 4
         assert free_cpus() == before - 2
         os.kill(study.pid, signal.SIGKILL)
-        began, end = time.monotonic(), time.monotonic() + 60
-        while (free_cpus() < before or any(map(is_alive, pids))) and time.monotonic() < end:
-            time.sleep(0.2)
-        print(f"free {time.monotonic() - began:.1f} s after the driver was killed")
-        assert free_cpus() == before
-        assert not any(map(is_alive, pids))
-        assert {g["state"] for g in placement_group_table().values()} == {"REMOVED"}
+        print(f"free {until_all_gone(pids, 60):.1f} s after the driver was killed; its gang waits 3 s for another")
+
+
+@pytest.mark.timeout(900)
+def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, room: None) -> None:
+    import ray
+
+    all_free()
+    known = ray.util.list_named_actors(all_namespaces=True)
+    with played("study", cluster, "40", "30") as study:
+        heard(study, "StepsReported 2")
+        actors = [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor not in known]
+        pids = pids_of(actors)
+        os.kill(study.pid, signal.SIGKILL)
+        with played("study", cluster, "40", "30", "1") as heir:
+            heard(heir, "adopted")
+            assert heard(heir, "StepsReported").startswith("StepsReported 0 to "), "all steps are told again"
+            assert pids_of(actors) == pids
+            assert heard(heir, "AttemptEnded") == "AttemptEnded measured"
+            heard(heir, "closed")
+        until_all_gone(pids, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: str, room: None) -> None:
+    import ray
+
+    all_free()
+    known = ray.util.list_named_actors(all_namespaces=True)
+    with played("study", cluster, "60", "60", "1") as study:
+        heard(study, "StepsReported 2")
+        pids = pids_of([actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor not in known])
+        os.kill(study.pid, signal.SIGSTOP)
+        with played("study", cluster, "60", "60", "1") as heir:
+            heard(heir, "adopted")
+            os.kill(study.pid, signal.SIGCONT)
+            lost = heard(study, "AttemptEnded")
+            assert "WORKER_LOST" in lost
+            assert "was adopted by another controller" in lost
+            heard(study, "closed")
+            assert heard(heir, "AttemptEnded") == "AttemptEnded measured"
+            heard(heir, "closed")
+        until_all_gone(pids, 60)
 
 
 @pytest.mark.slow
@@ -247,8 +318,7 @@ def test_a_head_that_goes_away_ends_the_study_with_a_clear_error() -> None:
         assert head.stdout is not None
         address = next(line for line in head.stdout if line.startswith("127."))
         with played("study", address.strip(), environment=token) as study:
-            assert study.stdout is not None
-            next(line for line in study.stdout if line.startswith("StepsReported"))
+            heard(study, "StepsReported")
             go_away(head)
             said, _ = study.communicate(timeout=250)
             assert "RunnerError runner: the head of the Ray cluster does not answer" in said

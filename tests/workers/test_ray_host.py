@@ -1,4 +1,4 @@
-"""What a rank on Ray says reaches its runner once, however often Ray fails to answer. No cluster."""
+"""What a rank on Ray says reaches its runner once, however often Ray fails to answer, and its next owner once more. No cluster."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from autotune_workers._ray_host import RankHost, Unheard
+from autotune_workers._ray_crews import RayCrews
+from autotune_workers._ray_host import RankHost, Said
 from autotune_workers._ray_rank import RayRank
-from autotune_workers.ray import RayCrews
 from autotune_workers.wire import Message
 
 
@@ -37,14 +37,54 @@ class Talker:
 
 
 def test_what_was_said_is_told_until_it_is_confirmed() -> None:
-    unheard = Unheard()
+    said = Said()
     for word in ("a", "b", "c"):
-        unheard.add({"say": word})
-    assert [m["say"] for m in unheard.after(0)] == ["a", "b", "c"]
-    assert [(m["number"], m["say"]) for m in unheard.after(1)] == [(2, "b"), (3, "c")]
-    assert unheard.after(3) == []
-    unheard.add({"say": "d"})
-    assert [m["number"] for m in unheard.after(3)] == [4]
+        said.add({"say": word})
+    assert [m["say"] for m in said.after(0)] == ["a", "b", "c"]
+    assert [(m["number"], m["say"]) for m in said.after(1)] == [(2, "b"), (3, "c")]
+    assert said.after(3) == []
+    said.add({"say": "d"})
+    assert [m["number"] for m in said.after(3)] == [4]
+
+
+def test_what_the_last_trial_said_is_kept_for_a_later_owner() -> None:
+    said = Said()
+    said.add({"say": "old"})
+    said.begin()
+    said.add({"say": "step"})
+    said.add({"say": "done"})
+    assert said.after(3) == []
+    assert [m["say"] for m in said.after(0)] == ["step", "done"]
+    said.begin()
+    assert [m["say"] for m in said.after(0)] == []
+
+
+def a_host(process: Talker) -> Any:
+    host: Any = object.__new__(RankHost)
+    host._lock, host._generation, host._said, host._rank = threading.Lock(), 0, Said(), process
+    host._owner, host._size, host._trial, host._ready, host._host = "first", 1, None, False, ""
+    host._knows_store = host._idle = False
+    return host
+
+
+def test_an_actor_obeys_one_owner_at_a_time() -> None:
+    process = Talker("step", "step")
+    host = a_host(process)
+    try:
+        assert [m["say"] for m in host.listen("first")] == ["step", "step"]
+        assert host.adopt("second").size == 1
+        assert [m["say"] for m in host.listen("first", 2)] == ["taken"]
+        host.send("first", {"do": "run", "rank": 0})
+        host.terminate("first")
+        host.kill("first")
+        host.replace("first", 1)
+        assert (host._trial, host._generation) == (None, 0)
+        assert not host.leave("first")
+        assert [m["say"] for m in host.listen("second")] == ["step", "step"], "all is said again"
+        assert host.leave("second")
+        assert host.adopt("third") is None, "what is given up ends"
+    finally:
+        process.close()
 
 
 @pytest.mark.parametrize("lost", [{0}, {1}, {0, 1}, {2, 3}, set()])
@@ -52,12 +92,11 @@ def test_an_answer_that_ray_loses_is_given_again(monkeypatch: pytest.MonkeyPatch
     import ray
 
     process = Talker("store", "step", "step", "done", "idle")
-    host: Any = object.__new__(RankHost)
-    host._lock, host._generation, host._unheard, host._rank = threading.Lock(), 0, Unheard(), process
+    host = a_host(process)
     asked: list[Callable[[], list[Message]]] = []
 
-    def remote(heard: int) -> Callable[[], list[Message]]:
-        asked.append(lambda: host.listen(heard))
+    def remote(owner: str, heard: int) -> Callable[[], list[Message]]:
+        asked.append(lambda: host.listen(owner, heard))
         return asked[-1]
 
     def get(ear: Callable[[], list[Message]], **_: Any) -> list[Message]:
@@ -67,7 +106,7 @@ def test_an_answer_that_ray_loses_is_given_again(monkeypatch: pytest.MonkeyPatch
         return answer
 
     monkeypatch.setattr(ray, "get", get)
-    rank = RayRank("rank-0", SimpleNamespace(listen=SimpleNamespace(remote=remote)))
+    rank = RayRank("rank-0", SimpleNamespace(listen=SimpleNamespace(remote=remote)), "first")
     heard: list[str] = []
     try:
         for _ in range(8):

@@ -120,6 +120,11 @@ class RayCluster:
             ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options)
 
     @property
+    def outlives_us(self) -> bool:
+        """Whether the cluster goes on when this process ends."""
+        return self._joined
+
+    @property
     def address(self) -> str:
         """Where others join."""
         import ray

@@ -6,19 +6,22 @@ import contextlib
 import time
 from typing import Any
 
+from autotune_workers._ray_host import HostState
 from autotune_workers.wire import Message
 
 
 class RayRank:
     """A rank as the runner sees it: its actor, and the call that listens to it."""
 
-    def __init__(self, name: str, actor: Any) -> None:
+    def __init__(self, name: str, actor: Any, owner: str, state: HostState | None = None) -> None:
+        """`owner`: the token that the actor obeys; `state`: of an actor that was adopted."""
         self.name = name
         self.actor = actor
-        self.ready = False
-        self.host = ""
+        self.owner = owner
+        self.ready = state.ready if state else False
+        self.host = state.host if state else ""
         self.dead = False
-        self.generation = 0
+        self.generation = state.generation if state else 0
         self.heard = 0
         """number of the last message that has come"""
         self.ear: Any = None
@@ -28,10 +31,12 @@ class RayRank:
         self.given_up = False
         self.tail: tuple[str, ...] = ()
         self.calls: list[Any] = []
+        self.kept: Any = None
+        """the last call that told the actor that its owner lives"""
 
     def listen(self) -> None:
         """Asks for what it says next, and with that confirms what has come."""
-        self.ear = self.actor.listen.remote(self.heard)
+        self.ear = self.actor.listen.remote(self.owner, self.heard)
 
     def send(self, message: Message) -> None:
         """Sends a message; order is kept."""
@@ -61,6 +66,14 @@ class RayRank:
         """Last lines of its log, as they came with its last word."""
         return self.tail
 
+    def keep(self) -> None:
+        """Tells the actor that its owner lives, unless it has not yet answered the last time."""
+        import ray
+
+        with contextlib.suppress(Exception):
+            if self.kept is None or ray.wait([self.kept], timeout=0)[0]:
+                self.kept = self.actor.keep.remote(self.owner)
+
     def end(self) -> None:
         """Kills the actor, and with it the rank."""
         import ray
@@ -71,4 +84,4 @@ class RayRank:
 
     def _call(self, method: Any, *arguments: Any) -> None:
         with contextlib.suppress(Exception):  # of a dead actor: `listen` reports it
-            self.calls.append(method.remote(*arguments))
+            self.calls.append(method.remote(self.owner, *arguments))

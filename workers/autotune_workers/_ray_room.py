@@ -26,7 +26,7 @@ class Room:
     """What the cluster has, and what of it is waited for."""
 
     def __init__(self, cluster: RayCluster, *, bundle: Mapping[str, float], label: str) -> None:
-        """`bundle`: what one rank takes; `label`: what names of our own groups begin with."""
+        """`bundle`: what one rank takes; `label`: what names of our own groups hold."""
         self._cluster, self._label = cluster, label
         self.bundle = dict(bundle)
         self._totals: dict[str, float] = {}
@@ -83,7 +83,7 @@ class Room:
         self._waiting_since_s = {key: self._waiting_since_s.get(key, now_s) for key in waiting}
 
     def _waits(self, group: Mapping[str, Any]) -> bool:
-        if group["state"] != "PENDING" or str(group["name"]).startswith(self._label):
+        if group["state"] != "PENDING" or self._label in str(group["name"]):
             return False
         asks: dict[str, float] = {}
         for bundle in group["bundles"].values():

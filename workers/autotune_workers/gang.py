@@ -94,8 +94,19 @@ class Gang:
         self._result: Message | None = None
         self._cancelled = False
         self._was_late = False
+        self._was_adopted = False
         self._orders: list[Order] = []
         self._events: list[RunnerEvent] = []
+
+    @classmethod
+    def adopted(cls, request: TrialRequest, *, now_s: float, run: int, patience: Patience) -> Gang:
+        """Of an attempt that another runner launched: its ranks train already, and say again what they said since it began. Its deadlines begin anew."""
+        gang = cls(request, now_s=now_s, run=run, patience=patience)
+        gang.phase, gang._was_adopted = Phase.RUNNING, True
+        for member in gang._members:
+            member.ready = True
+        gang._events.append(AttemptStarted(id=request.id))
+        return gang
 
     # what comes out
 
@@ -140,7 +151,7 @@ class Gang:
             return
         if say == "beat":
             member.phase, member.step = message["phase"], message["step"]
-        elif say == "store":
+        elif say == "store" and not self._was_adopted:
             self._tell_others_the_store(message)
         elif say == "step":
             self._count_step(rank, message, now_s)
@@ -262,7 +273,7 @@ class Gang:
         if (report := self._series.add(message)) is None:
             return
         if self._first_step_s is None:
-            self._first_step_s = now_s - self._launched_s - message["time_s"]
+            self._first_step_s = max(0.0, now_s - self._launched_s - message["time_s"])
         last = self._events[-1] if self._events else None
         if isinstance(last, StepsReported):
             self._events[-1] = joined(last, report)

@@ -74,8 +74,9 @@ class Crews(Protocol):
         """Ranks that can be in use at once."""
         ...
 
-    def form(self, size: int) -> Crew | None:
-        """A crew of that size, warm where possible; its ranks may still be starting. None when there is no room now."""
+    def form(self, size: int, study: str) -> Crew | None:
+        """A crew of that size, warm where possible; its ranks may still be starting. None when there is no room now. `study`: what a new one is
+        called after."""
         ...
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
@@ -283,7 +284,7 @@ class GangRunner:
         """Starts waiting attempts in their order, until one does not fit."""
         while self._waiting:
             request = self._waiting[0]
-            crew = self._crews.form(request.config.world_size)
+            crew = self._crews.form(request.config.world_size, request.study)
             if crew is None:
                 if request.config.world_size <= self.capacity:
                     return
@@ -302,15 +303,25 @@ class GangRunner:
             patience=self._patience,
             faults=[f for f in self._faults if f.meets(request.number, request.attempt)],
         )
-        rank_of = {id(h): r for r, h in enumerate(crew.handles)}
-        running = _Running(gang=gang, crew=crew, rank_of=rank_of, launched_s=self._now_s, said_s=self._now_s)
-        self._running[request.id] = running
+        running = self._run(gang, crew)
         for rank, handle in enumerate(crew.handles):
-            self._owner[id(handle)] = running
             handle.begin()
             if handle.ready:
                 gang.hear(rank, {"say": "ready"}, self._now_s)
         self._carry_out(running)
+
+    def _take_over(self, request: TrialRequest, crew: Crew, run: int) -> None:
+        """Goes on with an attempt that another runner launched on this crew as its launch number `run`."""
+        self._launches = max(self._launches, run)
+        gang = Gang.adopted(request, now_s=self._now_s, run=run, patience=self._patience)
+        self._run(gang, crew).placed = True
+
+    def _run(self, gang: Gang, crew: Crew) -> _Running:
+        rank_of = {id(h): r for r, h in enumerate(crew.handles)}
+        running = _Running(gang=gang, crew=crew, rank_of=rank_of, launched_s=self._now_s, said_s=self._now_s)
+        self._running[gang.request.id] = running
+        self._owner.update({id(handle): running for handle in crew.handles})
+        return running
 
 
 def too_large(request: TrialRequest, capacity: int) -> Failure:

@@ -121,8 +121,8 @@ class LocalRanks:
         """Process numbers of the living ranks."""
         return tuple(r.pid for r in self._places.values() if r.pid)
 
-    def form(self, size: int) -> Crew | None:
-        """The warmest free places: ranks that are up, then those that start, then new ones."""
+    def form(self, size: int, study: str) -> Crew | None:
+        """The warmest free places: ranks that are up, then those that start, then new ones, for whatever study."""
         free = [p for p in range(self._capacity) if p not in self._busy]
         if len(free) < size:
             return None

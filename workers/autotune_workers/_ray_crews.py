@@ -1,0 +1,330 @@
+"""Gangs of rank actors on a Ray cluster: formed, heard, adopted, given back. See `ray` for the runner, `_ray_host` for the actors' side."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from autotune.ports import TrialRequest
+from autotune_workers._ray_cluster import RayCluster
+from autotune_workers._ray_rank import RayRank
+from autotune_workers._ray_room import Room
+from autotune_workers.gang_runner import Crew
+from autotune_workers.wire import Message, request_from_plain
+
+if TYPE_CHECKING:
+    from autotune_workers._ray_host import HostState
+
+HOST_KILL_S = 3.0
+"""a rank that its host does not report gone this long after SIGKILL is killed with its host"""
+ASK_AGAIN_S = 1.0
+"""after a call that Ray could not answer"""
+KEEP_S = 3.0
+"""between two signs of life"""
+ADOPT_S = 5.0
+"""for the actors of a gang to answer who adopts them, or gives them up"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A gang that was left behind, whole and adopted."""
+
+    crew: Crew
+    request: TrialRequest | None
+    """what its ranks are training, or have trained last; None: nothing that can be told"""
+    run: int
+    """number of that launch"""
+    is_idle: bool
+    """whether all ranks are warm and have nothing to do"""
+
+
+class RayCrews:
+    """Placement groups with their actors."""
+
+    def __init__(self, cluster: RayCluster, *, bundle: Mapping[str, float], trial: str, abandoned_s: float) -> None:
+        """`bundle`: what one rank takes."""
+        self._cluster, self._trial = cluster, trial
+        self._idle: list[Crew] = []
+        self._busy: list[Crew] = []
+        self._owner = secrets.token_hex(16)
+        self._label = f"-{secrets.token_hex(2)}-gang-"
+        self._room = Room(cluster, bundle=bundle, label=self._label)
+        self._formed = 0
+        self._abandoned_s = abandoned_s if cluster.outlives_us else None
+        self._closed = threading.Event()
+        if cluster.outlives_us:
+            threading.Thread(target=self._give_signs_of_life, name="autotune-ray-owner", daemon=True).start()
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that the cluster has room for, as far as it last said."""
+        return self._room.capacity
+
+    def form(self, size: int, study: str) -> Crew | None:
+        """A warm gang of that size, else a new placement group; idle gangs make room. Raises `RunnerError` when the head is gone."""
+        self._room.count()
+        busy = sum(len(c.handles) for c in self._busy)
+        if self._room.is_giving_way or (busy and busy + size > self.capacity >= size):
+            return None
+        for crew in self._idle:
+            if len(crew.handles) == size:
+                self._idle.remove(crew)
+                self._busy.append(crew)
+                return crew
+        while self._idle and sum(len(c.handles) for c in self._busy + self._idle) + size > self.capacity:
+            self._remove(self._idle.pop(0))
+        crew = self._cluster.ask(lambda: self._place(size, study))
+        self._busy.append(crew)
+        return crew
+
+    def _place(self, size: int, study: str) -> Crew:
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from autotune_workers._ray_host import remote_host
+
+        self._formed += 1
+        name = f"{_named_after(study)}{self._label}{self._formed}"
+        lifetime = None if self._abandoned_s is None else "detached"
+        group = placement_group([self._room.bundle] * size, strategy="PACK", name=name, lifetime=lifetime)
+        device = "cuda" if self._room.bundle.get("GPU") else "cpu"
+        host = remote_host()
+        handles = []
+        for index in range(size):
+            actor = host.options(
+                name=f"{name}-rank-{index}",
+                num_cpus=self._room.bundle.get("CPU", 0),
+                num_gpus=self._room.bundle.get("GPU", 0),
+                max_restarts=0,
+                lifetime=lifetime,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=index
+                ),
+            ).remote(
+                owner=self._owner,
+                size=size,
+                name=f"{name}-rank-{index}",
+                device=device,
+                trial=self._trial,
+                abandoned_s=self._abandoned_s,
+            )
+            handles.append(RayRank(f"{name}-rank-{index}", actor, self._owner))
+        return Crew(handles=handles, token=group)
+
+    def adopt(self, study: str) -> list[Left]:
+        """The whole gangs that others left behind for this study, ours from now on; those that are not whole are ended."""
+        import ray
+
+        if self._abandoned_s is None:
+            return []
+        names = self._cluster.ask(ray.util.list_named_actors)
+        gangs: dict[str, list[str]] = {}
+        for name in sorted(names):
+            if name.startswith(f"{_named_after(study)}-") and self._label not in name:
+                gangs.setdefault(name.rpartition("-rank-")[0], []).append(name)
+        found = [self._cluster.ask(partial(self._adopt, gang, members)) for gang, members in gangs.items()]
+        return [left for left in found if left is not None]
+
+    def _adopt(self, gang: str, names: list[str]) -> Left | None:
+        import ray
+        from ray.util.placement_group import get_placement_group
+
+        actors = {}
+        for name in names:
+            with contextlib.suppress(ValueError):  # gone since it was listed
+                actors[name] = ray.get_actor(name)
+        group = get_placement_group(gang)
+        states: list[HostState | None]
+        try:
+            states = ray.get([actor.adopt.remote(self._owner) for actor in actors.values()], timeout=ADOPT_S)
+        except Exception:  # an actor is dead, or as good as dead
+            states = []
+        known = [s for s in states if s is not None]
+        handles = [RayRank(n, a, self._owner, s) for (n, a), s in zip(actors.items(), known, strict=False)]
+        if not known or len(known) < known[0].size:
+            for actor in actors.values():
+                ray.kill(actor, no_restart=True)
+            remove_group(group)
+            return None
+        orders = [s.trial for s in known]
+        runs = {o["run"] for o in orders if o is not None}
+        is_told = len(runs) == 1 and all(o is not None for o in orders) and all(s.knows_store for s in known)
+        if is_told:
+            numbered = {o["rank"]: handle for o, handle in zip(orders, handles, strict=True) if o is not None}
+            handles = [numbered[rank] for rank in sorted(numbered)]
+        return Left(
+            crew=Crew(handles=handles, token=group),
+            request=request_from_plain(orders[0]["request"]) if is_told and orders[0] is not None else None,
+            run=max(runs, default=0),
+            is_idle=all(s.ready and (s.idle or s.trial is None) for s in known),
+        )
+
+    def take(self, crew: Crew, *, busy: bool, keep: bool = True) -> None:
+        """What becomes of an adopted gang: it runs something, or stays warm, or ends."""
+        if not keep:
+            self._remove(crew)
+        else:
+            (self._busy if busy else self._idle).append(crew)
+
+    def _give_signs_of_life(self) -> None:
+        while not self._closed.wait(KEEP_S):
+            for crew in [*self._busy, *self._idle]:
+                for rank in crew.handles:
+                    if not rank.dead:
+                        rank.keep()
+
+    def wait(self, timeout_s: float) -> list[tuple[RayRank, Message]]:
+        """What ranks say. Never longer than `timeout_s`, whatever Ray does. Raises `RunnerError` when the head of the cluster is gone."""
+        import ray
+
+        self._cluster.check()
+        if self._idle and self._room.is_wanted():
+            self._remove(self._idle.pop(0))
+        ranks = [h for crew in self._busy + self._idle for h in crew.handles if not h.dead]
+        now_s = time.monotonic()
+        for rank in ranks:
+            if rank.ear is None and now_s >= rank.deaf_until_s:
+                rank.listen()
+            is_late = rank.kill_asked_s is not None and now_s - rank.kill_asked_s > HOST_KILL_S
+            if is_late and not self._cluster.is_silent:
+                rank.kill_asked_s, rank.given_up = None, True
+                with contextlib.suppress(Exception):
+                    ray.kill(rank.actor, no_restart=True)
+            if rank.calls:
+                rank.calls = ray.wait(rank.calls, num_returns=len(rank.calls), timeout=0)[1]
+        ears = {rank.ear: rank for rank in ranks if rank.ear is not None}
+        if not ears:
+            time.sleep(timeout_s)
+            return []
+        ready, pending = ray.wait(list(ears), num_returns=1, timeout=timeout_s)
+        if pending:
+            ready += ray.wait(pending, num_returns=len(pending), timeout=0)[0]
+        spoken: list[tuple[RayRank, Message]] = []
+        for ear in ready:
+            spoken += [(ears[ear], message) for message in self._hear(ears[ear])]
+        return spoken
+
+    def _hear(self, rank: RayRank) -> list[Message]:
+        """The messages of a call that has come back; asks anew."""
+        import ray
+        from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
+
+        ear, rank.ear = rank.ear, None
+        try:
+            messages = ray.get(ear, timeout=5.0)
+        except ActorUnavailableError:
+            rank.deaf_until_s = time.monotonic() + ASK_AGAIN_S
+            return []
+        except (ActorDiedError, RayActorError) as error:
+            rank.dead = True
+            place = f"its host on node {rank.host or '(not yet placed)'}"
+            words = f"is lost: {' '.join(str(error).split())[:500]}"
+            why = f"{place} {f'did not answer for {HOST_KILL_S:g} s' if rank.given_up else words}"
+            return [{"say": "gone", "code": None, "kernel_oom": False, "why": why}]
+        except Exception:  # Ray could not answer; whether the rank lives is another question
+            rank.deaf_until_s = time.monotonic() + ASK_AGAIN_S
+            return []
+        if any(m["say"] == "taken" for m in messages):
+            rank.dead = True
+            return [
+                {
+                    "say": "gone",
+                    "code": None,
+                    "kernel_oom": False,
+                    "why": "was adopted by another controller of its study",
+                }
+            ]
+        messages = [m for m in messages if m.pop("number") > rank.heard]
+        rank.heard += len(messages)
+        rank.listen()
+        current = [m for m in messages if m.pop("generation") == rank.generation]
+        for message in current:
+            if "log_tail" in message:
+                rank.tail = tuple(message.pop("log_tail"))
+            if message["say"] == "ready":
+                rank.ready, rank.host = True, message["host"]
+            elif message["say"] == "gone":
+                rank.ready, rank.kill_asked_s = False, None
+        return current
+
+    def disband(self, crew: Crew, healthy: frozenset[int]) -> None:
+        """Keeps the gang for the next trial of its size, with new processes for ranks that are not healthy.
+
+        It goes without its hosts, and when others wait for its place.
+        """
+        self._busy.remove(crew)
+        if self._room.is_wanted():
+            self._room.give_way()
+            self._remove(crew)
+            return
+        if any(h.dead for h in crew.handles) or not any(h.ready or i in healthy for i, h in enumerate(crew.handles)):
+            self._remove(crew)
+            return
+        for index, rank in enumerate(crew.handles):
+            if index not in healthy:
+                rank.replace()
+        self._idle.append(crew)
+
+    def is_placed(self, crew: Crew) -> bool:
+        """Whether Ray has found room for the gang; until then its ranks cannot start, and idle gangs go to make room."""
+        placed = self._room.is_placed(crew.token)
+        if not placed and self._idle:
+            self._remove(self._idle.pop(0))
+        return placed
+
+    def shortage(self, crew: Crew) -> str:
+        """Says so when all nodes together are smaller than what the gang asks for."""
+        return self._room.shortage(len(crew.handles))
+
+    def close(self) -> None:
+        """Kills all actors and removes all placement groups, but for those that somebody else has adopted."""
+        self._closed.set()
+        for crew in self._busy + self._idle:
+            self._remove(crew)
+        self._busy.clear()
+        self._idle.clear()
+
+    def _remove(self, crew: Crew) -> None:
+        def remove() -> None:
+            if self._abandoned_s is None or self._may_end(crew):
+                for rank in crew.handles:
+                    rank.end()
+                remove_group(crew.token)
+            for rank in crew.handles:
+                rank.dead = True
+
+        with contextlib.suppress(Exception):  # without a head there is nothing to be given back to
+            self._cluster.ask(remove)
+
+    def _may_end(self, crew: Crew) -> bool:
+        """Whether nobody else has adopted the gang. Actors that do not answer are nobody's."""
+        import ray
+
+        asked = []
+        for rank in crew.handles:
+            if rank.ready or rank.heard:  # others have not begun to live
+                with contextlib.suppress(Exception):
+                    asked.append(rank.actor.leave.remote(self._owner))
+        answered = ray.wait(asked, num_returns=len(asked), timeout=ADOPT_S)[0] if asked else []
+        for answer in answered:
+            with contextlib.suppress(Exception):
+                if ray.get(answer) is False:
+                    return False
+        return True
+
+
+def remove_group(group: Any) -> None:
+    """Gives the place of a gang back; what runs there ends."""
+    from ray.util.placement_group import remove_placement_group
+
+    remove_placement_group(group)
+
+
+def _named_after(study: str) -> str:
+    return f"autotune-{study}"
