@@ -2,11 +2,13 @@
 
     python -m tests.benchmarks.recovery [REPEATS]
 
-The killed controller is a process of its own on this machine, with its study in an SQLite file and the simulated runner. Three successors:
+The killed controller is a process of its own on this machine, with its study in an SQLite file and the simulated runner. Its successors:
 
     tune again      a new process, as a person starts it at a terminal: from the kill, with the start of Python and all imports
     warm process    `tune` in a process that has imported everything
     supervisor      that of the service, which notices the death itself: from the kill, with its waits
+    local ranks     `tune again`, where trials really train on two ranks, which die with their controller: torch is imported again
+    ray adopted     the same on a Ray cluster that goes on: the gang and its trial are adopted (the trial counts as started when that is said)
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from autotune import wiring
 from autotune.progress import LoopEvent, StudyOpened, TrialStarted
 from autotune.service.launcher import ProcessLauncher
 from autotune.service.supervisor import Supervisor
 from autotune.store import open_store
+from tests.workers.ray_roles import played
 
-SPEC = {
+Spec = dict[str, Any]
+
+SPEC: Spec = {
     "name": "recovery",
     "model": "gpt2-medium",
     "cluster": "h100-sxm-1x8",
@@ -38,6 +44,24 @@ SPEC = {
     "budget": {"max_trials": 10, "min_gain": 0},
     "searcher": "bayesian",
     "runner": {"kind": "simulated", "time_scale": 0.05},
+}
+REAL: Spec = {
+    "name": "recovery",
+    "model": "nano-gpt",
+    "cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 2},
+    "workload": {"seq_len": 32, "global_batch_size": 8},
+    "space": {"dp": [2], "tp": [1], "micro_batch_size": [1, 2, 4], "zero_stage": [0, 1], "precision": ["fp32"]},
+    "objective": {"stability_weight": 0},
+    "budget": {"max_trials": 6, "min_gain": 0},
+    "measure": {
+        "warmup_steps": 1,
+        "min_steps": 100,
+        "max_steps": 100,
+        "first_look": 0,
+        "precision": 0.001,
+        "finalists": 0,
+    },
+    "searcher": "grid",
 }
 CHILD = """
 import json, sys
@@ -50,9 +74,9 @@ OPENED, STARTED = StudyOpened.__name__, TrialStarted.__name__
 
 
 @contextlib.contextmanager
-def child(url: str) -> Iterator[Callable[[str], None]]:
+def child(url: str, spec: Spec = SPEC) -> Iterator[Callable[[str], None]]:
     """A controller process; what is yielded waits until it says a word. It is killed at the end."""
-    argv = [sys.executable, "-c", CHILD, json.dumps(SPEC), url]
+    argv = [sys.executable, "-c", CHILD, json.dumps(spec), url]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = process.stdout
@@ -68,23 +92,37 @@ def child(url: str) -> Iterator[Callable[[str], None]]:
             process.kill()
 
 
-def kill_in_fifth_trial(url: str) -> float:
+def kill_in_fifth_trial(url: str, spec: Spec = SPEC) -> float:
     """The moment of the kill, in monotonic seconds."""
-    with child(url) as wait_for:
+    with child(url, spec) as wait_for:
         for _ in range(5):
             wait_for(STARTED)
         return time.monotonic()
 
 
-def tune_again(folder: Path) -> tuple[float, float]:
+def tune_again(folder: Path, spec: Spec = SPEC) -> tuple[float, float]:
     """Seconds from the kill to (the study being open again, the next trial's start)."""
     url = str(folder / "results.db")
-    began = kill_in_fifth_trial(url)
-    with child(url) as wait_for:
+    began = kill_in_fifth_trial(url, spec)
+    with child(url, spec) as wait_for:
         wait_for(OPENED)
         opened = time.monotonic() - began
         wait_for(STARTED)
         return opened, time.monotonic() - began
+
+
+def on_local_ranks(folder: Path) -> tuple[float, float]:
+    """`tune_again` with trials that train."""
+    return tune_again(folder, REAL | {"runner": {"kind": "local", "max_ranks": 2, "device": "cpu"}})
+
+
+def on_ray(folder: Path) -> tuple[float, float]:
+    """The same on a Ray cluster that goes on."""
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="t" * 32)  # nothing is written to the user's home
+    with played("head") as head:
+        assert head.stdout is not None
+        address = next(line for line in head.stdout if line.startswith("127.")).strip()
+        return tune_again(folder, REAL | {"runner": {"kind": "ray", "address": address}})
 
 
 def in_warm_process(folder: Path) -> tuple[float, float]:
@@ -128,7 +166,14 @@ def main() -> None:
     """Prints the table."""
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     print("| successor | study claimed, median | worst | next trial started, median | worst |\n|---|---|---|---|---|")
-    for name, once in (("tune again", tune_again), ("warm process", in_warm_process), ("supervisor", under_supervisor)):
+    ways = {
+        "tune again": tune_again,
+        "warm process": in_warm_process,
+        "supervisor": under_supervisor,
+        "local ranks": on_local_ranks,
+        "ray adopted": on_ray,
+    }
+    for name, once in ways.items():
         rows = []
         for _ in range(repeats):
             with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +181,7 @@ def main() -> None:
         cells = [
             f"{value:.2f} s" for column in zip(*rows, strict=True) for value in (statistics.median(column), max(column))
         ]
-        print(f"| {name} | {' | '.join(cells)} |")
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,79 @@
+"""On a Ray cluster that goes on, the next controller of a study goes on with the very trial that the killed one was measuring."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune import wiring
+from autotune.progress import LoopEvent, Said, TrialEnded, TrialStarted, TrialStepped
+from autotune.spec import StudyStatus, TrialStatus
+from autotune.store import maintenance
+from tests.chaos.test_leaks import CHILD, ROOT, real
+from tests.workers.ray_roles import played
+from tests.workers.requests import DOUBLE
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32}
+    for name, value in token.items():
+        monkeypatch.setenv(name, value)
+    with played("head", environment=token) as head:
+        assert head.stdout is not None
+        address = next(line for line in head.stdout if line.startswith("127.")).strip()
+        runner = {"kind": "ray", "address": address, "trial": DOUBLE, "abandoned_s": 60}
+        spec, url = real(runner) | {"trainer": {"kind": "native"}}, str(tmp_path / "store.db")
+        path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "workers")])}
+        controller = subprocess.Popen(
+            [sys.executable, "-c", CHILD, json.dumps(spec), url],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **path},
+        )
+        with controller:
+            assert controller.stdout is not None
+            seen = 0
+            for line in controller.stdout:
+                seen += line.strip() == TrialStarted.__name__
+                if seen == 2 and line.strip() == TrialStepped.__name__:
+                    break
+            os.kill(controller.pid, signal.SIGKILL)
+        killed_s, told = time.monotonic(), list[tuple[float, LoopEvent]]()
+        result = wiring.tune(spec, store=url, on_event=lambda event: told.append((time.monotonic() - killed_s, event)))
+        said = [event.message for _, event in told if isinstance(event, Said)]
+        assert "trial 1 goes on: its ranks outlived the controller that started them" in said
+        assert result.record.status is StudyStatus.COMPLETED
+        assert [t.attempts for t in result.trials] == [1] * len(result.trials)
+        adopted = next(t for t in result.trials if t.number == 1)
+        assert adopted.status is TrialStatus.COMPLETED
+        ends = [event.trial.number for _, event in told if isinstance(event, TrialEnded)]
+        assert ends == [t.number for t in result.trials if t.number > 0], (
+            "each once, and none but the first before the kill"
+        )
+        store = wiring.open_store(url)
+        try:
+            steps = store.steps(result.record.id, 1)["step"]
+            assert steps == list(range(251)), "none twice, none missing"
+            assert [e.data["number"] for e in store.events(result.record.id) if e.kind == "trial.adopted"] == [1]
+            assert maintenance.check(store) == []
+        finally:
+            store.close()
+        adopted_s = next(at_s for at_s, event in told if isinstance(event, Said) and "goes on" in event.message)
+        print(
+            f"the trial was adopted {adopted_s:.1f} s after the controller was killed, in a process that was there already"
+        )
