@@ -17,6 +17,7 @@ from autotune.ports import AttemptEnded, AttemptQueued, RunnerEvent, StepsReport
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers._ray_cluster import answers_on_loopback
+from autotune_workers._ray_warden import post_warden
 from autotune_workers.machine import is_alive
 from autotune_workers.ray import RayRunner
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
@@ -193,6 +194,13 @@ def all_free() -> float:
     return free
 
 
+def rank_actors() -> list[dict[str, str]]:
+    """All that there are."""
+    import ray
+
+    return [actor for actor in ray.util.list_named_actors(all_namespaces=True) if "-rank-" in actor["name"]]
+
+
 def pids_of(actors: list[dict[str, str]]) -> list[int]:
     """Of the actors and of their ranks."""
     import ray
@@ -227,12 +235,11 @@ def heard(process: subprocess.Popen[str], beginning: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, room: None) -> None:
-    import ray
 
-    before, known = all_free(), ray.util.list_named_actors(all_namespaces=True)
+    before, known = all_free(), rank_actors()
     with played("study", cluster) as study:
         heard(study, "StepsReported")
-        pids = pids_of([actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor not in known])
+        pids = pids_of([actor for actor in rank_actors() if actor not in known])
         assert len(pids) == 4
         assert free_cpus() == before - 2
         os.kill(study.pid, signal.SIGKILL)
@@ -241,16 +248,15 @@ def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, 
 
 @pytest.mark.timeout(900)
 def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, room: None) -> None:
-    import ray
 
     all_free()
-    known = ray.util.list_named_actors(all_namespaces=True)
-    with played("study", cluster, "40", "30") as study:
+    known = rank_actors()
+    with played("study", cluster, "20", "30") as study:
         heard(study, "StepsReported 2")
-        actors = [actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor not in known]
+        actors = [actor for actor in rank_actors() if actor not in known]
         pids = pids_of(actors)
         os.kill(study.pid, signal.SIGKILL)
-        with played("study", cluster, "40", "30", "1") as heir:
+        with played("study", cluster, "20", "30", "1") as heir:
             heard(heir, "adopted")
             assert heard(heir, "StepsReported").startswith("StepsReported 0 to "), "all steps are told again"
             assert pids_of(actors) == pids
@@ -260,17 +266,40 @@ def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, room: None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: str, room: None) -> None:
-    import ray
+@pytest.mark.parametrize("heir", [False, True], ids=["nobody comes", "another comes"])
+def test_a_place_whose_gang_was_never_born_is_given_back(cluster: str, room: None, heir: bool) -> None:
+    """What a driver leaves that is killed between asking for the place and asking for the actors."""
+    from ray.util.placement_group import placement_group, placement_group_table
 
     all_free()
-    known = ray.util.list_named_actors(all_namespaces=True)
-    with played("study", cluster, "60", "60", "1") as study:
+    label = "-dead-gang-"
+    name = f"autotune-s{label}1"
+    group = placement_group([{"CPU": 1.0}] * 2, name=name, lifetime="detached")
+    assert group.wait(30)
+    if heir:
+        with played("study", cluster, "3", "30", "1") as driver:
+            assert heard(driver, "AttemptEnded") == "AttemptEnded measured"
+            heard(driver, "closed")
+    else:
+        post_warden(label, 2.0)
+    end = time.monotonic() + 30
+    while (state := placement_group_table(group)["state"]) != "REMOVED" and time.monotonic() < end:
+        time.sleep(0.2)
+    assert state == "REMOVED"
+    until_all_gone([], 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: str, room: None) -> None:
+
+    all_free()
+    known = rank_actors()
+    with played("study", cluster, "40", "60", "1") as study:
         heard(study, "StepsReported 2")
-        pids = pids_of([actor for actor in ray.util.list_named_actors(all_namespaces=True) if actor not in known])
+        pids = pids_of([actor for actor in rank_actors() if actor not in known])
         os.kill(study.pid, signal.SIGSTOP)
-        with played("study", cluster, "60", "60", "1") as heir:
+        with played("study", cluster, "40", "60", "1") as heir:
             heard(heir, "adopted")
             os.kill(study.pid, signal.SIGCONT)
             lost = heard(study, "AttemptEnded")

@@ -15,6 +15,7 @@ from autotune.ports import TrialRequest
 from autotune_workers._ray_cluster import RayCluster
 from autotune_workers._ray_rank import RayRank
 from autotune_workers._ray_room import Room
+from autotune_workers._ray_warden import give_back, post_warden, unborn_groups
 from autotune_workers.gang_runner import Crew
 from autotune_workers.wire import Message, request_from_plain
 
@@ -57,6 +58,7 @@ class RayCrews:
         self._room = Room(cluster, bundle=bundle, label=self._label)
         self._formed = 0
         self._abandoned_s = abandoned_s if cluster.outlives_us else None
+        self._warden: Any = None
         self._closed = threading.Event()
         if cluster.outlives_us:
             threading.Thread(target=self._give_signs_of_life, name="autotune-ray-owner", daemon=True).start()
@@ -92,6 +94,8 @@ class RayCrews:
         self._formed += 1
         name = f"{_named_after(study)}{self._label}{self._formed}"
         lifetime = None if self._abandoned_s is None else "detached"
+        if self._abandoned_s is not None and self._warden is None:
+            self._warden = post_warden(self._label, self._abandoned_s)
         group = placement_group([self._room.bundle] * size, strategy="PACK", name=name, lifetime=lifetime)
         device = "cuda" if self._room.bundle.get("GPU") else "cpu"
         host = remote_host()
@@ -129,6 +133,7 @@ class RayCrews:
             if name.startswith(f"{_named_after(study)}-") and self._label not in name:
                 gangs.setdefault(name.rpartition("-rank-")[0], []).append(name)
         found = [self._cluster.ask(partial(self._adopt, gang, members)) for gang, members in gangs.items()]
+        self._cluster.ask(lambda: give_back(unborn_groups(f"{_named_after(study)}-", without=self._label)))
         return [left for left in found if left is not None]
 
     def _adopt(self, gang: str, names: list[str]) -> Left | None:
@@ -174,6 +179,9 @@ class RayCrews:
 
     def _give_signs_of_life(self) -> None:
         while not self._closed.wait(KEEP_S):
+            if self._warden is not None:
+                with contextlib.suppress(Exception):
+                    self._warden.keep.remote()
             for crew in [*self._busy, *self._idle]:
                 for rank in crew.handles:
                     if not rank.dead:
@@ -284,11 +292,17 @@ class RayCrews:
 
     def close(self) -> None:
         """Kills all actors and removes all placement groups, but for those that somebody else has adopted."""
+        import ray
+
         self._closed.set()
         for crew in self._busy + self._idle:
             self._remove(crew)
         self._busy.clear()
         self._idle.clear()
+        if self._warden is not None:
+            with contextlib.suppress(Exception):
+                self._cluster.ask(partial(ray.kill, self._warden))
+            self._warden = None
 
     def _remove(self, crew: Crew) -> None:
         def remove() -> None:
