@@ -123,10 +123,9 @@ class Ledger:
         """Notes that an attempt begins."""
         self._patiently(lambda: self.store.start_attempt(self._lease, number, attempt))
 
-    def note_adopted(self, number: int, attempt: int) -> None:
-        """Writes down that an attempt of an earlier controller goes on under this one."""
-        line = {"number": number, "attempt": attempt, "fence": self._lease.fence}
-        self._patiently(lambda: self.store.record_event(self.study_id, "trial.adopted", line))
+    def adopt_attempt(self, number: int, attempt: int) -> None:
+        """Notes that an attempt of an earlier controller goes on under this one."""
+        self._patiently(lambda: self.store.adopt_attempt(self._lease, number, attempt))
 
     def add_steps(self, steps: Sequence[StepsReported]) -> None:
         """Keeps step metrics."""

@@ -139,7 +139,7 @@ class Loop:
             return
         for attempt in self.runner.adopt(self.ledger.study_id, self.controller.cut_off):
             _, number, launch = attempt
-            self.ledger.note_adopted(number, launch)
+            self.ledger.adopt_attempt(number, launch)
             self._handle(AttemptAdopted(id=attempt))
             self.on_event(Said(message=f"trial {number} goes on: its ranks outlived the controller that started them"))
 

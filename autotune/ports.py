@@ -285,6 +285,10 @@ class Store(Protocol):
         """PENDING or RUNNING (next attempt) -> RUNNING."""
         ...
 
+    def adopt_attempt(self, lease: Lease, number: int, attempt: int) -> None:
+        """Notes that an attempt that an earlier holder started goes on under this lease."""
+        ...
+
     def add_steps(self, lease: Lease, steps: Sequence[StepsReported]) -> None:
         """Keeps step metrics, in bulk. Steps that are there already are left as they are."""
         ...

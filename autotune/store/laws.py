@@ -2,7 +2,7 @@
 
 1. Events are numbered from 1 without gaps, trials from 0.
 2. A trial was asked once. It ended once if it is terminal, not at all if it is open, and in the state that it still has.
-3. Attempts of a trial were started one after the other, each after the one before was closed, none after the end.
+3. Attempts of a trial were started one after the other, each after the one before was closed, none after the end, and adopted only while they ran.
 4. What was measured was started, and a failed trial has its failure.
 5. Fencing numbers only grow.
 6. A study that has ended has no open trial, ended once, and changed its state no more.
@@ -37,7 +37,7 @@ def _faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence[Histo
             break
     lines: dict[int, list[HistoryEvent]] = defaultdict(list)
     for event in events:
-        if event.kind in ("trial.asked", "trial.started", "attempt.ended", "trial.ended"):
+        if event.kind in ("trial.asked", "trial.started", "trial.adopted", "attempt.ended", "trial.ended"):
             lines[event.data["number"]].append(event)
     for trial in trials:
         for fault in _trial_faults(trial, lines.pop(trial.number, [])):
@@ -68,6 +68,8 @@ def _trial_faults(trial: Trial, lines: Sequence[HistoryEvent]) -> Iterable[str]:
             if is_open:
                 yield "was started again while an attempt ran"
             is_open = True
+        elif kind == "trial.adopted" and not is_open:
+            yield "was adopted while no attempt ran"
         elif kind == "attempt.ended":
             is_open = False
     if ended and kinds[-1] != "trial.ended":

@@ -134,6 +134,11 @@ class SqlStore:
         with self.database.write() as connection:
             trials.start_attempt(connection, lease, number, attempt)
 
+    def adopt_attempt(self, lease: Lease, number: int, attempt: int) -> None:
+        """Notes that an attempt that an earlier holder started goes on under this lease."""
+        with self.database.write() as connection:
+            trials.adopt_attempt(connection, lease, number, attempt)
+
     def add_steps(self, lease: Lease, steps: Sequence[StepsReported]) -> None:
         """Keeps step metrics, in bulk."""
         if steps:

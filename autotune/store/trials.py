@@ -110,6 +110,18 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
     append(connection, study.key, [("trial.started", {"number": number, "attempt": attempt})])
 
 
+def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: int) -> None:
+    """The running attempt goes on under this lease. Raises `ConflictError` for any other."""
+    study = leases.hold(connection, lease)
+    row = _trial(connection, study, number)
+    running = _attempt(connection, study, number, attempt)
+    if row.status != TrialStatus.RUNNING or row.attempts != attempt or running.ended_us is not None:
+        raise ConflictError(f"attempt {attempt} of trial {number} does not run, so that it cannot be adopted")
+    if running.fence != lease.fence:
+        connection.execute(update(attempts).where(attempts.c.key == running.key).values(fence=lease.fence))
+        append(connection, study.key, [("trial.adopted", {"number": number, "attempt": attempt})])
+
+
 def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReported]) -> None:
     """Keeps the series of each report. Raises `NotFoundError` for an attempt that was never started."""
     study = leases.hold(connection, lease)

@@ -355,6 +355,27 @@ class StoreContract:
         with pytest.raises(NotFoundError):
             store.start_attempt(lease, 1, 1)
 
+    def test_a_running_attempt_is_adopted_by_the_next_holder_once(self, store: Store) -> None:
+        first = running_study(store)
+        store.add_trial(first, pending(0))
+        with pytest.raises(NotFoundError):
+            store.adopt_attempt(first, 0, 1)
+        store.start_attempt(first, 0, 1)
+        store.adopt_attempt(first, 0, 1)
+        assert "trial.adopted" not in kinds(store, first.study), "it is the holder's own"
+        store.release(first)
+        second = store.claim(first.study, "second", lease_s=LONG_S)
+        assert second is not None
+        with pytest.raises(ConflictError):
+            store.adopt_attempt(first, 0, 1)
+        store.adopt_attempt(second, 0, 1)
+        store.adopt_attempt(second, 0, 1)
+        assert kinds(store, first.study).count("trial.adopted") == 1
+        store.add_steps(second, [reported((first.study, 0, 1), 0, [0.1, 0.2])])
+        store.end_trial(second, measured(pending(0)))
+        with pytest.raises(ConflictError, match="does not run"):
+            store.adopt_attempt(second, 0, 1)
+
     def test_a_lost_attempt_is_followed_by_the_next(self, store: Store) -> None:
         lease = running_study(store)
         store.add_trial(lease, pending(0))

@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
@@ -109,19 +109,22 @@ def _lost(seen: Seen) -> Iterator[str]:
 
 
 def _out_of_turn(seen: Seen) -> Iterator[str]:
-    writer, writers = "", dict[tuple[str, int, int], str]()
+    writer, writers = "", defaultdict[tuple[str, int, int], set[str]](set)
     for event in seen.events:
         if event.kind == "study.claimed":
             writer = str(event.data["owner"])
         elif event.kind == "study.released":
             writer = ""
+        elif event.kind == "trial.adopted":  # a start that is told again, to another
+            writers["trial.started", event.data["number"], event.data["attempt"]].add(writer)
         else:
-            writers.setdefault(_mark(event), writer)
+            writers[_mark(event)].add(writer)
     for journal in seen.journals:
         for line in journal.lines:
-            by = writers.get(_place(line), journal.owner)
-            if line.kind in IN_HISTORY and line.kind != "retried" and by != journal.owner:
-                yield f"{journal.owner} was told that trial {line.number} {line.kind}, but that was written in the term of {by or 'nobody'}"
+            by = writers.get(_place(line), {journal.owner})
+            if line.kind in IN_HISTORY and line.kind != "retried" and journal.owner not in by:
+                names = " and ".join(name or "nobody" for name in sorted(by))
+                yield f"{journal.owner} was told that trial {line.number} {line.kind}, but that was written in the term of {names}"
 
 
 def _twice(seen: Seen) -> Iterator[str]:

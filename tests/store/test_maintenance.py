@@ -113,6 +113,10 @@ def test_laws_need_no_database() -> None:
     assert broken_laws(record, trials, events) == []
     twice = [*events, replace(events[-1], sequence=len(events) + 1)]
     assert any("ended 2 times" in fault for fault in broken_laws(record, trials, twice))
+    adopted = replace(events[-1], sequence=len(events) + 1, kind="trial.adopted", data={"number": 0, "attempt": 1})
+    assert any("went on after its end" in fault for fault in broken_laws(record, trials, [*events, adopted]))
+    early = [*events[: next(i for i, e in enumerate(events) if e.kind == "trial.started")], adopted]
+    assert any("adopted while no attempt ran" in fault for fault in broken_laws(record, trials, early))
     never: list[Trial] = []
     assert any("never kept" in fault for fault in broken_laws(record, never, events))
     store.close()
