@@ -369,8 +369,10 @@ class Controller:
             return ""
         if not gain:
             return self.searcher.nothing_left()
+        each = self.book.measured_gpu_s / max(1, len(self.trials))  # which a restart does not change
         return (
-            f"the trials that would come next are expected to gain {gain:.2%}, which is under the {least:.2%} asked for"
+            f"the trials that would come next, of about {each:.3g} rank-s each, are expected to gain {gain:.2%}, "
+            f"which is under the {least:.2%} asked for"
         )
 
     def _measure_again(self) -> bool:

@@ -247,7 +247,7 @@ def test_the_search_ends_when_what_is_left_would_gain_too_little() -> None:
     world.finish(2)
     assert world.trials[3].purpose is TrialPurpose.FINAL
     assert world.controller.stop_reason == (
-        "the trials that would come next are expected to gain 1.00%, which is under the 2.00% asked for"
+        "the trials that would come next, of about 1 rank-s each, are expected to gain 1.00%, which is under the 2.00% asked for"
     )
 
 
