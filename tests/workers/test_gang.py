@@ -52,8 +52,21 @@ def doings(it: Gang) -> list[tuple[int, str]]:
     return [(o.rank, o.message["do"] if o.message else o.signal) for o in it.orders()]
 
 
+def adopted(begun: set[int], joined: set[int]) -> Gang:
+    asked = request(dp=2, measure=MEASURE)
+    return Gang.adopted(asked, now_s=50.0, run=RUN, patience=PATIENCE, begun=begun, joined=joined)
+
+
+@pytest.mark.parametrize("begun", [{0, 1}, {0}, {1}])
+def test_an_adopted_attempt_is_given_the_orders_that_it_did_not_get(begun: set[int]) -> None:
+    it = adopted(begun, {0})
+    assert doings(it) == [(rank, "run") for rank in (0, 1) if rank not in begun]
+    it.hear(0, {"say": "store", "run": RUN, "host": "h", "port": 1}, 50.0)
+    assert doings(it) == [(1, "store")]
+
+
 def test_an_adopted_attempt_hears_all_again_orders_nothing_and_ends_as_the_first_would() -> None:
-    it = Gang.adopted(request(dp=2, measure=MEASURE), now_s=50.0, run=RUN, patience=PATIENCE)
+    it = adopted({0, 1}, {0, 1})
     assert it.events() == [AttemptStarted(id=it.request.id)]
     it.hear(0, {"say": "store", "run": RUN, "host": "h", "port": 1}, 50.0)
     for number in range(3):
@@ -72,7 +85,7 @@ def test_an_adopted_attempt_hears_all_again_orders_nothing_and_ends_as_the_first
 
 
 def test_an_adopted_attempt_that_hangs_ends_by_deadlines_that_begin_anew() -> None:
-    it = Gang.adopted(request(dp=2, measure=MEASURE), now_s=50.0, run=RUN, patience=PATIENCE)
+    it = adopted({0, 1}, {0, 1})
     step(it, 0, 50.0)
     it.tick(59.9)
     assert doings(it) == []

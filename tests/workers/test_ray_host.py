@@ -63,7 +63,7 @@ def a_host(process: Talker) -> Any:
     host: Any = object.__new__(RankHost)
     host._lock, host._generation, host._said, host._rank = threading.Lock(), 0, Said(), process
     host._owner, host._size, host._trial, host._ready, host._host = "first", 1, None, False, ""
-    host._knows_store = host._idle = False
+    host._knows_store = host._idle = host._lost = host._replaced = False
     return host
 
 

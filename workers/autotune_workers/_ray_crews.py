@@ -41,8 +41,12 @@ class Left:
     """what its ranks are training, or have trained last; None: nothing that can be told"""
     run: int
     """number of that launch"""
+    begun: set[int]
+    """ranks of that launch that have the order to run"""
+    joined: set[int]
+    """those that know its store"""
     is_idle: bool
-    """whether all ranks are warm and have nothing to do"""
+    """whether all ranks are up, or starting, and have nothing to do"""
 
 
 class RayCrews:
@@ -127,13 +131,13 @@ class RayCrews:
 
         if self._abandoned_s is None:
             return []
+        self._cluster.ask(lambda: give_back(unborn_groups(f"{_named_after(study)}-", without=self._label)))
         names = self._cluster.ask(ray.util.list_named_actors)
         gangs: dict[str, list[str]] = {}
         for name in sorted(names):
             if name.startswith(f"{_named_after(study)}-") and self._label not in name:
                 gangs.setdefault(name.rpartition("-rank-")[0], []).append(name)
         found = [self._cluster.ask(partial(self._adopt, gang, members)) for gang, members in gangs.items()]
-        self._cluster.ask(lambda: give_back(unborn_groups(f"{_named_after(study)}-", without=self._label)))
         return [left for left in found if left is not None]
 
     def _adopt(self, gang: str, names: list[str]) -> Left | None:
@@ -157,17 +161,21 @@ class RayCrews:
                 ray.kill(actor, no_restart=True)
             remove_group(group)
             return None
-        orders = [s.trial for s in known]
-        runs = {o["run"] for o in orders if o is not None}
-        is_told = len(runs) == 1 and all(o is not None for o in orders) and all(s.knows_store for s in known)
-        if is_told:
-            numbered = {o["rank"]: handle for o, handle in zip(orders, handles, strict=True) if o is not None}
-            handles = [numbered[rank] for rank in sorted(numbered)]
+        run = max((s.trial["run"] for s in known if s.trial is not None), default=0)
+        orders = {
+            h: s.trial for h, s in zip(handles, known, strict=True) if s.trial is not None and s.trial["run"] == run
+        }
+        numbered: dict[int, RayRank] = {order["rank"]: handle for handle, order in orders.items()}
+        others = iter(handle for handle in handles if handle not in orders)
+        seated = [numbered[rank] if rank in numbered else next(others) for rank in range(len(handles))]
+        is_told = bool(orders) and all(s.ready and not s.was_replaced for s in known)
         return Left(
-            crew=Crew(handles=handles, token=group),
-            request=request_from_plain(orders[0]["request"]) if is_told and orders[0] is not None else None,
-            run=max(runs, default=0),
-            is_idle=all(s.ready and (s.idle or s.trial is None) for s in known),
+            crew=Crew(handles=seated, token=group),
+            request=request_from_plain(next(iter(orders.values()))["request"]) if is_told else None,
+            run=run,
+            begun=set(numbered),
+            joined={o["rank"] for h, o in orders.items() if known[handles.index(h)].knows_store},
+            is_idle=all(not s.is_lost and (s.is_idle or s.trial is None) for s in known),
         )
 
     def take(self, crew: Crew, *, busy: bool, keep: bool = True) -> None:

@@ -74,9 +74,13 @@ class HostState:
     trial: Message | None
     """the order to run the last trial; None: this process ran none"""
     knows_store: bool
-    """whether the ranks of that trial can find each other by now"""
-    idle: bool
+    """whether it was told how the ranks of that trial find each other"""
+    is_idle: bool
     """whether it has cleaned up after it"""
+    is_lost: bool
+    """whether its process has ended"""
+    was_replaced: bool
+    """whether it is not the process that the trial before was given to"""
 
 
 class RankHost:
@@ -95,7 +99,7 @@ class RankHost:
         self._said = Said()
         self._ready, self._host = False, ""
         self._trial: Message | None = None
-        self._knows_store = self._idle = False
+        self._knows_store = self._idle = self._lost = self._replaced = False
         self._rank = self._start()
         self._sign_of_life_s = time.monotonic()
         if abandoned_s is not None:
@@ -138,7 +142,7 @@ class RankHost:
             if message["say"] == "ready":
                 self._ready, self._host = True, message["host"]
             elif message["say"] == "gone":
-                self._ready = False
+                self._ready, self._lost = False, True
             elif message["say"] == "idle":
                 self._idle = True
 
@@ -148,7 +152,7 @@ class RankHost:
             return
         if message["do"] == "run":
             self._said.begin()
-            self._trial, self._knows_store, self._idle = message, message["rank"] == 0, False
+            self._trial, self._knows_store, self._idle, self._replaced = message, message["rank"] == 0, False, False
             self._rank.begin()
         elif message["do"] == "store":
             self._knows_store = True
@@ -171,7 +175,7 @@ class RankHost:
         with self._lock:
             old = self._rank
             self._rank, self._generation = self._start(), generation
-            self._ready, self._trial, self._idle = False, None, True
+            self._ready, self._trial, self._lost, self._replaced = False, None, False, True
         old.close()
 
     def keep(self, owner: str) -> None:
@@ -191,7 +195,9 @@ class RankHost:
                 host=self._host,
                 trial=self._trial,
                 knows_store=self._knows_store,
-                idle=self._idle,
+                is_idle=self._idle,
+                is_lost=self._lost,
+                was_replaced=self._replaced,
             )
 
     def leave(self, owner: str) -> bool:

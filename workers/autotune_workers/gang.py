@@ -94,18 +94,24 @@ class Gang:
         self._result: Message | None = None
         self._cancelled = False
         self._was_late = False
-        self._was_adopted = False
+        self._begun: set[int] = set()
+        """ranks that an earlier runner gave the order to run"""
+        self._joined = {0}
+        """ranks that know the store"""
         self._orders: list[Order] = []
         self._events: list[RunnerEvent] = []
 
     @classmethod
-    def adopted(cls, request: TrialRequest, *, now_s: float, run: int, patience: Patience) -> Gang:
-        """Of an attempt that another runner launched: its ranks train already, and say again what they said since it began. Its deadlines begin anew."""
+    def adopted(
+        cls, request: TrialRequest, *, now_s: float, run: int, patience: Patience, begun: set[int], joined: set[int]
+    ) -> Gang:
+        """Of an attempt that another runner launched. The ranks in `begun` run it, and say again what they said since; those in `joined` know the
+        store. What the other runner did not come to is done now. Deadlines begin anew."""
         gang = cls(request, now_s=now_s, run=run, patience=patience)
-        gang.phase, gang._was_adopted = Phase.RUNNING, True
+        gang._begun, gang._joined = begun, gang._joined | joined
         for member in gang._members:
             member.ready = True
-        gang._events.append(AttemptStarted(id=request.id))
+        gang._begin_when_ready(now_s)
         return gang
 
     # what comes out
@@ -151,7 +157,7 @@ class Gang:
             return
         if say == "beat":
             member.phase, member.step = message["phase"], message["step"]
-        elif say == "store" and not self._was_adopted:
+        elif say == "store":
             self._tell_others_the_store(message)
         elif say == "step":
             self._count_step(rank, message, now_s)
@@ -249,6 +255,8 @@ class Gang:
         request = plain(self.request)
         measure = self.request.measure
         for rank in range(self.size):
+            if rank in self._begun:
+                continue
             self._tell(
                 rank,
                 do="run",
@@ -261,8 +269,9 @@ class Gang:
             )
 
     def _tell_others_the_store(self, message: Message) -> None:
-        for rank in range(1, self.size):
-            self._tell(rank, do="store", host=message["host"], port=message["port"])
+        for rank in range(self.size):
+            if rank not in self._joined:
+                self._tell(rank, do="store", host=message["host"], port=message["port"])
 
     def _count_step(self, rank: int, message: Message, now_s: float) -> None:
         member = self._members[rank]

@@ -310,11 +310,12 @@ class GangRunner:
                 gang.hear(rank, {"say": "ready"}, self._now_s)
         self._carry_out(running)
 
-    def _take_over(self, request: TrialRequest, crew: Crew, run: int) -> None:
+    def _take_over(self, crew: Crew, gang: Gang, run: int) -> None:
         """Goes on with an attempt that another runner launched on this crew as its launch number `run`."""
         self._launches = max(self._launches, run)
-        gang = Gang.adopted(request, now_s=self._now_s, run=run, patience=self._patience)
-        self._run(gang, crew).placed = True
+        running = self._run(gang, crew)
+        running.placed = True
+        self._carry_out(running)
 
     def _run(self, gang: Gang, crew: Crew) -> _Running:
         rank_of = {id(h): r for r, h in enumerate(crew.handles)}

@@ -16,7 +16,7 @@ from autotune.spec.checks import positive, positive_int
 from autotune_workers._ray_cluster import RayCluster
 from autotune_workers._ray_crews import RayCrews
 from autotune_workers.faults import Fault
-from autotune_workers.gang import Patience
+from autotune_workers.gang import Gang, Patience
 from autotune_workers.gang_runner import GangRunner
 from autotune_workers.local import MIN_CPU_RANKS
 from autotune_workers.machine import cpu_count
@@ -64,14 +64,22 @@ class RayRunner(GangRunner):
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
         """Takes over the gangs that an earlier runner left behind for this study; those of `attempts` that still run, or ended unheard, on one.
 
-        Warm gangs wait for the next trial of their size; what runs another attempt, or is not whole, is ended.
+        Gangs that have nothing to do wait for the next trial of their size; what runs another attempt, or is not whole, is ended.
         """
         adopted = []
         for left in self._gangs.adopt(study):
             request = left.request
             if request is not None and request.id in attempts:
                 self._gangs.take(left.crew, busy=True)
-                self._take_over(request, left.crew, left.run)
+                gang = Gang.adopted(
+                    request,
+                    now_s=self._now_s,
+                    run=left.run,
+                    patience=self._patience,
+                    begun=left.begun,
+                    joined=left.joined,
+                )
+                self._take_over(left.crew, gang, left.run)
                 adopted.append(request.id)
             else:
                 self._launches = max(self._launches, left.run)
