@@ -87,7 +87,8 @@ def trial_verdict(step_times: Sequence[float], measure: MeasureSpec, beat_step_t
     slower than the median by more than `FAR`: for k = 3 at most 1.6% for q up to a quarter.
     """
     n = len(step_times)
-    if beat_step_time_s is not None and n == measure.first_look and min(step_times) > (1 + FAR) * beat_step_time_s:
+    is_look = n > 0 and n == measure.first_look
+    if is_look and beat_step_time_s is not None and min(step_times) > (1 + FAR) * beat_step_time_s:
         reason = f"cannot win: all of its first {n} steps took more than {1 + FAR:g} times the best, {beat_step_time_s:.4g} s"
         return Verdict(stop=True, reason=reason, stopped_early=True)
     if n < measure.min_steps:

@@ -93,6 +93,7 @@ def test_a_trial_slower_by_far_ends_at_its_first_look() -> None:
         trial_verdict([1.2, 1.09, 1.3], measure, 1.0),
         trial_verdict(far, measure, None),
         trial_verdict(far, MeasureSpec(min_steps=30, first_look=0), 1.0),
+        trial_verdict([], MeasureSpec(min_steps=30, first_look=0), 1.0),
     ):
         assert not going_on.stop
 
