@@ -239,6 +239,8 @@ class Store(Protocol):
         owner: str = "",
         name: str = "",
         ended_before: datetime | None = None,
+        runner: str = "",
+        without_runner: str = "",
         limit: int = 50,
         offset: int = 0,
     ) -> list[StudyRecord]:

@@ -83,8 +83,8 @@ def trial_verdict(step_times: Sequence[float], measure: MeasureSpec, beat_step_t
     """Whether a trial with these steps (s, after warm-up) ends now: slower by far at its first look, measured to the asked precision, out of
     steps, or unable to win.
 
-    At a first look of k steps a trial whose median is not above the best is given up with probability q^k, where q is the share of steps that are
-    slower than the median by more than `FAR`: for k = 3 at most 1.6% for q up to a quarter.
+    At a first look of k independent steps a trial whose median is not above the best is given up with probability q^k, where q is the share of steps
+    that are slower than the median by more than `FAR`: for k = 3 at most 1.6% for q up to a quarter.
     """
     n = len(step_times)
     is_look = n > 0 and n == measure.first_look

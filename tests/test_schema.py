@@ -162,6 +162,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"objective": {"stability_weight": 1.5}}, "objective.stability_weight", "less than or equal to 1"),
     ({"budget": {"max_trials": 0}}, "budget.max_trials", "greater than or equal to 1"),
     ({"budget": {"max_wall_s": True}}, "budget.max_wall_s", "must be a number"),
+    ({"measure": {"first_look": 2}}, "measure", "0 (none) or at least 3, but first_look=2"),
+    ({"budget": {"max_failed_trials": 0}}, "budget.max_failed_trials", "greater than or equal to 1"),
     ({"measure": {"min_steps": 9, "max_steps": 3}}, "measure", "max_steps=3 and min_steps=9"),
     ({"measure": {"final_rounds": 0, "stability_steps": 9}}, "measure", "final_rounds=0: there is none"),
     ({"trainer": {"knd": "native"}}, "trainer.kind", "is required"),

@@ -12,6 +12,7 @@ a trial becomes terminal once and stays so; every trial that was asked is told e
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -367,9 +368,15 @@ class Controller:
         gain = self.searcher.expected_gain() if least > 0 and self.book.asked > 0 and self.best is not None else None
         if gain is None or gain >= least:
             return ""
-        if not gain:
+        if not len(self.searcher.worth_trying()):
             return self.searcher.nothing_left()
-        each = self.book.measured_gpu_s / max(1, len(self.trials))  # which a restart does not change
+        tried = [t for t in self.trials.values() if t.purpose is TrialPurpose.SEARCH and t.measurement is not None]
+        taken = sum(
+            t.config.world_size * (t.measurement.setup_s + sum(t.measurement.step_times_s))
+            for t in tried
+            if t.measurement
+        )
+        each = taken / max(1, len(tried))  # by the trials alone, which a restart does not change
         return (
             f"the trials that would come next, of about {each:.3g} rank-s each, are expected to gain {gain:.2%}, "
             f"which is under the {least:.2%} asked for"
@@ -487,6 +494,10 @@ class Controller:
         elif outcome["best"] is None:
             status = StudyStatus.CANCELLED if why == STOPPED_ON_REQUEST else StudyStatus.FAILED
             message = f"no config could be measured: {self._judge.tally()}" if status is StudyStatus.FAILED else why
+            refusals = Counter(t.reason for t in self.trials.values() if t.status is TrialStatus.INFEASIBLE)
+            if status is StudyStatus.FAILED and refusals:
+                (reason, count), *_ = refusals.most_common(1)
+                message += f"; {refusals.total()} could not be run at all, {count} of them because {reason}"
         else:
             status, message = StudyStatus.COMPLETED, self.stop_reason
         self.phase = Phase.ENDED

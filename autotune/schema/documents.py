@@ -249,6 +249,16 @@ class MeasureDocument(Document):
     trial_timeout_s: Seconds = _MEASURE.trial_timeout_s
 
     @model_validator(mode="after")
+    def _two_steps_are_no_look(self) -> MeasureDocument:
+        if self.first_look in (1, 2):
+            raise PydanticCustomError(
+                "first_look",
+                "first_look must be 0 (none) or at least 3, but first_look={look}: one or two slow steps say too little",
+                {"look": self.first_look},
+            )
+        return self
+
+    @model_validator(mode="after")
     def _at_most_is_not_under_at_least(self) -> MeasureDocument:
         if self.max_steps < self.min_steps:
             raise PydanticCustomError(

@@ -40,6 +40,6 @@ class BayesianSearcher(BelievingSearcher):
         at = int(np.argmax(gain + runs))
         slope = self.beliefs.slope
         return int(candidates[at]), (
-            f"expected gain {math.expm1(math.exp(gain[at]) / slope):.1%} over the best so far, "
+            f"expected gain {math.expm1(math.exp(gain[at]) / slope):.1%} over the best so far by the likeliest model alone, "
             f"runs with probability {math.exp(runs[at]):.0%}"
         )

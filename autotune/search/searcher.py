@@ -122,7 +122,11 @@ class Searcher(ABC):
         """Why there is nothing to ask for, in words."""
         free = len(self.free())
         if not free:
-            return f"all {len(self.space):,} configs of the space were tried"
+            return (
+                f"all {len(self.space):,} configs of the space were tried"
+                if len(self.space) > 1
+                else "the one config was tried"
+            )
         return f"the {free:,} configs that were not tried are not worth a trial: they need at least the memory of one that ran out of it"
 
     def reason(self, config: ParallelConfig) -> str:

@@ -78,7 +78,7 @@ class MeasureSpec:
     warmup_steps: int = 2
     """optimizer steps before the first that counts"""
     first_look: int = 3
-    """steps that count after which a trial of the search ends if it is slower than the best by far; 0: none does before `min_steps`"""
+    """steps that count after which a trial of the search ends if it is slower than the best by far, 3 or more; 0: none does before `min_steps`"""
     min_steps: int = 5
     """steps that count, at least, of a trial that may still win"""
     max_steps: int = 30

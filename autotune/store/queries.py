@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, select
 
 from autotune.errors import NotFoundError
 from autotune.ports import StudyRecord
@@ -84,6 +84,8 @@ def list_studies(
     owner: str = "",
     name: str = "",
     ended_before: datetime | None = None,
+    runner: str = "",
+    without_runner: str = "",
     limit: int,
     offset: int,
 ) -> list[StudyRecord]:
@@ -97,6 +99,8 @@ def list_studies(
         query = query.where(studies.c.name == name)
     if ended_before is not None:
         query = query.where(studies.c.ended_us < to_us(ended_before))
+    query = query.where(_ran_on(runner)) if runner else query
+    query = query.where(~_ran_on(without_runner)) if without_runner else query
     about = {"model": model, "cluster": cluster, "trainer": trainer}
     if any(about.values()):
         query = query.join(workloads, workloads.c.key == studies.c.workload)
@@ -180,8 +184,7 @@ def best(
         picked = picked.where(columns[name] == value)
     if runner or without_runner:
         picked = picked.join(specs, specs.c.study == studies.c.key)
-        ran_on = specs.c["values"].contains(runner_text(runner or without_runner), autoescape=True)
-        picked = picked.where(ran_on if runner else ~ran_on)
+        picked = picked.where(_ran_on(runner) if runner else ~_ran_on(without_runner))
     if one_each:
         place = func.row_number().over(
             partition_by=(records.c.model, records.c.cluster), order_by=(records.c.throughput.desc(), records.c.trial)
@@ -196,6 +199,10 @@ def best(
     rows = sorted(rows, key=lambda row: order[row.key])
     of = {record.id: record for record in _by_key(connection, {row.study for row in rows})}
     return [(of[row.study_id], read_trial(row.study_id, row)) for row in rows]
+
+
+def _ran_on(runner: str) -> ColumnElement[bool]:
+    return specs.c["values"].contains(runner_text(runner), autoescape=True)
 
 
 def _by_key(connection: Connection, keys: set[int]) -> list[StudyRecord]:

@@ -64,6 +64,8 @@ class SqlStore:
         owner: str = "",
         name: str = "",
         ended_before: datetime | None = None,
+        runner: str = "",
+        without_runner: str = "",
         limit: int = 50,
         offset: int = 0,
     ) -> list[StudyRecord]:
@@ -79,6 +81,8 @@ class SqlStore:
                 owner=owner,
                 name=name,
                 ended_before=ended_before,
+                runner=runner,
+                without_runner=without_runner,
                 limit=limit,
                 offset=offset,
             )

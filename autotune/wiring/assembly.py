@@ -162,15 +162,15 @@ def history_of(study: Study, store: Store, *, before: datetime) -> list[tuple[Wo
     from autotune.search import kinship
 
     ours = study.workload
-    ended = partial(store.studies, ended_before=before, limit=LOOKED_AT)
+    only, without = (SIMULATED, "") if study.runner == SIMULATED else ("", SIMULATED)
+    ended = partial(store.studies, ended_before=before, runner=only, without_runner=without, limit=LOOKED_AT)
     alike = ended(model=ours.model.name), ended(cluster=ours.cluster.name), ended(trainer=ours.trainer)
     found = {record.id: record for records in alike for record in records}
 
     def nearness(record: StudyRecord) -> tuple[float, datetime, str]:
         return kinship(ours, record.study.workload), record.created_at, record.id
 
-    same_kind = [r for r in found.values() if (r.study.runner == SIMULATED) == (study.runner == SIMULATED)]
-    kin = sorted((r for r in same_kind if nearness(r)[0]), key=nearness, reverse=True)
+    kin = sorted((r for r in found.values() if nearness(r)[0]), key=nearness, reverse=True)
     return [
         (r.study.workload, trial)
         for r in kin[:PAST_STUDIES]

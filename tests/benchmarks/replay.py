@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 
 from autotune.cost import Calibration
-from autotune.search import make_searcher
+from autotune.errors import AutotuneError
+from autotune.search import make_searcher, searcher_names
 from autotune.space import SearchSpace
 from autotune.spec import FailureKind, ParallelConfig, Trial, Workload
-from tests.benchmarks.cells import Cell, read_cells
+from tests.benchmarks.cells import MIN_CONFIGS, Cell, read_cells
 from tests.benchmarks.figure import curves_svg
 from tests.benchmarks.models import MODELS, Prediction, held_out_constants, prediction
 from tests.benchmarks.replay_worlds import simulated_cells
@@ -186,15 +187,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cells", action="store_true", help="also print each cell")
     args = parser.parse_args(arguments)
     paths = args.csv or [DATA / name for name in DEFAULT]
-    cells = simulated_cells(args.worlds) or [
-        cell for path in paths for cell in read_cells(path, unknown_cause=args.unknown_failure)
-    ]
+    if unknown := [name for name in args.searchers.split(",") if name not in searcher_names()]:
+        parser.error(f"no searcher is called {unknown[0]!r}; there are {', '.join(searcher_names())}")
+    try:
+        cells = simulated_cells(args.worlds) or [
+            cell for path in paths for cell in read_cells(path, unknown_cause=args.unknown_failure)
+        ]
+    except (OSError, KeyError, ValueError, AutotuneError) as error:
+        parser.error(f"the measurements cannot be read: {type(error).__name__}: {error}")
+    if not cells:
+        parser.error(
+            f"a cell needs at least {MIN_CONFIGS} configs of one model, GPU count and batch: there is none in these files"
+        )
     print(f"{len(cells)} cells, {args.seeds} seeds, cost model: {args.model}, {args.in_flight} in flight")
     print(
         "| searcher | trials: mean | median | p90 | failed | regret at 3 | 5 | 10 | stops after | with regret | s per trial |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     fitted: Fitted = {} if args.model == "shipped" or args.worlds else held_out_constants()
+    known = {(cell.workload.model.name, cell.workload.trainer) for cell in cells}
+    if fitted and (strange := sorted(model for model, trainer in known - fitted.keys())):
+        print(f"no constants were fitted without {', '.join(strange)}: those that ship are used, which never saw it")
     curves = {}
     with ProcessPoolExecutor(args.jobs) as pool:
         for name in args.searchers.split(","):

@@ -247,7 +247,7 @@ def test_the_search_ends_when_what_is_left_would_gain_too_little() -> None:
     world.finish(2)
     assert world.trials[3].purpose is TrialPurpose.FINAL
     assert world.controller.stop_reason == (
-        "the trials that would come next, of about 1 rank-s each, are expected to gain 1.00%, which is under the 2.00% asked for"
+        "the trials that would come next, of about 0.5 rank-s each, are expected to gain 1.00%, which is under the 2.00% asked for"
     )
 
 
@@ -258,7 +258,8 @@ def test_a_space_that_was_tried_to_its_end_says_so() -> None:
     world = World(study(max_trials=50, min_gain=0.02))
     world.tick()
     world.finish(0)
-    world.searcher.gain = 0.0  # what is left is ruled out
+    world.searcher.gain = 0.0
+    world.searcher.ruled_out[:] = True
     world.finish(1)
     assert world.controller.stop_reason == (
         f"the {len(CONFIGS) - 2} configs that were not tried are not worth a trial: they need at least the memory of one that ran out of it"

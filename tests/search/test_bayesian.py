@@ -167,6 +167,52 @@ def test_earlier_studies_that_mislead_are_voted_down() -> None:
     assert np.exp(time.log_weights)[alone].sum() > 0.9
 
 
+def test_what_runs_already_is_believed_and_makes_its_neighbours_surer() -> None:
+    searcher = make_searcher("bayesian", SPACE)
+    assert isinstance(searcher, BayesianSearcher)
+    _play(searcher, 2)
+    free = searcher.worth_trying()
+    _, mean, sd, _ = searcher.believed(free)
+    asked = SPACE.index_of(searcher.ask(1)[0])
+    _, mean_after, sd_after, _ = searcher.believed(free)
+    at = int(np.flatnonzero(free == asked)[0])
+    assert (sd_after[:, at] < 0.5 * sd[:, at]).all()
+    assert np.allclose(mean_after[:, at], mean[:, at], atol=0.02)
+    assert (sd_after.mean(axis=1) < sd.mean(axis=1)).all()
+
+
+def test_a_failure_that_is_no_lack_of_memory_makes_its_neighbours_less_likely_to_run() -> None:
+    def runs(kind: FailureKind) -> np.ndarray:
+        searcher = make_searcher("bayesian", SPACE)
+        assert isinstance(searcher, BayesianSearcher)
+        searcher.tell([failed(searcher.ask(1)[0], kind)])
+        return searcher.beliefs.log_runs(np.arange(len(SPACE)))
+
+    hung, lost = runs(FailureKind.HANG), runs(FailureKind.WORKER_LOST)
+    assert (hung < lost).all()
+    assert (lost - hung).max() > 0.3
+    assert (lost - hung).min() < 0.1 * (lost - hung).max(), "far away it says nothing"
+
+
+def test_a_measured_peak_above_the_prediction_makes_what_needs_more_less_likely_to_run() -> None:
+    def runs(factor: float) -> np.ndarray:
+        searcher = make_searcher("bayesian", SPACE)
+        assert isinstance(searcher, BayesianSearcher)
+        predicted = estimate(WORKLOAD, SPACE.table)
+        for number, config in enumerate(searcher.ask(4)):
+            index = SPACE.index_of(config)
+            assert index is not None
+            trial = measured(config, number=number)
+            assert trial.measurement is not None
+            peak = factor * float(predicted.row(index).peak_memory_bytes)
+            searcher.tell([replace(trial, measurement=replace(trial.measurement, peak_memory_bytes=peak))])
+        return searcher.beliefs.log_runs(np.arange(len(SPACE)))
+
+    more, less = runs(1.5), runs(0.7)
+    assert (more <= less + 1e-9).all()
+    assert (less - more).max() > 1.0
+
+
 def test_a_batch_spreads_out() -> None:
     batch = make_searcher("bayesian", SPACE).ask(4)
     assert len({(c.tp, c.pp, c.micro_batch_size) for c in batch}) >= 3

@@ -22,6 +22,24 @@ class TestTpe(SearcherContract):
     budget: ClassVar[int] = 14
 
 
+@pytest.mark.slow
+class TestGp(SearcherContract):
+    searcher = "optuna:gp"
+    budget: ClassVar[int] = 10
+
+
+@pytest.mark.slow
+class TestCmaes(SearcherContract):
+    searcher = "optuna:cmaes"
+    budget: ClassVar[int] = 10
+
+
+@pytest.mark.slow
+class TestNsga2(SearcherContract):
+    searcher = "optuna:nsga2"
+    budget: ClassVar[int] = 10
+
+
 class TestQmc(SearcherContract):
     searcher = "optuna:qmc"
     budget: ClassVar[int] = 12

@@ -291,6 +291,38 @@ def test_a_place_whose_gang_was_never_born_is_given_back(cluster: str, room: Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("heir", [False, True], ids=["nobody comes", "another comes"])
+def test_a_gang_that_still_waits_for_its_place_goes_with_its_driver(cluster: str, room: None, heir: bool) -> None:
+    """The driver is killed while others use what its gang needs; its successor waits in its turn and is not confused by it."""
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    all_free()
+    others = placement_group([{"CPU": 1.0}] * 4, name="others")
+    assert others.wait(30)
+    known = rank_actors()
+    with played("study", cluster, "3", "3", "1") as study:
+        end = time.monotonic() + 60
+        while len(rank_actors()) < len(known) + 2 and time.monotonic() < end:
+            time.sleep(0.2)
+        os.kill(study.pid, signal.SIGKILL)
+        if heir:
+            with played("study", cluster, "3", "30", "1") as driver:
+                heard(driver, "AttemptQueued")
+                remove_placement_group(others)
+                assert heard(driver, "AttemptEnded") == "AttemptEnded measured"
+                heard(driver, "closed")
+        else:
+            end = time.monotonic() + 60
+            while len(rank_actors()) > len(known) and time.monotonic() < end:
+                time.sleep(0.2)
+            assert rank_actors() == known
+            assert "PENDING" not in {g["state"] for g in placement_group_table().values()}
+            remove_placement_group(others)
+    until_all_gone([], 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: str, room: None) -> None:
 
     all_free()

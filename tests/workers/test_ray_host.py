@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import pytest
 
 from autotune_workers._ray_crews import RayCrews
-from autotune_workers._ray_host import RankHost, Said
+from autotune_workers._ray_host import RankHost
 from autotune_workers._ray_rank import RayRank
+from autotune_workers._ray_said import Said
 from autotune_workers.wire import Message
 
 
@@ -25,7 +25,7 @@ class Talker:
         os.close(end)  # always ready to be read
 
     def fileno(self) -> int:
-        return self._readable
+        return self._readable if self._says else -1
 
     def receive(self) -> list[Message]:
         """Two at a time."""
@@ -61,10 +61,36 @@ def test_what_the_last_trial_said_is_kept_for_a_later_owner() -> None:
 
 def a_host(process: Talker) -> Any:
     host: Any = object.__new__(RankHost)
-    host._lock, host._generation, host._said, host._rank = threading.Lock(), 0, Said(), process
-    host._owner, host._size, host._trial, host._ready, host._host = "first", 1, None, False, ""
-    host._knows_store = host._idle = host._lost = host._replaced = False
+    host._size = 1
+    host._prepare("first")
+    host._rank = process
+    host._read(process, 0)
     return host
+
+
+def test_who_comes_later_learns_what_the_rank_was_told() -> None:
+    process = Talker()
+    host = a_host(process)
+    orders: list[str] = []
+    process.send = lambda message: orders.append(message["do"])  # type: ignore[attr-defined]
+    process.begin = lambda: orders.append("begin")  # type: ignore[attr-defined]
+    try:
+        host.send("first", {"do": "run", "rank": 1, "run": 3})
+        state = host.adopt("second")
+        assert (state.trial["run"], state.knows_store, state.is_ending, state.is_idle) == (3, False, False, False)
+        host.send("second", {"do": "store"})
+        host._note({"say": "idle", "run": 2}, 0)
+        assert not host.adopt("second").is_idle, "that was the trial before"
+        host.send("second", {"do": "stop"})
+        host._note({"say": "idle", "run": 3}, 0)
+        state = host.adopt("third")
+        assert (state.knows_store, state.is_ending, state.is_idle) == (True, True, True)
+        host.send("third", {"do": "run", "rank": 0, "run": 4})
+        state = host.adopt("third")
+        assert (state.knows_store, state.is_ending, state.is_idle) == (True, False, False)
+        assert orders == ["begin", "run", "store", "stop", "begin", "run"]
+    finally:
+        process.close()
 
 
 def test_an_actor_obeys_one_owner_at_a_time() -> None:

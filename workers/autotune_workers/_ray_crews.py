@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from autotune.errors import RunnerError
 from autotune.ports import TrialRequest
 from autotune_workers._ray_cluster import RayCluster
 from autotune_workers._ray_rank import RayRank
@@ -58,11 +59,13 @@ class RayCrews:
         self._idle: list[Crew] = []
         self._busy: list[Crew] = []
         self._owner = secrets.token_hex(16)
-        self._label = f"-{secrets.token_hex(2)}-gang-"
+        self._label = f"-{secrets.token_hex(8)}-gang-"
         self._room = Room(cluster, bundle=bundle, label=self._label)
         self._formed = 0
         self._abandoned_s = abandoned_s if cluster.outlives_us else None
         self._warden: Any = None
+        self._warden_kept: Any = None
+        """the last call that told it that its driver lives"""
         self._closed = threading.Event()
         if cluster.outlives_us:
             threading.Thread(target=self._give_signs_of_life, name="autotune-ray-owner", daemon=True).start()
@@ -79,7 +82,7 @@ class RayCrews:
         if self._room.is_giving_way or (busy and busy + size > self.capacity >= size):
             return None
         for crew in self._idle:
-            if len(crew.handles) == size:
+            if len(crew.handles) == size and self._is_of(crew, study):
                 self._idle.remove(crew)
                 self._busy.append(crew)
                 return crew
@@ -88,6 +91,10 @@ class RayCrews:
         crew = self._cluster.ask(lambda: self._place(size, study))
         self._busy.append(crew)
         return crew
+
+    def _is_of(self, crew: Crew, study: str) -> bool:
+        """Whether the gang may run trials of that study: on a cluster that goes on its next controller would look for it by the study's name."""
+        return self._abandoned_s is None or crew.handles[0].name.startswith(f"{_named_after(study)}-")
 
     def _place(self, size: int, study: str) -> Crew:
         from ray.util.placement_group import placement_group
@@ -101,6 +108,9 @@ class RayCrews:
         if self._abandoned_s is not None and self._warden is None:
             self._warden = post_warden(self._label, self._abandoned_s)
         group = placement_group([self._room.bundle] * size, strategy="PACK", name=name, lifetime=lifetime)
+        if self._closed.is_set():  # meanwhile
+            remove_group(group)
+            raise RunnerError("the runner is closed", remedy="make a new one")
         device = "cuda" if self._room.bundle.get("GPU") else "cpu"
         host = remote_host()
         handles = []
@@ -137,7 +147,10 @@ class RayCrews:
         for name in sorted(names):
             if name.startswith(f"{_named_after(study)}-") and self._label not in name:
                 gangs.setdefault(name.rpartition("-rank-")[0], []).append(name)
-        found = [self._cluster.ask(partial(self._adopt, gang, members)) for gang, members in gangs.items()]
+        found = []
+        for gang, members in gangs.items():
+            with contextlib.suppress(Exception):  # it goes while we look: it ends by itself
+                found.append(self._cluster.ask(partial(self._adopt, gang, members)))
         return [left for left in found if left is not None]
 
     def _adopt(self, gang: str, names: list[str]) -> Left | None:
@@ -148,7 +161,10 @@ class RayCrews:
         for name in names:
             with contextlib.suppress(ValueError):  # gone since it was listed
                 actors[name] = ray.get_actor(name)
-        group = get_placement_group(gang)
+        try:
+            group = get_placement_group(gang)
+        except ValueError:  # gone too: its actors follow
+            return None
         states: list[HostState | None]
         try:
             states = ray.get([actor.adopt.remote(self._owner) for actor in actors.values()], timeout=ADOPT_S)
@@ -168,7 +184,7 @@ class RayCrews:
         numbered: dict[int, RayRank] = {order["rank"]: handle for handle, order in orders.items()}
         others = iter(handle for handle in handles if handle not in orders)
         seated = [numbered[rank] if rank in numbered else next(others) for rank in range(len(handles))]
-        is_told = bool(orders) and all(s.ready and not s.was_replaced for s in known)
+        is_told = bool(orders) and all(s.ready and not (s.is_ending or s.was_replaced) for s in known)
         return Left(
             crew=Crew(handles=seated, token=group),
             request=request_from_plain(next(iter(orders.values()))["request"]) if is_told else None,
@@ -187,9 +203,7 @@ class RayCrews:
 
     def _give_signs_of_life(self) -> None:
         while not self._closed.wait(KEEP_S):
-            if self._warden is not None:
-                with contextlib.suppress(Exception):
-                    self._warden.keep.remote()
+            self._keep_warden()
             for crew in [*self._busy, *self._idle]:
                 for rank in crew.handles:
                     if not rank.dead:
@@ -247,7 +261,7 @@ class RayCrews:
             rank.deaf_until_s = time.monotonic() + ASK_AGAIN_S
             return []
         if any(m["say"] == "taken" for m in messages):
-            rank.dead = True
+            rank.dead = rank.taken = True
             return [
                 {
                     "say": "gone",
@@ -256,8 +270,9 @@ class RayCrews:
                     "why": "was adopted by another controller of its study",
                 }
             ]
+        last = max((m["number"] for m in messages), default=rank.heard)
         messages = [m for m in messages if m.pop("number") > rank.heard]
-        rank.heard += len(messages)
+        rank.heard = max(rank.heard, last)
         rank.listen()
         current = [m for m in messages if m.pop("generation") == rank.generation]
         for message in current:
@@ -307,10 +322,15 @@ class RayCrews:
             self._remove(crew)
         self._busy.clear()
         self._idle.clear()
-        if self._warden is not None:
-            with contextlib.suppress(Exception):
-                self._cluster.ask(partial(ray.kill, self._warden))
-            self._warden = None
+        warden, self._warden = self._warden, None
+
+        def dismiss() -> None:
+            give_back(unborn_groups(self._label))
+            ray.kill(warden)
+
+        if warden is not None:
+            with contextlib.suppress(Exception):  # then it looks after what is left
+                self._cluster.ask(dismiss)
 
     def _remove(self, crew: Crew) -> None:
         def remove() -> None:
@@ -325,20 +345,37 @@ class RayCrews:
             self._cluster.ask(remove)
 
     def _may_end(self, crew: Crew) -> bool:
-        """Whether nobody else has adopted the gang. Actors that do not answer are nobody's."""
+        """Whether nobody else has adopted the gang. Who does not answer is not ended: it ends by itself, now that it hears no sign of life."""
+        import ray
+        from ray.exceptions import RayActorError
+        from ray.util.placement_group import placement_group_table
+
+        if any(rank.taken for rank in crew.handles):
+            return False
+        if placement_group_table(crew.token)["state"] == "PENDING":
+            return True  # nothing lives there yet
+        asked = [rank.actor.leave.remote(self._owner) for rank in crew.handles if not rank.dead]
+        answers, silent = ray.wait(asked, num_returns=len(asked), timeout=ADOPT_S) if asked else ([], [])
+        may = not silent
+        for answer in answers:
+            with contextlib.suppress(RayActorError):  # the dead are nobody's
+                may = ray.get(answer) and may
+        return may
+
+    def _keep_warden(self) -> None:
+        """Tells the warden that its driver lives; forgets one that is gone, so that the next gang has a new one."""
         import ray
 
-        asked = []
-        for rank in crew.handles:
-            if rank.ready or rank.heard:  # others have not begun to live
-                with contextlib.suppress(Exception):
-                    asked.append(rank.actor.leave.remote(self._owner))
-        answered = ray.wait(asked, num_returns=len(asked), timeout=ADOPT_S)[0] if asked else []
-        for answer in answered:
-            with contextlib.suppress(Exception):
-                if ray.get(answer) is False:
-                    return False
-        return True
+        warden = self._warden
+        if warden is None:
+            return
+        with contextlib.suppress(Exception):
+            if self._warden_kept is None or ray.wait([self._warden_kept], timeout=0)[0]:
+                before, self._warden_kept = self._warden_kept, warden.keep.remote()
+                try:
+                    ray.get(before) if before is not None else None
+                except Exception:
+                    self._warden = self._warden_kept = None
 
 
 def remove_group(group: Any) -> None:

@@ -15,50 +15,17 @@ import os
 import select
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
+from autotune_workers._ray_said import Said
 from autotune_workers.ranks import Births, RankProcess
 from autotune_workers.wire import Message
 
 LISTEN_S = 1.0
 """one call listens at most this long"""
-
-
-GIVE_UP_S = 5.0
-"""for the head to take an abandoned gang's place back, before its actors end anyhow"""
-
-
-class Said:
-    """What a rank said, numbered from 1. Kept until its owner confirms it, for an answer that Ray loses on its way is given again, and as long as its
-    trial is the last, for an owner that comes later. Threads may share it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._messages: deque[Message] = deque()
-        self._told = self._before = self._confirmed = 0
-
-    def add(self, message: Message) -> None:
-        """One more."""
-        with self._lock:
-            self._told += 1
-            self._messages.append({**message, "number": self._told})
-
-    def begin(self) -> None:
-        """A trial begins: what was said before it is forgotten once it is confirmed."""
-        with self._lock:
-            self._before = self._told
-
-    def after(self, number: int) -> list[Message]:
-        """Those beyond `number`, up to which the caller has them."""
-        with self._lock:
-            self._confirmed = max(self._confirmed, number)
-            while self._messages and self._messages[0]["number"] <= min(self._before, self._confirmed):
-                self._messages.popleft()
-            first = self._messages[0]["number"] if self._messages else 0
-            return [dict(message) for message in islice(self._messages, max(0, number + 1 - first), None)]
+TRY_AGAIN_S = 5.0
+"""between two tries to give the place of an abandoned gang back; its ranks are gone already"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +42,8 @@ class HostState:
     """the order to run the last trial; None: this process ran none"""
     knows_store: bool
     """whether it was told how the ranks of that trial find each other"""
+    is_ending: bool
+    """whether it was told to end that trial before its time"""
     is_idle: bool
     """whether it has cleaned up after it"""
     is_lost: bool
@@ -84,7 +53,8 @@ class HostState:
 
 
 class RankHost:
-    """Methods run in groups of one thread each, so that orders keep their order while `listen` waits. All take the token of whoever calls."""
+    """Methods run in groups of one thread each, so that orders keep their order while `listen` waits. All take the token of whoever calls. A thread
+    of its own reads what the rank says: a rank that nobody hears must not wait."""
 
     def __init__(
         self, *, owner: str, size: int, name: str, device: str, trial: str, abandoned_s: float | None = None
@@ -92,47 +62,40 @@ class RankHost:
         """Starts the rank's process. `device`: cpu or cuda; Ray has set CUDA_VISIBLE_DEVICES. `abandoned_s`: None when it ends with its driver."""
         import ray
 
-        self._owner, self._size, self._name = owner, size, name
+        self._size, self._name = size, name
         self._births = Births(device=device, host=ray.util.get_node_ip_address(), trial=trial)
-        self._lock = threading.Lock()
-        self._generation = 0
-        self._said = Said()
-        self._ready, self._host = False, ""
-        self._trial: Message | None = None
-        self._knows_store = self._idle = self._lost = self._replaced = False
-        self._rank = self._start()
-        self._sign_of_life_s = time.monotonic()
+        self._prepare(owner)
+        self._rank = self._start(0)
         if abandoned_s is not None:
             group = ray.util.get_current_placement_group()
             watch = threading.Thread(target=self._watch, args=(abandoned_s, group), name="autotune-owner", daemon=True)
             watch.start()
 
-    def _start(self) -> RankProcess:
-        return RankProcess(self._births, name=self._name)
+    def _prepare(self, owner: str) -> None:
+        self._owner, self._quiet_s = owner, 0.0
+        self._lock = threading.RLock()
+        self._said = Said()
+        self._generation = 0
+        self._ready, self._host = False, ""
+        self._trial: Message | None = None
+        self._knows_store = self._ending = self._idle = self._lost = self._replaced = False
 
-    def listen(self, owner: str, heard: int = 0) -> list[Message]:
-        """What the rank said, each with its `number` and the `generation` of its process; waits up to `LISTEN_S` for the first. To anybody but the
-        owner: `taken`.
+    def _start(self, generation: int) -> RankProcess:
+        rank = RankProcess(self._births, name=self._name)
+        threading.Thread(target=self._read, args=(rank, generation), name="autotune-ears", daemon=True).start()
+        return rank
 
-        `heard`: the last number that the caller has; everything beyond it is told.
-        """
-        if not self._is_owner(owner):
-            return [{"say": "taken", "number": heard + 1, "generation": -1}]
-        if said := self._said.after(heard):
-            return said
-        with self._lock:
-            rank, generation = self._rank, self._generation
-        if rank.fileno() < 0:  # the process is gone and was reported: wait for its successor
-            threading.Event().wait(0.05)
-            return []
-        select.select([rank.fileno()], [], [], LISTEN_S)
-        for message in rank.receive():
-            told: Message = {**message, "generation": generation}
-            if message["say"] in ("failed", "gone"):
-                told["log_tail"] = list(rank.log_tail())
-            self._note(message, generation)
-            self._said.add(told)
-        return self._said.after(heard) if self._is_owner(owner) else []
+    def _read(self, rank: RankProcess, generation: int) -> None:
+        """Takes in what that process says, until it is gone."""
+        with contextlib.suppress(ValueError):  # it was closed, because another replaces it
+            while rank.fileno() >= 0:
+                select.select([rank.fileno()], [], [], LISTEN_S)
+                for message in rank.receive():
+                    told: Message = {**message, "generation": generation}
+                    if message["say"] in ("failed", "gone"):
+                        told["log_tail"] = list(rank.log_tail())
+                    self._note(message, generation)
+                    self._said.add(told)
 
     def _note(self, message: Message, generation: int) -> None:
         """What an owner that comes later will ask for first."""
@@ -143,39 +106,59 @@ class RankHost:
                 self._ready, self._host = True, message["host"]
             elif message["say"] == "gone":
                 self._ready, self._lost = False, True
-            elif message["say"] == "idle":
+            elif message["say"] == "idle" and self._trial is not None and message["run"] == self._trial["run"]:
                 self._idle = True
+
+    def listen(self, owner: str, heard: int = 0) -> list[Message]:
+        """What the rank said, each with its `number` and the `generation` of its process; waits up to `LISTEN_S` for the first. To anybody but the
+        owner: `taken`.
+
+        `heard`: the last number that the caller has; everything beyond it is told.
+        """
+        if self._is_owner(owner):
+            said = self._said.after(heard, LISTEN_S)
+            if self._is_owner(owner):
+                return said
+        return [{"say": "taken", "number": heard + 1, "generation": -1}]
 
     def send(self, owner: str, message: Message) -> None:
         """Hands an order to the rank."""
-        if not self._is_owner(owner):
-            return
-        if message["do"] == "run":
-            self._said.begin()
-            self._trial, self._knows_store, self._idle, self._replaced = message, message["rank"] == 0, False, False
-            self._rank.begin()
-        elif message["do"] == "store":
-            self._knows_store = True
-        self._rank.send(message)
+        with self._lock:
+            if not self._is_owner(owner):
+                return
+            if message["do"] == "run":
+                self._said.begin()
+                self._trial, self._knows_store = message, message["rank"] == 0
+                self._ending = self._idle = self._replaced = False
+                self._rank.begin()
+            elif message["do"] == "store":
+                self._knows_store = True
+            else:
+                self._ending = True
+            self._rank.send(message)
 
     def terminate(self, owner: str) -> None:
         """SIGTERM to the rank."""
-        if self._is_owner(owner):
-            self._rank.terminate()
+        with self._lock:
+            if self._is_owner(owner):
+                self._ending = True
+                self._rank.terminate()
 
     def kill(self, owner: str) -> None:
         """SIGKILL to the rank."""
-        if self._is_owner(owner):
-            self._rank.kill()
+        with self._lock:
+            if self._is_owner(owner):
+                self._ending = True
+                self._rank.kill()
 
     def replace(self, owner: str, generation: int) -> None:
         """Ends the rank's process and starts another, which carries this generation."""
-        if not self._is_owner(owner):
-            return
         with self._lock:
-            old = self._rank
-            self._rank, self._generation = self._start(), generation
+            if not self._is_owner(owner):
+                return
+            old, self._generation = self._rank, generation
             self._ready, self._trial, self._lost, self._replaced = False, None, False, True
+            self._rank = self._start(generation)
         old.close()
 
     def keep(self, owner: str) -> None:
@@ -183,11 +166,11 @@ class RankHost:
         self._is_owner(owner)
 
     def adopt(self, owner: str) -> HostState | None:
-        """From now on this is the owner. None when the last one has just given the actor up."""
+        """From now on this is the owner. None when the last one has just given the actor up, or it has been abandoned."""
         with self._lock:
             if not self._owner:
                 return None
-            self._owner, self._sign_of_life_s = owner, time.monotonic()
+            self._owner, self._quiet_s = owner, 0.0
             return HostState(
                 size=self._size,
                 generation=self._generation,
@@ -195,6 +178,7 @@ class RankHost:
                 host=self._host,
                 trial=self._trial,
                 knows_store=self._knows_store,
+                is_ending=self._ending,
                 is_idle=self._idle,
                 is_lost=self._lost,
                 was_replaced=self._replaced,
@@ -211,23 +195,28 @@ class RankHost:
     def _is_owner(self, owner: str) -> bool:
         with self._lock:
             if owner == self._owner:
-                self._sign_of_life_s = time.monotonic()
+                self._quiet_s = 0.0
             return owner == self._owner
 
     def _watch(self, abandoned_s: float, group: Any) -> None:
+        """Ends the gang when its owner has been quiet for so long, by rounds of this process: a machine that stood still counts for one."""
         from ray.util.placement_group import remove_placement_group
 
-        while time.monotonic() - self._sign_of_life_s < abandoned_s:
-            time.sleep(min(1.0, abandoned_s / 4))
+        round_s = min(1.0, abandoned_s / 4)
+        while self._owner:
+            time.sleep(round_s)
+            with self._lock:
+                self._quiet_s += round_s
+                if self._quiet_s >= abandoned_s:
+                    self._owner = ""
+                    break
+        else:
+            return  # it was left, and will be ended
         self._rank.kill()
-
-        def remove() -> None:
+        while True:  # Ray ends this process with its place; the head may be away
             with contextlib.suppress(Exception):
                 remove_placement_group(group)
-
-        threading.Thread(target=remove, daemon=True).start()
-        time.sleep(GIVE_UP_S)  # Ray ends this process with its place
-        os._exit(1)
+            time.sleep(TRY_AGAIN_S)
 
     def pids(self) -> tuple[int, int]:
         """Process numbers of the actor and of the rank."""

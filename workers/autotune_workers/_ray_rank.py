@@ -21,6 +21,8 @@ class RayRank:
         self.ready = state.ready if state else False
         self.host = state.host if state else ""
         self.dead = False
+        self.taken = False
+        """whether it obeys another owner by now"""
         self.generation = state.generation if state else 0
         self.heard = 0
         """number of the last message that has come"""

@@ -50,6 +50,7 @@ class RayRunner(GangRunner):
         be joined or started.
         """
         positive("runner.cpus_per_rank", cpus_per_rank, zero=True)
+        positive("runner.abandoned_s", abandoned_s)
         for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
             if count is not None:
                 positive_int(f"runner.{name}", count, least=0)
@@ -57,7 +58,6 @@ class RayRunner(GangRunner):
         self._cluster = RayCluster(address=address, num_cpus=cpus, num_gpus=num_gpus, dashboard=dashboard)
         gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
         bundle = {k: v for k, v in (("CPU", cpus_per_rank), ("GPU", gpus)) if v}
-        positive("runner.abandoned_s", abandoned_s)
         self._gangs = RayCrews(self._cluster, bundle=bundle, trial=trial, abandoned_s=abandoned_s)
         super().__init__(self._gangs, faults=faults, patience=patience)
 

@@ -335,7 +335,7 @@ def _counted_steps(request: TrialRequest, times: Sequence[float]) -> tuple[int, 
     """How many steps the trial's own stop rule counts, and why it ended early (empty when it did not)."""
     from autotune.stopping import trial_verdict
 
-    for steps in range(max(1, request.measure.min_steps), len(times) + 1):
+    for steps in range(1, len(times) + 1):
         verdict = trial_verdict(times[:steps], request.measure, request.beat_step_time_s)
         if verdict.stop:
             return steps, verdict.reason if verdict.stopped_early else ""
