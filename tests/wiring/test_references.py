@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune import wiring
 from autotune.ports import Store
-from autotune.spec import Objective, TrialPurpose
+from autotune.spec import Objective, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore, open_store
 from tests.wiring.studies import QUIET, spec
 
@@ -27,7 +27,8 @@ def referenced(store: Store, name: str, **changes: Any) -> list[int]:
     tried = {t.config.global_batch_size for t in result.trials if t.purpose is TrialPurpose.SEARCH and t.is_measured}
     assert tried == set(BATCHES)
     for trial in result.trials:
-        if trial.purpose in (TrialPurpose.SEARCH, TrialPurpose.FINAL) and trial.reward is not None:
+        if trial.purpose in (TrialPurpose.SEARCH, TrialPurpose.FINAL) and trial.status is TrialStatus.COMPLETED:
+            assert trial.reward is not None
             assert "fidelity" in trial.reward.parts
     return [t.config.global_batch_size for t in result.trials if t.purpose is TrialPurpose.REFERENCE]
 
@@ -80,6 +81,6 @@ def test_where_the_default_config_does_not_fit_in_fp32_another_is_the_reference(
     (reference,) = (t for t in result.trials if t.purpose is TrialPurpose.REFERENCE)
     assert reference.config.tp > 1
     assert reference.config.precision == "fp32"
-    searched = [t for t in result.trials if t.purpose is TrialPurpose.SEARCH and t.reward is not None]
+    searched = [t for t in result.trials if t.purpose is TrialPurpose.SEARCH and t.status is TrialStatus.COMPLETED]
     assert searched
     assert all(t.reward is not None and "fidelity" in t.reward.parts for t in searched)
