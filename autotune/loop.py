@@ -60,8 +60,8 @@ POLL_S = 0.2
 """the longest wait for the runner's next event"""
 GLANCE_S = 1.0
 """how often the store is asked whether somebody wants a pause, a stop or a cancel, and step metrics are kept"""
-CHECKPOINT_S = 10.0
-"""how often the time that the study and its ranks have taken is kept"""
+CHECKPOINT_S = 2.0
+"""how often the time that the study and its ranks have taken is kept, besides at each trial's end: what of its budgets a study forgets when it is killed"""
 
 ASKED: dict[StudyStatus, Event] = {
     StudyStatus.RUNNING: ResumeAsked(),
@@ -125,9 +125,7 @@ class Loop:
                     events.append(ASKED[record.status])
             if now - checked >= CHECKPOINT_S:
                 checked = now
-                self.ledger.move(
-                    None, elapsed_s=self.controller.elapsed_s, result=self._spent(self.ledger.record().result)
-                )
+                self._checkpoint()
             for event in [*events, Tick(now_s=now)]:
                 self._handle(event)
             self.ledger.come_round()
@@ -173,6 +171,7 @@ class Loop:
                 self._keep_steps()
                 ledger.end_trial(trial)
                 tell(TrialEnded(trial=trial))
+                self._checkpoint()
                 if (best := self.controller.best) is not None and best.number != self._best:
                     self._best = best.number
                     tell(BestChanged(trial=best))
@@ -184,6 +183,10 @@ class Loop:
                 tell(PhaseEntered(phase=phase, message=message))
             case EndStudy():
                 self._rest(command)
+
+    def _checkpoint(self) -> None:
+        """Keeps the time that the study and its ranks have taken."""
+        self.ledger.move(None, elapsed_s=self.controller.elapsed_s, result=self._spent(self.ledger.record().result))
 
     def _spent(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """`result` with what a successor cannot tell from the trials: their times are a wall clock's, with outages and jumps in them."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.cli.output import JsonOption, StoreOption, emit, note
+from autotune.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from autotune.store import SqlStore
 
 
 def register(app: typer.Typer) -> None:
@@ -21,11 +25,10 @@ def register(app: typer.Typer) -> None:
 def check(store: StoreOption = None, json: JsonOption = False) -> None:
     """Checks the file and the laws over its history: nothing lost, nothing twice, no terminal state changed."""
     from autotune.store import maintenance
-    from autotune.wiring import open_store
 
-    database = open_store(store)
+    database = _kept(store)
     try:
-        findings = maintenance.check(database)  # type: ignore[arg-type]
+        findings = maintenance.check(database)
     finally:
         database.close()
     if json:
@@ -43,11 +46,10 @@ def backup(
 ) -> None:
     """Copies the database while it is in use."""
     from autotune.store import maintenance
-    from autotune.wiring import open_store
 
-    database = open_store(store)
+    database = _kept(store)
     try:
-        maintenance.backup(database, target)  # type: ignore[arg-type]
+        maintenance.backup(database, target)
     finally:
         database.close()
     note(f"wrote {target}")
@@ -60,11 +62,10 @@ def export(
 ) -> None:
     """Writes studies, trials and steps as CSV or Parquet."""
     from autotune.store import maintenance
-    from autotune.wiring import open_store
 
-    database = open_store(store)
+    database = _kept(store)
     try:
-        written = maintenance.export(database, folder, format=format)  # type: ignore[arg-type]
+        written = maintenance.export(database, folder, format=format)
     finally:
         database.close()
     for path in written:
@@ -74,11 +75,23 @@ def export(
 def vacuum(store: StoreOption = None) -> None:
     """Gives unused space back to the disk."""
     from autotune.store import maintenance
-    from autotune.wiring import open_store
 
-    database = open_store(store)
+    database = _kept(store)
     try:
-        maintenance.vacuum(database)  # type: ignore[arg-type]
+        maintenance.vacuum(database)
     finally:
         database.close()
     note("done")
+
+
+def _kept(store: str | None) -> SqlStore:
+    """The store, which must be there: looking after one is no reason to make it. Raises `NotFoundError`."""
+    from autotune.store import SqlStore, open_store
+    from autotune.store.place import find_place
+
+    place = find_place(store)
+    if place.path is not None and not place.path.exists():
+        raise NotFoundError(f"there is no store at {place}", remedy="check --store and AUTOTUNE_STORE")
+    database = open_store(store)
+    assert isinstance(database, SqlStore)
+    return database

@@ -332,6 +332,10 @@ def history_line(event: Mapping[str, Any]) -> str:
             words.append(str(config) if isinstance(config, str) else config_label(ParallelConfig.from_dict(config)))
         words += [str(data[name]) for name in ("status", "kind", "message", "reason") if data.get(name)]
         return ": ".join([words[0], ", ".join(words[1:])]) if len(words) > 1 else words[0]
+    if kind == "attempt.ended":
+        failure = data.get("failure") or {}
+        why = ": ".join(str(failure[name]) for name in ("kind", "message") if failure.get(name))
+        return f"trial {data.get('number')}: attempt {data.get('attempt')} ended" + (f": {why}" if why else "")
     if kind.startswith("study."):
         message = data.get("message") or data.get("status") or ""
         return f"study {kind.removeprefix('study.')}" + (f": {message}" if message else "")

@@ -6,20 +6,23 @@ A study that was interrupted, or whose controller died, goes on: everything that
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from autotune.controller import STOPPED_ON_REQUEST, Controller
 from autotune.errors import AutotuneError, ConflictError, RunnerError, StoreError
+from autotune.holder import is_gone
 from autotune.ledger import Ledger
 from autotune.loop import Loop
 from autotune.ports import Store, StudyRecord
 from autotune.progress import OnEvent, Said, StudyOpened
 from autotune.spec import Study, StudyStatus
-from autotune.spec.plain import study_to_dict
+from autotune.spec.plain import canonical, study_to_dict
 from autotune.wiring.answers import Result, result_of
 from autotune.wiring.assembly import assemble, history_of, make_runner_of
 from autotune.wiring.references import keep_losses, known_losses
@@ -54,7 +57,8 @@ def tune(
     try:
         if study_id is None:
             found = _unfinished(database, study, spec or {}) if resume else None
-            study_id = (found or submit_study(database, study, spec, owner=owner)).id
+            key = _one_of_those_at_once(database, study) if resume and found is None else None
+            study_id = (found or submit_study(database, study, spec, idempotency_key=key, owner=owner)).id
         with _signals() as interrupted:
             return run_study(database, study_id, on_event=on_event, interrupted=interrupted)
     finally:
@@ -126,7 +130,7 @@ def act(store: Store, study_id: str, action: str) -> StudyRecord:
         return store.set_status(record.id, StudyStatus.CANCELLED, expect=expect, message="cancelled on request")
     if action != "stop":
         raise ValueError(f"an action is one of {', '.join(ACTIONS)}, but is {action!r}")
-    if record.status in (queued, paused):  # nobody runs it: end it with what is known
+    if record.status in (queued, paused) or not _is_run(store, record.id):  # nobody runs it: end it with what is known
         result = result_of(store, record.id)
         status = StudyStatus.COMPLETED if result.best else StudyStatus.CANCELLED
         fields: dict[str, Any] = {
@@ -176,6 +180,19 @@ def _run(store: Store, ledger: Ledger, tell: OnEvent, stop: Callable[[], bool], 
         keep_losses(assembly, store, controller.trials.values())
     finally:
         runner.close()
+
+
+def _one_of_those_at_once(store: Store, study: Study) -> str:
+    """The same key for all who submit this study after the same last one: of two that are started at the same moment one is refused."""
+    last = next((record.id for record in store.studies(name=study.name, limit=1)), "")
+    mark = hashlib.sha256(canonical(study_to_dict(study)).encode()).hexdigest()
+    return f"tune {mark} after {last}"
+
+
+def _is_run(store: Store, study_id: str) -> bool:
+    """Whether a controller has the study that, for all that is known, lives."""
+    lease = store.holder(study_id)
+    return lease is not None and lease.expires_at > datetime.now(UTC) and not is_gone(lease.owner)
 
 
 def _unfinished(store: Store, study: Study, spec: Mapping[str, Any]) -> StudyRecord | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,17 @@ def test_a_disk_that_fills_up_again_and_again(tmp_path: Path) -> None:
         (played,) = play_all([schedule], [place], tmp_path / "play")
     assert played.wrong == ()
     assert "database" in played.met
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_database_that_is_gone_for_a_minute(tmp_path: Path, servers: Callable[[int], list[Place]]) -> None:
+    """The one controller waits for it and goes on: no other is needed."""
+    gone = Disturbance(kind="database", after=8, for_s=61.0)
+    schedule = replace(seeded(7), disturbances=(gone,), lease_s=10.0)
+    (played,) = play_all([schedule], servers(1), tmp_path)
+    assert played.wrong == ()
+    assert (played.met, played.controllers) == (("database",), 1)
 
 
 @pytest.mark.slow

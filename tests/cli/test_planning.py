@@ -115,3 +115,8 @@ def test_looking_after_the_store(run, write, tmp_path):
     assert run("store", "export", tmp_path / "csv").code == 0
     assert (tmp_path / "csv" / "trials.csv").stat().st_size > 0
     assert run("store", "vacuum").code == 0
+    for command in (("check",), ("backup", tmp_path / "none.bak"), ("export", tmp_path / "none"), ("vacuum",)):
+        mistyped = run("store", *command, "--store", tmp_path / "typo.db")
+        assert mistyped.code == 2
+        assert "there is no store at" in mistyped.err
+    assert not (tmp_path / "typo.db").exists()

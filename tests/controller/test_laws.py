@@ -147,6 +147,16 @@ class AnyOrder(RuleBasedStateMachine):
         assert len(self.world.controller.attempts.live) <= max(1, self.world.study.budget.parallel_trials)
 
     @invariant()
+    def nothing_goes_on_when_time_is_spent(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        controller, budget = self.world.controller, self.world.study.budget
+        spent = controller.spent
+        over = spent.wall_s >= budget.max_wall_s or (budget.max_gpu_s is not None and spent.gpu_s >= budget.max_gpu_s)
+        if over:
+            assert all(attempt.cancelled for attempt in controller.attempts.live.values())
+
+    @invariant()
     def everything_that_ended_was_told_once(self) -> None:
         if not hasattr(self, "world"):
             return

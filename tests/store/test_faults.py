@@ -297,7 +297,7 @@ def test_a_file_that_is_no_database_is_said(tmp_path: Path, content: bytes) -> N
     assert path.read_bytes() == content, "a damaged file is left for whoever can save something from it"
 
 
-def test_damage_inside_the_file_is_said_and_found_by_check(tmp_path: Path) -> None:
+def test_damage_inside_the_file_is_said(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = open_store(path)
     lease = running_study(store)
@@ -311,6 +311,25 @@ def test_damage_inside_the_file_is_said_and_found_by_check(tmp_path: Path) -> No
     path.write_bytes(bytes(pages))
     with pytest.raises(StoreCorruptError):
         read_all(path, lease.study)
+
+
+def test_damage_that_no_query_meets_is_found_by_check(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = open_store(path)
+    lease = running_study(store)
+    for number in range(20):
+        run_trial(store, lease, measured(pending(number)))
+    maintenance.vacuum(store)
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        (root,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'ix_records_cluster'").fetchone()
+        (size,) = file.execute("PRAGMA page_size").fetchone()
+    content = bytearray(path.read_bytes())
+    content[root * size - 16 : root * size] = b"\xa5" * 16  # the end of the index's page: its first entry
+    path.write_bytes(bytes(content))
+    with contextlib.closing(open_store(path)) as damaged:
+        assert len(damaged.trials(lease.study)) == 20
+        assert any("the file is damaged" in fault for fault in maintenance.check(damaged))
 
 
 def read_all(path: Path, study: str) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from autotune.ports import Store
 from autotune.progress import LoopEvent, Said, TrialEnded, TrialStarted
 from autotune.spec import StudyStatus, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
+from autotune.wiring import running
 from tests.wiring.studies import QUIET, configs, spec
 
 
@@ -75,6 +77,31 @@ def test_after_ctrl_c_the_same_call_goes_on_and_ends_as_the_undisturbed_run(stor
 def test_a_finished_study_is_not_resumed_but_begun_anew(store: Store) -> None:
     first, second = (wiring.tune(spec(), store=store).record.id for _ in range(2))
     assert first != second
+
+
+def test_two_that_are_started_at_the_same_moment_run_one_study(store: Store) -> None:
+    study = wiring.load_study(spec())
+    key = running._one_of_those_at_once(store, study)
+    first = wiring.submit_study(store, study, spec(), idempotency_key=key)
+    assert wiring.submit_study(store, study, spec(), idempotency_key=key).id == first.id
+    assert wiring.tune(spec(), store=store).record.id == first.id
+    assert running._one_of_those_at_once(store, study) != key, "the next one is another"
+    assert wiring.tune(spec(), store=store).record.id != first.id
+
+
+def test_a_study_whose_controller_is_gone_is_stopped_at_once(store: Store) -> None:
+    study = wiring.load_study(spec())
+    record = wiring.submit_study(store, study, spec())
+    lease = store.claim(record.id, "gone", lease_s=0.01)
+    assert lease is not None
+    store.set_status(record.id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
+    time.sleep(0.05)
+    assert wiring.act(store, record.id, "stop").status is StudyStatus.CANCELLED
+    living = wiring.submit_study(store, study, spec())
+    held = store.claim(living.id, "lives", lease_s=600)
+    assert held is not None
+    store.set_status(living.id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=held)
+    assert wiring.act(store, living.id, "stop").status is StudyStatus.STOPPING
 
 
 def test_another_spec_is_another_study(store: Store) -> None:

@@ -146,14 +146,16 @@ class Nursery:
 
     def _lose(self) -> None:
         """The nursery is gone, and by the kernel's hand all its children."""
-        words = self._bury()
+        words, was_killed = self._bury()
         for child in (*self._unborn, *self._living.values()):
-            child.end(-signal.SIGKILL if child.pid else 1, words)
+            child.end(-signal.SIGKILL if child.pid or was_killed else 1, words)
         self._unborn.clear()
         self._living.clear()
 
-    def _bury(self) -> tuple[str, ...]:
+    def _bury(self) -> tuple[tuple[str, ...], bool]:
+        """Its last words, and whether somebody else killed it."""
         words: tuple[str, ...] = ()
+        was_killed = self._process is not None and (self._process.poll() or 0) < 0
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -164,7 +166,7 @@ class Nursery:
                 _, errors = self._process.communicate(timeout=10.0)
                 words = tuple(errors.decode(errors="replace").splitlines()[-20:])
             self._process = None
-        return words
+        return words, was_killed
 
     def close(self) -> None:
         """Ends the nursery and its children; waits until the children are gone."""
