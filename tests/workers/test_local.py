@@ -16,6 +16,7 @@ from autotune.errors import RunnerError, SpecError
 from autotune.ports import AttemptEnded, AttemptStarted, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
+from autotune_workers.keeper import descendants
 from autotune_workers.local import LocalRunner
 from autotune_workers.machine import is_alive
 from tests.workers.requests import DOUBLE, request
@@ -116,6 +117,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 _OWNER = """
 import time
+from autotune_workers.keeper import descendants
 from autotune_workers.local import LocalRunner
 from tests.workers.requests import DOUBLE, request
 if __name__ == "__main__":
@@ -150,3 +152,31 @@ def test_ranks_end_with_their_owner_even_when_it_is_killed_and_one_is_stopped() 
     finally:
         owner.kill()
         owner.communicate()
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_nursery_that_is_killed_while_ranks_start_is_a_lost_worker() -> None:
+    """The kernel may take it when memory is short: the trial is tried again, on a new one."""
+    with LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE) as runner:
+        before = set(descendants(os.getpid()))
+        asked = request(0, dp=2)
+        runner.start(asked)
+        end = time.monotonic() + 60
+        while not (nursery := [p for p in set(descendants(os.getpid())) - before if is_nursery(p)]):
+            assert time.monotonic() < end
+            runner.poll(0.01)
+        os.kill(nursery[0], signal.SIGKILL)
+        failure = ended(events_until_ended(runner, [asked.id])).failure
+        assert failure is not None
+        assert failure.kind is FailureKind.WORKER_LOST
+        after = request(1, dp=2)
+        runner.start(after)
+        assert ended(events_until_ended(runner, [after.id])).failure is None
+
+
+def is_nursery(pid: int) -> bool:
+    """Whether the process is the one that ranks are forked from."""
+    try:
+        return b"autotune_workers.nursery" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

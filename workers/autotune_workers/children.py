@@ -155,11 +155,13 @@ class Nursery:
     def _bury(self) -> tuple[tuple[str, ...], bool]:
         """Its last words, and whether somebody else killed it."""
         words: tuple[str, ...] = ()
-        was_killed = self._process is not None and (self._process.poll() or 0) < 0
+        was_killed = False
         if self._channel is not None:
             self._channel.close()
             self._channel = None
         if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # without its channel it ends, if it has not yet
+                was_killed = self._process.wait(timeout=0.5) < 0
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
