@@ -51,7 +51,7 @@ class Elsewhere:
         self.disbanded: list[Crew] = []
         self._crews: list[Crew] = []
 
-    def form(self, size: int) -> Crew:
+    def form(self, size: int, study: str) -> Crew:
         self._crews.append(Crew(handles=[Rank() for _ in range(size)]))
         return self._crews[-1]
 
