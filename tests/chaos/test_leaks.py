@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from autotune import wiring
 from autotune.spec import StudyStatus
 from autotune.store import maintenance
+from autotune_workers.keeper import descendants
 from autotune_workers.machine import is_alive
 from tests.workers.requests import DOUBLE
 
@@ -85,7 +85,7 @@ def kill_and_look(tmp_path: Path, runner: dict[str, Any]) -> None:
         assert controller.stdout is not None
         while not (line := controller.stdout.readline()).startswith("TrialStarted"):
             assert line, "the controller ended by itself"
-        family = list(descendants(controller.pid))
+        family = descendants(controller.pid)
         assert len(family) >= 2
         controller.kill()
         controller.wait(DEADLINE_S)
@@ -107,20 +107,3 @@ def kill_and_look(tmp_path: Path, runner: dict[str, Any]) -> None:
     store = wiring.open_store(url)
     assert maintenance.check(store) == []
     store.close()
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """Children, their children, and so on, as they are now."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, IndexError):
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    waiting = [pid]
-    while waiting:
-        for child in children.get(waiting.pop(), []):
-            waiting.append(child)
-            yield child
