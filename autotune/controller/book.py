@@ -30,6 +30,8 @@ class TrialBook:
         self._gpu_seconds = 0.0
         self._step_seconds = 0.0
         self._gpu_step_seconds = 0.0
+        self._searched = 0
+        self._search_gpu_seconds = 0.0
 
     def put(self, trial: Trial) -> None:
         """Keeps the trial in its present state."""
@@ -50,6 +52,11 @@ class TrialBook:
     def measured_gpu_s(self) -> float:
         """Rank-seconds of the measurements, by the clocks that measured them."""
         return self._gpu_seconds
+
+    @property
+    def trial_gpu_s(self) -> float:
+        """Mean rank-seconds of what the searcher asked for and was measured, by the clocks that measured it: a restart finds the same."""
+        return self._search_gpu_seconds / max(1, self._searched)
 
     @property
     def purposes(self) -> set[TrialPurpose]:
@@ -85,6 +92,9 @@ class TrialBook:
             self._runs += 1
             self._seconds += seconds
             self._gpu_seconds += seconds * trial.config.world_size
+            if trial.purpose is TrialPurpose.SEARCH:
+                self._searched += 1
+                self._search_gpu_seconds += seconds * trial.config.world_size
             self._step_seconds += trial.measurement.step_time_s
             self._gpu_step_seconds += trial.measurement.step_time_s * trial.config.world_size
         if trial.purpose is TrialPurpose.FINAL or trial.reward is None or not competes(trial, self._study):

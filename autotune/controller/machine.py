@@ -370,15 +370,8 @@ class Controller:
             return ""
         if not len(self.searcher.worth_trying()):
             return self.searcher.nothing_left()
-        tried = [t for t in self.trials.values() if t.purpose is TrialPurpose.SEARCH and t.measurement is not None]
-        taken = sum(
-            t.config.world_size * (t.measurement.setup_s + sum(t.measurement.step_times_s))
-            for t in tried
-            if t.measurement
-        )
-        each = taken / max(1, len(tried))  # by the trials alone, which a restart does not change
         return (
-            f"the trials that would come next, of about {each:.3g} rank-s each, are expected to gain {gain:.2%}, "
+            f"the trials that would come next, of about {self.book.trial_gpu_s:.3g} rank-s each, are expected to gain {gain:.2%}, "
             f"which is under the {least:.2%} asked for"
         )
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from autotune.controller import HOPELESS
 from autotune.errors import InfeasibleError, RunnerError
-from autotune.ports import Store, StudyRecord, TrialRunner
+from autotune.ports import Store, TrialRunner
 from autotune.space import SearchSpace, default_config, why_not
 from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
 from autotune.spec.size import format_bytes
@@ -166,11 +166,9 @@ def history_of(study: Study, store: Store, *, before: datetime) -> list[tuple[Wo
     ended = partial(store.studies, ended_before=before, runner=only, without_runner=without, limit=LOOKED_AT)
     alike = ended(model=ours.model.name), ended(cluster=ours.cluster.name), ended(trainer=ours.trainer)
     found = {record.id: record for records in alike for record in records}
-
-    def nearness(record: StudyRecord) -> tuple[float, datetime, str]:
-        return kinship(ours, record.study.workload), record.created_at, record.id
-
-    kin = sorted((r for r in found.values() if nearness(r)[0]), key=nearness, reverse=True)
+    near = {record.id: kinship(ours, record.study.workload) for record in found.values()}
+    kin = [record for record in found.values() if near[record.id]]
+    kin.sort(key=lambda record: (near[record.id], record.created_at, record.id), reverse=True)
     return [
         (r.study.workload, trial)
         for r in kin[:PAST_STUDIES]

@@ -6,7 +6,6 @@ A study that was interrupted, or whose controller died, goes on: everything that
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,7 @@ from autotune.loop import Loop
 from autotune.ports import Store, StudyRecord
 from autotune.progress import OnEvent, Said, StudyOpened
 from autotune.spec import Study, StudyStatus
-from autotune.spec.plain import canonical, study_to_dict
+from autotune.spec.plain import fingerprint, study_to_dict
 from autotune.wiring.answers import Result, result_of
 from autotune.wiring.assembly import assemble, history_of, make_runner_of
 from autotune.wiring.references import keep_losses, known_losses
@@ -119,7 +118,12 @@ def run_study(
 def act(store: Store, study_id: str, action: str) -> StudyRecord:
     """pause, resume, stop or cancel a study, whether it is being run or not. Raises `ConflictError` when its state forbids that."""
     record = store.study(study_id)
-    queued, running, paused = StudyStatus.QUEUED, StudyStatus.RUNNING, StudyStatus.PAUSED
+    queued, running, paused, stopping = (
+        StudyStatus.QUEUED,
+        StudyStatus.RUNNING,
+        StudyStatus.PAUSED,
+        StudyStatus.STOPPING,
+    )
     if action == "pause":
         return store.set_status(record.id, paused, expect=[queued, running, paused], message="pause asked for")
     if action == "resume":
@@ -130,7 +134,8 @@ def act(store: Store, study_id: str, action: str) -> StudyRecord:
         return store.set_status(record.id, StudyStatus.CANCELLED, expect=expect, message="cancelled on request")
     if action != "stop":
         raise ValueError(f"an action is one of {', '.join(ACTIONS)}, but is {action!r}")
-    if record.status in (queued, paused) or not _is_run(store, record.id):  # nobody runs it: end it with what is known
+    is_asked = record.status in (running, stopping) and _is_run(store, record.id)
+    if not is_asked and not record.status.is_terminal:  # nobody runs it: end it with what is known
         result = result_of(store, record.id)
         status = StudyStatus.COMPLETED if result.best else StudyStatus.CANCELLED
         fields: dict[str, Any] = {
@@ -139,7 +144,6 @@ def act(store: Store, study_id: str, action: str) -> StudyRecord:
             "speedup": result.speedup,
         }
         return store.set_status(record.id, status, expect=[record.status], message=STOPPED_ON_REQUEST, **fields)
-    stopping = StudyStatus.STOPPING
     return store.set_status(
         record.id, stopping, expect=[running, stopping], message="stop asked for: running trials finish"
     )
@@ -185,8 +189,7 @@ def _run(store: Store, ledger: Ledger, tell: OnEvent, stop: Callable[[], bool], 
 def _one_of_those_at_once(store: Store, study: Study) -> str:
     """The same key for all who submit this study after the same last one: of two that are started at the same moment one is refused."""
     last = next((record.id for record in store.studies(name=study.name, limit=1)), "")
-    mark = hashlib.sha256(canonical(study_to_dict(study)).encode()).hexdigest()
-    return f"tune {mark} after {last}"
+    return f"tune {fingerprint(study_to_dict(study))} after {last}"
 
 
 def _is_run(store: Store, study_id: str) -> bool:

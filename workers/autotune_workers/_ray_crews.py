@@ -170,27 +170,31 @@ class RayCrews:
             states = ray.get([actor.adopt.remote(self._owner) for actor in actors.values()], timeout=ADOPT_S)
         except Exception:  # an actor is dead, or as good as dead
             states = []
-        known = [s for s in states if s is not None]
-        handles = [RayRank(n, a, self._owner, s) for (n, a), s in zip(actors.items(), known, strict=False)]
-        if not known or len(known) < known[0].size:
-            for actor in actors.values():
-                ray.kill(actor, no_restart=True)
-            remove_group(group)
+        known = [state for state in states if state is not None]
+        if not known or len(known) < max(len(states), known[0].size):
+            give_back([gang])
             return None
         run = max((s.trial["run"] for s in known if s.trial is not None), default=0)
-        orders = {
-            h: s.trial for h, s in zip(handles, known, strict=True) if s.trial is not None and s.trial["run"] == run
-        }
-        numbered: dict[int, RayRank] = {order["rank"]: handle for handle, order in orders.items()}
-        others = iter(handle for handle in handles if handle not in orders)
-        seated = [numbered[rank] if rank in numbered else next(others) for rank in range(len(handles))]
-        is_told = bool(orders) and all(s.ready and not (s.is_ending or s.was_replaced) for s in known)
+        seats: dict[int, RayRank] = {}
+        joined: set[int] = set()
+        others: list[RayRank] = []
+        order: Message | None = None
+        for (name, actor), state in zip(actors.items(), known, strict=True):
+            rank = RayRank(name, actor, self._owner, state)
+            if state.trial is None or state.trial["run"] != run:
+                others.append(rank)
+                continue
+            order = state.trial
+            seats[order["rank"]] = rank
+            if state.knows_store:
+                joined.add(order["rank"])
+        is_told = all(s.ready and not (s.is_ending or s.was_replaced) for s in known)
         return Left(
-            crew=Crew(handles=seated, token=group),
-            request=request_from_plain(next(iter(orders.values()))["request"]) if is_told else None,
+            crew=Crew(handles=[seats.get(n) or others.pop(0) for n in range(len(known))], token=group),
+            request=request_from_plain(order["request"]) if order is not None and is_told else None,
             run=run,
-            begun=set(numbered),
-            joined={o["rank"] for h, o in orders.items() if known[handles.index(h)].knows_store},
+            begun=set(seats),
+            joined=joined,
             is_idle=all(not s.is_lost and (s.is_idle or s.trial is None) for s in known),
         )
 
@@ -255,21 +259,13 @@ class RayCrews:
             rank.dead = True
             place = f"its host on node {rank.host or '(not yet placed)'}"
             words = f"is lost: {' '.join(str(error).split())[:500]}"
-            why = f"{place} {f'did not answer for {HOST_KILL_S:g} s' if rank.given_up else words}"
-            return [{"say": "gone", "code": None, "kernel_oom": False, "why": why}]
+            return _gone(f"{place} {f'did not answer for {HOST_KILL_S:g} s' if rank.given_up else words}")
         except Exception:  # Ray could not answer; whether the rank lives is another question
             rank.deaf_until_s = time.monotonic() + ASK_AGAIN_S
             return []
         if any(m["say"] == "taken" for m in messages):
             rank.dead = rank.taken = True
-            return [
-                {
-                    "say": "gone",
-                    "code": None,
-                    "kernel_oom": False,
-                    "why": "was adopted by another controller of its study",
-                }
-            ]
+            return _gone("was adopted by another controller of its study")
         last = max((m["number"] for m in messages), default=rank.heard)
         messages = [m for m in messages if m.pop("number") > rank.heard]
         rank.heard = max(rank.heard, last)
@@ -365,17 +361,22 @@ class RayCrews:
     def _keep_warden(self) -> None:
         """Tells the warden that its driver lives; forgets one that is gone, so that the next gang has a new one."""
         import ray
+        from ray.exceptions import ActorDiedError
 
-        warden = self._warden
+        warden, before = self._warden, self._warden_kept
         if warden is None:
             return
-        with contextlib.suppress(Exception):
-            if self._warden_kept is None or ray.wait([self._warden_kept], timeout=0)[0]:
-                before, self._warden_kept = self._warden_kept, warden.keep.remote()
-                try:
-                    ray.get(before) if before is not None else None
-                except Exception:
-                    self._warden = self._warden_kept = None
+        try:
+            if before is not None:
+                if not ray.wait([before], timeout=0)[0]:
+                    return  # it has not answered the last time
+                self._warden_kept = None
+                ray.get(before)
+            self._warden_kept = warden.keep.remote()
+        except ActorDiedError:
+            self._warden = None
+        except Exception:  # Ray could not answer; whether it lives is another question
+            return
 
 
 def remove_group(group: Any) -> None:
@@ -383,6 +384,11 @@ def remove_group(group: Any) -> None:
     from ray.util.placement_group import remove_placement_group
 
     remove_placement_group(group)
+
+
+def _gone(why: str) -> list[Message]:
+    """What a rank would say last, in its place."""
+    return [{"say": "gone", "code": None, "kernel_oom": False, "why": why}]
 
 
 def _named_after(study: str) -> str:

@@ -33,11 +33,13 @@ def give_back(groups: list[str]) -> None:
     import ray
     from ray.util.placement_group import get_placement_group, remove_placement_group
 
+    if not groups:
+        return
+    for actor in ray.util.list_named_actors():
+        if actor.rpartition("-rank-")[0] in groups:
+            with contextlib.suppress(ValueError):  # gone since it was listed
+                ray.kill(ray.get_actor(actor), no_restart=True)
     for name in groups:
-        for actor in ray.util.list_named_actors():
-            if actor.startswith(f"{name}-rank-"):
-                with contextlib.suppress(ValueError):  # gone since it was listed
-                    ray.kill(ray.get_actor(actor), no_restart=True)
         with contextlib.suppress(ValueError):
             remove_placement_group(get_placement_group(name))
 

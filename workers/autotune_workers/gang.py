@@ -12,7 +12,7 @@ the resources are free.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -74,8 +74,10 @@ class Gang:
         run: int,
         patience: Patience = Patience(),
         faults: Sequence[Any] = (),
+        begun: Collection[int] = (),
+        joined: Collection[int] = (),
     ) -> None:
-        """`run`: number of this launch, carried by its messages; `faults`: plain values, injected by the ranks."""
+        """`run`: number of this launch, carried by its messages; `faults`: plain values, injected by the ranks. `begun`, `joined`: see `adopted`."""
         self.request = request
         self.size = request.config.world_size
         self.phase = Phase.READY
@@ -94,21 +96,27 @@ class Gang:
         self._result: Message | None = None
         self._cancelled = False
         self._was_late = False
-        self._begun: set[int] = set()
+        self._begun = set(begun)
         """ranks that an earlier runner gave the order to run"""
-        self._joined = {0}
+        self._joined = {0, *joined}
         """ranks that know the store"""
         self._orders: list[Order] = []
         self._events: list[RunnerEvent] = []
 
     @classmethod
     def adopted(
-        cls, request: TrialRequest, *, now_s: float, run: int, patience: Patience, begun: set[int], joined: set[int]
+        cls,
+        request: TrialRequest,
+        *,
+        now_s: float,
+        run: int,
+        patience: Patience,
+        begun: Collection[int],
+        joined: Collection[int],
     ) -> Gang:
         """Of an attempt that another runner launched. The ranks in `begun` run it, and say again what they said since; those in `joined` know the
         store. What the other runner did not come to is done now. Deadlines begin anew."""
-        gang = cls(request, now_s=now_s, run=run, patience=patience)
-        gang._begun, gang._joined = begun, gang._joined | joined
+        gang = cls(request, now_s=now_s, run=run, patience=patience, begun=begun, joined=joined)
         for member in gang._members:
             member.ready = True
         gang._begin_when_ready(now_s)
