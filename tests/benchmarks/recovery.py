@@ -31,7 +31,7 @@ from autotune.progress import LoopEvent, StudyOpened, TrialStarted
 from autotune.service.launcher import ProcessLauncher
 from autotune.service.supervisor import Supervisor
 from autotune.store import open_store
-from tests.workers.ray_roles import played
+from tests.ray_roles import played_head
 
 Spec = dict[str, Any]
 
@@ -118,10 +118,7 @@ def on_local_ranks(folder: Path) -> tuple[float, float]:
 
 def on_ray(folder: Path) -> tuple[float, float]:
     """The same on a Ray cluster that goes on."""
-    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="t" * 32)  # nothing is written to the user's home
-    with played("head") as head:
-        assert head.stdout is not None
-        address = next(line for line in head.stdout if line.startswith("127.")).strip()
+    with played_head() as (_, address):
         return tune_again(folder, REAL | {"runner": {"kind": "ray", "address": address}})
 
 

@@ -17,7 +17,7 @@ from autotune.progress import LoopEvent, Said, TrialEnded, TrialStarted, TrialSt
 from autotune.spec import StudyStatus, TrialStatus
 from autotune.store import maintenance
 from tests.chaos.test_leaks import CHILD, ROOT, real
-from tests.workers.ray_roles import played
+from tests.ray_roles import played_head
 from tests.workers.requests import DOUBLE
 
 pytestmark = [
@@ -28,13 +28,8 @@ pytestmark = [
 ]
 
 
-def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32}
-    for name, value in token.items():
-        monkeypatch.setenv(name, value)
-    with played("head", environment=token) as head:
-        assert head.stdout is not None
-        address = next(line for line in head.stdout if line.startswith("127.")).strip()
+def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path) -> None:
+    with played_head() as (_, address):
         runner = {"kind": "ray", "address": address, "trial": DOUBLE, "abandoned_s": 60}
         spec, url = real(runner) | {"trainer": {"kind": "native"}}, str(tmp_path / "store.db")
         path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "workers")])}

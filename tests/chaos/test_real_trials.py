@@ -13,7 +13,7 @@ import pytest
 from tests.chaos.arena import play_all
 from tests.chaos.conftest import Place
 from tests.chaos.schedule import Disturbance, Schedule
-from tests.workers.ray_roles import played
+from tests.ray_roles import played_head
 
 MANY = int(os.environ.get("CHAOS_REAL_SCHEDULES", "10"))
 KINDS = ("kill", "freeze", "rival", "database", "clock", "kill_and_race")
@@ -64,16 +64,9 @@ def test_real_trials_on_ranks_of_this_machine(tmp_path: Path, files: Callable[[i
     played_through([disturbed(seed, runner) for seed in range(MANY)], files(1), tmp_path)
 
 
-def test_real_trials_on_a_ray_cluster_that_goes_on(
-    tmp_path: Path, files: Callable[[int], list[Place]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_trials_on_a_ray_cluster_that_goes_on(tmp_path: Path, files: Callable[[int], list[Place]]) -> None:
     """Where gangs outlive their controllers: trials are adopted, or launched again, and either way they count once."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32}
-    for name, value in token.items():
-        monkeypatch.setenv(name, value)
-    with played("head", environment=token) as head:
-        assert head.stdout is not None
-        address = next(line for line in head.stdout if line.startswith("127.")).strip()
+    with played_head() as (_, address):
         runner = {"kind": "ray", "address": address}
         played_through([disturbed(seed, runner) for seed in range(MANY)], files(1), tmp_path)
 

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 from autotune.client import Client
 from autotune.service.ray_jobs import RayHead
 from autotune.store import open_store
-from tests.service.ray_node import joined
+from tests.ray_roles import played_node
 from tests.service.running import DEADLINE_S, spec, until
 from tests.service.test_command import served
 
@@ -64,7 +63,7 @@ def test_three_people_six_studies_two_nodes(tmp_path: Path, monkeypatch: pytest.
         base_url=head.dashboard, headers={"Authorization": f"Bearer {head.token}"}, timeout=60, trust_env=False
     )
     try:
-        with tempfile.TemporaryDirectory(prefix="at-", dir="/tmp") as short, joined(head.address, short, num_cpus=4):
+        with played_node(head.address, num_cpus=4):
             until(lambda: _living_nodes(ask) == 2)
             with served(tmp_path, *options) as (service, url):
                 with ThreadPoolExecutor(len(OWNERS)) as people:

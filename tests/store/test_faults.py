@@ -297,30 +297,30 @@ def test_a_file_that_is_no_database_is_said(tmp_path: Path, content: bytes) -> N
     assert path.read_bytes() == content, "a damaged file is left for whoever can save something from it"
 
 
+def kept_in(path: Path, *, trials: int) -> str:
+    """A closed file with a study of so many trials."""
+    with contextlib.closing(open_store(path)) as store:
+        lease = running_study(store)
+        for number in range(trials):
+            run_trial(store, lease, measured(pending(number)))
+        maintenance.vacuum(store)
+    return lease.study
+
+
 def test_damage_inside_the_file_is_said(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    store = open_store(path)
-    lease = running_study(store)
-    for number in range(50):
-        run_trial(store, lease, measured(pending(number)))
-    maintenance.vacuum(store)
-    store.close()
+    kept = kept_in(path, trials=50)
     pages = bytearray(path.read_bytes())
     for start in range(8192, len(pages), 8192):
         pages[start : start + 64] = b"\xa5" * 64
     path.write_bytes(bytes(pages))
     with pytest.raises(StoreCorruptError):
-        read_all(path, lease.study)
+        read_all(path, kept)
 
 
 def test_damage_that_no_query_meets_is_found_by_check(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    store = open_store(path)
-    lease = running_study(store)
-    for number in range(20):
-        run_trial(store, lease, measured(pending(number)))
-    maintenance.vacuum(store)
-    store.close()
+    kept = kept_in(path, trials=20)
     with contextlib.closing(sqlite3.connect(path)) as file:
         (root,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'ix_records_cluster'").fetchone()
         (size,) = file.execute("PRAGMA page_size").fetchone()
@@ -328,7 +328,7 @@ def test_damage_that_no_query_meets_is_found_by_check(tmp_path: Path) -> None:
     content[root * size - 16 : root * size] = b"\xa5" * 16  # the end of the index's page: its first entry
     path.write_bytes(bytes(content))
     with contextlib.closing(open_store(path)) as damaged:
-        assert len(damaged.trials(lease.study)) == 20
+        assert len(damaged.trials(kept)) == 20
         assert any("the file is damaged" in fault for fault in maintenance.check(damaged))
 
 

@@ -20,8 +20,8 @@ from autotune_workers._ray_cluster import answers_on_loopback
 from autotune_workers._ray_warden import post_warden
 from autotune_workers.machine import is_alive
 from autotune_workers.ray import RayRunner
+from tests.ray_roles import go_away, played, played_head, played_node
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
-from tests.workers.ray_roles import go_away, played
 from tests.workers.requests import DOUBLE, PATIENT, request
 from tests.workers.requests import request as asking
 
@@ -347,7 +347,7 @@ def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: 
 @pytest.mark.timeout(900)
 def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, room: None) -> None:
     runner = RayRunner(trial=DOUBLE)
-    with played("node", cluster, "127.0.0.2", "4") as node:
+    with played_node(cluster, num_cpus=4) as node:
         try:
             end = time.monotonic() + 300
             while runner.capacity < 9 and time.monotonic() < end:
@@ -374,17 +374,13 @@ def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, ro
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_head_that_goes_away_ends_the_study_with_a_clear_error() -> None:
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32}
-    with played("head", environment=token) as head:
-        assert head.stdout is not None
-        address = next(line for line in head.stdout if line.startswith("127."))
-        with played("study", address.strip(), environment=token) as study:
-            heard(study, "StepsReported")
-            go_away(head)
-            said, _ = study.communicate(timeout=250)
-            assert "RunnerError runner: the head of the Ray cluster does not answer" in said
-            assert "closed" in said
-            assert study.returncode == 0
+    with played_head() as (head, address), played("study", address) as study:
+        heard(study, "StepsReported")
+        go_away(head)
+        said, _ = study.communicate(timeout=250)
+        assert "RunnerError runner: the head of the Ray cluster does not answer" in said
+        assert "closed" in said
+        assert study.returncode == 0
 
 
 def test_nobody_at_the_address_is_said_at_once() -> None:

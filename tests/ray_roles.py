@@ -1,12 +1,13 @@
 """Other machines of a Ray cluster, played by processes of this one that can be killed like a machine that goes away.
 
-    python -m tests.workers.ray_roles head                     starts a cluster, prints its address, stays
-    python -m tests.workers.ray_roles node ADDRESS IP CPUS     joins it as a node at a loopback address of its own, stays
-    python -m tests.workers.ray_roles study ADDRESS [STEPS [ABANDONED_S [ATTEMPTS]]]
-                                                               joins it as a driver and goes on with the trial that is there, or runs one; prints
-                                                               what happens, and why it ends
+    python -m tests.ray_roles head                         starts a cluster, prints its address, stays
+    python -m tests.ray_roles node ADDRESS CPUS FOLDER     joins it as a node at a loopback address of its own, says so, stays
+    python -m tests.ray_roles study ADDRESS [STEPS [ABANDONED_S [ATTEMPTS]]]
+                                                           joins it as a driver and goes on with the trial that is there, or runs one; prints
+                                                           what happens, and why it ends
 
-`ray start` will not do for the node: it takes a cluster on loopback for one at the machine's own address.
+`ray start` will not do for the node: it takes a cluster on loopback for one at the machine's own address. As it does, the node notes the cluster's
+address in its folder, where jobs that run on it look for it; else they find whatever cluster was started last on the machine.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 from autotune_workers.keeper import descendants
 
@@ -32,22 +35,25 @@ def head() -> None:
     time.sleep(3600)
 
 
-def node(address: str, ip: str, num_cpus: str) -> None:
+def node(address: str, num_cpus: str, folder: str) -> None:
     """A node beside the head."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
+    from ray._private.utils import write_ray_address
 
     parameters = RayParams(
         gcs_address=address,
-        node_ip_address=ip,
+        node_ip_address="127.0.0.2",
         num_cpus=int(num_cpus),
         num_gpus=0,
         object_store_memory=100 << 20,
         min_worker_port=0,
         max_worker_port=0,
-        include_log_monitor=False,
+        dashboard_agent_listen_port=0,
+        temp_dir=folder,
     )
     Node(parameters, head=False, shutdown_at_exit=False, spawn_reaper=False)
+    write_ray_address(address, folder)
     print("joined", flush=True)
     time.sleep(3600)
 
@@ -92,12 +98,12 @@ def played(*role: str, environment: dict[str, str] | None = None) -> Iterator[su
     root = Path(__file__).resolve().parents[2]
     path = os.pathsep.join([str(root), str(root / "workers")])
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.workers.ray_roles", *role],
+        [sys.executable, "-m", "tests.ray_roles", *role],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+        env={**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", **(environment or {})},
         start_new_session=True,
     )
     try:
@@ -105,6 +111,30 @@ def played(*role: str, environment: dict[str, str] | None = None) -> Iterator[su
     finally:
         go_away(process)
         process.communicate()
+
+
+@contextlib.contextmanager
+def played_head() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A cluster of its own, and its address; who is in this environment meanwhile may join it."""
+    mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32}  # so that nothing is written to the user's home
+    with mock.patch.dict(os.environ, mine), played("head") as head:
+        assert head.stdout is not None
+        yield head, next(line for line in head.stdout if line.startswith("127.")).strip()
+
+
+@contextlib.contextmanager
+def played_node(address: str, *, num_cpus: int) -> Iterator[subprocess.Popen[str]]:
+    """A node of that cluster, which has joined it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="at-", dir="/tmp") as short,  # the names of Ray's sockets are long
+        played(
+            "node", address, str(num_cpus), short, environment={"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+        ) as process,
+    ):
+        assert process.stdout is not None
+        if not any("joined" in line for line in process.stdout):
+            raise RuntimeError("the second node did not join")
+        yield process
 
 
 def go_away(process: subprocess.Popen[str]) -> None:
