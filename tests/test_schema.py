@@ -51,7 +51,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         "workload": {"seq_len": 512, "global_batch_size": [64, 32, 64], "optimizer": "sgd"},
         "space": {"tp": [1, 2], "micro_batch_size": {"powers_of_two": [1, 64]}, "world_sizes": 8, "compile": True},
         "objective": {"metric": "goodput", "stability_weight": 0},
-        "budget": {"max_trials": 3, "max_wall_s": "1e2", "max_gpu_s": 5},
+        "budget": {"max_trials": 3, "max_wall_s": "1e2", "max_gpu_s": 5, "train_tokens": 3e11},
         "measure": {"min_steps": 3, "max_steps": 3, "precision": 0.1},
         "searcher": "optuna:tpe",
         "trainer": {"kind": "native"},
@@ -66,7 +66,7 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     assert found.workload.optimizer == "sgd"
     assert found.space.knobs == {"tp": (1, 2), "micro_batch_size": (1, 2, 4, 8, 16, 32, 64), "compile": (True,)}
     assert found.space.world_sizes == (8,)
-    assert found.budget == Budget(max_trials=3, max_wall_s=100.0, max_gpu_s=5.0)
+    assert found.budget == Budget(max_trials=3, max_wall_s=100.0, max_gpu_s=5.0, train_tokens=3e11)
     assert found.runner == "simulated"
     assert found.runner_options == {"noise": 0.1, "faults": [{"kind": "oom"}]}
     assert found.data == str(tmp_path / "text.txt")

@@ -22,6 +22,12 @@ def tune(
     ] = None,
     searcher: Annotated[str | None, typer.Option("--searcher", help="Instead of the spec's.")] = None,
     max_trials: Annotated[int | None, typer.Option("--max-trials", min=1, help="Instead of the spec's budget.")] = None,
+    train_tokens: Annotated[
+        float | None,
+        typer.Option(
+            "--train-tokens", min=1, help="Of the training that this is for: no trial may cost it more than it saves."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the spec's.")] = None,
     new: Annotated[
         bool, typer.Option("--new", help="Start afresh, even if an unfinished study of this spec is there.")
@@ -37,7 +43,13 @@ def tune(
     from autotune.store.place import find_place
 
     document = read_spec(spec)
-    changes = {"runner": runner, "searcher": searcher, "budget.max_trials": max_trials, "seed": seed}
+    changes = {
+        "runner": runner,
+        "searcher": searcher,
+        "budget.max_trials": max_trials,
+        "budget.train_tokens": train_tokens,
+        "seed": seed,
+    }
     overrides: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
     study = wiring.load_study(document if spec == "-" else spec, overrides=overrides)
     database = wiring.open_store(store)

@@ -53,6 +53,7 @@ from autotune.controller.commands import (
 )
 from autotune.controller.finals import longer, next_final, outcome, participants, whole
 from autotune.controller.judge import Judge
+from autotune.controller.worth import not_worth_it
 from autotune.ports import AttemptId, TrialRequest
 from autotune.reward import competes
 from autotune.spec import (
@@ -349,7 +350,7 @@ class Controller:
         reason = (
             search_is_over(self.spent, self.study.budget, self.book.reserve(self.study.measure))
             or self._quiet
-            or self._no_gain()
+            or not_worth_it(self.searcher, self.book, self.study.budget)
         )
         config = None if reason else next(iter(self.searcher.ask(1)), None)
         if config is not None:
@@ -362,18 +363,6 @@ class Controller:
         self.stop_reason = reason
         self._enter(Phase.FINALS, reason)
         return True
-
-    def _no_gain(self) -> str:
-        least = self.study.budget.min_gain
-        gain = self.searcher.expected_gain() if least > 0 and self.book.asked > 0 and self.best is not None else None
-        if gain is None or gain >= least:
-            return ""
-        if not len(self.searcher.worth_trying()):
-            return self.searcher.nothing_left()
-        return (
-            f"the trials that would come next, of about {self.book.trial_gpu_s:.3g} rank-s each, are expected to gain {gain:.2%}, "
-            f"which is under the {least:.2%} asked for"
-        )
 
     def _measure_again(self) -> bool:
         if self.attempts.live:

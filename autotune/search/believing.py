@@ -19,10 +19,6 @@ from autotune.search.surrogate.improvement import expected_maximum, log_expected
 
 Array = NDArray[np.float64]
 
-LEFT = 8
-"""candidates that what is left to gain is reckoned over, those of greatest expected improvement: a handful of further trials. Among thousands
-of configs that differ by chance some are always better than the best found, but a search for them does not pay."""
-
 
 class BelievingSearcher(Searcher):
     """Keeps `Beliefs`, whatever it proposes by."""
@@ -31,9 +27,9 @@ class BelievingSearcher(Searcher):
         super().__init__(problem)
         self._conditioned_on = 0
 
-    def expected_gain(self) -> float | None:
-        """Expected relative improvement of the throughput by the best of the next `LEFT` trials; 0 when no candidate is left; None before anything
-        was measured."""
+    def expected_gain(self, trials: int = Searcher.AHEAD) -> float | None:
+        """Expected relative improvement of the throughput by the best of the next `trials`, the candidates of greatest expected improvement; 0 when no
+        candidate is left; None before anything was measured."""
         best, candidates = self.best_score(), self.worth_trying()
         if best is None:
             return None
@@ -42,7 +38,7 @@ class BelievingSearcher(Searcher):
         log_weights, mean, sd, runs = self.believed(candidates)
         likely = np.argsort(
             -(logsumexp(log_weights[:, None] + log_expected_improvement(mean, sd, best), axis=0) + runs)
-        )[:LEFT]
+        )[:trials]
         gains = [
             expected_maximum(m[likely], s[likely], np.exp(runs[likely]), best) for m, s in zip(mean, sd, strict=True)
         ]

@@ -67,6 +67,10 @@ class Problem:
 class Searcher(ABC):
     """Proposes candidates of a space and learns from their trials."""
 
+    AHEAD = 8
+    """further trials that what is left to gain is reckoned over: a handful. Among thousands of configs that differ by chance some are always better
+    than the best found, but a search for them does not pay."""
+
     def __init__(self, problem: Problem) -> None:
         """Raises `ConfigError` when an enqueued config is not in the space."""
         self.problem = problem
@@ -114,8 +118,8 @@ class Searcher(ABC):
     def learn(self, index: int | None, trial: Trial) -> None:  # noqa: B027  most searchers have nothing to learn
         """Takes in a measured or failed trial of candidate `index` (None: outside the space)."""
 
-    def expected_gain(self) -> float | None:
-        """Expected relative gain over the best so far of the trials that would come next; None when this searcher cannot say."""
+    def expected_gain(self, trials: int = AHEAD) -> float | None:
+        """Expected relative gain over the best so far of the best of the next `trials`; None when this searcher cannot say."""
         return None
 
     def nothing_left(self) -> str:

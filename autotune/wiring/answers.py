@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune import reward
-from autotune.controller import decide, first_measurements
+from autotune.controller import Verdict, decide, first_measurements, training_gpu_s
 from autotune.errors import ExportError, NotFoundError, SpecError
 from autotune.ports import Store, StudyRecord
 from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus
+from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
 
 
@@ -56,8 +57,21 @@ def result_from(record: StudyRecord, found: Sequence[Trial]) -> Result:
         speedup=verdict.speedup,
         final_rounds=verdict.rounds,
         confirmed=verdict.confirmed,
-        notes=verdict.notes,
+        notes=(*verdict.notes, *_payback(record, verdict)),
     )
+
+
+def _payback(record: StudyRecord, verdict: Verdict) -> list[str]:
+    """What the training that the study is for takes with the best config, with the default one, and what the study took."""
+    tokens, best, baseline = record.study.budget.train_tokens, verdict.winner, verdict.baseline
+    if tokens is None or best is None or baseline is None:
+        return []
+    ours, default = training_gpu_s(best, tokens), training_gpu_s(baseline, tokens)
+    spent = record.result.get("gpu_s") if record.study.runner != SIMULATED else None
+    cost = f"; the study took {format_duration(spent)}" if spent is not None else ""
+    return [
+        f"a training on {tokens:.3g} tokens takes {format_duration(ours)} of rank time with the best config, {format_duration(default)} with the default one{cost}"
+    ]
 
 
 def exports_of(result: Result) -> list[str]:
@@ -94,7 +108,11 @@ def study_document(record: StudyRecord) -> dict[str, Any]:
         "runner": study.runner,
         "searcher": study.searcher,
         "objective": {"metric": study.objective.metric, "stability_weight": study.objective.stability_weight},
-        "budget": {"max_trials": study.budget.max_trials, "max_wall_s": study.budget.max_wall_s},
+        "budget": {
+            "max_trials": study.budget.max_trials,
+            "max_wall_s": study.budget.max_wall_s,
+            "train_tokens": study.budget.train_tokens,
+        },
         "owner": record.owner,
         "created_at": created,
         "started_at": started,

@@ -25,7 +25,7 @@ from autotune.controller import (
 )
 from autotune.ports import AttemptEnded, AttemptId, TrialRequest
 from autotune.search.grid import GridSearcher
-from autotune.search.searcher import Problem
+from autotune.search.searcher import Problem, Searcher
 from autotune.space import SearchSpace
 from autotune.spec import (
     Budget,
@@ -91,6 +91,7 @@ class RecordingSearcher(GridSearcher):
         self.asked: list[ParallelConfig] = []
         self.told: Counter[int] = Counter()
         self.gain: float | None = None
+        self.gains: dict[int, float] = {}
 
     def ask(self, n: int = 1) -> list[ParallelConfig]:
         configs = super().ask(n)
@@ -102,8 +103,8 @@ class RecordingSearcher(GridSearcher):
         self.told.update(t.number for t in trials if t.status.is_terminal and t.purpose is TrialPurpose.SEARCH)
         super().tell(trials)
 
-    def expected_gain(self) -> float | None:
-        return self.gain
+    def expected_gain(self, trials: int = Searcher.AHEAD) -> float | None:
+        return self.gains.get(trials, self.gain)
 
 
 class World:

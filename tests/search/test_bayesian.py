@@ -46,6 +46,9 @@ def test_expects_less_and_less_and_ends_near_nothing() -> None:
     assert searcher.expected_gain() is None
     _play(searcher, 2)
     early = searcher.expected_gain()
+    gains = [searcher.expected_gain(trials) or 0.0 for trials in range(1, searcher.AHEAD + 1)]
+    assert gains == sorted(gains)
+    assert 0 < gains[0] < gains[-1] == early
     _play(searcher, 12)
     late = searcher.expected_gain()
     assert early is not None

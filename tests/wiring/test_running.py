@@ -146,6 +146,18 @@ def test_history_is_of_the_same_model_cluster_or_trainer_and_the_nearest_comes_f
     assert history_of(other_trainer, store, before=later) == []
 
 
+def test_a_short_training_is_not_worth_many_trials(store: Store) -> None:
+    def tuned(tokens: float) -> wiring.Result:
+        budget = {"max_trials": 30, "train_tokens": tokens}
+        return wiring.tune(spec(name=f"{tokens:g}", searcher="bayesian", budget=budget), store=MemoryStore())
+
+    short, long = tuned(1e6), tuned(1e12)
+    assert len(short.trials) < len(long.trials)
+    assert "save the training less than they take" in short.record.message
+    assert "asked for" in long.record.message
+    assert short.notes[-1].startswith("a training on 1e+06 tokens takes ")
+
+
 def test_nothing_legal_is_an_answer_before_anything_is_kept(store: Store) -> None:
     with pytest.raises(InfeasibleError, match="nearest miss"):
         wiring.tune(spec(space={"tp": [3]}), store=store)
