@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from autotune import reward
 from autotune.controller import Verdict, decide, first_measurements, training_gpu_s
 from autotune.errors import ExportError, NotFoundError, SpecError
+from autotune.holder import is_gone
 from autotune.ports import Store, StudyRecord
-from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus
+from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus
 from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
+
+NOBODY = "no controller has it: `autotune tune` with its spec, or a service on this store, goes on with it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +40,21 @@ class Result:
     """all configs that were measured again, best first"""
     notes: tuple[str, ...] = ()
     """what must be said beside the speedup, in words"""
+    is_left: bool = False
+    """whether it waits for a controller to go on with it, because the last one died"""
 
 
 def result_of(store: Store, study_id: str) -> Result:
     """What the store knows of a study, running or finished. Raises `NotFoundError`."""
     record = store.study(study_id)
-    return result_from(record, store.trials(record.id))
+    is_left = record.status in (StudyStatus.RUNNING, StudyStatus.STOPPING) and not is_held(store, record.id)
+    return replace(result_from(record, store.trials(record.id)), is_left=is_left)
+
+
+def is_held(store: Store, study_id: str) -> bool:
+    """Whether a controller has the study that, for all that is known, lives."""
+    lease = store.holder(study_id)
+    return lease is not None and lease.expires_at > datetime.now(UTC) and not is_gone(lease.owner)
 
 
 def result_from(record: StudyRecord, found: Sequence[Trial]) -> Result:
@@ -136,6 +149,8 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
     `best` and `baseline` are trials; after the finals they hold the pooled measurement of `final_rounds` rounds, on which `speedup` rests.
     """
     study = study_document(result.record)
+    if result.is_left:
+        study["message"] = NOBODY
     if not study["trials"]:
         study["trials"] = dict(Counter(str(t.status) for t in result.trials))
     answer: dict[str, Any] = {

@@ -9,20 +9,18 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from autotune.controller import STOPPED_ON_REQUEST, Controller
 from autotune.errors import AutotuneError, ConflictError, RunnerError, StoreError
-from autotune.holder import is_gone
 from autotune.ledger import Ledger
 from autotune.loop import Loop
 from autotune.ports import Store, StudyRecord
 from autotune.progress import OnEvent, Said, StudyOpened
 from autotune.spec import Study, StudyStatus
 from autotune.spec.plain import fingerprint, study_to_dict
-from autotune.wiring.answers import Result, result_of
+from autotune.wiring.answers import NOBODY, Result, is_held, result_of
 from autotune.wiring.assembly import assemble, history_of, make_runner_of
 from autotune.wiring.references import keep_losses, known_losses
 from autotune.wiring.sources import load_study, open_store, read_document
@@ -128,13 +126,14 @@ def act(store: Store, study_id: str, action: str) -> StudyRecord:
         return store.set_status(record.id, paused, expect=[queued, running, paused], message="pause asked for")
     if action == "resume":
         status = running if record.started_at else queued
-        return store.set_status(record.id, status, expect=[paused, status], message="")
+        message = "" if status is queued or is_held(store, record.id) else NOBODY
+        return store.set_status(record.id, status, expect=[paused, status], message=message)
     if action == "cancel":
         expect = [s for s in StudyStatus if not s.is_terminal]
         return store.set_status(record.id, StudyStatus.CANCELLED, expect=expect, message="cancelled on request")
     if action != "stop":
         raise ValueError(f"an action is one of {', '.join(ACTIONS)}, but is {action!r}")
-    is_asked = record.status in (running, stopping) and _is_run(store, record.id)
+    is_asked = record.status in (running, stopping) and is_held(store, record.id)
     if not is_asked and not record.status.is_terminal:  # nobody runs it: end it with what is known
         result = result_of(store, record.id)
         status = StudyStatus.COMPLETED if result.best else StudyStatus.CANCELLED
@@ -190,12 +189,6 @@ def _one_of_those_at_once(store: Store, study: Study) -> str:
     """The same key for all who submit this study after the same last one: of two that are started at the same moment one is refused."""
     last = next((record.id for record in store.studies(name=study.name, limit=1)), "")
     return f"tune {fingerprint(study_to_dict(study))} after {last}"
-
-
-def _is_run(store: Store, study_id: str) -> bool:
-    """Whether a controller has the study that, for all that is known, lives."""
-    lease = store.holder(study_id)
-    return lease is not None and lease.expires_at > datetime.now(UTC) and not is_gone(lease.owner)
 
 
 def _unfinished(store: Store, study: Study, spec: Mapping[str, Any]) -> StudyRecord | None:

@@ -96,11 +96,15 @@ def test_a_study_whose_controller_is_gone_is_stopped_at_once(store: Store) -> No
     assert lease is not None
     store.set_status(record.id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
     time.sleep(0.05)
+    assert "goes on with it" in wiring.document(wiring.result_of(store, record.id))["study"]["message"]
+    wiring.act(store, record.id, "pause")
+    assert "goes on with it" in wiring.act(store, record.id, "resume").message
     assert wiring.act(store, record.id, "stop").status is StudyStatus.CANCELLED
     living = wiring.submit_study(store, study, spec())
     held = store.claim(living.id, "lives", lease_s=600)
     assert held is not None
     store.set_status(living.id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=held)
+    assert wiring.document(wiring.result_of(store, living.id))["study"]["message"] == ""
     assert wiring.act(store, living.id, "stop").status is StudyStatus.STOPPING
 
 
