@@ -157,6 +157,13 @@ class AnyOrder(RuleBasedStateMachine):
             assert all(attempt.cancelled for attempt in controller.attempts.live.values())
 
     @invariant()
+    def deaths_forget_little_of_the_time_that_passed(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        assert -1e-6 <= world.passed_s - world.controller.elapsed_s <= world.forgotten_s + 1e-6
+
+    @invariant()
     def everything_that_ended_was_told_once(self) -> None:
         if not hasattr(self, "world"):
             return

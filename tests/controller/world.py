@@ -23,6 +23,7 @@ from autotune.controller import (
     StartAttempt,
     Tick,
 )
+from autotune.loop import CHECKPOINT_S
 from autotune.ports import AttemptEnded, AttemptId, TrialRequest
 from autotune.search.grid import GridSearcher
 from autotune.search.searcher import Problem, Searcher
@@ -123,6 +124,10 @@ class World:
         self.ends: list[EndStudy] = []
         self.commands: list[Command] = []
         self.now_s = 100.0
+        self.passed_s = 0.0
+        self.kept_s = 0.0
+        self.forgotten_s = -CHECKPOINT_S  # the first controller follows none
+        """at most, by all deaths of controllers"""
         self.elapsed_s = 0.0
         self.gpu_s: float | None = None
         self.stop_reason = ""
@@ -130,6 +135,7 @@ class World:
 
     def restart(self, adopted: Collection[AttemptId] = ()) -> None:
         """What the death of the controller leaves: the store, and those attempts that its successor's runner adopts."""
+        self.forgotten_s += CHECKPOINT_S
         self.running = {attempt: request for attempt, request in self.running.items() if attempt in adopted}
         self.cancelled.clear()
         self.ends = [e for e in self.ends if e.status.is_terminal]
@@ -157,11 +163,18 @@ class World:
         self.commands += commands
         for command in commands:
             self._carry_out(command)
-        self.elapsed_s, self.gpu_s = self.controller.elapsed_s, self.controller.spent.gpu_s
+        if self.now_s - self.kept_s >= CHECKPOINT_S or any(isinstance(c, EndTrial | EndStudy) for c in commands):
+            self.checkpoint()
         return commands
+
+    def checkpoint(self) -> None:
+        """Keeps what the loop keeps now and then: times, which a restart goes on from."""
+        self.kept_s = self.now_s
+        self.elapsed_s, self.gpu_s = self.controller.elapsed_s, self.controller.spent.gpu_s
 
     def tick(self, seconds: float = 0.0) -> list[Command]:
         self.now_s += seconds
+        self.passed_s += seconds
         return self.do(Tick(now_s=self.now_s))
 
     def finish(self, number: int, step_time_s: float = 0.1, **fields: Any) -> list[Command]:
