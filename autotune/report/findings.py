@@ -61,7 +61,7 @@ def findings(record: StudyRecord, trials: Sequence[Trial]) -> Findings:
         best, baseline = again[best.number], again[baseline.number] if baseline is not None else None
     speedup = record.speedup
     if speedup is None and best is not None and baseline is not None:
-        speedup = throughput(best) / throughput(baseline)
+        speedup = rate(best) / rate(baseline)
     if speedup is not None and not math.isfinite(speedup):
         speedup = None
     return Findings(record=record, trials=ordered, best=best, baseline=baseline, speedup=speedup)
@@ -71,13 +71,7 @@ def worth(trial: Trial) -> float:
     """The reward, or the log of the throughput where there is none; trials of one study compare by it."""
     if trial.reward is not None:
         return trial.reward.total
-    rate = throughput(trial)
-    return math.log(rate) if rate > 0 else -math.inf
-
-
-def throughput(trial: Trial) -> float:
-    """Tokens per second of the whole job; nan when it was not measured."""
-    return trial.measurement.tokens_per_s if trial.measurement is not None else math.nan
+    return math.log(rate(trial)) if rate(trial) > 0 else -math.inf
 
 
 def rate(trial: Trial) -> float:
