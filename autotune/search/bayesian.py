@@ -4,8 +4,9 @@ Of the candidates that no failure rules out, the next is the one of greatest
 
     log EI + log P(it runs)          EI: expected improvement of the score over the best so far
 
-where both come from `surrogate.Beliefs`, under the most probable of its models. Pending trials count as if they came out as believed, which makes a batch spread out
-(kriging believer: Ginsbourger et al. 2010). Failures are never scored; they teach what runs.
+where both come from `surrogate.Beliefs`, averaged over its models: what the search waits for before it stops must be what it tries. By the likeliest
+model alone it would pass over what only the others expect; their doubt kept it going, and no trial settled it. Pending trials count as if they came
+out as believed, which makes a batch spread out (kriging believer: Ginsbourger et al. 2010). Failures are never scored; they teach what runs.
 
 Before anything is measured there is no best to improve on; the median of what probably runs stands in for it. The first pick is the model's
 own rather than a rule of thumb's: in the replay the rule needs twice the trials (tests/benchmarks/RESULTS.md); it is a searcher of its own.
@@ -21,7 +22,7 @@ import math
 import numpy as np
 
 from autotune.search.believing import BelievingSearcher
-from autotune.search.surrogate.improvement import log_expected_improvement
+from autotune.search.surrogate.improvement import log_averaged_improvement
 
 
 class BayesianSearcher(BelievingSearcher):
@@ -35,11 +36,10 @@ class BayesianSearcher(BelievingSearcher):
         best = self.best_score()
         if best is None:
             best = float(np.median(mean[0][runs >= min(math.log(0.5), float(np.max(runs)))]))
-        likeliest = int(np.argmax(log_weights))
-        gain = log_expected_improvement(mean[likeliest], sd[likeliest], best)
+        gain = log_averaged_improvement(log_weights, mean, sd, best)
         at = int(np.argmax(gain + runs))
         slope = self.beliefs.slope
         return int(candidates[at]), (
-            f"expected gain {math.expm1(math.exp(gain[at]) / slope):.1%} over the best so far by the likeliest model alone, "
+            f"expected gain {math.expm1(math.exp(gain[at]) / slope):.1%} over the best so far, "
             f"runs with probability {math.exp(runs[at]):.0%}"
         )

@@ -11,11 +11,10 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from autotune.search.searcher import Problem, Searcher, score
 from autotune.search.surrogate.beliefs import Beliefs
-from autotune.search.surrogate.improvement import expected_maximum, log_expected_improvement
+from autotune.search.surrogate.improvement import expected_maximum, log_averaged_improvement
 
 Array = NDArray[np.float64]
 
@@ -36,9 +35,7 @@ class BelievingSearcher(Searcher):
         if not len(candidates):
             return 0.0
         log_weights, mean, sd, runs = self.believed(candidates)
-        likely = np.argsort(
-            -(logsumexp(log_weights[:, None] + log_expected_improvement(mean, sd, best), axis=0) + runs)
-        )[:trials]
+        likely = np.argsort(-(log_averaged_improvement(log_weights, mean, sd, best) + runs))[:trials]
         gains = [
             expected_maximum(m[likely], s[likely], np.exp(runs[likely]), best) for m, s in zip(mean, sd, strict=True)
         ]

@@ -8,10 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from autotune.cost import estimate
 from autotune.search import Searcher, make_searcher
 from autotune.search.bayesian import BayesianSearcher
+from autotune.search.believing import Array
+from autotune.search.searcher import Problem
 from autotune.space import SearchSpace
 from autotune.spec import Estimate, FailureKind, Objective, Reward, Trial
 from autotune.testing.searchers import MODEL, WORKLOAD, SearcherContract, candidates, failed, measured
@@ -55,6 +58,27 @@ def test_expects_less_and_less_and_ends_near_nothing() -> None:
     assert late is not None
     assert late < early
     assert late < 0.05
+
+
+class _Doubting(BayesianSearcher):
+    """The likeliest of its two models expects a little of the first candidate alone, the other much of the last."""
+
+    def believed(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
+        best = self.best_score() or 0.0
+        mean = np.full((2, len(candidates)), best - 5.0)
+        mean[0, 0], mean[1, -1] = best, best + 1.0
+        return np.log([0.8, 0.2]), mean, np.full(mean.shape, 0.01), np.zeros(len(candidates))
+
+
+def test_tries_what_keeps_it_from_stopping_whichever_model_expects_it() -> None:
+    searcher = _Doubting(Problem(space=SPACE))
+    runs = next(config for config in SPACE if measured(config).is_measured)
+    searcher.tell([measured(runs)])
+    gain = searcher.expected_gain()
+    assert gain is not None
+    assert gain > 0.1
+    doubted = SPACE[int(searcher.worth_trying()[-1])]
+    assert searcher.ask(1) == [doubted]
 
 
 def _until_it_stops(predicted: Estimate) -> list[Trial]:

@@ -18,7 +18,11 @@ from autotune.search.surrogate.averaged import KNOWS_NOTHING, Averaged
 from autotune.search.surrogate.corrected import Corrected, Prior, Rows, Scales
 from autotune.search.surrogate.evidence import Z90, log_limits
 from autotune.search.surrogate.hazard import RATE, hazard
-from autotune.search.surrogate.improvement import expected_maximum, log_expected_improvement
+from autotune.search.surrogate.improvement import (
+    expected_maximum,
+    log_averaged_improvement,
+    log_expected_improvement,
+)
 from autotune.search.surrogate.kernel import distances, matern52
 from autotune.search.surrogate.sites import DISTURBED, Sites
 from autotune.spec import ConfigTable, ParallelConfig
@@ -31,6 +35,12 @@ def test_expected_improvement_is_the_integral(z: float) -> None:
     exact, _ = quad(lambda x: (x - best) * norm.pdf(x, mean, sd), best, best + 12 * sd, epsabs=0, epsrel=1e-10)
     found = log_expected_improvement(np.array([mean]), np.array([sd]), best)[0]
     assert found == pytest.approx(math.log(exact), abs=1e-6)
+
+
+def test_averaged_improvement_is_the_weighed_one() -> None:
+    weights, mean, sd = np.array([0.9, 0.1]), np.array([[0.1, -2.0], [-3.0, 1.0]]), np.array([[0.1, 0.1], [0.5, 2.0]])
+    each = np.exp(log_expected_improvement(mean, sd, 0.2))
+    assert np.exp(log_averaged_improvement(np.log(weights), mean, sd, 0.2)) == pytest.approx(weights @ each)
 
 
 def test_expected_maximum_is_that_of_drawn_ones() -> None:

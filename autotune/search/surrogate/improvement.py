@@ -4,6 +4,10 @@
 
 log h follows Ament et al. 2023 (arXiv:2310.20708), eq. 9: erfcx where the two terms of h cancel.
 
+Where several models are averaged, the quantity is a mixture of normals, and its expected improvement is the models' own, weighed (expectation is linear):
+
+    log EI = log sum_m w_m EI_m
+
 What all candidates together may still bring is the expectation of their maximum, as if they were independent: never less than the truth, since
 what is believed of them correlates positively (Slepian 1962), and near it, since half of what is uncertain is each config's own.
 
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erfcx, ndtr
+from scipy.special import erfcx, logsumexp, ndtr
 
 Array = NDArray[np.float64]
 _LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
@@ -34,6 +38,11 @@ def log_expected_improvement(mean: Array, sd: Array, best: float) -> Array:
     bracket = 1.0 - np.sqrt(np.pi / 2) * -far * erfcx(-far / np.sqrt(2))
     tail = np.where(far > -1e4, np.log(np.maximum(bracket, 1e-300)), -2.0 * np.log(-far))
     return np.asarray(np.log(sd) + np.where(z > -1.0, plain, -0.5 * far**2 - _LOG_SQRT_2PI + tail))
+
+
+def log_averaged_improvement(log_weights: Array, mean: Array, sd: Array, best: float) -> Array:
+    """log EI over all models, shape (N,); `log_weights` (M,), `mean` and `sd` (M, N)."""
+    return np.asarray(logsumexp(log_weights[:, None] + log_expected_improvement(mean, sd, best), axis=0))
 
 
 def expected_maximum(mean: Array, sd: Array, runs: Array, best: float) -> float:
