@@ -1,7 +1,10 @@
 """Where a schedule happens: real controller processes on a real database, disturbed and then watched until the study has ended.
 
-Controllers are forked from a server that has imported everything once, so that the start of one costs milliseconds. Nothing waits for time to
-pass where it can wait for progress; every wait has a deadline.
+Controllers are started by the arena, which sees to it that there is one, or by two supervisors, which have to see to it by themselves. Either way
+the arena knows them by their journals, which are named as they are on leases.
+
+What the arena starts is forked from a server that has imported everything once, so that the start of a controller costs milliseconds. Nothing
+waits for time to pass where it can wait for progress; every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autotune import wiring
+from autotune.holder import is_gone
 from autotune.store import MemoryStore, SqlStore, maintenance, open_store
-from tests.chaos import controller, warm
+from autotune_workers.keeper import descendants
+from tests.chaos import controller, supervisor, warm
 from tests.chaos.checker import Journal, Seen, terms, violations
 from tests.chaos.schedule import Disturbance, Schedule
 from tests.postgresql import PostgresServer
@@ -45,6 +50,8 @@ class Played:
     met: tuple[str, ...]
     """the disturbances that came while the study ran"""
     controllers: int
+    """processes"""
+    supervisors: int
     """processes"""
     terms: int
     """how many of them had the study, one after the other"""
@@ -119,27 +126,35 @@ class Arena:
 
     def __init__(self, schedule: Schedule, where: Where, folder: Path) -> None:
         self.schedule, self.where, self.folder = schedule, where, folder
+        for name in ("journals", "clocks"):
+            (folder / name).mkdir(parents=True)
         self.store: SqlStore = open_store(where.address)
         study = wiring.load_study(schedule.spec)
         self.study_id = wiring.submit_study(self.store, study, schedule.spec).id
-        self.processes: list[ForkServerProcess] = []
-        self.frozen: list[ForkServerProcess] = []
+        self.supervisors: list[ForkServerProcess] = []
+        self.frozen: list[str] = []
         self.deadline = time.monotonic() + DEADLINE_S
         self.met: list[str] = []
         """the disturbances that came while the study ran"""
+        self._started: list[ForkServerProcess] = []
 
     def __enter__(self) -> Arena:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.processes:
+        for process in self._started:
             process.kill()
             process.join(DEADLINE_S)
+        while left := self._of_supervisors():
+            kill(left)
+            time.sleep(0.02)
         self.store.close()
 
     def play(self) -> Seen:
         """Disturbs the study, then lets it end, and tells what is to be seen."""
-        self.start_controller()
+        if self.schedule.is_supervised:
+            self.start_supervisor()
+            self.start_supervisor()
         for disturbance in self.schedule.disturbances:
             if not self.wait_for_progress(disturbance.after):
                 break
@@ -148,59 +163,47 @@ class Arena:
         self.wait_for_the_end()
         return see(self.store, self.study_id, self.journals())
 
-    def start_controller(self) -> ForkServerProcess:
+    def start_controller(self) -> None:
         """Another controller process; it waits for its turn when the study is held."""
-        name = f"{len(self.processes)}"
-        clock = self.folder / f"clock-{name}"
-        clock.write_text("0")
-        args = (
-            self.where.address,
-            self.study_id,
-            str(self.folder / f"journal-{name}"),
-            str(clock),
-            self.schedule.lease_s,
-        )
-        process = forkserver().Process(target=controller.main, args=args, daemon=True)
-        process.start()
-        self.processes.append(process)
-        return process
+        process = self._start(controller.main, self.study_id, str(self.folder), self.schedule.lease_s)
+        self._wait(lambda: process.exitcode is not None or any(pid_of(c) == process.pid for c in self.controllers()))
+
+    def start_supervisor(self) -> None:
+        """Another supervisor process."""
+        logs, journals = self._logs(), str(self.folder)
+        self.supervisors.append(self._start(supervisor.main, logs, self.schedule.lease_s, journals))
+
+    def controllers(self) -> list[str]:
+        """All that there were, by their names on leases, the oldest first."""
+        return sorted(os.listdir(self.folder / "journals"), key=lambda owner: int(owner.split(":")[2]))
 
     def journals(self) -> list[Journal]:
         """What all controllers wrote down so far."""
-        return [controller.read_journal(self.folder / f"journal-{n}") for n in range(len(self.processes))]
+        return [self._journal(owner) for owner in self.controllers()]
 
     def wait_for_progress(self, lines: int) -> bool:
         """Waits until the controllers wrote so many lines more; False when the study ended."""
-        before = self._written()
-        while self._written() < before + lines:
-            if self._is_over():
-                return False
-            self._keep_one_alive()
+        enough = self._written() + lines
+        self._until(lambda: self._written() >= enough or self._is_over())
         return not self._is_over()
 
     def wait_for_the_end(self) -> None:
         """Waits until the study has ended and its controllers have left."""
-        for process in self.frozen:
-            send(process, signal.SIGCONT)
-        while not self._is_over():
-            self._keep_one_alive()
-        for process in self.processes:
-            process.join(max(1.0, self.deadline - time.monotonic()))
-            if process.exitcode is None:
-                raise TimeoutError(f"a controller does not leave: {self._describe()}")
+        self._until(self._is_over)
+        self._until(lambda: not self._awake())
 
     # ---- disturbances
 
     def _kill(self, _: Disturbance) -> None:
-        for process in self._awake():
-            process.kill()
-            process.join(DEADLINE_S)
-        self.start_controller()
+        awake = self._awake()
+        for owner in awake:
+            send(owner, signal.SIGKILL)
+        self._wait(lambda: all(map(is_gone, awake)))
 
     def _kill_and_race(self, disturbance: Disturbance) -> None:
         self._kill(disturbance)
-        self.start_controller()
-        self.start_controller()
+        for _ in range(3):
+            self.start_controller()
 
     def _rival(self, _: Disturbance) -> None:
         if len(self._awake()) < 3:
@@ -213,55 +216,99 @@ class Arena:
             return
         holder = self._holder(awake)
         send(holder, signal.SIGSTOP)
-        while not self.where.is_free() and holder.exitcode is None and time.monotonic() < self.deadline:
+        while not self.where.is_free() and not is_gone(holder) and time.monotonic() < self.deadline:
             send(
                 holder, signal.SIGCONT
             )  # frozen inside a transaction it keeps everybody from writing, see `autotune.store.database`
             time.sleep(0.01)
             send(holder, signal.SIGSTOP)
         self.frozen.append(holder)
-        if len(awake) < 2:
-            self.start_controller()
         claims, end = self._claims(), time.monotonic() + TURN_S
-        while self._claims() == claims and time.monotonic() < end and not self._is_over():
-            time.sleep(0.05)
+        self._until(lambda: self._claims() > claims or time.monotonic() > end or self._is_over())
         if self._claims() > claims:
             self.wait_for_progress(2)
         send(holder, signal.SIGCONT)
         self.frozen.remove(holder)
 
     def _clock(self, disturbance: Disturbance) -> None:
-        for number, process in enumerate(self.processes):
-            if process.exitcode is None and number % 2 == len(self.processes) % 2:
-                (self.folder / f"clock-{number}").write_text(str(disturbance.jump_s))
+        for owner in self._awake()[::2]:
+            (self.folder / "clocks" / owner).write_text(str(disturbance.jump_s))
 
     def _database(self, disturbance: Disturbance) -> None:
         self.where.take_away(disturbance)
 
+    def _supervisor(self, disturbance: Disturbance) -> None:
+        oldest = self.supervisors.pop(0)
+        kill([oldest.pid, *(descendants(oldest.pid) if disturbance.crash else ())])
+        oldest.join(DEADLINE_S)
+        self.start_supervisor()
+
+    def _rank(self, disturbance: Disturbance) -> None:
+        ranks: list[int] = []
+
+        def are_found() -> bool:
+            ranks[:] = rank_processes() if self._is_measuring() else ()
+            return bool(ranks) or self._is_over()
+
+        self._until(are_found)
+        kill(ranks and [ranks[disturbance.which % len(ranks)]])
+
     # ---- looking
 
-    def _awake(self) -> list[ForkServerProcess]:
-        return [p for p in self.processes if p.exitcode is None and p not in self.frozen]
+    def _awake(self) -> list[str]:
+        return [owner for owner in self.controllers() if not is_gone(owner) and owner not in self.frozen]
 
-    def _holder(self, awake: list[ForkServerProcess]) -> ForkServerProcess:
+    def _holder(self, awake: list[str]) -> str:
         lease = self.store.holder(self.study_id)
-        return next((p for p in awake if lease and f":{p.pid}:" in lease.owner), awake[0])
+        return lease.owner if lease and lease.owner in awake else awake[0]
+
+    def _is_measuring(self) -> bool:
+        """Whether the last thing that the study's controller was told is that an attempt runs."""
+        lease = self.store.holder(self.study_id)
+        lines = self._journal(lease.owner).lines if lease and lease.owner in self._awake() else ()
+        return bool(lines) and lines[-1].kind == "started"
 
     def _claims(self) -> int:
         return terms(self.store.events(self.study_id, limit=100_000))
 
     def _written(self) -> int:
-        return sum(journal.read_bytes().count(b"\n") for journal in self.folder.glob("journal-*"))
+        return sum(journal.read_bytes().count(b"\n") for journal in (self.folder / "journals").iterdir())
+
+    def _journal(self, owner: str) -> Journal:
+        return controller.read_journal(self.folder / "journals" / owner)
 
     def _is_over(self) -> bool:
         return self.store.study(self.study_id).status.is_terminal
 
+    # ---- processes
+
+    def _start(self, main: Callable[..., None], *args: Any) -> ForkServerProcess:
+        process: ForkServerProcess = forkserver().Process(target=main, args=(self.where.address, *args), daemon=True)
+        process.start()
+        self._started.append(process)
+        return process
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        """Waits; where no supervisor does, it keeps a controller alive meanwhile."""
+        self._wait(condition, self._keep_one_alive)
+
+    def _wait(self, condition: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
+        while not condition():
+            time.sleep(0.05)
+            if time.monotonic() > self.deadline:
+                raise TimeoutError(f"the study does not end: {self._describe()}")
+            meanwhile()
+
     def _keep_one_alive(self) -> None:
-        time.sleep(0.05)
-        if time.monotonic() > self.deadline:
-            raise TimeoutError(f"the study does not end: {self._describe()}")
-        if not self._awake() and not self._is_over():
+        if not self.schedule.is_supervised and not self._awake() and not self._is_over():
             self.start_controller()
+
+    def _logs(self) -> str:
+        return str(self.folder / "logs")
+
+    def _of_supervisors(self) -> list[int]:
+        """Nurseries and what they forked, by the folder that they were told."""
+        return [pid for pid, words in command_lines() if self._logs().encode() in words]
 
     def _describe(self) -> str:
         last = [journal.lines[-1:] for journal in self.journals()]
@@ -326,7 +373,6 @@ def _undisturbed(spec: str) -> Seen:
 
 def play(schedule: Schedule, where: Where, folder: Path) -> Played:
     """Plays a schedule and checks what is left of it."""
-    folder.mkdir(parents=True)
     began = time.monotonic()
     with Arena(schedule, where, folder) as arena:
         seen = arena.play()
@@ -337,15 +383,19 @@ def play(schedule: Schedule, where: Where, folder: Path) -> Played:
         return Played(
             schedule=schedule,
             met=tuple(arena.met),
-            controllers=len(arena.processes),
+            controllers=len(arena.controllers()),
+            supervisors=len(arena.supervisors) + arena.met.count("supervisor"),
             terms=terms(seen.events),
-            fenced=sum(
-                line.kind == "left" and line.said.startswith("conflict") for j in seen.journals for line in j.lines
-            ),
+            fenced=sum(map(was_fenced, seen.journals)),
             trials=tuple(f"{t.purpose} {t.config}" for t in seen.trials),
             wrong=tuple(f"{schedule}: {sentence}" for sentence in wrong),
             took_s=time.monotonic() - began,
         )
+
+
+def was_fenced(journal: Journal) -> bool:
+    """Whether this controller had the study, and found that another has."""
+    return any(line.kind == "opened" for line in journal.lines) and journal.lines[-1].said.startswith("conflict")
 
 
 def play_all(
@@ -371,11 +421,37 @@ def play_all(
         return [one for played in pool.map(work, chosen) for one in played]
 
 
-def send(process: ForkServerProcess, number: int) -> None:
+def pid_of(owner: str) -> int:
+    """The process of that name, see `autotune.holder`."""
+    return int(owner.split(":")[1])
+
+
+def send(owner: str, number: int) -> None:
     """A signal, if the process is still there."""
-    if process.exitcode is None and process.pid is not None:
+    if not is_gone(owner):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, number)
+            os.kill(pid_of(owner), number)
+
+
+def kill(pids: Iterable[int]) -> None:
+    """SIGKILL to each that is still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def command_lines() -> Iterator[tuple[int, list[bytes]]]:
+    """Of all processes but zombies."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield int(path.parent.name), path.read_bytes().split(b"\0")
+
+
+def rank_processes() -> list[int]:
+    """The ranks of this test run, what they were forked from, and on Ray their actors."""
+    words = dict(command_lines())
+    marks = (b"autotune_workers.nursery", b"ray::AutotuneRank")
+    return sorted(pid for pid in descendants(os.getpid()) if any(word.startswith(marks) for word in words.get(pid, ())))
 
 
 @functools.cache

@@ -10,6 +10,7 @@
    been written before: whoever wrote it was killed before it began the next one, and its successor asks again.
 4. Nothing ran twice as accepted: no config was searched twice, no trial ended in two ways, no step was counted twice.
 5. The study came to the same end as the undisturbed run: the same trials in the same order with the same measurements, the same winner and speedup.
+   Real trials, which never take the same time twice: each was measured, and what was cut off before was a lost worker.
 6. No controller fell over: it ended its study, was fenced, was killed, or gave up on a database that stayed away.
 """
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from autotune.ports import HistoryEvent, StudyRecord
-from autotune.spec import Trial, TrialPurpose
+from autotune.spec import FailureKind, Trial, TrialPurpose
 from autotune.store.laws import broken_laws
 
 
@@ -81,13 +82,13 @@ def study_outcome(record: StudyRecord) -> str:
 
 
 def violations(seen: Seen, undisturbed: Seen | None) -> list[str]:
-    """Everything that is wrong, in sentences; nothing when all laws hold. `undisturbed` None: real trials, which never take the same time twice."""
+    """Everything that is wrong, in sentences; nothing when all laws hold. `undisturbed` None: real trials."""
     return [
         *broken_laws(seen.record, seen.trials, seen.events),
         *_lost(seen),
         *_out_of_turn(seen),
         *_twice(seen),
-        *(_different(seen, undisturbed) if undisturbed else ()),
+        *(_different(seen, undisturbed) if undisturbed else _hurt(seen)),
         *(f"{j.owner} fell over: {line.said}" for j in seen.journals for line in j.lines if line.kind == "fell"),
     ]
 
@@ -154,6 +155,15 @@ def _different(seen: Seen, undisturbed: Seen) -> Iterator[str]:
             yield f"trial {found.number} came to {outcome(found)}, undisturbed to {outcome(expected)}"
         elif found.is_measured and seen.steps.get(found.number) != undisturbed.steps.get(found.number):
             yield f"the steps of trial {found.number} are others than undisturbed"
+
+
+def _hurt(seen: Seen) -> Iterator[str]:
+    for event in seen.events:
+        if event.kind == "attempt.ended" and event.data["failure"]["kind"] != FailureKind.WORKER_LOST:
+            yield f"attempt {event.data['attempt']} of trial {event.data['number']} was cut off by {event.data['failure']}"
+    for trial in seen.trials:
+        if not trial.is_measured:
+            yield f"trial {trial.number} came to {outcome(trial)}, though no more than workers were lost"
 
 
 def _mark(event: HistoryEvent) -> tuple[str, int, int]:

@@ -2,6 +2,9 @@
 
 The journal is a file of JSON lines, each written with one `write` after the store had acknowledged the fact; what the process wrote survives its
 SIGKILL. The clock is read through `autotune.store.database.datetime`, the only wall clock of the store: it is off by what the clock file says.
+Both files are named as the process is on leases: FOLDER/journals/OWNER, FOLDER/clocks/OWNER.
+
+Controllers are started by the arena (`main`) or by supervisors, whose nurseries call `keep_journals` before they fork the first.
 """
 
 from __future__ import annotations
@@ -14,12 +17,23 @@ import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from autotune import wiring
 from autotune.errors import ConflictError, StoreError
 from autotune.holder import this_process
-from autotune.progress import LoopEvent, StudyOpened, StudyRested, TrialAsked, TrialEnded, TrialRetried, TrialStarted
+from autotune.ports import Store
+from autotune.progress import (
+    LoopEvent,
+    OnEvent,
+    StudyOpened,
+    StudyRested,
+    TrialAsked,
+    TrialEnded,
+    TrialRetried,
+    TrialStarted,
+)
 from autotune.store import database, open_store
 from autotune_workers.machine import die_with_parent
 from tests.chaos.checker import Journal, Line, outcome, study_outcome
@@ -29,46 +43,74 @@ PATIENCE_S = 300.0
 """for a turn to come"""
 
 
-def main(address: str, study_id: str, journal: str, clock: str, lease_s: float) -> None:
-    """Waits for its turn, runs the study, and leaves when it ended, or another has it."""
-    die_with_parent(os.getppid())
-    file = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    opened = False
+class JournalWriter:
+    """This process's journal. A context manager: entering it starts the journal and the clock, leaving it says how the process left."""
 
-    def write(kind: str, number: int = -1, attempt: int = 0, said: str = "") -> None:
-        line = {"kind": kind, "number": number, "attempt": attempt, "said": said}
-        os.write(file, (json.dumps(line) + "\n").encode())
+    def __init__(self, folder: Path) -> None:
+        self.opened = False
+        """whether this process had the study once"""
+        self._file = os.open(folder / "journals" / this_process(), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        set_clock_by(folder / "clocks" / this_process())
 
-    def hear(event: LoopEvent) -> None:
-        nonlocal opened
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, ConflictError | StoreError):
+            self._write("left", said=f"{error.kind}: {error}")
+        elif error is not None:
+            self._write("fell", said="".join(traceback.format_exception(error)))
+        else:
+            self._write("left", said="done")
+
+    def hear(self, event: LoopEvent) -> None:
+        """Writes down what was acknowledged."""
         match event:
             case StudyOpened():
-                opened = True
-                write("opened")
+                self.opened = True
+                self._write("opened")
             case TrialAsked(trial=trial):
-                write("asked", trial.number, said=f"{trial.purpose} {trial.config}")
+                self._write("asked", trial.number, said=f"{trial.purpose} {trial.config}")
             case TrialStarted(number=number, attempt=attempt):
-                write("started", number, attempt)
+                self._write("started", number, attempt)
             case TrialRetried(number=number, attempt=attempt):
-                write("retried", number, attempt)
+                self._write("retried", number, attempt)
             case TrialEnded(trial=trial):
-                write("ended", trial.number, said=outcome(trial))
+                self._write("ended", trial.number, said=outcome(trial))
             case StudyRested(record=record):
-                write("rested", said=study_outcome(record))
+                self._write("rested", said=study_outcome(record))
             case _:
                 pass
 
-    write("born", said=this_process())
-    set_clock_by(Path(clock))
+    def _write(self, kind: str, number: int = -1, attempt: int = 0, said: str = "") -> None:
+        line = {"kind": kind, "number": number, "attempt": attempt, "said": said}
+        os.write(self._file, (json.dumps(line) + "\n").encode())
+
+
+def main(address: str, study_id: str, folder: str, lease_s: float) -> None:
+    """Waits for its turn, runs the study, and leaves when it ended, or another has it."""
+    die_with_parent(os.getppid())
     deadline = time.monotonic() + PATIENCE_S
-    try:
-        with_store(address, study_id, hear, lambda: opened or time.monotonic() > deadline, lease_s)
-    except (ConflictError, StoreError) as error:
-        write("left", said=f"{error.kind}: {error}")
-    except BaseException:
-        write("fell", said=traceback.format_exc())
-    else:
-        write("left", said="done")
+    with contextlib.suppress(BaseException), JournalWriter(Path(folder)) as journal:
+        with_store(address, study_id, journal.hear, lambda: journal.opened or time.monotonic() > deadline, lease_s)
+
+
+def keep_journals(folder: Path) -> None:
+    """From here on whoever runs a study in this process, or in a fork of it, keeps a journal."""
+    run_study = wiring.run_study
+
+    def journalled(store: Store, study_id: str, *, on_event: OnEvent, **options: Any) -> wiring.Result:
+        with JournalWriter(folder) as journal:
+
+            def hear(event: LoopEvent) -> None:
+                journal.hear(event)
+                on_event(event)
+
+            return run_study(store, study_id, on_event=hear, **options)
+
+    wiring.run_study = journalled
 
 
 def with_store(address: str, study_id: str, hear: Any, done: Any, lease_s: float) -> None:
@@ -96,15 +138,11 @@ def set_clock_by(file: Path) -> None:
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz or UTC) + timedelta(seconds=float(file.read_text() or 0))
 
+    file.touch()
     database.datetime = Skewed  # type: ignore[misc]
 
 
 def read_journal(path: Path) -> Journal:
     """What a controller wrote down; it may still be writing."""
-    lines = (
-        [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        if path.exists()
-        else []
-    )
-    owner = next((line["said"] for line in lines if line["kind"] == "born"), "")
-    return Journal(owner=owner, lines=tuple(Line(**line) for line in lines))
+    lines = (json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n"))
+    return Journal(owner=path.name, lines=tuple(Line(**line) for line in lines))

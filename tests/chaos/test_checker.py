@@ -80,6 +80,18 @@ def test_the_undisturbed_study_has_something_of_everything(truth: Seen) -> None:
     assert any(e.kind == "trial.late" for e in truth.events), "some report came twice"
 
 
+def test_a_real_trial_that_came_to_no_measurement_is_found(truth: Seen) -> None:
+    assert [said.split(" came to ")[0] for said in violations(truth, None)] == ["trial 4"]
+
+
+def test_a_real_trial_that_was_cut_off_by_more_than_a_lost_worker_is_found(truth: Seen) -> None:
+    events = [
+        replace(e, data={**e.data, "failure": {"kind": "ERROR"}}) if e.kind == "attempt.ended" else e
+        for e in truth.events
+    ]
+    assert "attempt 1 of trial 2 was cut off by {'kind': 'ERROR'}" in violations(replace(truth, events=events), None)
+
+
 def measured_twice(seen: Seen) -> Seen:
     measurement = seen.trials[1].measurement
     assert measurement is not None

@@ -18,12 +18,12 @@ from autotune.service.launcher import ProcessLauncher
 from autotune.service.supervisor import Supervisor
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, maintenance, open_store
-from autotune_workers.machine import die_with_parent
+from tests.chaos import supervisor
 from tests.chaos.arena import forkserver, see, undisturbed
 from tests.chaos.checker import violations
+from tests.chaos.supervisor import PLACES
 from tests.wiring.studies import QUIET, spec
 
-PLACES = 4
 DEADLINE_S = 240.0
 SMALL = spec(
     space={"tp": [1, 2], "micro_batch_size": [1, 2, 4], "precision": ["bf16"]},
@@ -70,12 +70,12 @@ def wrong(store: SqlStore, studies: list[str]) -> list[str]:
 def test_fifty_studies_on_four_places_are_run_in_turn(tmp_path: Path, store: SqlStore) -> None:
     studies = submitted(store, 50)
     launcher = ProcessLauncher(tmp_path / "logs", store_url=str(tmp_path / "store.db"))
-    supervisor = Supervisor(store, launcher, max_studies=PLACES, poll_s=0.05)
-    supervisor.start()
+    watch = Supervisor(store, launcher, max_studies=PLACES, poll_s=0.05)
+    watch.start()
     try:
         wait_until(lambda: all_ended(store, 50))
     finally:
-        supervisor.close()
+        watch.close()
     assert wrong(store, studies) == []
     history = {study: store.events(study) for study in studies}
     assert [[e.kind for e in history[s]].count("study.claimed") for s in studies] == [1] * 50
@@ -94,16 +94,6 @@ def moment(events: list[HistoryEvent], kind: str) -> float:
     return next(e.at.timestamp() for e in events if e.kind == kind)
 
 
-def supervise(address: str, logs: str) -> None:
-    """A supervisor process. Its studies outlive it."""
-    die_with_parent(os.getppid())
-    store = open_store(address)
-    launcher = ProcessLauncher(Path(logs), store_url=address, lease_s=1.0)
-    Supervisor(store, launcher, max_studies=PLACES, poll_s=0.05).start()
-    while True:
-        time.sleep(1.0)
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.flaky(reruns=2, only_rerun=["TimeoutError"])
 def test_killed_supervisors_and_killed_studies_change_no_result(tmp_path: Path, store: SqlStore) -> None:
@@ -112,7 +102,7 @@ def test_killed_supervisors_and_killed_studies_change_no_result(tmp_path: Path, 
 
     def another() -> None:
         process = forkserver().Process(
-            target=supervise, args=(str(tmp_path / "store.db"), str(tmp_path / "logs")), daemon=True
+            target=supervisor.main, args=(str(tmp_path / "store.db"), str(tmp_path / "logs"), 1.0), daemon=True
         )
         process.start()
         processes.append(process)

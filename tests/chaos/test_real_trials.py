@@ -1,4 +1,5 @@
-"""Disturbed studies whose trials really train: on ranks of this machine, and on Ray. What they measure is never the same twice, all else is."""
+"""Disturbed studies whose trials really train: on ranks of this machine, and on Ray, and whose ranks may be killed. What they measure is
+never the same twice, all else is."""
 
 from __future__ import annotations
 
@@ -12,11 +13,10 @@ import pytest
 
 from tests.chaos.arena import play_all
 from tests.chaos.conftest import Place
-from tests.chaos.schedule import Disturbance, Schedule
+from tests.chaos.schedule import REAL, Disturbance, Schedule
 from tests.ray_roles import played_head
 
 MANY = int(os.environ.get("CHAOS_REAL_SCHEDULES", "10"))
-KINDS = ("kill", "freeze", "rival", "database", "clock", "kill_and_race")
 SPEC: dict[str, Any] = {
     "name": "real",
     "model": "nano-gpt",
@@ -41,7 +41,13 @@ def disturbed(seed: int, runner: dict[str, Any]) -> Schedule:
     """One to three disturbances of five trials."""
     draw = random.Random(seed)
     disturbances = [
-        Disturbance(kind=draw.choice(KINDS), after=draw.randrange(3, 8), for_s=0.5, jump_s=draw.choice((-60.0, 60.0)))
+        Disturbance(
+            kind=draw.choice(REAL),
+            after=draw.randrange(3, 8),
+            for_s=0.5,
+            jump_s=draw.choice((-60.0, 60.0)),
+            which=draw.randrange(6),
+        )
         for _ in range(draw.randrange(1, 4))
     ]
     return Schedule(

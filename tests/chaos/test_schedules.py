@@ -15,7 +15,7 @@ import pytest
 
 from tests.chaos.arena import Played, SmallDisk, Where, play_all, small_disk
 from tests.chaos.conftest import Place
-from tests.chaos.schedule import ANYWHERE, Disturbance, Schedule, seeded, study_spec
+from tests.chaos.schedule import ANYWHERE, SUPERVISED, Disturbance, Schedule, seeded, study_spec
 
 MANY = int(os.environ.get("CHAOS_SCHEDULES", "200"))
 FIRST_SEED = int(os.environ.get("CHAOS_SEED", "1000"))
@@ -30,21 +30,24 @@ def wrong(played: list[Played]) -> list[str]:
 def tell(name: str, played: list[Played]) -> str:
     met = Counter(kind for one in played for kind in one.met)
     return (
-        f"{name}: {len(played)} schedules from seed {FIRST_SEED}, {sum(met.values())} disturbances ({dict(sorted(met.items()))}), "
-        f"{sum(p.controllers for p in played)} controllers, {sum(p.terms for p in played)} terms, {sum(p.fenced for p in played)} fenced, "
+        f"{name}: {len(played)} schedules from seed {FIRST_SEED}, {sum(p.schedule.is_supervised for p in played)} of them supervised, "
+        f"{sum(met.values())} disturbances ({dict(sorted(met.items()))}), "
+        f"{sum(p.supervisors for p in played)} supervisors, {sum(p.controllers for p in played)} controllers, {sum(p.terms for p in played)} terms, {sum(p.fenced for p in played)} fenced, "
         f"{sum(p.took_s for p in played):.0f} s in all, {len(wrong(played))} violations"
     )
 
 
 def test_seeds_decide_and_differ() -> None:
     assert seeded(3) == seeded(3)
-    assert {kind for seed in range(30) for kind in (d.kind for d in seeded(seed).disturbances)} == set(ANYWHERE)
+    drawn = [seeded(seed) for seed in range(60)]
+    for is_supervised, kinds in ((False, ANYWHERE), (True, SUPERVISED)):
+        assert {d.kind for one in drawn if one.is_supervised is is_supervised for d in one.disturbances} == set(kinds)
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.flaky(reruns=2, only_rerun=["TimeoutError"])
 def test_eight_schedules_on_sqlite(tmp_path: Path, files: Callable[[int], list[Place]]) -> None:
-    each = [one_of(seed, kind) for seed, kind in enumerate((*ANYWHERE, "freeze", "kill"))]
+    each = [one_of(seed, kind) for seed, kind in enumerate((*ANYWHERE, "supervisor", "freeze"))]
     played = play_all(each, files(4), tmp_path)
     assert wrong(played) == []
     assert len([p for p in played if p.met]) == 8
@@ -62,9 +65,9 @@ def test_three_schedules_on_postgresql(tmp_path: Path, servers: Callable[[int], 
 
 def one_of(seed: int, kind: str) -> Schedule:
     """A schedule that begins with this kind and goes on with another."""
-    drawn = seeded(seed, searchers=SIMPLE)
+    drawn = seeded(seed, searchers=SIMPLE, supervised=float(kind == "supervisor"))
     first = Disturbance(kind=kind, after=3, for_s=0.5, jump_s=-3600.0 if seed % 2 else 3600.0)
-    return Schedule(seed=seed, spec=drawn.spec, disturbances=(first, drawn.disturbances[-1]))
+    return replace(drawn, disturbances=(first, drawn.disturbances[-1]))
 
 
 @pytest.mark.timeout(1200)
@@ -93,7 +96,7 @@ def test_a_disk_that_fills_up_again_and_again(tmp_path: Path) -> None:
 def test_a_database_that_is_gone_for_a_minute(tmp_path: Path, servers: Callable[[int], list[Place]]) -> None:
     """The one controller waits for it and goes on: no other is needed."""
     gone = Disturbance(kind="database", after=8, for_s=61.0)
-    schedule = replace(seeded(7), disturbances=(gone,), lease_s=10.0)
+    schedule = replace(seeded(7, supervised=0.0), disturbances=(gone,), lease_s=10.0)
     (played,) = play_all([schedule], servers(1), tmp_path)
     assert played.wrong == ()
     assert (played.met, played.controllers) == (("database",), 1)

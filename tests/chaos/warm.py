@@ -13,6 +13,7 @@ import autotune.search.bayesian
 import autotune.search.optuna
 import autotune_workers.simulated
 import tests.chaos.controller
+import tests.chaos.supervisor
 
 with contextlib.suppress(ImportError):  # only where PostgreSQL is used
     import psycopg
