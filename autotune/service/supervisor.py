@@ -154,7 +154,7 @@ class Supervisor:
             self._wake.clear()
 
     def _candidates(self, free: int) -> list[StudyRecord]:
-        """What nobody holds, oldest first; before them what a dead process of ours still holds on paper."""
+        """What nobody holds, oldest first; before them what a dead process beside this one still holds on paper."""
         first = []
         for study in sorted(self._died):
             record = self._store.study(study)
@@ -167,15 +167,19 @@ class Supervisor:
         return [*first, *(r for r in rest if r.id not in self._died)]
 
     def _others(self) -> set[str]:
-        """Studies that living processes beside this one hold and that we did not start."""
-        found = set()
+        """Studies that living processes beside this one hold and that we did not start. What dead ones hold goes to those that died.
+
+        No clock says when these may be claimed: one that was set back since would have them wait for as long as that.
+        """
+        found: set[str] = set()
         for status in ACTIVE:
             for record in self._store.studies(status=status, limit=1000):
                 if record.id in self._mine or record.id in self._died:
                     continue
                 lease = self._store.holder(record.id)
-                if lease is not None and is_beside(lease.owner) and not is_gone(lease.owner):
-                    found.add(record.id)
+                if lease is None or not is_beside(lease.owner):
+                    continue
+                (self._died if is_gone(lease.owner) else found).add(record.id)
         return found
 
     def _note(self, ended: Ended) -> None:

@@ -112,6 +112,19 @@ def test_studies_that_outlived_a_service_of_this_host_take_up_room(store: SqlSto
     assert launcher.started == [waiting]
 
 
+def test_what_a_dead_process_of_another_service_holds_is_started_however_long_its_lease(store: SqlStore) -> None:
+    """The clock may have been set back since: then leases of processes that died with their service run for as long as it was."""
+    study = submit(store)
+    host, pid, start, place = this_process().split(":")
+    lease = store.claim(study, f"{host}:{pid}:{int(start) + 1}:{place}", lease_s=3600)
+    store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
+    launcher = PaperLauncher()
+    watch = supervisor(store, launcher)
+    watch.round()
+    watch.round()
+    assert launcher.started == [study]
+
+
 def test_a_study_whose_process_dies_is_started_again_later_and_later_and_at_last_fails(store: SqlStore) -> None:
     study = submit(store)
     launcher, clock = PaperLauncher(), Clock()
