@@ -11,13 +11,14 @@ from autotune.service.launcher import ProcessLauncher
 from autotune.service.supervisor import Supervisor
 from autotune.store import open_store
 from autotune_workers.machine import die_with_parent
+from tests.chaos.controller import patiently
 
 ROOT = Path(__file__).parents[2]
 PLACES = 4
 
 
 def main(address: str, logs: str, lease_s: float, journals: str = "") -> None:
-    """Keeps studies running until it is killed. `journals`: the folder where their controllers keep them, if they shall."""
+    """Keeps studies running until it is killed, as soon as its database is there. `journals`: where their controllers keep them, if they shall."""
     die_with_parent(os.getppid())
     if journals:
         path = (Path(__file__).with_name("journalled"), ROOT, ROOT / "workers")
@@ -25,6 +26,7 @@ def main(address: str, logs: str, lease_s: float, journals: str = "") -> None:
     Path(logs).mkdir(exist_ok=True)
     logging.basicConfig(filename=Path(logs) / "supervisors.log")
     launcher = ProcessLauncher(Path(logs), store_url=address, lease_s=lease_s)
-    Supervisor(open_store(address), launcher, max_studies=PLACES, poll_s=0.05).start()
+    store = patiently(lambda: open_store(address), lambda: False)
+    Supervisor(store, launcher, max_studies=PLACES, poll_s=0.05).start()
     while True:
         signal.pause()
