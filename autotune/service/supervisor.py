@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from autotune.errors import AutotuneError, ConflictError, NotFoundError, RunnerError, StoreError
 from autotune.holder import is_beside, is_gone
-from autotune.ports import Store, StudyRecord
+from autotune.ports import Lease, Store, StudyRecord
 from autotune.service.launcher import Ended, Launcher
 from autotune.service.worker import ENDED, HELD, STORE_AWAY
 from autotune.spec import StudyStatus
@@ -31,7 +31,9 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 """before a study is tried again: doubles each time"""
 STORE_WAIT_S = 5.0
 LOOK_S, STRAGGLE_S = 10.0, 60.0
-"""how often processes of ended studies are looked for, and how long one may take to end by itself"""
+"""how often its processes are looked at, and how long one may take to end by itself when its study has"""
+HUNG_LOOKS = 6
+"""looks in which a process has let its lease lie after it ran out: it is frozen, or hangs for good"""
 ACTIVE = (StudyStatus.RUNNING, StudyStatus.STOPPING)
 
 
@@ -42,6 +44,17 @@ class _Trouble:
     crashes: int = 0
     ended_trials: int = -1
     not_before_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Sign:
+    """The last sign of life of a study's process."""
+
+    lease: Lease | None
+    looks: int = 0
+    """since it was given"""
+    is_its_own: bool = False
+    """whether it came since the process was started"""
 
 
 class Supervisor:
@@ -63,6 +76,7 @@ class Supervisor:
         self._monotonic = monotonic
         self._mine: set[str] = set()
         self._died: set[str] = set()
+        self._signs: dict[str, _Sign] = {}
         self._ended: list[Ended] = []
         self._trouble: dict[str, _Trouble] = {}
         self._closing = threading.Event()
@@ -106,7 +120,7 @@ class Supervisor:
         while self._ended:  # each stays in hand until the store has heard of it
             self._note(self._ended[0])
             self._ended.pop(0)
-        self._end_stragglers()
+        self._look_at_processes()
         free = self._max - len(self._mine | self._others())
         if free <= 0:
             return
@@ -117,13 +131,14 @@ class Supervisor:
             trouble = self._trouble.get(record.id)
             if record.id in self._mine or (trouble and now < trouble.not_before_s):
                 continue
+            self._signs[record.id] = _Sign(lease=self._store.holder(record.id))
             self._launcher.start(record)
             self._mine.add(record.id)
             self._died.discard(record.id)
             free -= 1
 
-    def _end_stragglers(self) -> None:
-        """Kills processes whose studies ended long ago: cancelled, but something in them hangs."""
+    def _look_at_processes(self) -> None:
+        """Kills those whose studies ended long ago (cancelled, but something in them hangs), and those that show no life: another goes on."""
         if self._monotonic() - self._looked_s < LOOK_S:
             return
         self._looked_s = self._monotonic()
@@ -132,6 +147,19 @@ class Supervisor:
             if record.ended_at is not None and (datetime.now(UTC) - record.ended_at).total_seconds() > STRAGGLE_S:
                 log.warning("study %s has ended, but its process has not: killed", study)
                 self._launcher.kill(study)
+            elif self._is_hung(study):
+                log.warning("the process of study %s has let its lease run out and shows no life: killed", study)
+                self._launcher.kill(study)
+
+    def _is_hung(self, study: str) -> bool:
+        """Whether the process once had the study and renews its lease no more, in so many looks of which the store was there for each."""
+        lease = self._store.holder(study)
+        sign = self._signs.setdefault(study, _Sign(lease=lease))
+        if lease != sign.lease:
+            sign.lease, sign.looks, sign.is_its_own = lease, 0, True
+        sign.looks += 1
+        is_out = lease is not None and lease.expires_at <= datetime.now(UTC)
+        return is_out and sign.is_its_own and sign.looks > HUNG_LOOKS
 
     def _run(self) -> None:
         adopted = False
@@ -167,7 +195,7 @@ class Supervisor:
         return [*first, *(r for r in rest if r.id not in self._died)]
 
     def _others(self) -> set[str]:
-        """Studies that living processes beside this one hold and that we did not start. What dead ones hold goes to those that died.
+        """Studies that processes beside this one hold and that we did not start. What dead ones hold goes to those that died.
 
         No clock says when these may be claimed: one that was set back since would have them wait for as long as that.
         """
@@ -179,12 +207,16 @@ class Supervisor:
                 lease = self._store.holder(record.id)
                 if lease is None or not is_beside(lease.owner):
                     continue
-                (self._died if is_gone(lease.owner) else found).add(record.id)
+                if is_gone(lease.owner):
+                    self._died.add(record.id)
+                elif lease.expires_at > datetime.now(UTC):  # else it is frozen, and its study anybody's
+                    found.add(record.id)
         return found
 
     def _note(self, ended: Ended) -> None:
         self._mine.discard(ended.study)
         self._died.discard(ended.study)
+        self._signs.pop(ended.study, None)
         if ended.by_hand:
             self._cancel(ended.study)
             return

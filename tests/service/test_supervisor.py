@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from autotune.errors import RunnerError
 from autotune.holder import this_process
 from autotune.ports import StudyRecord
 from autotune.service.launcher import Ended, ProcessLauncher
-from autotune.service.supervisor import MAX_CRASHES, Supervisor
+from autotune.service.supervisor import HUNG_LOOKS, LOOK_S, MAX_CRASHES, Supervisor
 from autotune.service.worker import HELD, STORE_AWAY
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
@@ -195,6 +196,58 @@ def test_a_process_that_does_not_end_with_its_study_is_killed(store: SqlStore, m
     clock.now_s += 60
     watch.round()
     assert launcher.killed == [study]
+
+
+def test_a_process_that_lets_its_lease_lie_is_killed_and_one_that_waits_for_its_turn_is_not(store: SqlStore) -> None:
+    study = submit(store)
+    before = store.claim(study, "elsewhere", lease_s=0.01)
+    assert before is not None
+    store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=before)
+    launcher, clock = PaperLauncher(), Clock()
+    watch = supervisor(store, launcher, clock)
+
+    def look(times: int) -> None:
+        for _ in range(times):
+            clock.now_s += LOOK_S
+            watch.round()
+
+    until(lambda: watch.round() or launcher.started)
+    look(2 * HUNG_LOOKS)
+    assert launcher.killed == [], "what lies is the lease of the one before"
+    lease = until(lambda: store.claim(study, "ours", lease_s=0.01))
+    for _ in range(2 * HUNG_LOOKS):
+        lease = store.renew(lease, lease_s=0.01)
+        look(1)
+    assert launcher.killed == []
+    look(HUNG_LOOKS)
+    assert launcher.killed == [study]
+
+
+def test_a_frozen_process_of_an_earlier_service_takes_no_place(store: SqlStore) -> None:
+    study = submit(store)
+    lease = store.claim(study, this_process(), lease_s=0.5)
+    assert lease is not None
+    store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
+    launcher = PaperLauncher()
+    watch = supervisor(store, launcher, most=1)
+    watch.round()
+    assert launcher.started == []
+    until(lambda: watch.round() or launcher.started == [study])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_frozen_process_of_the_only_supervisor_is_replaced(tmp_path: Path) -> None:
+    with Service(tmp_path, supervised=True) as service, service.client() as client:
+        study = client.submit(slow_spec())["study"]["id"]
+        until(lambda: client.status(study)["study"]["trials"].get("RUNNING"))
+        pid = until(lambda: service.launcher.pid_of(study))
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        while service.launcher.pid_of(study) in (pid, None):
+            assert time.monotonic() - began < 300
+            time.sleep(0.5)
+        print(f"replaced after {time.monotonic() - began:.0f} s")
 
 
 @pytest.mark.flaky(reruns=2)
