@@ -1,6 +1,6 @@
 """Replays searchers on published sweeps: how many trials until the best so far is within 5% of the best there is?
 
-    python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ... | --worlds 60] [--model held_out]
+    python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ... | --worlds 60 | --invented 100] [--model held_out]
 
 Columns, over all cells and seeds: mean, median and 90th percentile of the trials to within 5%, failed trials on the way, mean regret
 after 3, 5 and 10 trials; and for searchers that know when they are done, trials and regret when the expected gain of all that
@@ -34,6 +34,7 @@ from autotune.spec import FailureKind, ParallelConfig, Trial, Workload
 from tests.benchmarks.cells import MIN_CONFIGS, Cell, read_cells
 from tests.benchmarks.figure import curves_svg
 from tests.benchmarks.models import MODELS, Prediction, held_out_constants, prediction
+from tests.benchmarks.replay_invented import invented_cells
 from tests.benchmarks.replay_worlds import simulated_cells
 
 DATA = Path(__file__).with_name("data")
@@ -174,6 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, action="append", help="measurements in the common header (repeatable)")
     parser.add_argument("--worlds", type=int, default=0, help="so many simulated cells in place of measured ones")
+    parser.add_argument("--invented", type=int, default=0, help="so many of another form than the cost model's")
+    parser.add_argument("--unfitted", action="store_true", help="of trainers that no constant was fitted to")
     parser.add_argument("--searchers", default="bayesian,cost_ranked,rule_of_thumb,random", help="names, by commas")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2)
@@ -190,9 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := [name for name in args.searchers.split(",") if name not in searcher_names()]:
         parser.error(f"no searcher is called {unknown[0]!r}; there are {', '.join(searcher_names())}")
     try:
-        cells = simulated_cells(args.worlds) or [
-            cell for path in paths for cell in read_cells(path, unknown_cause=args.unknown_failure)
-        ]
+        made = simulated_cells(args.worlds) or invented_cells(args.invented, is_fitted=not args.unfitted)
+        cells = made or [cell for path in paths for cell in read_cells(path, unknown_cause=args.unknown_failure)]
     except (OSError, KeyError, ValueError, AutotuneError) as error:
         parser.error(f"the measurements cannot be read: {type(error).__name__}: {error}")
     if not cells:
@@ -204,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "| searcher | trials: mean | median | p90 | failed | regret at 3 | 5 | 10 | stops after | with regret | s per trial |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
-    fitted: Fitted = {} if args.model == "shipped" or args.worlds else held_out_constants()
+    fitted: Fitted = {} if args.model == "shipped" or made else held_out_constants()
     known = {(cell.workload.model.name, cell.workload.trainer) for cell in cells}
     if fitted and (strange := sorted(model for model, trainer in known - fitted.keys())):
         print(f"no constants were fitted without {', '.join(strange)}: those that ship are used, which never saw it")
@@ -223,7 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.figure:
         args.figure.parent.mkdir(exist_ok=True)
         args.figure.write_text(
-            curves_svg(curves, title=f"Mean regret on {len(cells)} published cells"), encoding="utf-8"
+            curves_svg(curves, title=f"Mean regret on {len(cells)} {'made-up' if made else 'published'} cells"),
+            encoding="utf-8",
         )
 
 
