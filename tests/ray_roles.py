@@ -18,21 +18,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 from autotune_workers.keeper import descendants
+from autotune_workers.machine import die_with_parent
 
 
 def head() -> None:
     """The head of a cluster."""
     from autotune_workers.ray import RayRunner
 
+    die_with_parent(os.getppid())
     print(RayRunner(num_cpus=2).address, flush=True)
-    time.sleep(3600)
+    signal.pause()
 
 
 def node(address: str, num_cpus: str, folder: str) -> None:
@@ -52,10 +53,11 @@ def node(address: str, num_cpus: str, folder: str) -> None:
         dashboard_agent_listen_port=0,
         temp_dir=folder,
     )
+    die_with_parent(os.getppid())
     Node(parameters, head=False, shutdown_at_exit=False, spawn_reaper=False)
     write_ray_address(address, folder)
     print("joined", flush=True)
-    time.sleep(3600)
+    signal.pause()
 
 
 def study(address: str, steps: str = "500", abandoned_s: str = "3", attempts: str = "3") -> None:
@@ -95,7 +97,7 @@ def study(address: str, steps: str = "500", abandoned_s: str = "3", attempts: st
 @contextlib.contextmanager
 def played(*role: str, environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     """A process in that role, whose output can be read; killed at the end with all below it."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
     path = os.pathsep.join([str(root), str(root / "workers")])
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.ray_roles", *role],
@@ -119,7 +121,14 @@ def played_head() -> Iterator[tuple[subprocess.Popen[str], str]]:
     mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32}  # so that nothing is written to the user's home
     with mock.patch.dict(os.environ, mine), played("head") as head:
         assert head.stdout is not None
-        yield head, next(line for line in head.stdout if line.startswith("127.")).strip()
+        said = ""
+        for line in head.stdout:
+            if line.startswith("127."):
+                break
+            said += line
+        else:
+            raise RuntimeError(f"the head did not start: {said}")
+        yield head, line.strip()
 
 
 @contextlib.contextmanager

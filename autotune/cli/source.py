@@ -123,7 +123,8 @@ class LocalSource:
         """pause, resume, stop or cancel."""
         from autotune import wiring
 
-        return {"study": self._study(wiring.act(self.store, study_id, action))}
+        wiring.act(self.store, study_id, action)
+        return {"study": self.status(study_id)["study"]}
 
     def best(self, study_id: str, *, top: int = 1, **asked: Any) -> Document:
         """Best configs of a study."""

@@ -25,7 +25,8 @@ def tune(
     train_tokens: Annotated[
         float | None,
         typer.Option(
-            "--train-tokens", min=1, help="Of the training that this is for: no trial may cost it more than it saves."
+            "--train-tokens",
+            help="Of the training that this is for: the search ends when further trials would take longer than they save it.",
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the spec's.")] = None,

@@ -3,7 +3,7 @@
 commands.py   the events and commands              machine.py   Controller: phases, retries, pause, stop, cancel
 attempts.py   ranks, deadlines                     judge.py     a report becomes a terminal trial
 book.py       the trials, counted                  finals.py    who is measured again, and who won
-budget.py     what is used up                   worth.py     what further trials are worth
+budget.py     what is used up                   payoff.py    what further trials are worth
 """
 
 from autotune.controller.commands import (
@@ -34,7 +34,7 @@ from autotune.controller.commands import (
 from autotune.controller.finals import Verdict, contenders, decide, first_measurements
 from autotune.controller.judge import HOPELESS
 from autotune.controller.machine import Controller
-from autotune.controller.worth import training_gpu_s
+from autotune.controller.payoff import training_s
 
 __all__ = [
     "HOPELESS",
@@ -66,5 +66,5 @@ __all__ = [
     "contenders",
     "decide",
     "first_measurements",
-    "training_gpu_s",
+    "training_s",
 ]

@@ -31,7 +31,7 @@ class TrialBook:
         self._step_seconds = 0.0
         self._gpu_step_seconds = 0.0
         self._searched = 0
-        self._search_gpu_seconds = 0.0
+        self._search_seconds = 0.0
 
     def put(self, trial: Trial) -> None:
         """Keeps the trial in its present state."""
@@ -54,9 +54,10 @@ class TrialBook:
         return self._gpu_seconds
 
     @property
-    def trial_gpu_s(self) -> float:
-        """Mean rank-seconds of what the searcher asked for and was measured, by the clocks that measured it: a restart finds the same."""
-        return self._search_gpu_seconds / max(1, self._searched)
+    def trial_s(self) -> float:
+        """Mean seconds of what the searcher asked for and was measured (before that: of all that was), by the clocks that measured it: a restart finds the
+        same."""
+        return self._search_seconds / self._searched if self._searched else self._seconds / max(1, self._runs)
 
     @property
     def purposes(self) -> set[TrialPurpose]:
@@ -94,7 +95,7 @@ class TrialBook:
             self._gpu_seconds += seconds * trial.config.world_size
             if trial.purpose is TrialPurpose.SEARCH:
                 self._searched += 1
-                self._search_gpu_seconds += seconds * trial.config.world_size
+                self._search_seconds += seconds
             self._step_seconds += trial.measurement.step_time_s
             self._gpu_step_seconds += trial.measurement.step_time_s * trial.config.world_size
         if trial.purpose is TrialPurpose.FINAL or trial.reward is None or not competes(trial, self._study):

@@ -53,7 +53,7 @@ from autotune.controller.commands import (
 )
 from autotune.controller.finals import longer, next_final, outcome, participants, whole
 from autotune.controller.judge import Judge
-from autotune.controller.worth import not_worth_it
+from autotune.controller.payoff import not_worth_it
 from autotune.ports import AttemptId, TrialRequest
 from autotune.reward import competes
 from autotune.spec import (

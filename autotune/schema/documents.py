@@ -230,7 +230,7 @@ class BudgetDocument(Document):
     max_failed_trials: Annotated[StrictInt, Field(ge=1, le=100_000)] = _BUDGET.max_failed_trials
     max_gpu_s: Positive | None = _BUDGET.max_gpu_s
     min_gain: Fraction = _BUDGET.min_gain
-    train_tokens: Positive | None = _BUDGET.train_tokens
+    train_tokens: Annotated[Positive, Field(le=1e18)] | None = _BUDGET.train_tokens
     parallel_trials: Annotated[StrictInt, Field(ge=1, le=1024)] = _BUDGET.parallel_trials
 
 

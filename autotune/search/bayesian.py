@@ -38,8 +38,7 @@ class BayesianSearcher(BelievingSearcher):
             best = float(np.median(mean[0][runs >= min(math.log(0.5), float(np.max(runs)))]))
         gain = log_averaged_improvement(log_weights, mean, sd, best)
         at = int(np.argmax(gain + runs))
-        slope = self.beliefs.slope
         return int(candidates[at]), (
-            f"expected gain {math.expm1(math.exp(gain[at]) / slope):.1%} over the best so far, "
+            f"expected gain {self.as_speed(math.exp(gain[at])):.1%} over the best so far, "
             f"runs with probability {math.exp(runs[at]):.0%}"
         )

@@ -39,7 +39,12 @@ class BelievingSearcher(Searcher):
         gains = [
             expected_maximum(m[likely], s[likely], np.exp(runs[likely]), best) for m, s in zip(mean, sd, strict=True)
         ]
-        return math.expm1(float(np.exp(log_weights) @ gains) / max(self.beliefs.slope, 1e-3))
+        return self.as_speed(float(np.exp(log_weights) @ gains))
+
+    def as_speed(self, gain: float) -> float:
+        """What a gain of the score is as a relative one of the throughput; where that counts for nothing: as it is."""
+        slope = self.beliefs.slope
+        return math.expm1(gain / slope) if slope > 0 else gain
 
     @property
     def beliefs(self) -> Beliefs:

@@ -32,8 +32,9 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 STORE_WAIT_S = 5.0
 LOOK_S, STRAGGLE_S = 10.0, 60.0
 """how often its processes are looked at, and how long one may take to end by itself when its study has"""
-HUNG_LOOKS = 6
-"""looks in which a process has let its lease lie after it ran out: it is frozen, or hangs for good"""
+HUNG_LOOKS = 30
+"""looks in which a process has not renewed its lease and still is there: it is frozen, or hangs for good. One that waits for a database in which it
+cannot write gives up long before (`Ledger`, 120 s)"""
 ACTIVE = (StudyStatus.RUNNING, StudyStatus.STOPPING)
 
 
@@ -152,13 +153,13 @@ class Supervisor:
                 self._launcher.kill(study)
 
     def _is_hung(self, study: str) -> bool:
-        """Whether the process once had the study and renews its lease no more, in so many looks of which the store was there for each."""
+        """Whether the process once had the study and renews its lease no more, or has given it back and does not end, in so many looks."""
         lease = self._store.holder(study)
-        sign = self._signs.setdefault(study, _Sign(lease=lease))
+        sign = self._signs.setdefault(study, _Sign(lease=None))
         if lease != sign.lease:
             sign.lease, sign.looks, sign.is_its_own = lease, 0, True
         sign.looks += 1
-        is_out = lease is not None and lease.expires_at <= datetime.now(UTC)
+        is_out = lease is None or lease.expires_at <= datetime.now(UTC)
         return is_out and sign.is_its_own and sign.looks > HUNG_LOOKS
 
     def _run(self) -> None:

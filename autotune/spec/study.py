@@ -68,7 +68,7 @@ class Budget:
     min_gain: float = 0.01
     """the search ends by itself when the expected relative gain of the trials that would come next falls under this; 0 means never"""
     train_tokens: float | None = None
-    """tokens of the training that the config is for: with it the search also ends when further trials are expected to save it less than they take"""
+    """tokens of the training that the config is for: with it the search ends when further trials would take longer than they save it, whatever `min_gain` is"""
     parallel_trials: int = 1
     """trials at once, where the runner has room"""
 

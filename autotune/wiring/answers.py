@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from autotune import reward
-from autotune.controller import Verdict, decide, first_measurements, training_gpu_s
+from autotune.controller import Verdict, decide, first_measurements, training_s
 from autotune.errors import ExportError, NotFoundError, SpecError
 from autotune.holder import is_gone
 from autotune.ports import Store, StudyRecord
@@ -17,7 +18,9 @@ from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, Tria
 from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
 
-NOBODY = "no controller has it: `autotune tune` with its spec, or a service on this store, goes on with it"
+NOBODY = (
+    "no controller has it now: a service on this store goes on with it, or without one `autotune tune` with its spec"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +82,12 @@ def _payback(record: StudyRecord, verdict: Verdict) -> list[str]:
     tokens, best, baseline = record.study.budget.train_tokens, verdict.winner, verdict.baseline
     if tokens is None or best is None or baseline is None:
         return []
-    ours, default = training_gpu_s(best, tokens), training_gpu_s(baseline, tokens)
-    spent = record.result.get("gpu_s") if record.study.runner != SIMULATED else None
-    cost = f"; the study took {format_duration(spent)}" if spent is not None else ""
+    ours, default = training_s(best, tokens), training_s(baseline, tokens)
+    if record.study.objective.metric == "goodput" and best.reward is not None and baseline.reward is not None:
+        ours = default / math.exp(best.reward.throughput - baseline.reward.throughput)  # a token may be worth less
+    cost = f"; the study took {format_duration(record.elapsed_s)}" if record.study.runner != SIMULATED else ""
     return [
-        f"a training on {tokens:.3g} tokens takes {format_duration(ours)} of rank time with the best config, {format_duration(default)} with the default one{cost}"
+        f"a training on {tokens:.3g} tokens takes {format_duration(ours)} with the best config, {format_duration(default)} with the default one{cost}"
     ]
 
 

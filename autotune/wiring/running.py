@@ -20,7 +20,7 @@ from autotune.ports import Store, StudyRecord
 from autotune.progress import OnEvent, Said, StudyOpened
 from autotune.spec import Study, StudyStatus
 from autotune.spec.plain import fingerprint, study_to_dict
-from autotune.wiring.answers import NOBODY, Result, is_held, result_of
+from autotune.wiring.answers import Result, is_held, result_of
 from autotune.wiring.assembly import assemble, history_of, make_runner_of
 from autotune.wiring.references import keep_losses, known_losses
 from autotune.wiring.sources import load_study, open_store, read_document
@@ -116,24 +116,18 @@ def run_study(
 def act(store: Store, study_id: str, action: str) -> StudyRecord:
     """pause, resume, stop or cancel a study, whether it is being run or not. Raises `ConflictError` when its state forbids that."""
     record = store.study(study_id)
-    queued, running, paused, stopping = (
-        StudyStatus.QUEUED,
-        StudyStatus.RUNNING,
-        StudyStatus.PAUSED,
-        StudyStatus.STOPPING,
-    )
+    queued, running, paused = StudyStatus.QUEUED, StudyStatus.RUNNING, StudyStatus.PAUSED
     if action == "pause":
         return store.set_status(record.id, paused, expect=[queued, running, paused], message="pause asked for")
     if action == "resume":
         status = running if record.started_at else queued
-        message = "" if status is queued or is_held(store, record.id) else NOBODY
-        return store.set_status(record.id, status, expect=[paused, status], message=message)
+        return store.set_status(record.id, status, expect=[paused, status], message="")
     if action == "cancel":
         expect = [s for s in StudyStatus if not s.is_terminal]
         return store.set_status(record.id, StudyStatus.CANCELLED, expect=expect, message="cancelled on request")
     if action != "stop":
         raise ValueError(f"an action is one of {', '.join(ACTIONS)}, but is {action!r}")
-    is_asked = record.status in (running, stopping) and is_held(store, record.id)
+    is_asked = record.status in (running, StudyStatus.STOPPING) and is_held(store, record.id)
     if not is_asked and not record.status.is_terminal:  # nobody runs it: end it with what is known
         result = result_of(store, record.id)
         status = StudyStatus.COMPLETED if result.best else StudyStatus.CANCELLED
@@ -143,6 +137,7 @@ def act(store: Store, study_id: str, action: str) -> StudyRecord:
             "speedup": result.speedup,
         }
         return store.set_status(record.id, status, expect=[record.status], message=STOPPED_ON_REQUEST, **fields)
+    stopping = StudyStatus.STOPPING
     return store.set_status(
         record.id, stopping, expect=[running, stopping], message="stop asked for: running trials finish"
     )

@@ -63,6 +63,8 @@ def played_through(schedules: list[Schedule], places: list[Place], folder: Path)
         )
     assert [sentence for one in played for sentence in one.wrong] == []
     assert {one.trials for one in played} == {played[0].trials}
+    assert len(played[0].trials) == 5, "the default config and what the budget allows"
+    assert any(one.met for one in played)
 
 
 def test_real_trials_on_ranks_of_this_machine(tmp_path: Path, files: Callable[[int], list[Place]]) -> None:

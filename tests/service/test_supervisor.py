@@ -237,7 +237,10 @@ def test_a_frozen_process_of_an_earlier_service_takes_no_place(store: SqlStore) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_frozen_process_of_the_only_supervisor_is_replaced(tmp_path: Path) -> None:
+def test_a_frozen_process_of_the_only_supervisor_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.service import supervisor as module
+
+    monkeypatch.setattr(module, "HUNG_LOOKS", 3)
     with Service(tmp_path, supervised=True) as service, service.client() as client:
         study = client.submit(slow_spec())["study"]["id"]
         until(lambda: client.status(study)["study"]["trials"].get("RUNNING"))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from autotune.ledger import Ledger
 from autotune.ports import Store
 from autotune.progress import LoopEvent, Said, TrialEnded, TrialStarted
 from autotune.spec import StudyStatus, TrialPurpose, TrialStatus
+from autotune.spec.duration import format_duration
 from autotune.store import MemoryStore
 from autotune.wiring import running
 from tests.wiring.studies import QUIET, configs, spec
@@ -98,7 +100,8 @@ def test_a_study_whose_controller_is_gone_is_stopped_at_once(store: Store) -> No
     time.sleep(0.05)
     assert "goes on with it" in wiring.document(wiring.result_of(store, record.id))["study"]["message"]
     wiring.act(store, record.id, "pause")
-    assert "goes on with it" in wiring.act(store, record.id, "resume").message
+    assert wiring.act(store, record.id, "resume").message == ""
+    assert "goes on with it" in wiring.document(wiring.result_of(store, record.id))["study"]["message"]
     assert wiring.act(store, record.id, "stop").status is StudyStatus.CANCELLED
     living = wiring.submit_study(store, study, spec())
     held = store.claim(living.id, "lives", lease_s=600)
@@ -157,9 +160,32 @@ def test_a_short_training_is_not_worth_many_trials(store: Store) -> None:
 
     short, long = tuned(1e6), tuned(1e12)
     assert len(short.trials) < len(long.trials)
-    assert "save the training less than they take" in short.record.message
-    assert "asked for" in long.record.message
+    assert "of a training of" in short.record.message
     assert short.notes[-1].startswith("a training on 1e+06 tokens takes ")
+
+
+@pytest.mark.parametrize("searcher", ["bayesian", "reinforce"])
+def test_where_stability_is_all_that_counts_a_study_ends_too(store: Store, searcher: str) -> None:
+    changes = {"searcher": searcher, "objective": {"stability_weight": 1}, "budget": {"max_trials": 4}}
+    result = wiring.tune(spec(**changes), store=store)
+    assert result.record.status is StudyStatus.COMPLETED, result.record.message
+
+
+def test_with_goodput_a_token_of_a_larger_batch_counts_for_less(store: Store) -> None:
+    changes = {
+        "workload": {"seq_len": 1024, "global_batch_size": [16, 256]},
+        "objective": {"metric": "goodput"},
+        "budget": {"max_trials": 6, "train_tokens": 1e9, "min_gain": 0},
+    }
+    result = wiring.tune(spec(**changes), store=store)
+    assert result.best is not None
+    assert result.best.reward is not None
+    assert result.baseline is not None
+    assert result.baseline.reward is not None
+    assert result.baseline.measurement is not None
+    worth = result.best.reward.throughput - result.baseline.reward.throughput
+    takes = format_duration(1e9 / result.baseline.measurement.tokens_per_s / math.exp(worth))
+    assert f"a training on 1e+09 tokens takes {takes} with the best config" in result.notes[-1]
 
 
 def test_nothing_legal_is_an_answer_before_anything_is_kept(store: Store) -> None:

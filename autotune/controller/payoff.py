@@ -1,0 +1,54 @@
+"""What further trials are worth. A search ends by itself when they are expected to gain less than was asked for, or, where the training is known that
+the config is for, when they would take longer than they save it.
+
+    k trials pay when    T g_k / (1 + g_k) > k c
+
+`T`: seconds of the training with the best config so far; `g_k`: expected relative gain of the best of the next k trials; `c`: seconds of a trial, the
+mean so far. Trials and training hold the same cluster, whatever part of it they use. The search goes on while some k up to `Searcher.AHEAD` pays. That is
+sampling with its economics, after Chick & Frazier 2012 ("Sequential analysis with economics for simulation optimization"), with an expected
+maximum of k candidates in place of their diffusion limit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autotune.controller.book import TrialBook
+from autotune.spec import Budget, Trial
+from autotune.spec.duration import format_duration
+
+if TYPE_CHECKING:
+    from autotune.search import Searcher
+
+
+def training_s(trial: Trial, tokens: float) -> float:
+    """Seconds of a training on so many tokens, as fast as this trial was. nan when nothing was measured."""
+    return tokens / trial.measurement.tokens_per_s if trial.measurement is not None else float("nan")
+
+
+def not_worth_it(searcher: Searcher, book: TrialBook, budget: Budget) -> str:
+    """Why no further trial is worth asking for, in words; empty while one is, or the searcher cannot say."""
+    if book.best is None or book.asked == 0 or (budget.min_gain == 0 and budget.train_tokens is None):
+        return ""
+    gain = searcher.expected_gain()
+    if gain is None:
+        return ""
+    if gain == 0 and not len(searcher.worth_trying()):
+        return searcher.nothing_left()
+    if budget.train_tokens is None:
+        return (
+            ""
+            if gain >= budget.min_gain
+            else f"the trials that would come next, of about {format_duration(book.trial_s)} each, are expected to gain {gain:.2%}, "
+            f"which is under the {budget.min_gain:.2%} asked for"
+        )
+    training, saved = training_s(book.best, budget.train_tokens), 0.0
+    for trials in range(1, searcher.AHEAD + 1):
+        gain = searcher.expected_gain(trials) or 0.0
+        saved = training * gain / (1 + gain)
+        if saved > trials * book.trial_s:
+            return ""
+    return (
+        f"the next {searcher.AHEAD} trials would take about {format_duration(searcher.AHEAD * book.trial_s)} and are expected to save {format_duration(saved)} "
+        f"of a training of {format_duration(training)}"
+    )
