@@ -26,6 +26,9 @@ from unittest import mock
 from autotune_workers.keeper import descendants
 from autotune_workers.machine import die_with_parent
 
+AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32}
+"""of the environment, so that nothing is written to the user's home"""
+
 
 def head() -> None:
     """The head of a cluster."""
@@ -118,8 +121,7 @@ def played(*role: str, environment: dict[str, str] | None = None) -> Iterator[su
 @contextlib.contextmanager
 def played_head() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A cluster of its own, and its address; who is in this environment meanwhile may join it."""
-    mine = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32}  # so that nothing is written to the user's home
-    with mock.patch.dict(os.environ, mine), played("head") as head:
+    with mock.patch.dict(os.environ, AUTH), played("head") as head:
         assert head.stdout is not None
         said = ""
         for line in head.stdout:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -14,8 +16,16 @@ from autotune.store import open_store
 from tests.chaos.arena import Served, SqliteFile, Where
 from tests.chaos.schedule import Schedule
 from tests.postgresql import PostgresServer, postgres_server
+from tests.ray_roles import AUTH
 
 Place = Callable[[Schedule], Where]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def auth() -> Iterator[None]:
+    """One token for all clusters: controllers are forked from a server, which keeps the environment that it was started in."""
+    with mock.patch.dict(os.environ, AUTH):
+        yield
 
 
 @pytest.fixture

@@ -46,13 +46,6 @@ def real(runner: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def ray_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written to the user's home."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "t" * 32)
-
-
 @pytest.mark.flaky(reruns=2)
 @pytest.mark.timeout(900)
 def test_the_ranks_of_a_killed_controller_are_gone_and_the_study_goes_on(tmp_path: Path) -> None:
@@ -63,7 +56,6 @@ def test_the_ranks_of_a_killed_controller_are_gone_and_the_study_goes_on(tmp_pat
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.usefixtures("ray_token")
 def test_the_cluster_of_a_killed_controller_is_gone_and_the_study_goes_on(tmp_path: Path) -> None:
     kill_and_look(tmp_path, {"kind": "ray", "num_cpus": 2, "trial": DOUBLE})
 

@@ -79,10 +79,6 @@ def test_real_trials_on_a_ray_cluster_that_goes_on(tmp_path: Path, files: Callab
         played_through([disturbed(seed, runner) for seed in range(MANY)], files(1), tmp_path)
 
 
-def test_real_trials_on_ray(
-    tmp_path: Path, files: Callable[[int], list[Place]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "t" * 32)
+def test_real_trials_on_ray(tmp_path: Path, files: Callable[[int], list[Place]]) -> None:
     runner = {"kind": "ray", "num_cpus": 2}
     played_through([disturbed(seed, runner) for seed in range(MANY)], files(1), tmp_path)
