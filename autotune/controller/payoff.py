@@ -5,7 +5,7 @@ the config is for, when they would take longer than they save it.
 
 `T`: seconds of the training with the best config so far; `g_k`: expected relative gain of the best of the next k trials; `c`: seconds of a trial, the
 mean so far. Trials and training hold the same cluster, whatever part of it they use. The search goes on while some k up to `Searcher.AHEAD` pays. That is
-sampling with its economics, after Chick & Frazier 2012 ("Sequential analysis with economics for simulation optimization"), with an expected
+sampling with its economics, after Chick & Frazier 2012 ("Sequential sampling with economics of selection procedures"), with the expected
 maximum of k candidates in place of their diffusion limit.
 """
 
@@ -35,20 +35,28 @@ def not_worth_it(searcher: Searcher, book: TrialBook, budget: Budget) -> str:
         return ""
     if gain == 0 and not len(searcher.worth_trying()):
         return searcher.nothing_left()
-    if budget.train_tokens is None:
-        return (
-            ""
-            if gain >= budget.min_gain
-            else f"the trials that would come next, of about {format_duration(book.trial_s)} each, are expected to gain {gain:.2%}, "
-            f"which is under the {budget.min_gain:.2%} asked for"
-        )
-    training, saved = training_s(book.best, budget.train_tokens), 0.0
-    for trials in range(1, searcher.AHEAD + 1):
-        gain = searcher.expected_gain(trials) or 0.0
-        saved = training * gain / (1 + gain)
-        if saved > trials * book.trial_s:
-            return ""
+    if budget.train_tokens is not None:
+        return _costs_more(searcher, gain, book.trial_s, training_s(book.best, budget.train_tokens))
+    if gain >= budget.min_gain:
+        return ""
     return (
-        f"the next {searcher.AHEAD} trials would take about {format_duration(searcher.AHEAD * book.trial_s)} and are expected to save {format_duration(saved)} "
+        f"the trials that would come next, of about {format_duration(book.trial_s)} each, are expected to gain {gain:.2%}, "
+        f"which is under the {budget.min_gain:.2%} asked for"
+    )
+
+
+def _costs_more(searcher: Searcher, gain: float, trial_s: float, training: float) -> str:
+    """Why no number of further trials pays; `gain`: of the next `AHEAD`."""
+
+    def saved_s(gain: float) -> float:
+        return training * gain / (1 + gain)
+
+    all_s = searcher.AHEAD * trial_s
+    if saved_s(gain) > all_s:
+        return ""
+    if any(saved_s(searcher.expected_gain(k) or 0.0) > k * trial_s for k in range(1, searcher.AHEAD)):
+        return ""
+    return (
+        f"the next {searcher.AHEAD} trials would take about {format_duration(all_s)} and are expected to save {format_duration(saved_s(gain))} "
         f"of a training of {format_duration(training)}"
     )

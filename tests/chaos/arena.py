@@ -145,7 +145,8 @@ class Arena:
         for process in self._started:
             process.kill()
             process.join(DEADLINE_S)
-        while left := self._of_supervisors():
+        end = time.monotonic() + DEADLINE_S
+        while (left := self._of_supervisors()) and time.monotonic() < end:
             kill(left)
             time.sleep(0.02)
         self.store.close()
