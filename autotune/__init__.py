@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autotune.api import load_study, tune
     from autotune.client import AsyncClient, Client
     from autotune.cost import estimate
     from autotune.spec import (
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         TrialStatus,
         Workload,
     )
-    from autotune.wiring import load_study, tune
 
 __version__ = "0.1.0"
 
@@ -45,8 +45,8 @@ _HOME = {
     "TrialStatus": "autotune.spec",
     "Workload": "autotune.spec",
     "estimate": "autotune.cost",
-    "load_study": "autotune.wiring",
-    "tune": "autotune.wiring",
+    "load_study": "autotune.api",
+    "tune": "autotune.api",
 }
 
 __all__ = [

@@ -34,7 +34,7 @@ FAR = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StopDecision:
     """Whether the trial ends now."""
 
     stop: bool
@@ -79,7 +79,7 @@ def evidence_slower(step_times: Sequence[float], best_s: float) -> float:
     return sum((1 + s) ** slower * (1 - s) ** rest for s in STAKES) / len(STAKES)
 
 
-def trial_verdict(step_times: Sequence[float], measure: MeasureSpec, beat_step_time_s: float | None) -> Verdict:
+def trial_decision(step_times: Sequence[float], measure: MeasureSpec, beat_step_time_s: float | None) -> StopDecision:
     """Whether a trial with these steps (s, after warm-up) ends now: slower by far at its first look, measured to the asked precision, out of
     steps, or unable to win.
 
@@ -90,23 +90,23 @@ def trial_verdict(step_times: Sequence[float], measure: MeasureSpec, beat_step_t
     is_look = n > 0 and n == measure.first_look
     if is_look and beat_step_time_s is not None and min(step_times) > (1 + FAR) * beat_step_time_s:
         reason = f"cannot win: all of its first {n} steps took more than {1 + FAR:g} times the best, {beat_step_time_s:.4g} s"
-        return Verdict(stop=True, reason=reason, stopped_early=True)
+        return StopDecision(stop=True, reason=reason, stopped_early=True)
     if n < measure.min_steps:
-        return Verdict(stop=False)
+        return StopDecision(stop=False)
     low, high = median_interval(step_times)
     middle = _median(step_times)
     if max(high - middle, middle - low) <= measure.precision * middle:
         share = max(high - middle, middle - low) / middle
-        return Verdict(stop=True, reason=f"median known to within {share:.1%} after {n} steps")
+        return StopDecision(stop=True, reason=f"median known to within {share:.1%} after {n} steps")
     if beat_step_time_s is not None and evidence_slower(step_times, beat_step_time_s) >= 1 / LOSING_ERROR:
-        return Verdict(
+        return StopDecision(
             stop=True,
             reason=f"cannot win: median {middle:.4g} s after {n} steps is above the best, {beat_step_time_s:.4g} s",
             stopped_early=True,
         )
     if n >= measure.max_steps:
-        return Verdict(stop=True, reason=f"step limit of {measure.max_steps} reached")
-    return Verdict(stop=False)
+        return StopDecision(stop=True, reason=f"step limit of {measure.max_steps} reached")
+    return StopDecision(stop=False)
 
 
 def _median(values: Sequence[float]) -> float:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "house", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "service", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("house")  # examples are the same every time, and a loaded machine is no failure
+settings.load_profile("service")  # examples are the same every time, and a loaded machine is no failure
 
 
 @pytest.fixture(autouse=True)

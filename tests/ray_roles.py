@@ -23,8 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from autotune_workers.keeper import descendants
-from autotune_workers.machine import die_with_parent
+from autotune_workers.process.machine import die_with_parent
+from autotune_workers.process.subreaper import descendants
 
 AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32}
 """of the environment, so that nothing is written to the user's home"""
@@ -32,7 +32,7 @@ AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32}
 
 def head() -> None:
     """The head of a cluster."""
-    from autotune_workers.ray import RayRunner
+    from autotune_workers.runners.ray import RayRunner
 
     die_with_parent(os.getppid())
     print(RayRunner(num_cpus=2).address, flush=True)
@@ -67,7 +67,7 @@ def study(address: str, steps: str = "500", abandoned_s: str = "3", attempts: st
     """A driver that tries a trial again while it is told that a worker was lost."""
     from autotune.errors import RunnerError
     from autotune.ports import AttemptEnded, StepsReported
-    from autotune_workers.ray import RayRunner
+    from autotune_workers.runners.ray import RayRunner
     from tests.workers.requests import DOUBLE, PATIENT, request
 
     many = int(steps)

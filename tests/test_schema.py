@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from autotune.errors import AutotuneError, CatalogError, SpecError
 from autotune.schema import StudyDocument, json_schema, parse_space, parse_study, read_spec
-from autotune.schema.documents import ModelDocument, SpaceDocument
 from autotune.schema.reading import MAX_BYTES, parse_text
+from autotune.schema.spec_models import ModelDocument, SpaceDocument
 from autotune.spec import FIELDS, PRECISIONS, Budget, MeasureSpec, ModelSpec, Objective, ParallelConfig, Study, catalog
 from autotune.spec.study import METRICS
 from autotune.spec.workload import OPTIMIZERS

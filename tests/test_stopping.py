@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from autotune.spec import MeasureSpec
-from autotune.stopping import LOSING_ERROR, evidence_slower, median_interval, trial_verdict
+from autotune.stopping import LOSING_ERROR, evidence_slower, median_interval, trial_decision
 
 NOISES = [(0.03, 0.05), (0.03, 0.2), (0.1, 0.1), (0.01, 0.0)]
 """Relative spread of a step, and share of steps that take ten times as long."""
@@ -57,8 +57,8 @@ def test_few_trials_end_with_a_median_that_is_wrongly_called_known(spread: float
     rows = series(np.random.default_rng(1), (600, 30), spread, outliers)
     wrong = 0
     for row in rows:
-        n = next(n for n in range(1, 31) if trial_verdict(row[:n], measure, None).stop)
-        claimed = "known" in trial_verdict(row[:n], measure, None).reason
+        n = next(n for n in range(1, 31) if trial_decision(row[:n], measure, None).stop)
+        claimed = "known" in trial_decision(row[:n], measure, None).reason
         wrong += claimed and abs(np.median(row[:n]) / middle - 1) > measure.precision
     assert wrong / len(rows) <= 0.05
 
@@ -68,7 +68,7 @@ def test_a_trial_as_good_as_the_best_is_rarely_given_up(spread: float, outliers:
     measure = MeasureSpec(precision=1e-9, max_steps=30)
     best = true_median(spread, outliers)
     rows = series(np.random.default_rng(2), (800, 30), spread, outliers)
-    lost = sum(any(trial_verdict(row[:n], measure, best).stopped_early for n in range(1, 31)) for row in rows)
+    lost = sum(any(trial_decision(row[:n], measure, best).stopped_early for n in range(1, 31)) for row in rows)
     assert lost / len(rows) <= LOSING_ERROR + 3 * math.sqrt(LOSING_ERROR / len(rows))
 
 
@@ -78,22 +78,22 @@ def test_a_trial_as_good_as_the_best_survives_its_first_look(spread: float, outl
     measure = MeasureSpec(min_steps=30)
     best = true_median(spread, outliers)
     rows = series(np.random.default_rng(3), (4000, 3), spread, outliers)
-    lost = np.mean([trial_verdict(row.tolist(), measure, best).stop for row in rows])
+    lost = np.mean([trial_decision(row.tolist(), measure, best).stop for row in rows])
     assert lost <= 1 / 64 + 3 * math.sqrt(1 / 64 / len(rows))
 
 
 def test_a_trial_slower_by_far_ends_at_its_first_look() -> None:
     measure = MeasureSpec(min_steps=30)
     far = [1.2, 9.0, 1.3]
-    assert not trial_verdict(far[:2], measure, 1.0).stop
-    verdict = trial_verdict(far, measure, 1.0)
+    assert not trial_decision(far[:2], measure, 1.0).stop
+    verdict = trial_decision(far, measure, 1.0)
     assert verdict.stopped_early
     assert verdict.reason == "cannot win: all of its first 3 steps took more than 1.1 times the best, 1 s"
     for going_on in (
-        trial_verdict([1.2, 1.09, 1.3], measure, 1.0),
-        trial_verdict(far, measure, None),
-        trial_verdict(far, MeasureSpec(min_steps=30, first_look=0), 1.0),
-        trial_verdict([], MeasureSpec(min_steps=30, first_look=0), 1.0),
+        trial_decision([1.2, 1.09, 1.3], measure, 1.0),
+        trial_decision(far, measure, None),
+        trial_decision(far, MeasureSpec(min_steps=30, first_look=0), 1.0),
+        trial_decision([], MeasureSpec(min_steps=30, first_look=0), 1.0),
     ):
         assert not going_on.stop
 
@@ -101,8 +101,8 @@ def test_a_trial_slower_by_far_ends_at_its_first_look() -> None:
 def test_a_trial_twice_as_slow_ends_after_six_steps_whatever_the_outliers() -> None:
     measure = MeasureSpec(precision=1e-9, first_look=0)
     times = [2.0, 2.1, 20.0, 1.9, 2.0, 2.05]
-    assert not trial_verdict(times[:5], measure, 1.0).stop
-    verdict = trial_verdict(times, measure, 1.0)
+    assert not trial_decision(times[:5], measure, 1.0).stop
+    verdict = trial_decision(times, measure, 1.0)
     assert verdict.stopped_early
     assert "cannot win" in verdict.reason
 
@@ -114,11 +114,11 @@ def test_one_fast_step_is_no_reason_to_go_on_for_ever() -> None:
 
 def test_verdict_waits_for_the_least_and_ends_at_the_most_steps() -> None:
     measure = MeasureSpec(min_steps=8, max_steps=10, precision=0.001)
-    assert not trial_verdict([1.0] * 7, measure, None).stop
-    assert trial_verdict([1.0] * 8, measure, None).stop
+    assert not trial_decision([1.0] * 7, measure, None).stop
+    assert trial_decision([1.0] * 8, measure, None).stop
     uneven = [1.0, 2.0] * 5
-    assert not trial_verdict(uneven[:9], measure, None).stop
-    last = trial_verdict(uneven, measure, None)
+    assert not trial_decision(uneven[:9], measure, None).stop
+    last = trial_decision(uneven, measure, None)
     assert last.stop
     assert not last.stopped_early
 

@@ -1,11 +1,11 @@
 """The commands. Each module holds the commands of one purpose and imports what it needs when it is called.
 
-    planning.py     plan, estimate                      handover.py   export, report, compare
-    calibrating.py  calibrate                           service.py    serve, token
-    tuning.py       tune                                catalogs.py   searchers, models, clusters, spaces, trainers, runners
-    studies.py      submit, list, status, watch, logs,  doctor.py     doctor
-                    pause, resume, stop, cancel         keeping.py    store check, backup, export, vacuum
-    results.py      best, explain                       live.py       the live view of a running study
+    plan.py     plan, estimate                      export.py   export, report, compare
+    calibrate.py  calibrate                           serve.py    serve, token
+    tune.py       tune                                catalogs.py   searchers, models, clusters, spaces, trainers, runners
+    jobs.py      submit, list, status, watch, logs,  doctor.py     doctor
+                    pause, resume, stop, cancel         store.py    store check, backup, export, vacuum
+    best.py      best, explain                       live.py       the live view of a running study
 
 Results go to stdout (one JSON document with --json), everything else to stderr. Exit codes: 0 done, 1 failed or nothing
 feasible, 2 bad input, 130 interrupted (what was measured is kept).
@@ -62,16 +62,16 @@ def application() -> typer.Typer:
     import typer
 
     from autotune.cli import (
-        calibrating,
+        best,
+        calibrate,
         catalogs,
         doctor,
-        handover,
-        keeping,
-        planning,
-        results,
-        service,
-        studies,
-        tuning,
+        export,
+        jobs,
+        plan,
+        serve,
+        store,
+        tune,
     )
 
     def show_version(asked: bool) -> None:
@@ -98,6 +98,6 @@ def application() -> typer.Typer:
     ) -> None:
         """Finds the fastest stable configuration to train a model on a cluster, in a handful of short real trials."""
 
-    for module in (tuning, planning, calibrating, studies, results, handover, service, keeping, catalogs, doctor):
+    for module in (tune, plan, calibrate, jobs, best, export, serve, store, catalogs, doctor):
         module.register(app)
     return app

@@ -190,7 +190,7 @@ def _show(
         emit({title: rows})
         return
     from autotune.cli.live import bare_table
-    from autotune.report.fitting import Column, FittedTable, Stage
+    from autotune.report.table_layout import Column, FittedTable, Shortening
     from autotune.report.terminal import Palette, safe
 
     palette = Palette.of(sys.stdout)
@@ -210,8 +210,8 @@ def _show(
             for key in keys
         ],
         stages=[
-            *(Stage(without=frozenset(gives[:n])) for n in range(len(gives))),
-            Stage(without=frozenset(gives), shorten=tuple(sentences)),
+            *(Shortening(without=frozenset(gives[:n])) for n in range(len(gives))),
+            Shortening(without=frozenset(gives), shorten=tuple(sentences)),
         ],
         ellipsis=palette.unicode,
     )

@@ -142,8 +142,8 @@ def _ray_dashboard() -> Check:
 
 
 def _store(url: str | None) -> Check:
+    from autotune.api import open_store
     from autotune.errors import StoreError
-    from autotune.wiring import open_store
 
     try:
         store = open_store(url)

@@ -1,6 +1,6 @@
 """The view of a running study: a table that redraws itself in a terminal, one line per event elsewhere. Both go to stderr.
 
-`LiveView` hears the loop's events (`autotune.progress`), or is shown a study that runs elsewhere; `print_study`, `configs_table` and `history_line` show the same facts from documents, so
+`LiveView` hears the loop's events (`autotune.study.progress`), or is shown a study that runs elsewhere; `print_study`, `configs_table` and `history_line` show the same facts from documents, so
 that a study looks the same whether it runs here, ran yesterday, or runs on a service.
 """
 
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import consoles
-from autotune.report.fitting import Column, FittedTable, Stage
+from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import (
     MIN_CONFIG,
     Palette,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
-    from autotune.progress import LoopEvent
+    from autotune.study.progress import LoopEvent
 
 REDRAWS_PER_S = 4
 CONFIGS_GIVE = ("stability", "step", "memory", "reward")
@@ -98,7 +98,7 @@ class LiveView:
                 self._line(trial_line(trial, self.palette))
             case progress.BestChanged(trial=trial):
                 self.best = trial.number
-            case progress.Said(message=message):
+            case progress.Notice(message=message):
                 self.message = message
                 self._line(message)
 
@@ -291,8 +291,8 @@ def configs_table(configs: Sequence[Mapping[str, Any]], *, study: Mapping[str, A
             *(Column(key=n) for n in (("model", "cluster", "runner", "study") if across else ())),
         ),
         stages=(
-            *(Stage(without=frozenset(CONFIGS_GIVE[:n])) for n in range(len(CONFIGS_GIVE))),
-            Stage(without=frozenset(CONFIGS_GIVE), shorten=("config",)),
+            *(Shortening(without=frozenset(CONFIGS_GIVE[:n])) for n in range(len(CONFIGS_GIVE))),
+            Shortening(without=frozenset(CONFIGS_GIVE), shorten=("config",)),
         ),
         ellipsis=palette.unicode,
     )

@@ -94,9 +94,9 @@ class LocalSource:
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> Document:
         """Keeps a study as QUEUED, for `autotune serve` on the same store."""
-        from autotune import wiring
+        from autotune import api
 
-        record = wiring.submit_study(self.store, wiring.load_study(spec), spec, idempotency_key=idempotency_key)
+        record = api.submit_study(self.store, api.load_study(spec), spec, idempotency_key=idempotency_key)
         return {"study": self._study(record)}
 
     def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
@@ -106,9 +106,9 @@ class LocalSource:
 
     def status(self, study_id: str) -> Document:
         """The study with its best and its baseline."""
-        from autotune import wiring
+        from autotune import api
 
-        return wiring.document(wiring.result_of(self.store, study_id))
+        return api.document(api.result_of(self.store, study_id))
 
     def trials(self, study_id: str) -> list[Document]:
         """All trials of a study."""
@@ -121,43 +121,43 @@ class LocalSource:
 
     def act(self, study_id: str, action: str) -> Document:
         """pause, resume, stop or cancel."""
-        from autotune import wiring
+        from autotune import api
 
-        wiring.act(self.store, study_id, action)
+        api.act(self.store, study_id, action)
         return {"study": self.status(study_id)["study"]}
 
     def best(self, study_id: str, *, top: int = 1, **asked: Any) -> Document:
         """Best configs of a study."""
-        from autotune import wiring
+        from autotune import api
 
-        return wiring.best_document(self.store, study_id, top=top, **asked)
+        return api.best_document(self.store, study_id, top=top, **asked)
 
     def explain(self, study_id: str, trial: int | None = None) -> Document:
         """Why a trial won or lost."""
-        from autotune import wiring
+        from autotune import api
 
-        return wiring.explain(self.store, study_id, trial)
+        return api.explain(self.store, study_id, trial)
 
     def best_across(self, *, top: int = 1, metric: str | None = None, **asked: Any) -> Document:
         """Best configs across all history, or what comes nearest."""
-        from autotune.wiring.known import Asked, best_known
+        from autotune.results.best_known import Asked, best_known
 
         return best_known(self.store, Asked(**asked, metric=metric or ""), top=top)
 
     def export(self, study_id: str, trainer: str, options: Mapping[str, Any]) -> Document:
         """The best config as a launch of that trainer."""
-        from autotune import wiring
+        from autotune import api
 
-        return wiring.export_document(self.store, study_id, trainer, options)
+        return api.export_document(self.store, study_id, trainer, options)
 
     def close(self) -> None:
         """Lets go of the database."""
         self.store.close()
 
     def _study(self, record: StudyRecord) -> Document:
-        from autotune import wiring
+        from autotune import api
 
-        return wiring.study_document(record)
+        return api.study_document(record)
 
 
 class RemoteStudies:
@@ -168,7 +168,7 @@ class RemoteStudies:
 
     def study(self, study_id: str) -> StudyRecord:
         """As `Store.study`."""
-        from autotune.wiring.kept import record_of
+        from autotune.results.records import record_of
 
         return record_of(self._client.record(study_id)["record"])
 
@@ -189,7 +189,7 @@ def studies_of(source: Source) -> Store:
 @contextmanager
 def open_source(store: str | None, url: str | None) -> Iterator[Source]:
     """The service at `url` (or AUTOTUNE_URL, unless a store is named), else the results database."""
-    from autotune import wiring
+    from autotune import api
     from autotune.settings import settings
 
     address = url or (None if store else settings().url)
@@ -199,7 +199,7 @@ def open_source(store: str | None, url: str | None) -> Iterator[Source]:
 
         source = Client(address)
     else:
-        source = LocalSource(wiring.open_store(store))
+        source = LocalSource(api.open_store(store))
     try:
         yield source
     finally:

@@ -20,7 +20,7 @@ from autotune.errors import AutotuneError, ServiceError, SpecError
 Document = dict[str, Any]
 One = TypeVar("One")
 Many = TypeVar("Many")
-Told = TypeVar("Told")
+Reply = TypeVar("Reply")
 
 RETRIES = 4
 FIRST_PAUSE_S = 0.25
@@ -51,7 +51,7 @@ Do = Call | float
 """Send that, or pause for so many seconds"""
 Heard = httpx.Response | httpx.TransportError | None
 """What became of it"""
-Script = Generator[Do, Heard, Told]
+Script = Generator[Do, Heard, Reply]
 
 
 class Questions(ABC, Generic[One, Many]):

@@ -13,7 +13,7 @@ import httpx
 from autotune.client.following import Following
 from autotune.client.questions import Call, Document, Heard, Questions, Script, address_of, error_of
 
-Told = TypeVar("Told")
+Reply = TypeVar("Reply")
 TIMEOUT_S = 60.0
 
 
@@ -58,7 +58,7 @@ class Client(Questions[Document, list[Document]]):
         """Lets go of connections."""
         self._http.close()
 
-    def _play(self, script: Script[Told]) -> Told:
+    def _play(self, script: Script[Reply]) -> Reply:
         heard: Heard = None
         try:
             while True:
@@ -68,7 +68,7 @@ class Client(Questions[Document, list[Document]]):
                 else:
                     time.sleep(wanted)
         except StopIteration as end:
-            told: Told = end.value
+            told: Reply = end.value
             return told
 
     _one = _many = _play
@@ -121,7 +121,7 @@ class AsyncClient(Questions[Awaitable[Document], Awaitable[list[Document]]]):
         """Lets go of connections."""
         await self._http.aclose()
 
-    async def _play(self, script: Script[Told]) -> Told:
+    async def _play(self, script: Script[Reply]) -> Reply:
         heard: Heard = None
         try:
             while True:
@@ -131,7 +131,7 @@ class AsyncClient(Questions[Awaitable[Document], Awaitable[list[Document]]]):
                 else:
                     await asyncio.sleep(wanted)
         except StopIteration as end:
-            told: Told = end.value
+            told: Reply = end.value
             return told
 
     _one = _many = _play

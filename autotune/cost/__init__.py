@@ -4,7 +4,7 @@ estimate(workload, configs)   Calibration, calibration_for(workload)   model_flo
 """
 
 from autotune.cost.calibration import Calibration, calibration_for
-from autotune.cost.estimate import estimate
+from autotune.cost.estimator import estimate
 from autotune.cost.flops import model_flops_per_token
 
 __all__ = ["Calibration", "calibration_for", "estimate", "model_flops_per_token"]

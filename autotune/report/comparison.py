@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from autotune.ports import StudyRecord
 from autotune.report.findings import Findings, changed_knobs, findings, prediction_errors, rate, status_counts
+from autotune.report.reward_tables import cost_label
 from autotune.report.terminal import (
     FULL,
     Palette,
@@ -17,7 +18,6 @@ from autotune.report.terminal import (
     plain_table,
     safe,
 )
-from autotune.report.worth import cost_label
 from autotune.reward import stability, token_cost
 from autotune.spec import Measurement, Trial, Workload
 

@@ -43,7 +43,7 @@ class Findings:
 
 def findings(record: StudyRecord, trials: Sequence[Trial]) -> Findings:
     """Reads the record and its trials."""
-    from autotune.wiring import result_from
+    from autotune.api import result_from
 
     ordered = tuple(sorted(trials, key=lambda t: t.number))
     by_number = {t.number: t for t in ordered}

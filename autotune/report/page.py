@@ -25,6 +25,7 @@ from autotune.report.findings import (
     time_parts,
     why,
 )
+from autotune.report.reward_tables import PRODUCT, formula_rows, front_rows, reward_rows
 from autotune.report.terminal import (
     PART_COLOURS,
     PART_NAMES,
@@ -34,7 +35,6 @@ from autotune.report.terminal import (
     format_duration,
     note_of,
 )
-from autotune.report.worth import PRODUCT, formula_rows, front_rows, reward_rows
 from autotune.spec import MemoryParts, Trial, TrialPurpose
 
 MAX_SPEC = 20_000
@@ -279,19 +279,19 @@ def _table(heads: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, Sequence
 
 def _rewards(found: Findings) -> str:
     """What the winner's reward is made of, and what nothing beats."""
-    from autotune import wiring
+    from autotune import api
 
     if found.best is None:
         return ""
-    result = wiring.result_from(found.record, found.trials)
+    result = api.result_from(found.record, found.trials)
     parts = ""
     if result.best is not None:
-        explanation = wiring.explained(result)
+        explanation = api.explained(result)
         heads, rows = reward_rows(explanation)
         said = "".join(f"<p>{escape(sentence)}</p>" for sentence in explanation["text"])
         parts = f"<h2>Reward by parts</h2>{said}" + _words(heads, rows, text=1) + f'<p class="soft">{PRODUCT}.</p>'
         parts += _words(*formula_rows(explanation), text=2)
-    heads, rows = front_rows(wiring.front_documents(result))
+    heads, rows = front_rows(api.front_documents(result))
     caption = "No other measured config is at least as good in speed, stability, free memory and cost and better in one of them."
     return parts + "<h2>Pareto front</h2>" + _words(heads, rows, text=2) + f'<p class="soft">{caption}</p>'
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from autotune.report.fitting import Column, FittedTable, Stage
+from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus
 from autotune.spec.duration import format_duration as format_duration
 from autotune.spec.estimate import MemoryParts, TimeParts
@@ -216,11 +216,11 @@ def trials_table(
             Column(key="gist", heading="note"),
         ),
         stages=(
-            Stage(without=frozenset({"gist"}), shorten=("note",)),
-            Stage(without=frozenset({"note"})),
-            Stage(without=frozenset({"note", "predicted"})),
-            Stage(without=frozenset({"note", "predicted", "step"}), shorten=() if one_line else ("config",)),
-            Stage(without=frozenset({"note", "predicted", "step", "gist"}), shorten=("config",)),
+            Shortening(without=frozenset({"gist"}), shorten=("note",)),
+            Shortening(without=frozenset({"note"})),
+            Shortening(without=frozenset({"note", "predicted"})),
+            Shortening(without=frozenset({"note", "predicted", "step"}), shorten=() if one_line else ("config",)),
+            Shortening(without=frozenset({"note", "predicted", "step", "gist"}), shorten=("config",)),
         ),
         ellipsis=palette.unicode,
         caption=None if one_line else "tokens per second",
@@ -265,10 +265,10 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
             Column(key="step by parts"),
         ),
         stages=(
-            Stage(),
-            Stage(without=frozenset({"step by parts"})),
-            Stage(without=frozenset({"step by parts", "MFU"})),
-            Stage(without=frozenset({"step by parts", "MFU", "OOM risk"}), shorten=("config",)),
+            Shortening(),
+            Shortening(without=frozenset({"step by parts"})),
+            Shortening(without=frozenset({"step by parts", "MFU"})),
+            Shortening(without=frozenset({"step by parts", "MFU", "OOM risk"}), shorten=("config",)),
         ),
         ellipsis=palette.unicode,
         caption=time_legend(shown[0].estimate.time_parts_s, palette=palette) if shown else None,

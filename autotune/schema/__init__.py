@@ -5,8 +5,8 @@ documents.py   what keys there are: pydantic models, JSON schema
 study.py       document -> Study; names looked up, rules written out
 """
 
-from autotune.schema.documents import StudyDocument
 from autotune.schema.files import read_spec
-from autotune.schema.study import json_schema, parse_space, parse_study
+from autotune.schema.parsing import json_schema, parse_space, parse_study
+from autotune.schema.spec_models import StudyDocument
 
 __all__ = ["StudyDocument", "json_schema", "parse_space", "parse_study", "read_spec"]

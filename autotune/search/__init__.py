@@ -19,8 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import CatalogError, SpecError
-from autotune.search.kinship import kinship
 from autotune.search.searcher import Problem, Searcher, score
+from autotune.search.transfer import transfer_weight
 from autotune.spec import Estimate, Objective, ParallelConfig, Trial, Workload
 from autotune.spec.checks import nearest
 
@@ -121,4 +121,4 @@ def _find(name: str) -> tuple[Callable[[Problem], Searcher], tuple[str, ...]]:
     )
 
 
-__all__ = ["Problem", "Searcher", "kinship", "make_searcher", "score", "searcher_names"]
+__all__ = ["Problem", "Searcher", "make_searcher", "score", "searcher_names", "transfer_weight"]

@@ -4,7 +4,7 @@ Of the candidates that no failure rules out, the next is the one of greatest
 
     log EI + log P(it runs)          EI: expected improvement of the score over the best so far
 
-where both come from `surrogate.Beliefs`, averaged over its models: what the search waits for before it stops must be what it tries. By the likeliest
+where both come from `surrogate.Posterior`, averaged over its models: what the search waits for before it stops must be what it tries. By the likeliest
 model alone it would pass over what only the others expect; their doubt kept it going, and no trial settled it. Pending trials count as if they came
 out as believed, which makes a batch spread out (kriging believer: Ginsbourger et al. 2010). Failures are never scored; they teach what runs.
 
@@ -21,11 +21,11 @@ import math
 
 import numpy as np
 
-from autotune.search.believing import BelievingSearcher
-from autotune.search.surrogate.improvement import log_averaged_improvement
+from autotune.search.model_based import ModelBasedSearcher
+from autotune.search.surrogate.acquisition import log_averaged_improvement
 
 
-class BayesianSearcher(BelievingSearcher):
+class BayesianSearcher(ModelBasedSearcher):
     """Greatest expected improvement that probably runs, first."""
 
     def propose(self) -> tuple[int, str] | None:

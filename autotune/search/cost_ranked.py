@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from autotune.search.objective_model import predicted_worth
 from autotune.search.searcher import Problem, Searcher
-from autotune.search.worth import predicted_worth
 from autotune.spec import Trial
 
 

@@ -15,10 +15,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.search.believing import BelievingSearcher
+from autotune.search.model_based import ModelBasedSearcher
+from autotune.search.objective_model import predicted_worth
 from autotune.search.policy import Policy, View
 from autotune.search.searcher import FREE, Problem, score
-from autotune.search.worth import predicted_worth
 from autotune.spec import FailureKind, Trial
 
 STEP = 0.05
@@ -27,7 +27,7 @@ LOWEST, HIGHEST = -math.log(2.0), math.log(2.0)
 """bounds of the reward, and what a failure costs"""
 
 
-class ReinforceSearcher(BelievingSearcher):
+class ReinforceSearcher(ModelBasedSearcher):
     """The most probable action of a pre-trained policy, which learns on. When it is time to stop, its beliefs say."""
 
     def __init__(self, problem: Problem) -> None:

@@ -1,7 +1,7 @@
 """The service: submit tuning jobs and ask for best configurations over HTTP; studies run beside it.
 
     server.py      serve(options): socket, application, supervisor, orderly end     options.py   how it is run
-    app.py         create_app(store, options): addresses, guards, errors, OpenAPI   house.py     what all addresses share
+    app.py         create_app(store, options): addresses, guards, errors, OpenAPI   service.py     what all addresses share
     resources/     the addresses under /api/v1                                      documents.py the shape of the answers
     pages.py       the web pages (templates in dashboards/web)                      specs.py     specs off the wire, confined
     guards.py      Host allow-list, size and pace of bodies, headers                access.py    tokens, scopes, owners, CSRF

@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from autotune.ports import StudyRecord
-from autotune.service.envelope import RefusalError
+from autotune.service.error_responses import RefusalError
 from autotune.service.options import ServiceOptions, is_loopback
 from autotune.service.rates import Limiter
 from autotune.store.sql import SqlStore

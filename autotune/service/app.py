@@ -14,15 +14,15 @@ from starlette.exceptions import HTTPException
 from autotune import __version__
 from autotune.errors import AutotuneError
 from autotune.schema import StudyDocument
-from autotune.service import envelope, pages
+from autotune.service import error_responses, pages
 from autotune.service.access import COOKIE, Gate
 from autotune.service.counters import Counted, Counters
-from autotune.service.guards import Guards
-from autotune.service.house import House
+from autotune.service.middleware import RequestGuards
 from autotune.service.options import ServiceOptions
-from autotune.service.recent import RecentAnswers
 from autotune.service.refusals import Refusals
-from autotune.service.resources import answers, events, state, studies
+from autotune.service.resources import across_studies, events, health, studies
+from autotune.service.response_cache import ResponseCache
+from autotune.service.service_state import ServiceState
 from autotune.service.supervisor import Supervisor
 from autotune.store.sql import SqlStore
 
@@ -34,12 +34,12 @@ Every error is `{error: {kind, message, field, remedy}}`. Numbers are SI and byt
 def create_app(store: SqlStore, options: ServiceOptions, *, supervisor: Supervisor | None = None) -> FastAPI:
     """The service on that store. With a supervisor it also runs studies, from the server's start to its end."""
     counters = Counters()
-    house = House(
+    service = ServiceState(
         store=store,
         options=options,
         gate=Gate(store, options),
         counters=counters,
-        recent=RecentAnswers(store),
+        recent=ResponseCache(store),
         supervisor=supervisor,
     )
 
@@ -48,22 +48,22 @@ def create_app(store: SqlStore, options: ServiceOptions, *, supervisor: Supervis
         if supervisor is not None:
             supervisor.start()
         yield
-        house.closing.set()
+        service.closing.set()
 
     app = FastAPI(
         title="autotune", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    app.state.house = house
-    for module in (events, answers, state, studies):
+    app.state.service = service
+    for module in (events, across_studies, health, studies):
         app.include_router(module.router, prefix=ROOT)
     app.include_router(pages.router, include_in_schema=False)
-    app.add_exception_handler(envelope.RefusalError, envelope.of_refusal)
-    app.add_exception_handler(AutotuneError, envelope.of_autotune)
-    app.add_exception_handler(HTTPException, envelope.of_http)
-    app.add_exception_handler(RequestValidationError, envelope.of_validation)
-    app.add_exception_handler(Exception, envelope.of_surprise)
+    app.add_exception_handler(error_responses.RefusalError, error_responses.of_refusal)
+    app.add_exception_handler(AutotuneError, error_responses.of_autotune)
+    app.add_exception_handler(HTTPException, error_responses.of_http)
+    app.add_exception_handler(RequestValidationError, error_responses.of_validation)
+    app.add_exception_handler(Exception, error_responses.of_surprise)
     app.add_middleware(Counted, counters=counters)
-    app.add_middleware(Guards, options=options)
+    app.add_middleware(RequestGuards, options=options)
     app.add_middleware(Refusals, store=store)
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     return app

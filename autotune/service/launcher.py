@@ -141,7 +141,7 @@ class ProcessLauncher:
         self._logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         environment = {**os.environ, "AUTOTUNE_STORE": self._store_url, "OMP_NUM_THREADS": "1"}
         self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "autotune.service.nursery", str(self._logs), str(self._lease_s)],
+            [sys.executable, "-m", "autotune.service.study_fork_server", str(self._logs), str(self._lease_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

@@ -20,9 +20,9 @@ from autotune import assets
 from autotune.errors import AutotuneError, SpecError
 from autotune.report.terminal import config_label, format_bytes, format_count, format_duration
 from autotune.service.access import COOKIE, LOOPBACK, Caller
-from autotune.service.envelope import STATUS, RefusalError
-from autotune.service.house import House, house_of
+from autotune.service.error_responses import STATUS, RefusalError
 from autotune.service.resources.studies import Action, acted
+from autotune.service.service_state import ServiceState, service_state_of
 from autotune.spec import ParallelConfig, StudyStatus
 from autotune.spec.checks import one_of
 from autotune.spec.study import METRICS
@@ -75,7 +75,7 @@ async def style(request: Request) -> Response:
 @page
 async def studies(request: Request) -> Response:
     """Studies, newest first."""
-    house, caller = await _visitor(request)
+    service, caller = await _visitor(request)
     asked = {name: request.query_params.get(name, "")[:200] for name in ("status", "model", "cluster", "owner")}
     status = StudyStatus(one_of("status", asked["status"], list(StudyStatus))) if asked["status"] else None
     number = request.query_params.get("page", "1")
@@ -83,10 +83,10 @@ async def studies(request: Request) -> Response:
     filters: dict[str, Any] = {name: value for name, value in asked.items() if name != "status"}
 
     def look() -> dict[str, Any]:
-        from autotune import wiring
+        from autotune import api
 
-        found = house.store.studies(status=status, limit=PAGE + 1, offset=PAGE * max(0, at - 1), **filters)
-        return {"studies": [wiring.study_document(record) for record in found[:PAGE]], "more": len(found) > PAGE}
+        found = service.store.studies(status=status, limit=PAGE + 1, offset=PAGE * max(0, at - 1), **filters)
+        return {"studies": [api.study_document(record) for record in found[:PAGE]], "more": len(found) > PAGE}
 
     found = await run_in_threadpool(look)
     return _render(
@@ -98,22 +98,22 @@ async def studies(request: Request) -> Response:
 @page
 async def study(request: Request) -> Response:
     """One study: answer, trials, history, and what can be done to it."""
-    house, caller = await _visitor(request)
+    service, caller = await _visitor(request)
     study_id = request.path_params["study_id"]
 
     def look() -> dict[str, Any]:
-        from autotune import wiring
+        from autotune import api
 
-        result = wiring.result_of(house.store, study_id)
-        document = wiring.document(result)
+        result = api.result_of(service.store, study_id)
+        document = api.document(result)
         mine = caller.allows("admin") or (caller.allows("submit") and result.record.owner == caller.owner)
         status = result.record.status
         possible = [] if status.is_terminal or not mine else _possible(status)
-        events = house.store.events(result.record.id, after=0, limit=1000)[-40:]
+        events = service.store.events(result.record.id, after=0, limit=1000)[-40:]
         return {
             "document": document,
             "study": document["study"],
-            "trials": [wiring.trial_document(trial) for trial in result.trials],
+            "trials": [api.trial_document(trial) for trial in result.trials],
             "actions": possible,
             "events": [{"at": e.at.isoformat(), "kind": e.kind, "data": dict(e.data)} for e in reversed(events)],
             "refresh": 0 if status.is_terminal else REFRESH_S,
@@ -126,13 +126,13 @@ async def study(request: Request) -> Response:
 @page
 async def report(request: Request) -> Response:
     """The study's report with its figures."""
-    house, _ = await _visitor(request)
+    service, _ = await _visitor(request)
 
     def look() -> str:
-        from autotune import wiring
+        from autotune import api
         from autotune.report import html_report
 
-        result = wiring.result_of(house.store, request.path_params["study_id"])
+        result = api.result_of(service.store, request.path_params["study_id"])
         return html_report(result.record, result.trials)
 
     return HTMLResponse(await run_in_threadpool(look), headers={"Content-Security-Policy": REPORT_POLICY})
@@ -142,12 +142,12 @@ async def report(request: Request) -> Response:
 @page
 async def best(request: Request) -> Response:
     """The best configs across all history, or what comes nearest; it says which."""
-    from autotune.wiring.known import Asked, best_known
+    from autotune.results.best_known import Asked, best_known
 
-    house, caller = await _visitor(request)
+    service, caller = await _visitor(request)
     names = ("model", "cluster", "trainer", "runner", "metric")
     asked: dict[str, Any] = {name: request.query_params.get(name, "")[:200] for name in names}
-    answer = await house.work(lambda: best_known(house.store, Asked(**asked), top=PAGE))
+    answer = await service.work(lambda: best_known(service.store, Asked(**asked), top=PAGE))
     return _render("best.html", caller=caller, asked=asked, metrics=METRICS, **answer)
 
 
@@ -155,12 +155,12 @@ async def best(request: Request) -> Response:
 @page
 async def act(request: Request) -> Response:
     """A button of the study's page."""
-    house = house_of(request)
-    caller = await house.gate.admit(request, "submit", changes=True)
+    service = service_state_of(request)
+    caller = await service.gate.admit(request, "submit", changes=True)
     form = await _form(request)
-    house.gate.check_form(caller, form.get("form_token", ""))
+    service.gate.check_form(caller, form.get("form_token", ""))
     action = one_of("action", form.get("action", ""), [str(a) for a in Action])
-    record = await run_in_threadpool(acted, house, caller, request.path_params["study_id"], action)
+    record = await run_in_threadpool(acted, service, caller, request.path_params["study_id"], action)
     return RedirectResponse(f"/studies/{record.id}", status_code=303)
 
 
@@ -174,15 +174,15 @@ async def login_page(request: Request) -> Response:
 @page
 async def login(request: Request) -> Response:
     """Puts a good token into the cookie."""
-    house = house_of(request)
-    house.gate.check_site(request)
+    service = service_state_of(request)
+    service.gate.check_site(request)
     form = await _form(request)
-    token = await house.gate.check_token(request, form.get("token", "").strip())
+    token = await service.gate.check_token(request, form.get("token", "").strip())
     if token is None:
         return _render("login.html", status=401, next=_inside(form.get("next", "")), wrong=True)
-    await run_in_threadpool(house.store.record_audit, token.owner, "login", token.id)
+    await run_in_threadpool(service.store.record_audit, token.owner, "login", token.id)
     answer = RedirectResponse(_inside(form.get("next", "")), status_code=303)
-    secure = request.url.scheme == "https" or house.options.public_url.startswith("https:")
+    secure = request.url.scheme == "https" or service.options.public_url.startswith("https:")
     answer.set_cookie(
         COOKIE, form["token"].strip(), max_age=COOKIE_S, httponly=True, samesite="strict", secure=secure, path="/"
     )
@@ -193,15 +193,15 @@ async def login(request: Request) -> Response:
 @page
 async def logout(request: Request) -> Response:
     """Forgets the cookie."""
-    house_of(request).gate.check_site(request)
+    service_state_of(request).gate.check_site(request)
     answer = RedirectResponse("/login", status_code=303)
     answer.delete_cookie(COOKIE, path="/")
     return answer
 
 
-async def _visitor(request: Request) -> tuple[House, Caller]:
-    house = house_of(request)
-    return house, await house.gate.admit(request, "read")
+async def _visitor(request: Request) -> tuple[ServiceState, Caller]:
+    service = service_state_of(request)
+    return service, await service.gate.admit(request, "read")
 
 
 async def _form(request: Request) -> dict[str, str]:

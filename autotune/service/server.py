@@ -41,7 +41,7 @@ def serve(
 
     Raises `SpecError` when it would be open to others without a token, `ServiceError` when the port is taken, `StoreError`.
     """
-    from autotune.wiring import open_store
+    from autotune.api import open_store
 
     address = store_url or settings().store
     store = open_store(address)
@@ -112,7 +112,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        self._app.state.house.closing.set()  # open streams end, so that the server can
+        self._app.state.service.closing.set()  # open streams end, so that the server can
         super().handle_exit(sig, frame)
 
 

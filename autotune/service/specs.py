@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.schema.reading import check_size, parse_text
-from autotune.service.envelope import RefusalError
+from autotune.service.error_responses import RefusalError
 from autotune.service.options import ServiceOptions
 from autotune.spec import Study
 from autotune.spec.checks import nearest
@@ -36,8 +36,8 @@ def read_body(body: bytes, content_type: str) -> dict[str, Any]:
 
 
 def confined(document: dict[str, Any], options: ServiceOptions) -> Study:
-    """The study of the document. Raises `SpecError` (or another error of the house) that names the field."""
-    from autotune.wiring import load_study
+    """The study of the document. Raises `SpecError` (or another error of the service) that names the field."""
+    from autotune.api import load_study
 
     study = load_study(document)
     _check_runner(study, options)

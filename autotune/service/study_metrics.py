@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from autotune.progress import BestChanged, LoopEvent, StudyOpened, TrialEnded, TrialStepped
 from autotune.spec import Trial
+from autotune.study.progress import BestChanged, LoopEvent, StudyOpened, TrialEnded, TrialStepped
 
 STEP_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 GAUGES = {

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from autotune.errors import AutotuneError, ConflictError, NotFoundError, RunnerError, StoreError
-from autotune.holder import is_beside, is_gone
 from autotune.ports import Lease, Store, StudyRecord
 from autotune.service.launcher import Ended, Launcher
 from autotune.service.worker import ENDED, HELD, STORE_AWAY
 from autotune.spec import StudyStatus
+from autotune.study.process_id import is_beside, is_gone
 
 log = logging.getLogger("autotune.service")
 
@@ -34,7 +34,7 @@ LOOK_S, STRAGGLE_S = 10.0, 60.0
 """how often its processes are looked at, and how long one may take to end by itself when its study has"""
 HUNG_LOOKS = 30
 """looks in which a process has not renewed its lease and still is there: it is frozen, or hangs for good. One that waits for a database in which it
-cannot write gives up long before (`Ledger`, 120 s)"""
+cannot write gives up long before (`StudyLease`, 120 s)"""
 ACTIVE = (StudyStatus.RUNNING, StudyStatus.STOPPING)
 
 
@@ -259,11 +259,11 @@ class Supervisor:
             log.warning("%s", error)
 
     def _cancel(self, study: str) -> None:
-        from autotune import wiring
+        from autotune import api
 
         self._trouble.pop(study, None)
         try:
-            wiring.act(self._store, study, "cancel")
+            api.act(self._store, study, "cancel")
         except ConflictError:  # it has ended
             return
         except AutotuneError as error:

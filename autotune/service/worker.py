@@ -12,8 +12,8 @@ import threading
 from typing import Any
 
 from autotune.errors import AutotuneError, ConflictError, StoreError
-from autotune.progress import LoopEvent, PhaseEntered, Said, TrialEnded
 from autotune.service.study_metrics import StudyMetrics
+from autotune.study.progress import LoopEvent, Notice, PhaseEntered, TrialEnded
 
 ENDED, FAILED, HELD, STORE_AWAY = 0, 1, 3, 4
 """Exit codes: the study rests or has ended; it ended badly; another controller has it; the store cannot be reached."""
@@ -21,7 +21,7 @@ ENDED, FAILED, HELD, STORE_AWAY = 0, 1, 3, 4
 
 def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -> int:
     """Runs the study and returns the exit code."""
-    from autotune import wiring
+    from autotune import api
 
     interrupted, metrics = _hear_signals(), StudyMetrics(study_id)
 
@@ -30,14 +30,12 @@ def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -
         metrics.on_event(event)
 
     try:
-        store = wiring.open_store(store_url)
+        store = api.open_store(store_url)
     except StoreError as error:
         print(error, file=sys.stderr)
         return STORE_AWAY
     try:
-        wiring.run_study(
-            store, study_id, interrupted=interrupted.is_set, leave=True, lease_s=lease_s, on_event=on_event
-        )
+        api.run_study(store, study_id, interrupted=interrupted.is_set, leave=True, lease_s=lease_s, on_event=on_event)
         return ENDED
     except ConflictError as error:
         print(error, file=sys.stderr)
@@ -58,7 +56,7 @@ def _say(event: LoopEvent) -> None:
             print(f"{phase}: {message}", flush=True)
         case TrialEnded(trial=trial):
             print(f"trial {trial.number} {trial.config}: {trial.status}", flush=True)
-        case Said(message=message):
+        case Notice(message=message):
             print(message, flush=True)
 
 

@@ -18,12 +18,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.store.memory import MemoryStore
+    from autotune.store.in_memory import MemoryStore
     from autotune.store.sql import SqlStore
 
 __all__ = ["MemoryStore", "SqlStore", "open_store"]
 
-_HOME = {"MemoryStore": "autotune.store.memory", "SqlStore": "autotune.store.sql"}
+_HOME = {"MemoryStore": "autotune.store.in_memory", "SqlStore": "autotune.store.sql"}
 
 
 def open_store(url_or_path: str | os.PathLike[str] | None = None) -> SqlStore:
@@ -32,10 +32,10 @@ def open_store(url_or_path: str | os.PathLike[str] | None = None) -> SqlStore:
     A new store is made, an older one is upgraded after a backup copy. Raises `SpecError` for an address that cannot be one,
     `StoreUnavailableError`, `StoreCorruptError` and `StoreVersionError` (written by a newer release).
     """
-    from autotune.store.place import find_place
+    from autotune.store.location import find_location
     from autotune.store.sql import SqlStore
 
-    return SqlStore(find_place(url_or_path))
+    return SqlStore(find_location(url_or_path))
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from autotune.store.diagnosis import diagnosed
-from autotune.store.place import Place
+from autotune.store.location import StoreLocation
 
 BUSY_TIMEOUT_S = 30.0
 """How long a writer waits for other processes' transactions, s; each takes milliseconds."""
@@ -64,7 +64,7 @@ _LOCK = text("SELECT pg_advisory_xact_lock(:number)")
 class Database:
     """An engine with the two kinds of transaction. Threads may share it; forked children may not."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StoreLocation) -> None:
         self.place = place
         self._turn = threading.RLock() if place.is_sqlite else None
         self._is_memory = place.is_sqlite and place.path is None
@@ -121,7 +121,7 @@ class Database:
         self.engine.dispose()
 
 
-def _make_engine(place: Place, is_memory: bool) -> Engine:
+def _make_engine(place: StoreLocation, is_memory: bool) -> Engine:
     if not place.is_sqlite:
         engine = create_engine(
             place.url,

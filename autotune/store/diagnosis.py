@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from autotune.errors import StoreCorruptError, StoreError, StoreUnavailableError
-from autotune.store.place import Place
+from autotune.store.location import StoreLocation
 
 _SQLITE_REMEDIES = {
     sqlite3.SQLITE_BUSY: ("another process keeps it locked", "end that process, or try again"),
@@ -36,7 +36,7 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _DAMAGED_REMEDY = "restore a backup (FILE.*.backup, or one made by `autotune store backup`), or name another file"
 
 
-def diagnose(error: Exception, place: Place) -> StoreError:
+def diagnose(error: Exception, place: StoreLocation) -> StoreError:
     """The store's error for what the driver raised."""
     cause = getattr(error, "orig", None) or error
     if isinstance(cause, sqlite3.Error):
@@ -70,7 +70,7 @@ def diagnose(error: Exception, place: Place) -> StoreError:
     return StoreError(f"the store {place} failed: {_line(cause)}", remedy="run `autotune store check`")
 
 
-def _diagnose_sqlite(cause: sqlite3.Error, place: Place) -> StoreError:
+def _diagnose_sqlite(cause: sqlite3.Error, place: StoreLocation) -> StoreError:
     code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the low byte is the class, the rest says more
     if code in _DAMAGED:
         return StoreCorruptError(f"the store {place} is damaged: {_line(cause)}", remedy=_DAMAGED_REMEDY)
@@ -81,7 +81,7 @@ def _diagnose_sqlite(cause: sqlite3.Error, place: Place) -> StoreError:
 
 
 @contextmanager
-def diagnosed(place: Place) -> Iterator[None]:
+def diagnosed(place: StoreLocation) -> Iterator[None]:
     """Turns drivers' errors into the store's; the driver's own stays as the cause for those who debug."""
     try:
         yield

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select, update
 from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import Lease
 from autotune.spec import StudyStatus
-from autotune.store import lease as leases
+from autotune.store import locking
 from autotune.store.database import now_us
 from autotune.store.history import append
 from autotune.store.rows import clean, json_text
@@ -38,13 +38,13 @@ def set_status(
     if lease is not None:
         if lease.study != study_id:
             raise ConflictError(f"the lease of study {lease.study} does not write for study {study_id}")
-        study = leases.hold(connection, lease)
+        study = locking.hold(connection, lease)
     else:
         found = connection.execute(select(studies).where(studies.c.id == study_id).with_for_update()).first()
         if found is None:
             raise NotFoundError(f"no study has the id {study_id!r}", remedy="`autotune list` shows them")
         study = found
-    if study.status in leases.TERMINAL:
+    if study.status in locking.TERMINAL:
         raise ConflictError(f"study {study_id} is {study.status}, which never changes", remedy="submit a new study")
     if study.status not in [str(s) for s in expect]:
         names = ", ".join(str(s) for s in expect)

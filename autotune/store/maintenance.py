@@ -15,10 +15,10 @@ from sqlalchemy import Connection, and_, case, func, select, text
 from autotune.errors import StoreCorruptError, StoreError, StoreUnavailableError
 from autotune.spec.study import SIMULATED
 from autotune.store import history, laws, queries, schema
+from autotune.store.best_trials import runner_text
 from autotune.store.diagnosis import diagnosed
-from autotune.store.export import export, study_keys
-from autotune.store.records import runner_text
 from autotune.store.sql import SqlStore
+from autotune.store.table_files import export, study_keys
 from autotune.store.tables import attempts, events, records, specs, studies, trials
 
 __all__ = ["backup", "check", "export", "vacuum"]

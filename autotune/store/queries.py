@@ -13,9 +13,9 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, 
 from autotune.errors import NotFoundError
 from autotune.ports import StudyRecord
 from autotune.spec import StudyStatus, Trial
+from autotune.store.best_trials import runner_text
 from autotune.store.database import to_us
 from autotune.store.packing import unpack_steps
-from autotune.store.records import runner_text
 from autotune.store.rows import read_study, read_trial
 from autotune.store.tables import attempts, records, specs, studies, trials, workloads
 

@@ -11,11 +11,21 @@ from sqlalchemy import text
 from autotune.errors import ConflictError
 from autotune.ports import HistoryEvent, Lease, StepsReported, StudyRecord
 from autotune.spec import Failure, Study, StudyStatus, Trial
-from autotune.store import audit, history, lifecycle, measured_once, queries, schema, statistics, submissions, trials
-from autotune.store import lease as leases
+from autotune.store import (
+    audit,
+    history,
+    lifecycle,
+    locking,
+    measured_once,
+    queries,
+    schema,
+    statistics,
+    submissions,
+    trials,
+)
 from autotune.store.audit import AuditEvent
 from autotune.store.database import Database
-from autotune.store.place import Place
+from autotune.store.location import StoreLocation
 from autotune.store.queries import Revision
 from autotune.store.statistics import KnownWorkload, Statistics
 from autotune.store.tokens import TokenKeeper
@@ -24,7 +34,7 @@ from autotune.store.tokens import TokenKeeper
 class SqlStore:
     """Implements `autotune.ports.Store`; threads may share one, processes open their own."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StoreLocation) -> None:
         self.database = Database(place)
         self.tokens = TokenKeeper(self.database)
         try:
@@ -106,27 +116,27 @@ class SqlStore:
     def record_event(self, study_id: str, kind: str, data: Mapping[str, Any]) -> None:
         """Appends a line of one's own to the history, e.g. who asked for a pause."""
         with self.database.write() as connection:
-            history.append(connection, leases.find(connection, study_id).key, [(kind, data)])
+            history.append(connection, locking.find(connection, study_id).key, [(kind, data)])
 
     def claim(self, study_id: str, owner: str, *, lease_s: float) -> Lease | None:
         """Takes the lease when nobody holds it; None when somebody does."""
         with self.database.write() as connection:
-            return leases.claim(self.database, connection, study_id, owner, lease_s)
+            return locking.claim(self.database, connection, study_id, owner, lease_s)
 
     def holder(self, study_id: str) -> Lease | None:
         """The lease that is in force (it may have run out), whoever holds it; None when nobody does."""
         with self.database.read() as connection:
-            return leases.holder(connection, study_id)
+            return locking.holder(connection, study_id)
 
     def renew(self, lease: Lease, *, lease_s: float) -> Lease:
         """The lease, longer."""
         with self.database.write() as connection:
-            return leases.renew(self.database, connection, lease, lease_s)
+            return locking.renew(self.database, connection, lease, lease_s)
 
     def release(self, lease: Lease) -> None:
         """Gives the lease back."""
         with self.database.write() as connection:
-            leases.release(connection, lease)
+            locking.release(connection, lease)
 
     def add_trial(self, lease: Lease, trial: Trial) -> None:
         """Keeps a new PENDING trial."""
@@ -164,7 +174,7 @@ class SqlStore:
         with self.database.write(durable=True) as connection:
             try:
                 return trials.end_trial(connection, lease, trial)
-            except leases.FencedError as fenced:
+            except locking.FencedError as fenced:
                 trials.keep_late(connection, fenced.study, trial, "the lease was taken over", lease.fence)
                 refused: ConflictError = fenced
         raise refused

@@ -17,11 +17,11 @@ from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import Lease, StepsReported
 from autotune.spec import Failure, Trial, TrialStatus
-from autotune.store import lease as leases
+from autotune.store import locking
+from autotune.store.best_trials import keep_record
 from autotune.store.database import now_us
 from autotune.store.history import Line, append
 from autotune.store.packing import append_steps
-from autotune.store.records import keep_record
 from autotune.store.rows import ended_columns, json_text, new_trial_row, read_trial
 from autotune.store.tables import attempts, trials, workloads
 
@@ -67,7 +67,7 @@ _CLOSE = (
 
 def add(connection: Connection, lease: Lease, trial: Trial) -> None:
     """Keeps a new PENDING trial under the next number."""
-    study = leases.hold(connection, lease)
+    study = locking.hold(connection, lease)
     if trial.status is not TrialStatus.PENDING:
         raise ConflictError(f"a new trial is PENDING, but trial {trial.number} is {trial.status}")
     if 0 <= trial.number < study.num_trials:
@@ -92,7 +92,7 @@ def add(connection: Connection, lease: Lease, trial: Trial) -> None:
 
 def start_attempt(connection: Connection, lease: Lease, number: int, attempt: int) -> None:
     """PENDING or RUNNING -> RUNNING with the next attempt, after the one before it was closed."""
-    study = leases.hold(connection, lease)
+    study = locking.hold(connection, lease)
     row = _trial(connection, study, number)
     if row.status == TrialStatus.RUNNING and row.attempts == attempt:
         return
@@ -112,7 +112,7 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
 
 def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: int) -> None:
     """The running attempt goes on under this lease. Raises `ConflictError` for any other."""
-    study = leases.hold(connection, lease)
+    study = locking.hold(connection, lease)
     row = _trial(connection, study, number)
     running = _attempt(connection, study, number, attempt)
     if row.status != TrialStatus.RUNNING or row.attempts != attempt or running.ended_us is not None:
@@ -124,7 +124,7 @@ def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: in
 
 def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReported]) -> None:
     """Keeps the series of each report. Raises `NotFoundError` for an attempt that was never started."""
-    study = leases.hold(connection, lease)
+    study = locking.hold(connection, lease)
     grown: dict[tuple[int, int], tuple[int, bytes]] = {}
     for report in steps:
         of_study, number, attempt = report.id
@@ -141,7 +141,7 @@ def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReporte
 
 def end_attempt(connection: Connection, lease: Lease, number: int, attempt: int, failure: Failure | None) -> None:
     """Closes an attempt whose trial goes on."""
-    study = leases.hold(connection, lease)
+    study = locking.hold(connection, lease)
     if _attempt(connection, study, number, attempt).ended_us is not None:
         return
     _close(connection, study, number, failure, now_us())
@@ -151,7 +151,7 @@ def end_attempt(connection: Connection, lease: Lease, number: int, attempt: int,
 
 def end_trial(connection: Connection, lease: Lease, trial: Trial) -> bool:
     """Makes the trial terminal with what `trial` says of status, measurement, reward, failure and reason; False if it was already."""
-    study = leases.hold(connection, lease)
+    study = locking.hold(connection, lease)
     row = _trial(connection, study, trial.number)
     asked = read_trial(lease.study, row)
     if asked.config != trial.config:
@@ -243,5 +243,5 @@ def _refuse_senseless(trial: Trial, *, was_started: bool) -> None:
 
 
 def _refuse_terminal(study: Row[Any]) -> None:
-    if study.status in leases.TERMINAL:
+    if study.status in locking.TERMINAL:
         raise ConflictError(f"study {study.id} is {study.status}, which never changes", remedy="submit a new study")

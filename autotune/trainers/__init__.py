@@ -15,7 +15,7 @@ from pkgutil import iter_modules
 
 from autotune.errors import CatalogError
 from autotune.spec.checks import nearest
-from autotune.trainers.launch import Launch, write_launch
+from autotune.trainers.launch_files import Launch, write_launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.trainer import Option, StepMetrics, Trainer
 

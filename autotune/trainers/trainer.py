@@ -17,7 +17,7 @@ from typing import Any, ClassVar, final
 from autotune.errors import ExportError, SpecError
 from autotune.spec import ParallelConfig, Workload
 from autotune.spec.checks import nearest
-from autotune.trainers.launch import Launch
+from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit, refuse
 from autotune.trainers.torchrun import place
 

@@ -23,13 +23,13 @@ from statistics import median
 import numpy as np
 from scipy.stats import spearmanr
 
+from autotune.api import load_study
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.ports import TrialRequest, TrialRunner
 from autotune.registry import calibrator, make_runner
 from autotune.space import SearchSpace, default_config
 from autotune.spec import ConfigTable, ParallelConfig, Study
 from autotune.testing.runners import ended, events_until_ended
-from autotune.wiring import load_study
 
 SPEC = Path(__file__).parents[2] / "search_spaces" / "studies" / "laptop.yaml"
 DEADLINE_S = 600.0

@@ -11,7 +11,6 @@ from __future__ import annotations
 import statistics
 import time
 
-from autotune.controller import Controller, StartAttempt, Tick
 from autotune.ports import AttemptEnded
 from autotune.search import make_searcher
 from autotune.space import SearchSpace
@@ -27,6 +26,7 @@ from autotune.spec import (
     Workload,
     catalog,
 )
+from autotune.study.controller import Controller, StartAttempt, Tick
 
 MORE = 100
 STEPS = 20

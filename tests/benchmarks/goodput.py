@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from autotune import wiring
+from autotune import api
+from autotune.api import Result
 from autotune.assets import search_spaces
 from autotune.ports import AttemptEnded, StepsReported, TrialRequest
 from autotune.reward import learning_rate_factor
 from autotune.space import SearchSpace, default_config
 from autotune.spec import Measurement, ParallelConfig, Study
-from autotune.wiring import Result
-from autotune_workers.local import LocalRunner
+from autotune_workers.runners.local import LocalRunner
 
 RATES = (1e-3, 3e-3, 1e-2)
 WINDOW = 128
@@ -101,7 +101,7 @@ def winner(study: Study, metric: str, rate: float, folder: Path) -> Result:
     """The study under this objective, at this learning rate."""
     objective = replace(study.objective, metric=metric)
     asked = replace(study, name=metric, objective=objective, trainer_options={"learning_rate": rate})
-    result = wiring.tune(asked, store=folder / f"{metric}.db")
+    result = api.tune(asked, store=folder / f"{metric}.db")
     best, base = result.best, result.baseline
     assert best is not None
     assert best.measurement is not None
@@ -119,7 +119,7 @@ def winner(study: Study, metric: str, rate: float, folder: Path) -> Result:
 
 def main(target: float = 2.6, seeds: int = 3) -> None:
     """Prints what both objectives picked, and how long their picks take to the target."""
-    study = wiring.load_study(search_spaces() / "studies" / "goodput-laptop.yaml")
+    study = api.load_study(search_spaces() / "studies" / "goodput-laptop.yaml")
     default = default_config(SearchSpace.build(study.workload, study.space))
     rate = tuned_rate(study, default, target=target)
     print(

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from autotune.spec import SCHEDULES
-from tests.workers.test_numerics import TOLERANCES
+from tests.workers.training.test_numerics import TOLERANCES
 from tests.workers.trial_ranks import MODELS, run_jobs
 
 BATCH = 4

@@ -27,17 +27,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
 
-from autotune.controller import Controller
+from autotune.api import load_study, open_store
 from autotune.cost import estimate
-from autotune.ledger import Ledger
-from autotune.loop import Loop
 from autotune.ports import Store, StudyRecord, TrialRunner
-from autotune.progress import TrialEnded
 from autotune.registry import make_runner
 from autotune.space import SearchSpace
 from autotune.spec import MeasureSpec, ParallelConfig, SpaceSpec, Study, Trial, TrialPurpose, TrialStatus
-from autotune.wiring import load_study, open_store
-from autotune.wiring.assembly import Assembly, assemble
+from autotune.study.assembly import Assembly, assemble
+from autotune.study.controller import Controller
+from autotune.study.lease import StudyLease
+from autotune.study.loop import Loop
+from autotune.study.progress import TrialEnded
 
 SPEC = Path(__file__).parents[2] / "search_spaces" / "studies" / "laptop.yaml"
 STORE = Path("build") / "real_search.db"
@@ -76,7 +76,7 @@ def run(store: Store, runner: TrialRunner, study: Study, assembly: Assembly) -> 
     record = found or store.submit(study, {})
     if record.status.is_terminal:
         return record
-    with Ledger.claim(store, record.id) as ledger:
+    with StudyLease.claim(store, record.id) as ledger:
         controller = Controller(
             study_id=record.id,
             study=study,

@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune import wiring
-from autotune.progress import LoopEvent, StudyOpened, TrialStarted
+from autotune import api
 from autotune.service.launcher import ProcessLauncher
 from autotune.service.supervisor import Supervisor
 from autotune.store import open_store
+from autotune.study.progress import LoopEvent, StudyOpened, TrialStarted
 from tests.ray_roles import played_head
 
 Spec = dict[str, Any]
@@ -65,8 +65,8 @@ REAL: Spec = {
 }
 CHILD = """
 import json, sys
-from autotune import wiring
-wiring.tune(json.loads(sys.argv[1]), store=sys.argv[2], on_event=lambda e: print(type(e).__name__, flush=True))
+from autotune import api
+api.tune(json.loads(sys.argv[1]), store=sys.argv[2], on_event=lambda e: print(type(e).__name__, flush=True))
 """
 
 
@@ -131,7 +131,7 @@ def in_warm_process(folder: Path) -> tuple[float, float]:
     def hear(event: LoopEvent) -> None:
         seen.setdefault(type(event).__name__, time.monotonic() - began)
 
-    wiring.tune(SPEC, store=url, on_event=hear)
+    api.tune(SPEC, store=url, on_event=hear)
     return seen[OPENED], seen[STARTED]
 
 
@@ -139,7 +139,7 @@ def under_supervisor(folder: Path) -> tuple[float, float]:
     """The same when a supervisor has the study; its process is killed. Times are those of the history."""
     url = str(folder / "results.db")
     store = open_store(url)
-    study = wiring.submit_study(store, wiring.load_study(SPEC), SPEC).id
+    study = api.submit_study(store, api.load_study(SPEC), SPEC).id
     supervisor = Supervisor(store, ProcessLauncher(folder / "logs", store_url=url), max_studies=1, grace_s=5.0)
     supervisor.start()
     try:
@@ -154,7 +154,7 @@ def under_supervisor(folder: Path) -> tuple[float, float]:
         claimed = next(e for e in store.events(study, after=before) if e.kind == "study.claimed")
         return claimed.at.timestamp() - began, again[0].at.timestamp() - began
     finally:
-        wiring.act(store, study, "cancel")
+        api.act(store, study, "cancel")
         supervisor.close()
         store.close()
 

@@ -30,9 +30,9 @@ from autotune.space import SearchSpace
 from autotune.spec import ConfigTable, MeasureSpec, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.catalog import model
 from autotune.testing.runners import ended, events_until_ended
-from autotune_workers.local import LocalRunner, visible_gpus
+from autotune_workers.runners.local import LocalRunner, visible_gpus
 from tests.benchmarks.calibrated import chosen
-from tests.workers.test_gpu_memory import used_bytes
+from tests.workers.training.test_gpu_memory import used_bytes
 
 GIB = float(1 << 30)
 MEASURE = MeasureSpec(warmup_steps=3, min_steps=10, max_steps=30, precision=0.02, trial_timeout_s=300.0)

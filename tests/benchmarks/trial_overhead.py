@@ -19,14 +19,14 @@ from pathlib import Path
 
 from autotune.ports import StepsReported
 from autotune.testing.runners import ended, events_until_ended
-from autotune_workers.local import LocalRunner
-from autotune_workers.machine import status_bytes
+from autotune_workers.process.machine import status_bytes
+from autotune_workers.runners.local import LocalRunner
 from tests.workers.requests import request
 
 COLD = """
 import json, os, torch, torch.distributed as dist
-from autotune_workers.mesh import RankContext
-from autotune_workers.trial import run_trial
+from autotune_workers.training.mesh import RankContext
+from autotune_workers.training.run_trial import run_trial
 from tests.workers.requests import request
 dist.init_process_group("gloo")
 times = []

@@ -27,10 +27,10 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Protocol
 
-from autotune import wiring
-from autotune.holder import is_gone
+from autotune import api
 from autotune.store import MemoryStore, SqlStore, maintenance, open_store
-from autotune_workers.keeper import descendants
+from autotune.study.process_id import is_gone
+from autotune_workers.process.subreaper import descendants
 from tests.chaos import controller, supervisor, warm
 from tests.chaos.checker import Journal, Seen, terms, violations
 from tests.chaos.schedule import Disturbance, Schedule
@@ -129,8 +129,8 @@ class Arena:
         for name in ("journals", "clocks"):
             (folder / name).mkdir(parents=True)
         self.store: SqlStore = open_store(where.address)
-        study = wiring.load_study(schedule.spec)
-        self.study_id = wiring.submit_study(self.store, study, schedule.spec).id
+        study = api.load_study(schedule.spec)
+        self.study_id = api.submit_study(self.store, study, schedule.spec).id
         self.supervisors: list[ForkServerProcess] = []
         self.frozen: list[str] = []
         self.deadline = time.monotonic() + DEADLINE_S
@@ -367,7 +367,7 @@ def undisturbed(spec: dict[str, Any]) -> Seen:
 def _undisturbed(spec: str) -> Seen:
     store = MemoryStore()
     try:
-        return see(store, wiring.tune(json.loads(spec), store=store).record.id, [])
+        return see(store, api.tune(json.loads(spec), store=store).record.id, [])
     finally:
         store.close()
 
@@ -423,7 +423,7 @@ def play_all(
 
 
 def pid_of(owner: str) -> int:
-    """The process of that name, see `autotune.holder`."""
+    """The process of that name, see `autotune.study.process_id`."""
     return int(owner.split(":")[1])
 
 
@@ -451,7 +451,7 @@ def command_lines() -> Iterator[tuple[int, list[bytes]]]:
 def rank_processes() -> list[int]:
     """The ranks of this test run, what they were forked from, and on Ray their actors."""
     words = dict(command_lines())
-    marks = (b"autotune_workers.nursery", b"ray::AutotuneRank")
+    marks = (b"autotune_workers.process.fork_server", b"ray::AutotuneRank")
     return sorted(pid for pid in descendants(os.getpid()) if any(word.startswith(marks) for word in words.get(pid, ())))
 
 

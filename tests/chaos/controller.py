@@ -1,4 +1,4 @@
-"""A controller process: `wiring.run_study` on one study, with a journal of what it was told and a wall clock that others may set.
+"""A controller process: `api.run_study` on one study, with a journal of what it was told and a wall clock that others may set.
 
 The journal is a file of JSON lines, each written with one `write` after the store had acknowledged the fact; what the process wrote survives its
 SIGKILL. The clock is read through `autotune.store.database.datetime`, the only wall clock of the store: it is off by what the clock file says.
@@ -20,11 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from autotune import wiring
+from autotune import api
 from autotune.errors import ConflictError, StoreError
-from autotune.holder import this_process
 from autotune.ports import Store
-from autotune.progress import (
+from autotune.store import database, open_store
+from autotune.study.process_id import this_process
+from autotune.study.progress import (
     LoopEvent,
     OnEvent,
     StudyOpened,
@@ -34,8 +35,7 @@ from autotune.progress import (
     TrialRetried,
     TrialStarted,
 )
-from autotune.store import database, open_store
-from autotune_workers.machine import die_with_parent
+from autotune_workers.process.machine import die_with_parent
 from tests.chaos.checker import Journal, Line, outcome, study_outcome
 
 T = TypeVar("T")
@@ -99,9 +99,9 @@ def main(address: str, study_id: str, folder: str, lease_s: float) -> None:
 
 def keep_journals(folder: Path) -> None:
     """From here on whoever runs a study in this process, or in a fork of it, keeps a journal."""
-    run_study = wiring.run_study
+    run_study = api.run_study
 
-    def journalled(store: Store, study_id: str, *, on_event: OnEvent, **options: Any) -> wiring.Result:
+    def journalled(store: Store, study_id: str, *, on_event: OnEvent, **options: Any) -> api.Result:
         with JournalWriter(folder) as journal:
 
             def hear(event: LoopEvent) -> None:
@@ -110,13 +110,13 @@ def keep_journals(folder: Path) -> None:
 
             return run_study(store, study_id, on_event=hear, **options)
 
-    wiring.run_study = journalled
+    api.run_study = journalled
 
 
 def with_store(address: str, study_id: str, hear: Any, done: Any, lease_s: float) -> None:
     """Runs the study; tries again until it had it once."""
     with contextlib.closing(patiently(lambda: open_store(address), done)) as store:
-        patiently(lambda: wiring.run_study(store, study_id, on_event=hear, lease_s=lease_s), done)
+        patiently(lambda: api.run_study(store, study_id, on_event=hear, lease_s=lease_s), done)
 
 
 def patiently(do: Callable[[], T], done: Callable[[], bool]) -> T:

@@ -15,7 +15,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from tests.wiring.studies import QUIET, spec
+from tests.small_studies import QUIET, spec
 
 SUPERVISED = ("kill", "kill", "freeze", "rival", "clock", "database", "supervisor", "supervisor")
 """SIGKILL of all controllers; SIGSTOP of one until another took over, then SIGCONT; a second controller beside the first; a jump of the controllers'

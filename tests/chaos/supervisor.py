@@ -10,7 +10,7 @@ from pathlib import Path
 from autotune.service.launcher import ProcessLauncher
 from autotune.service.supervisor import Supervisor
 from autotune.store import open_store
-from autotune_workers.machine import die_with_parent
+from autotune_workers.process.machine import die_with_parent
 from tests.chaos.controller import patiently
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune import wiring
-from autotune.progress import LoopEvent, Said, TrialEnded, TrialStarted, TrialStepped
+from autotune import api
 from autotune.spec import StudyStatus, TrialStatus
 from autotune.store import maintenance
+from autotune.study.progress import LoopEvent, Notice, TrialEnded, TrialStarted, TrialStepped
 from tests.chaos.test_leaks import CHILD, ROOT, real
 from tests.ray_roles import played_head
 from tests.workers.requests import DOUBLE
@@ -49,8 +49,8 @@ def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path) -> None
                     break
             os.kill(controller.pid, signal.SIGKILL)
         killed_s, told = time.monotonic(), list[tuple[float, LoopEvent]]()
-        result = wiring.tune(spec, store=url, on_event=lambda event: told.append((time.monotonic() - killed_s, event)))
-        said = [event.message for _, event in told if isinstance(event, Said)]
+        result = api.tune(spec, store=url, on_event=lambda event: told.append((time.monotonic() - killed_s, event)))
+        said = [event.message for _, event in told if isinstance(event, Notice)]
         assert "trial 1 goes on: its ranks outlived the controller that started them" in said
         assert result.record.status is StudyStatus.COMPLETED
         assert [t.attempts for t in result.trials] == [1] * len(result.trials)
@@ -60,7 +60,7 @@ def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path) -> None
         assert ends == [t.number for t in result.trials if t.number > 0], (
             "each once, and none but the first before the kill"
         )
-        store = wiring.open_store(url)
+        store = api.open_store(url)
         try:
             steps = store.steps(result.record.id, 1)["step"]
             assert steps == list(range(251)), "none twice, none missing"
@@ -68,7 +68,7 @@ def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path) -> None
             assert maintenance.check(store) == []
         finally:
             store.close()
-        adopted_s = next(at_s for at_s, event in told if isinstance(event, Said) and "goes on" in event.message)
+        adopted_s = next(at_s for at_s, event in told if isinstance(event, Notice) and "goes on" in event.message)
         print(
             f"the trial was adopted {adopted_s:.1f} s after the controller was killed, in a process that was there already"
         )

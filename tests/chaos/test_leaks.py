@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from autotune import wiring
+from autotune import api
 from autotune.spec import StudyStatus
 from autotune.store import maintenance
-from autotune_workers.keeper import descendants
-from autotune_workers.machine import is_alive
+from autotune_workers.process.machine import is_alive
+from autotune_workers.process.subreaper import descendants
 from tests.workers.requests import DOUBLE
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +25,8 @@ DEADLINE_S = 120.0
 GONE_S = 60.0
 CHILD = """
 import json, sys
-from autotune import wiring
-wiring.tune(json.loads(sys.argv[1]), store=sys.argv[2], on_event=lambda e: print(type(e).__name__, flush=True))
+from autotune import api
+api.tune(json.loads(sys.argv[1]), store=sys.argv[2], on_event=lambda e: print(type(e).__name__, flush=True))
 """
 
 
@@ -94,8 +94,8 @@ def kill_and_look(tmp_path: Path, runner: dict[str, Any]) -> None:
         for pid in family:
             if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
-    result = wiring.tune(spec, store=url)
+    result = api.tune(spec, store=url)
     assert result.record.status is StudyStatus.COMPLETED
-    store = wiring.open_store(url)
+    store = api.open_store(url)
     assert maintenance.check(store) == []
     store.close()

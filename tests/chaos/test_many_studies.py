@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune import wiring
+from autotune import api
 from autotune.ports import HistoryEvent
 from autotune.service.launcher import ProcessLauncher
 from autotune.service.supervisor import Supervisor
@@ -22,7 +22,7 @@ from tests.chaos import supervisor
 from tests.chaos.arena import forkserver, see, undisturbed
 from tests.chaos.checker import violations
 from tests.chaos.supervisor import PLACES
-from tests.wiring.studies import QUIET, spec
+from tests.small_studies import QUIET, spec
 
 DEADLINE_S = 240.0
 SMALL = spec(
@@ -43,8 +43,8 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 
 
 def submitted(store: SqlStore, count: int) -> list[str]:
-    study = wiring.load_study(SMALL)
-    return [wiring.submit_study(store, study, SMALL).id for _ in range(count)]
+    study = api.load_study(SMALL)
+    return [api.submit_study(store, study, SMALL).id for _ in range(count)]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ import scipy.stats
 import autotune.cost
 import autotune.search.bayesian
 import autotune.search.optuna
-import autotune_workers.simulated
+import autotune_workers.runners.simulated
 import tests.chaos.controller
 import tests.chaos.supervisor
 

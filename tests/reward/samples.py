@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from autotune.spec import Measurement, Workload
-from tests.controller.world import workload as tiny_workload
+from tests.study.controller.world import workload as tiny_workload
 
 STEPS = 20
 

@@ -11,8 +11,8 @@ import pytest
 from autotune.reward import diverged, known_noise_scale, stability, stability_parts
 from autotune.spec import Measurement, MeasureSpec
 from autotune.testing.runners import ended, events_until_ended
-from autotune_workers.faults import Fault
-from autotune_workers.local import LocalRunner
+from autotune_workers.runners.local import LocalRunner
+from autotune_workers.training.faults import Fault
 from tests.workers.requests import PATIENT, request
 
 STEPS, SPIKE = 24, 12

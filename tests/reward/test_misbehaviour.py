@@ -13,8 +13,8 @@ from torch import nn
 
 from autotune.reward import diverged, reward, stability, stability_parts
 from autotune.spec import Measurement, Objective
-from tests.controller.world import BASELINE
 from tests.reward.samples import workload
+from tests.study.controller.world import BASELINE
 
 STEPS, WARMUP, VOCABULARY, LENGTH, BATCH = 24, 4, 64, 16, 16
 RANKS = 2

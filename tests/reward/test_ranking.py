@@ -15,8 +15,8 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
-from tests.controller.world import BASELINE, CONFIGS
 from tests.reward.samples import healthy, workload
+from tests.study.controller.world import BASELINE, CONFIGS
 
 
 def trial(number: int, measurement: Measurement | None, config: ParallelConfig = BASELINE, **fields: object) -> Trial:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.report.worth import PARTS
+from autotune.report.reward_tables import PARTS
 from autotune.reward import diverged, formulas, stability, stability_parts
 from autotune.reward.stability import LIMITS, SCORED
 from autotune.spec import FailureKind, Measurement

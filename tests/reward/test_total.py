@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from autotune.reward import DIVERGED_CEILING, reward, token_cost
 from autotune.spec import Measurement, Objective, Reward
-from tests.controller.world import BASELINE
 from tests.reward.samples import healthy, workload
+from tests.study.controller.world import BASELINE
 
 METRICS = ("throughput", "goodput", "cost")
 LAW = settings(deadline=None, derandomize=True)

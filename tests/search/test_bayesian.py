@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from autotune.cost import estimate
 from autotune.search import Searcher, make_searcher
 from autotune.search.bayesian import BayesianSearcher
-from autotune.search.believing import Array
+from autotune.search.model_based import Array
 from autotune.search.searcher import Problem
 from autotune.space import SearchSpace
 from autotune.spec import Estimate, FailureKind, Objective, Reward, Trial

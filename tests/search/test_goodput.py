@@ -10,10 +10,10 @@ import pytest
 
 from autotune.reward import reward
 from autotune.search import make_searcher
-from autotune.search.worth import log_efficiency, rest_of
+from autotune.search.objective_model import log_efficiency, rest_of
 from autotune.space import SearchSpace
 from autotune.spec import Measurement, Objective, ParallelConfig, Trial, TrialPurpose, TrialStatus
-from tests.controller.world import workload
+from tests.study.controller.world import workload
 
 BATCHES = (8, 16, 32, 64)
 WORKLOAD = replace(workload(), global_batch_size=BATCHES)

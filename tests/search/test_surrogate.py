@@ -14,17 +14,17 @@ from scipy.stats import norm
 
 from autotune.cost import estimate
 from autotune.search.dominance import needs_as_much_memory
-from autotune.search.surrogate.averaged import KNOWS_NOTHING, Averaged
-from autotune.search.surrogate.corrected import Corrected, Prior, Rows, Scales
-from autotune.search.surrogate.evidence import Z90, log_limits
-from autotune.search.surrogate.hazard import RATE, hazard
-from autotune.search.surrogate.improvement import (
+from autotune.search.surrogate.acquisition import (
     expected_maximum,
     log_averaged_improvement,
     log_expected_improvement,
 )
+from autotune.search.surrogate.corrected_gp import CorrectedGP, Prior, Rows, Scales
+from autotune.search.surrogate.evidence import Z90, log_limits
+from autotune.search.surrogate.failure_rate import RATE, failure_rate
 from autotune.search.surrogate.kernel import distances, matern52
-from autotune.search.surrogate.sites import DISTURBED, Sites
+from autotune.search.surrogate.model_average import KNOWS_NOTHING, ModelAverage
+from autotune.search.surrogate.observations import DISTURBED, Observations
 from autotune.spec import ConfigTable, ParallelConfig
 from autotune.testing.searchers import WORKLOAD, candidates, truth
 
@@ -58,7 +58,7 @@ def test_expected_maximum_is_that_of_drawn_ones() -> None:
 def test_an_error_is_mostly_not_that_of_the_neighbours() -> None:
     rows = Rows(parts=np.ones((3, 1)), points=np.array([[0.0], [1.0], [1.0]]), workloads=np.zeros(3, dtype=int))
     prior = replace(_prior(1, residual_sd=0.3), factor_sds=np.zeros(1), common_sd=0.0)
-    model = Corrected(prior, rows.take([0, 1]), _values([0.0, 0.3]), scales=Scales(own=0.5))
+    model = CorrectedGP(prior, rows.take([0, 1]), _values([0.0, 0.3]), scales=Scales(own=0.5))
     mean, sd = model.predict(rows)
     assert mean[1] == pytest.approx(0.3, abs=0.02)
     assert sd[1] < 0.05
@@ -96,16 +96,16 @@ def _rows(parts: np.ndarray, *, workload: int = 0) -> Rows:
     return Rows(parts=parts, points=points, workloads=np.full(len(parts), workload))
 
 
-def _values(values: list[float]) -> Sites:
-    return Sites(values=np.array(values), sides=np.zeros(len(values)), noise=np.full(len(values), 0.01))
+def _values(values: list[float]) -> Observations:
+    return Observations(values=np.array(values), sides=np.zeros(len(values)), noise=np.full(len(values), 0.01))
 
 
-NOTHING = Sites(values=np.zeros(0), sides=np.zeros(0), noise=np.zeros(0))
+NOTHING = Observations(values=np.zeros(0), sides=np.zeros(0), noise=np.zeros(0))
 
 
 def test_without_observations_it_is_the_prediction() -> None:
     rows = _rows(np.array([[1.0, 3.0], [2.0, 2.0]]))
-    model = Corrected(_prior(2), rows.take(slice(0, 0)), NOTHING)
+    model = CorrectedGP(_prior(2), rows.take(slice(0, 0)), NOTHING)
     mean, sd = model.predict(rows)
     assert np.allclose(mean, math.log(4.0))
     # both parts equal: half of each factor's spread, the common spread, and the residual
@@ -118,7 +118,7 @@ def test_finds_which_part_is_wrong() -> None:
     parts = rng.uniform(0.1, 1.0, (12, 2))
     real = np.log(parts @ np.array([1.0, 3.0]))
     rows = _rows(parts)
-    model = Corrected(_prior(2, residual_sd=0.03), rows.take(slice(0, 6)), _values(real[:6].tolist()))
+    model = CorrectedGP(_prior(2, residual_sd=0.03), rows.take(slice(0, 6)), _values(real[:6].tolist()))
     assert model.factors == pytest.approx([1.0, 3.0], rel=0.25)
     before = np.abs(np.log(parts.sum(axis=1)) - real)[6:].mean()
     assert np.abs(model.predict(rows)[0] - real)[6:].mean() < 0.15 * before
@@ -129,7 +129,7 @@ def test_gaussian_case_agrees_with_linear_algebra() -> None:
     rows = _rows(np.array([[1.0], [2.0], [4.0]]))
     prior, scales = _prior(1, residual_sd=0.2), Scales(factors=1.0, residual=1.0)
     seen, values = rows.take(slice(0, 2)), np.array([0.05, 0.65])
-    model = Corrected(prior, seen, _values(values.tolist()), scales=scales)
+    model = CorrectedGP(prior, seen, _values(values.tolist()), scales=scales)
     covariance = 0.25 + 0.01 + 0.04 * scales.correlations(distances(rows.points, rows.points))
     inverse = np.linalg.inv(covariance[:2, :2] + 1e-4 * np.eye(2) / (1 - DISTURBED))
     expected = math.log(4.0) + covariance[2, :2] @ inverse @ (values - np.log([1.0, 2.0]))
@@ -147,37 +147,37 @@ def test_one_disturbed_trial_does_not_undo_the_rest() -> None:
     values = real.copy()
     values[3] += math.log(30.0)
     rows = _rows(parts)
-    model = Corrected(_prior(2), rows.take(slice(0, 7)), _values(values[:7].tolist()))
+    model = CorrectedGP(_prior(2), rows.take(slice(0, 7)), _values(values[:7].tolist()))
     assert model.predict(rows.take([7]))[0][0] == pytest.approx(real[7], abs=0.2)
 
 
 def test_limits_move_the_belief_to_their_side() -> None:
     rows = _rows(np.array([[1.0], [1.0]]))
     for side, sign in ((1.0, 1), (-1.0, -1)):
-        limit = Sites(values=np.array([0.3 * sign]), sides=np.array([side]), noise=np.array([0.02]))
-        mean, _ = Corrected(_prior(1), rows.take([0]), limit).predict(rows.take([0]))
+        limit = Observations(values=np.array([0.3 * sign]), sides=np.array([side]), noise=np.array([0.02]))
+        mean, _ = CorrectedGP(_prior(1), rows.take([0]), limit).predict(rows.take([0]))
         assert mean[0] * sign > 0.3
         assert mean[0] * sign < 2.0
 
 
 def test_a_limit_that_was_expected_teaches_little() -> None:
     rows = _rows(np.array([[1.0]]))
-    far = Sites(values=np.array([-5.0]), sides=np.array([1.0]), noise=np.array([0.02]))
-    mean, _ = Corrected(_prior(1), rows, far).predict(rows)
+    far = Observations(values=np.array([-5.0]), sides=np.array([1.0]), noise=np.array([0.02]))
+    mean, _ = CorrectedGP(_prior(1), rows, far).predict(rows)
     assert mean[0] == pytest.approx(0.0, abs=1e-3)
 
 
 def test_kin_teach_the_factors_only() -> None:
     parts = np.array([[1.0], [1.0]])
     theirs = _rows(parts, workload=1)
-    model = Corrected(_prior(1, residual_sd=0.05), theirs, _values([0.8, 0.8]))
+    model = CorrectedGP(_prior(1, residual_sd=0.05), theirs, _values([0.8, 0.8]))
     mean, _ = model.predict(_rows(parts[:1]))
     assert 0.3 < mean[0] < 0.8
 
 
 def test_fantasies_narrow_and_do_not_move() -> None:
     rows = _rows(np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]]))
-    model = Corrected(_prior(2), rows.take([0]), _values([1.2]))
+    model = CorrectedGP(_prior(2), rows.take([0]), _values([1.2]))
     mean, sd = model.predict(rows)
     after_mean, after_sd = model.and_values(rows.take([1]), mean[[1]], 0.01).predict(rows)
     assert np.allclose(after_mean, mean, atol=0.02)
@@ -192,14 +192,16 @@ def _world(seed: int = 3) -> tuple[Rows, np.ndarray]:
     return _rows(parts), np.log(parts.sum(axis=1)) + 0.1 * rng.standard_normal(16)
 
 
-def _weight_of_nothing(model: Averaged) -> float:
+def _weight_of_nothing(model: ModelAverage) -> float:
     return sum(math.exp(w) for w, m in zip(model.log_weights, model.models, strict=True) if m.level is not None)
 
 
 def test_a_model_that_foresees_is_trusted_more_with_every_trial() -> None:
     rows, real = _world()
     weights = [
-        _weight_of_nothing(Averaged.of(_prior(2), rows.take(slice(0, n)), _values(real[:n].tolist()), candidates=rows))
+        _weight_of_nothing(
+            ModelAverage.of(_prior(2), rows.take(slice(0, n)), _values(real[:n].tolist()), candidates=rows)
+        )
         for n in (1, 3, 6)
     ]
     assert KNOWS_NOTHING > weights[0] > weights[1] >= weights[2]
@@ -210,7 +212,7 @@ def test_a_model_that_foresees_nothing_is_found_out() -> None:
     """The predictions of other configs: what is expected elsewhere becomes as uncertain as the configs differ."""
     rows, real = _world()
     shuffled = Rows(parts=rows.parts[::-1], points=rows.points, workloads=rows.workloads)
-    model = Averaged.of(_prior(2), shuffled.take(slice(0, 8)), _values(real[:8].tolist()), candidates=shuffled)
+    model = ModelAverage.of(_prior(2), shuffled.take(slice(0, 8)), _values(real[:8].tolist()), candidates=shuffled)
     assert _weight_of_nothing(model) > KNOWS_NOTHING
     mean, sd = model.predict(shuffled.take(slice(8, 16)))
     weights = np.exp(model.log_weights)[:, None]
@@ -221,7 +223,7 @@ def test_a_model_that_foresees_nothing_is_found_out() -> None:
 
 def test_weights_add_up_to_one_and_believing_leaves_them() -> None:
     rows, real = _world()
-    model = Averaged.of(_prior(2), rows.take([0, 1]), _values(real[:2].tolist()), candidates=rows)
+    model = ModelAverage.of(_prior(2), rows.take([0, 1]), _values(real[:2].tolist()), candidates=rows)
     after = model.and_believed(rows.take([5]), 0.01)
     assert np.exp(model.log_weights).sum() == pytest.approx(1.0)
     assert after.log_weights is model.log_weights
@@ -231,21 +233,21 @@ def test_weights_add_up_to_one_and_believing_leaves_them() -> None:
 def test_trials_of_other_workloads_do_not_vote() -> None:
     rows, real = _world()
     theirs = Rows(parts=rows.parts, points=rows.points, workloads=np.ones(16, dtype=int))
-    alone = Averaged.of(_prior(2), theirs, _values(real.tolist()), candidates=rows)
+    alone = ModelAverage.of(_prior(2), theirs, _values(real.tolist()), candidates=rows)
     assert len(alone.models) == 1
     assert alone.models[0].level is None
     ours = Rows.joined([theirs, rows.take([0])])
-    model = Averaged.of(_prior(2), ours, _values([*real.tolist(), real[0] + 2.0]), candidates=rows)
+    model = ModelAverage.of(_prior(2), ours, _values([*real.tolist(), real[0] + 2.0]), candidates=rows)
     assert _weight_of_nothing(model) > KNOWS_NOTHING
 
 
 def test_hazard_is_the_rate_far_away_and_high_beside_failures() -> None:
     points = np.array([[0.0], [1.0], [50.0]])
-    found = hazard(points, np.array([[0.0]]), np.array([True]))
+    found = failure_rate(points, np.array([[0.0]]), np.array([True]))
     assert found[0] > 0.4
     assert RATE < found[1] < found[0]
     assert found[2] == pytest.approx(RATE, abs=1e-6)
-    assert hazard(points, np.zeros((0, 1)), np.zeros(0, dtype=bool)).tolist() == [RATE] * 3
+    assert failure_rate(points, np.zeros((0, 1)), np.zeros(0, dtype=bool)).tolist() == [RATE] * 3
 
 
 def test_limits_are_where_the_estimate_says_that_runs_fail() -> None:

@@ -65,7 +65,7 @@ class Service:
             else None
         )
         app = create_app(self.store, self.options, supervisor=self.supervisor)
-        self.house = app.state.house
+        self.service = app.state.service
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.address = self._listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
@@ -82,7 +82,7 @@ class Service:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.http.close()
-        self.house.closing.set()
+        self.service.closing.set()
         self._server.should_exit = True
         self._thread.join(DEADLINE_S)
         self._listener.close()

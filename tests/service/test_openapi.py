@@ -9,8 +9,8 @@ import pytest
 import requests
 from hypothesis import HealthCheck, Phase
 
-from autotune import wiring
-from autotune.service.documents import EXAMPLE_SPEC
+from autotune import api
+from autotune.service.response_models import EXAMPLE_SPEC
 from tests.service.running import API, DEADLINE_S, Service, bearer, spec
 
 CASES, LONG_CASES = 12, 450
@@ -42,7 +42,7 @@ def test_the_spec_is_described_and_its_example_works(openapi: dict[str, Any]) ->
     assert body["schema"]["$ref"].endswith("/StudyDocument")
     assert "workload" in openapi["components"]["schemas"]["StudyDocument"]["required"]
     assert body["example"] == EXAMPLE_SPEC
-    assert wiring.load_study(EXAMPLE_SPEC).name == EXAMPLE_SPEC["name"]
+    assert api.load_study(EXAMPLE_SPEC).name == EXAMPLE_SPEC["name"]
 
 
 def conforms(service: Service, cases: int) -> dict[int, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autotune import wiring
+from autotune import api
 from autotune.errors import RunnerError
 from autotune.service import ray_jobs
 from autotune.service.options import ServiceOptions
@@ -95,7 +95,7 @@ def joined(ray: PaperRay, store_url: str = "/shared/results.db") -> RayLauncher:
 
 
 def submit(store: SqlStore) -> Any:
-    return wiring.submit_study(store, wiring.load_study(spec()), spec())
+    return api.submit_study(store, api.load_study(spec()), spec())
 
 
 def test_a_job_says_what_it_is_and_nothing_secret(ray: PaperRay, store: SqlStore) -> None:
@@ -222,7 +222,7 @@ def test_on_ray_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(store_url)
     document = spec(runner={"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 0.5})
     studies = [
-        wiring.submit_study(store, wiring.load_study(document | {"seed": i}), document, owner=owner).id
+        api.submit_study(store, api.load_study(document | {"seed": i}), document, owner=owner).id
         for i, owner in enumerate(["ann", "bob", "eve"] * 2)
     ]
     options = ServiceOptions(way="ray", port=0)

@@ -1,4 +1,4 @@
-"""Hostile specs by the thousand: whatever comes, the answer is a study or an error of the house, soon and without harm."""
+"""Hostile specs by the thousand: whatever comes, the answer is a study or an error of the service, soon and without harm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import AutotuneError
-from autotune.service.envelope import RefusalError
+from autotune.service.error_responses import RefusalError
 from autotune.service.options import ServiceOptions
 from autotune.service.specs import JSON, YAML, confined, read_body
 from autotune.spec import Study

@@ -58,7 +58,7 @@ def test_the_stream_tells_all_and_ends(tuning: Service) -> None:
     with tuning.http.stream("GET", f"{API}/studies/{study}/events", headers=accept) as answer:
         lines = [line for line in answer.iter_lines() if line.startswith("event:")]
     assert lines[-1] == "event: end"
-    until(lambda: tuning.house.streams == 0)
+    until(lambda: tuning.service.streams == 0)
 
 
 def test_a_running_study_is_paused_resumed_and_cancelled(tuning: Service) -> None:

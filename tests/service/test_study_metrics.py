@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from autotune import wiring
-from autotune.progress import TrialEnded
+from autotune import api
 from autotune.service.study_metrics import StudyMetrics
+from autotune.study.progress import TrialEnded
 from tests.service.running import spec
 
 LISTED = yaml.safe_load(
@@ -52,7 +52,7 @@ def test_a_study_tells_all_of_the_list_and_no_more(tmp_path: Path) -> None:
         events.append(event)
         metrics.on_event(event)
 
-    result = wiring.tune(spec(), store=tmp_path / "results.db", on_event=hear)
+    result = api.tune(spec(), store=tmp_path / "results.db", on_event=hear)
     assert board.made == {name: (m["kind"], tuple(m["labels"])) for name, m in LISTED.items()}
     assert {tags["study"] for _, _, tags in board.told} == {"some-study"}
     ended = [e for e in events if isinstance(e, TrialEnded)]
@@ -68,5 +68,5 @@ def test_a_study_tells_all_of_the_list_and_no_more(tmp_path: Path) -> None:
 def test_where_no_ray_is_connected_nothing_is_told(tmp_path: Path) -> None:
     board = Board()
     metrics = StudyMetrics("some-study", connected=lambda: False, kinds=board.kinds)
-    wiring.tune(spec(), store=tmp_path / "results.db", on_event=metrics.on_event)
+    api.tune(spec(), store=tmp_path / "results.db", on_event=metrics.on_event)
     assert board.made == {}

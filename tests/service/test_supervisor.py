@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from autotune import wiring
+from autotune import api
 from autotune.errors import RunnerError
-from autotune.holder import this_process
 from autotune.ports import StudyRecord
 from autotune.service.launcher import Ended, ProcessLauncher
 from autotune.service.supervisor import HUNG_LOOKS, LOOK_S, MAX_CRASHES, Supervisor
 from autotune.service.worker import HELD, STORE_AWAY
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
+from autotune.study.process_id import this_process
 from tests.service.running import Service, slow_spec, spec, until
 
 
@@ -73,7 +73,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 
 def submit(store: SqlStore, **changes: Any) -> str:
     document = spec(**changes)
-    return wiring.submit_study(store, wiring.load_study(document), document).id
+    return api.submit_study(store, api.load_study(document), document).id
 
 
 def supervisor(store: SqlStore, launcher: PaperLauncher, clock: Clock | None = None, most: int = 2) -> Supervisor:
@@ -87,7 +87,7 @@ def test_the_oldest_go_first_and_no_more_than_fit(store: SqlStore) -> None:
     watch.round()
     watch.round()
     assert launcher.started == made[:2]
-    wiring.act(store, made[0], "cancel")
+    api.act(store, made[0], "cancel")
     launcher.over = [Ended(study=made[0], code=0)]
     watch.round()
     assert launcher.started == made[:3]
@@ -95,7 +95,7 @@ def test_the_oldest_go_first_and_no_more_than_fit(store: SqlStore) -> None:
 
 def test_what_rests_or_is_held_elsewhere_is_left_alone(store: SqlStore) -> None:
     paused, held, free = (submit(store, seed=i) for i in range(3))
-    wiring.act(store, paused, "pause")
+    api.act(store, paused, "pause")
     assert store.claim(held, "other-host:1:1", lease_s=60)
     launcher = PaperLauncher()
     supervisor(store, launcher, most=9).round()
@@ -192,7 +192,7 @@ def test_a_process_that_does_not_end_with_its_study_is_killed(store: SqlStore, m
     launcher, clock = PaperLauncher(), Clock()
     watch = supervisor(store, launcher, clock)
     watch.round()
-    wiring.act(store, study, "cancel")
+    api.act(store, study, "cancel")
     clock.now_s += 60
     watch.round()
     assert launcher.killed == [study]

@@ -10,16 +10,16 @@ import pytest
 import torch.distributed as dist
 
 from autotune.ports import TrialRequest
-from autotune_workers import data_parallel, fully_sharded
-from autotune_workers.trial import TrialResult
-from autotune_workers.trial import run_trial as train
+from autotune_workers.training import data_parallel, fully_sharded
+from autotune_workers.training.run_trial import TrialResult
+from autotune_workers.training.run_trial import run_trial as train
 
 LEAST = 64
 """values: verdicts and times are smaller, gradients larger"""
 
 
 def run_trial(request: TrialRequest, context: Any, report: Callable[[Any], bool]) -> TrialResult:
-    """As `autotune_workers.trial`; the bytes of one step stand among the readings."""
+    """As `autotune_workers.training.run_trial`; the bytes of one step stand among the readings."""
     sent: list[int] = []
 
     def counted(collective: Callable[..., Any], position: int) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from autotune.ports import AttemptEnded, StepsReported, TrialRequest, TrialRunner
 from autotune.spec import Failure, FailureKind, ModelSpec
 from autotune.testing.runners import ended, events_until_ended
-from autotune_workers.faults import Fault
+from autotune_workers.training.faults import Fault
 from tests.workers.requests import CPU, PATIENT, request
 
 HASTY = replace(PATIENT, step_timeout_s=6.0)

@@ -95,7 +95,7 @@ def run_jobs(
 
 
 def _serve_all(directory: Path) -> None:
-    import autotune_workers.trial  # noqa: F401 - so that the ranks need not import it again
+    import autotune_workers.training.run_trial  # noqa: F401 - so that the ranks need not import it again
 
     for size in json.loads((directory / "jobs.json").read_text()):
         ranks = []
@@ -114,7 +114,7 @@ def _serve(world_size: int, rank: int, directory: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from autotune_workers.trial import RankContext, TrialFailed, run_trial
+    from autotune_workers.training.run_trial import RankContext, TrialFailed, run_trial
 
     torch.set_num_threads(1)
     jobs = json.loads((directory / "jobs.json").read_text())[str(world_size)]

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, TrialRequest
 from autotune.spec import ClusterSpec, GpuSpec, LinkSpec, Measurement, MeasureSpec, ModelSpec, ParallelConfig, Workload
-from autotune_workers.local import LocalRunner
-from autotune_workers.machine import total_memory
-from autotune_workers.mesh import RankContext
-from autotune_workers.trial import TrialResult
+from autotune_workers.process.machine import total_memory
+from autotune_workers.runners.local import LocalRunner
+from autotune_workers.training.mesh import RankContext
+from autotune_workers.training.run_trial import TrialResult
 
 PROBE = "autotune_workers.calibrate:probe"
 REPEATS = 5

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from autotune.errors import AutotuneError
 from autotune.ports import TrialRequest
-from autotune_workers.trial import RankContext, StepReport, TrialFailed, run_trial
-from autotune_workers.wire import plain, request_from_plain
+from autotune_workers.gang.wire import plain, request_from_plain
+from autotune_workers.training.run_trial import RankContext, StepReport, TrialFailed, run_trial
 
 MAX_REQUEST_BYTES = 1 << 20
 """a longer file is no request"""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from autotune.search.searcher import Problem
-from autotune.search.surrogate.corrected import Prior, Rows
-from autotune.search.surrogate.sites import Sites
+from autotune.search.surrogate.corrected_gp import Prior, Rows
+from autotune.search.surrogate.observations import Observations
 from autotune.spec import ConfigTable, Estimate, FailureKind, Measurement, Trial, TrialStatus, Workload
 
 Array = NDArray[np.float64]
@@ -113,24 +113,24 @@ class Observed:
         )
 
 
-def time_sites(observed: Sequence[Observed]) -> Sites:
+def time_sites(observed: Sequence[Observed]) -> Observations:
     """Log step times of measured trials, each with its own noise."""
     measurements = [_measurement(o) for o in observed]
-    return Sites(
+    return Observations(
         values=np.array([math.log(m.step_time_s) for m in measurements]),
         sides=np.zeros(len(measurements)),
         noise=np.array([math.hypot(REPEAT_SD, m.step_time_spread / len(m.step_times_s) ** 0.5) for m in measurements]),
     )
 
 
-def memory_sites(observed: Sequence[Observed]) -> Sites:
+def memory_sites(observed: Sequence[Observed]) -> Observations:
     """Log peaks where they are known, else on which side of their limit they are."""
     values, sides = [], []
     for o in observed:
         peak = o.trial.measurement.peak_memory_bytes if o.trial.is_measured and o.trial.measurement else None
         values.append(math.log(peak) if peak else float(log_limits(o.estimate, o.capacity_bytes)[0]))
         sides.append(1.0 if o.ran_out else 0.0 if peak else -1.0)
-    return Sites(values=np.array(values), sides=np.array(sides), noise=np.full(len(values), REPEAT_SD))
+    return Observations(values=np.array(values), sides=np.array(sides), noise=np.full(len(values), REPEAT_SD))
 
 
 def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:

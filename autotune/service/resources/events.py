@@ -18,9 +18,9 @@ from starlette.responses import Response, StreamingResponse
 
 from autotune.errors import AutotuneError
 from autotune.ports import HistoryEvent
-from autotune.service.documents import EventList, responses
-from autotune.service.envelope import RefusalError, StrictJSONResponse
-from autotune.service.house import House, Limit, Reader, StudyId, TheHouse
+from autotune.service.error_responses import RefusalError, StrictJSONResponse
+from autotune.service.response_models import EventList, responses
+from autotune.service.service_state import Limit, Reader, ServiceState, StudyId, TheService
 from autotune.spec.plain import finite
 
 router = APIRouter(tags=["studies"])
@@ -39,24 +39,24 @@ _RESPONSES[200]["content"] = {STREAM: {"schema": {"type": "string"}}}
 async def events(
     request: Request,
     study_id: StudyId,
-    house: TheHouse,
+    service: TheService,
     caller: Reader,
     after: Annotated[int, Query(ge=0, le=1 << 60, description="only events after this sequence number")] = 0,
     limit: Limit = PAGE,
     last_event_id: Annotated[str | None, Header(description="as `after`, for streams")] = None,
 ) -> Response:
     """History after a sequence number, or a live stream."""
-    study = (await run_in_threadpool(house.store.revision, study_id)).id
+    study = (await run_in_threadpool(service.store.revision, study_id)).id
     if STREAM not in request.headers.get("accept", ""):
-        found = await run_in_threadpool(house.store.events, study, after=after, limit=limit)
+        found = await run_in_threadpool(service.store.events, study, after=after, limit=limit)
         return StrictJSONResponse({"events": [event_document(event) for event in found]})
-    if house.streams >= house.options.max_streams:
+    if service.streams >= service.options.max_streams:
         raise RefusalError(
-            503, "busy", f"{house.options.max_streams} streams are open already", headers={"Retry-After": "10"}
+            503, "busy", f"{service.options.max_streams} streams are open already", headers={"Retry-After": "10"}
         )
     if last_event_id and last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 18:
         after = max(after, int(last_event_id))
-    return StreamingResponse(_stream(house, study, after), media_type=STREAM, headers={"X-Accel-Buffering": "no"})
+    return StreamingResponse(_stream(service, study, after), media_type=STREAM, headers={"X-Accel-Buffering": "no"})
 
 
 def event_document(event: HistoryEvent) -> dict[str, Any]:
@@ -64,19 +64,19 @@ def event_document(event: HistoryEvent) -> dict[str, Any]:
     return {"sequence": event.sequence, "at": event.at.isoformat(), "kind": event.kind, "data": dict(event.data)}
 
 
-async def _stream(house: House, study: str, after: int) -> AsyncIterator[str]:
-    house.streams += 1
+async def _stream(service: ServiceState, study: str, after: int) -> AsyncIterator[str]:
+    service.streams += 1
     silent_s, seen = 0.0, None
     try:
         yield ": open\n\n"
-        while not house.closing.is_set():
+        while not service.closing.is_set():
             found, record = [], None
             with contextlib.suppress(AutotuneError):  # the store is away: the stream waits with it
-                revision = await run_in_threadpool(house.store.revision, study)
+                revision = await run_in_threadpool(service.store.revision, study)
                 if revision != seen:
                     # the study before the events, for its end comes after its last event
-                    record = await run_in_threadpool(house.store.study, study)
-                    found = await run_in_threadpool(house.store.events, study, after=after, limit=PAGE)
+                    record = await run_in_threadpool(service.store.study, study)
+                    found = await run_in_threadpool(service.store.events, study, after=after, limit=PAGE)
                     seen = None if found else revision
             for event in found:
                 after = event.sequence
@@ -93,4 +93,4 @@ async def _stream(house: House, study: str, after: int) -> AsyncIterator[str]:
                 silent_s = 0.0
                 yield ": still here\n\n"
     finally:
-        house.streams -= 1
+        service.streams -= 1

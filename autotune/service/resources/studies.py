@@ -9,7 +9,8 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from autotune.errors import NotFoundError, SpecError
-from autotune.service.documents import (
+from autotune.service.error_responses import RefusalError, StrictJSONResponse, strict_json
+from autotune.service.response_models import (
     EXAMPLE_SPEC,
     BestAnswer,
     ExplainAnswer,
@@ -21,8 +22,7 @@ from autotune.service.documents import (
     TrialList,
     responses,
 )
-from autotune.service.envelope import RefusalError, StrictJSONResponse, strict_json
-from autotune.service.house import House, Limit, Offset, Reader, StudyId, Submitter, TheHouse, Word
+from autotune.service.service_state import Limit, Offset, Reader, ServiceState, StudyId, Submitter, TheService, Word
 from autotune.service.specs import JSON, YAML, confined, read_body
 from autotune.spec import StudyStatus
 
@@ -67,40 +67,40 @@ class Action(StrEnum):
 )
 async def submit(
     request: Request,
-    house: TheHouse,
+    service: TheService,
     caller: Submitter,
     idempotency_key: Annotated[
         str | None, Header(pattern=KEY_PATTERN, description="submitting twice under one key makes one study")
     ] = None,
 ) -> Response:
     """Keeps a study as QUEUED and starts it when there is room."""
-    from autotune import wiring
+    from autotune import api
 
     body, media = await request.body(), request.headers.get("content-type", "")
 
     def keep() -> dict[str, Any]:
         document = read_body(body, media)
-        study = confined(document, house.options)
-        if sum(house.store.statistics().studies.get(s, 0) for s in ("QUEUED",)) >= house.options.max_queued:
+        study = confined(document, service.options)
+        if sum(service.store.statistics().studies.get(s, 0) for s in ("QUEUED",)) >= service.options.max_queued:
             raise RefusalError(
                 503,
                 "busy",
-                f"{house.options.max_queued:,} studies wait already",
+                f"{service.options.max_queued:,} studies wait already",
                 remedy="wait until some have run, or cancel some",
                 headers={"Retry-After": "60"},
             )
-        record = wiring.submit_study(house.store, study, document, idempotency_key=idempotency_key, owner=caller.owner)
-        house.store.record_audit(caller.name, "study.submit", record.id)
-        return wiring.study_document(record)
+        record = api.submit_study(service.store, study, document, idempotency_key=idempotency_key, owner=caller.owner)
+        service.store.record_audit(caller.name, "study.submit", record.id)
+        return api.study_document(record)
 
-    study = await house.work(keep)
-    house.changed()
+    study = await service.work(keep)
+    service.changed()
     return StrictJSONResponse({"study": study}, status_code=201, headers={"Location": f"/api/v1/studies/{study['id']}"})
 
 
 @router.get("/studies", responses=responses(model=StudyList))
 def studies(
-    house: TheHouse,
+    service: TheService,
     caller: Reader,
     status: StudyStatus | None = None,
     model: Word = "",
@@ -111,59 +111,59 @@ def studies(
     offset: Offset = 0,
 ) -> Response:
     """Studies, newest first."""
-    from autotune import wiring
+    from autotune import api
 
-    records = house.store.studies(
+    records = service.store.studies(
         status=status, model=model, cluster=cluster, owner=owner, name=name, limit=limit + 1, offset=offset
     )
     return StrictJSONResponse(
         {
-            "studies": [wiring.study_document(record) for record in records[:limit]],
+            "studies": [api.study_document(record) for record in records[:limit]],
             "next_offset": offset + limit if len(records) > limit else None,
         }
     )
 
 
 @router.get("/studies/{study_id}", responses=responses(304, 404, model=StatusAnswer))
-async def status_of(study_id: StudyId, house: TheHouse, caller: Reader, if_none_match: Known = None) -> Response:
+async def status_of(study_id: StudyId, service: TheService, caller: Reader, if_none_match: Known = None) -> Response:
     """A study with its best config so far. With the ETag of the last answer in If-None-Match: 304 as long as nothing has changed."""
 
     def make(found: str) -> bytes:
-        from autotune import wiring
+        from autotune import api
 
-        return strict_json(wiring.document(wiring.result_of(house.store, found)))
+        return strict_json(api.document(api.result_of(service.store, found)))
 
-    return (await house.recent.of(study_id, "status", make)).response(if_none_match)
+    return (await service.recent.of(study_id, "status", make)).response(if_none_match)
 
 
 @router.get("/studies/{study_id}/record", responses=responses(304, 404, model=RecordAnswer))
-async def record(study_id: StudyId, house: TheHouse, caller: Reader, if_none_match: Known = None) -> Response:
+async def record(study_id: StudyId, service: TheService, caller: Reader, if_none_match: Known = None) -> Response:
     """The study in full, as the store keeps it: with its trials all that reports and comparisons are made of."""
 
     def make(found: str) -> bytes:
-        from autotune.wiring.kept import record_document
+        from autotune.results.records import record_document
 
-        return strict_json({"record": record_document(house.store.study(found))})
+        return strict_json({"record": record_document(service.store.study(found))})
 
-    return (await house.recent.of(study_id, "record", make)).response(if_none_match)
+    return (await service.recent.of(study_id, "record", make)).response(if_none_match)
 
 
 @router.get("/studies/{study_id}/trials", responses=responses(304, 404, model=TrialList))
-async def trials(study_id: StudyId, house: TheHouse, caller: Reader, if_none_match: Known = None) -> Response:
+async def trials(study_id: StudyId, service: TheService, caller: Reader, if_none_match: Known = None) -> Response:
     """All trials of a study. With the ETag of the last answer in If-None-Match: 304 as long as nothing has changed."""
 
     def make(found: str) -> bytes:
-        from autotune import wiring
+        from autotune import api
 
-        return strict_json({"trials": [wiring.trial_document(trial) for trial in house.store.trials(found)]})
+        return strict_json({"trials": [api.trial_document(trial) for trial in service.store.trials(found)]})
 
-    return (await house.recent.of(study_id, "trials", make)).response(if_none_match)
+    return (await service.recent.of(study_id, "trials", make)).response(if_none_match)
 
 
 @router.get("/studies/{study_id}/best", responses=responses(404, model=BestAnswer))
 def best(
     study_id: StudyId,
-    house: TheHouse,
+    service: TheService,
     caller: Reader,
     top: Limit = 1,
     pareto: bool = False,
@@ -172,10 +172,10 @@ def best(
 ) -> Response:
     """The best configs of a study, by its own objective or another one; `pareto`: those that no other beats in speed, stability, memory headroom
     and cost, each with these merits."""
-    from autotune import wiring
+    from autotune import api
 
-    answer = wiring.best_document(
-        house.store, study_id, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight
+    answer = api.best_document(
+        service.store, study_id, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight
     )
     return StrictJSONResponse(answer)
 
@@ -183,31 +183,31 @@ def best(
 @router.get("/studies/{study_id}/explain", responses=responses(404, model=ExplainAnswer))
 def explain(
     study_id: StudyId,
-    house: TheHouse,
+    service: TheService,
     caller: Reader,
     trial: Annotated[int | None, Query(ge=0, le=MAX_TRIAL, description="its number; left out: the winner")] = None,
 ) -> Response:
     """Why a trial won or lost: its reward by parts, against the baseline and the runner-up (or the winner), in words and numbers."""
-    from autotune import wiring
+    from autotune import api
 
-    return StrictJSONResponse(wiring.explain(house.store, study_id, trial))
+    return StrictJSONResponse(api.explain(service.store, study_id, trial))
 
 
 @router.get("/studies/{study_id}/export/{trainer}", responses=responses(404, model=ExportAnswer))
 async def export(
     study_id: StudyId,
     trainer: str,
-    house: TheHouse,
+    service: TheService,
     caller: Reader,
     option: Annotated[list[str], Query(max_length=50, description="KEY=VALUE, an option of the trainer")] = [],  # noqa: B006
 ) -> Response:
     """The best config as a launch of that trainer: command, environment, files. Nothing is written or started here."""
-    return StrictJSONResponse(await house.work(lambda: exported(house, study_id, trainer, option)))
+    return StrictJSONResponse(await service.work(lambda: exported(service, study_id, trainer, option)))
 
 
-def exported(house: House, study_id: str, trainer: str, pairs: list[str]) -> dict[str, Any]:
+def exported(service: ServiceState, study_id: str, trainer: str, pairs: list[str]) -> dict[str, Any]:
     """The launch as plain values."""
-    from autotune import wiring
+    from autotune import api
     from autotune.trainers import trainer_names
 
     if trainer not in trainer_names():
@@ -220,24 +220,24 @@ def exported(house: House, study_id: str, trainer: str, pairs: list[str]) -> dic
         if not sign or not key:
             raise SpecError(f"an option is KEY=VALUE, but one is {pair[:80]!r}", field="option")
         options[key] = value
-    return wiring.export_document(house.store, study_id, trainer, options)
+    return api.export_document(service.store, study_id, trainer, options)
 
 
 @router.post("/studies/{study_id}/{action}", responses=responses(404, 409, model=StudyAnswer))
-def act(study_id: StudyId, action: Action, house: TheHouse, caller: Submitter) -> Response:
+def act(study_id: StudyId, action: Action, service: TheService, caller: Submitter) -> Response:
     """pause: no new trials. resume. stop: let running trials finish, name the best. cancel: end everything now."""
-    from autotune import wiring
+    from autotune import api
 
-    return StrictJSONResponse({"study": wiring.study_document(acted(house, caller, study_id, action))})
+    return StrictJSONResponse({"study": api.study_document(acted(service, caller, study_id, action))})
 
 
-def acted(house: House, caller: Any, study_id: str, action: str) -> Any:
+def acted(service: ServiceState, caller: Any, study_id: str, action: str) -> Any:
     """The record after the action, which is written down with who asked for it."""
-    from autotune import wiring
+    from autotune import api
 
-    record = house.store.study(study_id)
+    record = service.store.study(study_id)
     caller.check_owns(record)
-    record = wiring.act(house.store, record.id, str(action))
-    house.store.record_audit(caller.name, f"study.{action}", record.id)
-    house.changed()
+    record = api.act(service.store, record.id, str(action))
+    service.store.record_audit(caller.name, f"study.{action}", record.id)
+    service.changed()
     return record

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.documents import hf_config, hf_layer_class, to_json, to_yaml
 from autotune.trainers.effective import cpu_note, effective, word_limit
-from autotune.trainers.launch import Launch
+from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json, to_yaml
+from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.programs import program
 from autotune.trainers.steplines import parse_step_line

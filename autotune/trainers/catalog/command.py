@@ -22,7 +22,7 @@ from autotune.errors import SpecError
 from autotune.spec import FIELDS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.checks import nearest
 from autotune.trainers.effective import effective
-from autotune.trainers.launch import Launch
+from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
 from autotune.trainers.steplines import MEASURED, parse_step_line

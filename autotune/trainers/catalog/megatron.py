@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective, word_limit
-from autotune.trainers.launch import Launch
+from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number

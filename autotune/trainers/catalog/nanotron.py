@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.documents import to_yaml
 from autotune.trainers.effective import cpu_note, effective, word_limit
-from autotune.trainers.launch import Launch
+from autotune.trainers.file_formats import to_yaml
+from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from autotune.spec import MeasureSpec, ParallelConfig, Workload
-from autotune.trainers.documents import to_json
 from autotune.trainers.effective import effective, word_limit
-from autotune.trainers.launch import Launch
+from autotune.trainers.file_formats import to_json
+from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, torchrun

@@ -1,0 +1,201 @@
+"""What came out: best, explain."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli.output import JsonOption, StoreOption, StudyArgument, UrlOption, consoles, emit, note
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(best)
+    app.command()(explain)
+
+
+def best(
+    study: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Study; without one, all history is asked.")
+    ] = None,
+    model: Annotated[str, typer.Option("--model", help="Across history: this model.")] = "",
+    cluster: Annotated[str, typer.Option("--cluster", help="Across history: this cluster.")] = "",
+    trainer: Annotated[str, typer.Option("--trainer", help="Across history: this trainer.")] = "",
+    runner: Annotated[
+        str,
+        typer.Option("--runner", help="Across history: this runner. Simulated results are shown only if it is named."),
+    ] = "",
+    seq_len: Annotated[
+        int | None,
+        typer.Option("--seq-len", min=1, help="Across history: tokens per sequence, where nothing is measured."),
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option("--global-batch-size", min=1, help="Across history: sequences per step, likewise.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, max=1000, help="How many configs.")] = 1,
+    pareto: Annotated[
+        bool,
+        typer.Option("--pareto", help="Configs that no other beats in speed, stability, memory headroom and cost."),
+    ] = False,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric", help="Rank again by throughput, goodput or cost; across history with model and cluster."
+        ),
+    ] = None,
+    stability_weight: Annotated[
+        float | None,
+        typer.Option("--stability-weight", min=0.0, max=1.0, help="Rank again with this weight; likewise."),
+    ] = None,
+    store: StoreOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Shows the best configurations of a study, or across all history.
+
+    With --model and --cluster of which nothing was measured: those of the nearest workload, else what the cost model says.
+    """
+    from autotune.cli.source import open_source
+    from autotune.errors import SpecError
+
+    asked: dict[str, Any] = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner}
+    asked |= {"seq_len": seq_len, "global_batch_size": global_batch_size}
+    if study and any(asked.values()):
+        named = ", ".join(f"--{name.replace('_', '-')}" for name, value in asked.items() if value)
+        raise SpecError(f"{named} asks across history, but a study was named", remedy="leave one out")
+    if not study and pareto:
+        raise SpecError("--pareto needs a study", remedy="name one: autotune best ID --pareto")
+    if pareto and top > 1:
+        raise SpecError("--pareto shows the whole front, but --top was given too", remedy="leave one out")
+    with open_source(store, url) as source:
+        if study:
+            document = source.best(study, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight)
+        else:
+            document = source.best_across(**asked, metric=metric, stability_weight=stability_weight, top=top)
+    found = document["best"] is not None
+    if json:
+        emit(document)
+    elif not found:
+        note("no measured configuration" + (" yet" if study else " matches; start a study with: autotune tune SPEC"))
+        for remark in document["notes"]:
+            note(remark)
+    else:
+        _print_best(document, pareto=pareto)
+    if not found:
+        raise typer.Exit(1)
+
+
+def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
+    from autotune.cli.live import configs_table, export_command, speedup_line
+
+    out, _ = consoles()
+    if asked := document.get("objective"):
+        note(f"ranked by {asked['metric']}, stability weighing {asked['stability_weight']:g}")
+    if pareto:
+        from autotune.report.reward_tables import front_rows
+
+        _print_rows(*front_rows(document["configs"]), text=2)
+        out.print("no other measured config is at least as good in all four and better in one")
+    elif document.get("source") == "cost_model":
+        _print_predicted(document)
+    else:
+        out.print(configs_table(document.get("configs") or [document["best"]], study=document["study"]))
+        _print_evidence(document)
+        if line := speedup_line(document):
+            out.print(line)
+    if document["study"] and (not asked or asked == document["study"]["objective"]):  # export knows the study's own
+        note(f"next: {export_command(document['study']['id'], document.get('exports') or ())}")
+
+
+def _print_predicted(document: dict[str, Any]) -> None:
+    """The cost model's answer where there is no other."""
+    from autotune.report.terminal import config_label, format_bytes, format_count, format_duration
+    from autotune.spec import ParallelConfig
+
+    rows = []
+    for rank, row in enumerate(document["configs"], 1):
+        config, predicted = row["best"]["config"], row["best"]["estimate"]
+        sizes = format_count(predicted["tokens_per_s"]), format_duration(predicted["step_time_s"])
+        memory = format_bytes(predicted["peak_memory_bytes"])
+        risk = f"{predicted['oom_probability']:.0%}"
+        rows.append([str(rank), config_label(ParallelConfig.from_dict(config)), *sizes, memory, risk])
+    _print_rows(["rank", "config", "tokens/s", "step", "memory", "OOM risk"], rows, text=2)
+    print("predicted by the cost model: nothing like it has been measured")
+    assumed = document["assumed"]
+    batches = ", ".join(map(str, assumed["global_batch_size"]))
+    note(
+        f"for {assumed['seq_len']:,} tokens x {batches} sequences, trainer {assumed['trainer']}, space {assumed['space']}"
+    )
+    for remark in document["notes"]:
+        note(remark)
+
+
+def _print_evidence(document: dict[str, Any]) -> None:
+    """How an answer across history is known."""
+    from autotune.report.terminal import config_label, format_duration
+    from autotune.spec import ParallelConfig
+
+    if near := document.get("nearest"):
+        here = near["here"]["estimate"]
+        what = f"{near['model']} on {near['cluster']}, {near['seq_len']:,} tokens"
+        print(f"measured for the nearest workload ({what}; {near['distance']:.2f} doublings away), not for this one")
+        print(
+            f"here the cost model expects {here['tokens_per_s']:,.0f} tokens/s of the first, {here['oom_probability']:.0%} OOM risk"
+        )
+    if found := document.get("evidence"):
+        ago = f", the last {format_duration(found['age_s'])} ago" if found["age_s"] is not None else ""
+        spread = f"; steps of the best vary by {found['spread']:.1%}" if found["spread"] is not None else ""
+        counts = ", ".join(f"{name} {found[name]}" for name in ("trials", "configs", "studies"))
+        print(f"behind it: {counts}{ago}{spread}")
+    if left := document.get("untried"):
+        first = config_label(ParallelConfig.from_dict(left["best"]["config"])) if left["best"] else ""
+        print(
+            f"measured: {left['measured']} of {left['legal']:,} legal configs"
+            + (f"; of the others the cost model would try {first}" if first else "")
+        )
+    if "source" in document:
+        for remark in document["notes"]:
+            note(remark)
+
+
+def _print_rows(heads: list[str], rows: list[list[str]], *, text: int) -> None:
+    """A table whose first `text` columns are words and whose others are numbers."""
+    from autotune.cli.live import bare_table
+
+    out, _ = consoles()
+    table = bare_table()
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="left" if i < text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+
+
+def explain(
+    study: StudyArgument,
+    trial: Annotated[
+        int | None, typer.Argument(metavar="[TRIAL]", help="Number of a trial; the winner when left out.")
+    ] = None,
+    store: StoreOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Says why a trial won or lost: its reward by parts, against the baseline and the runner-up."""
+    from autotune.cli.source import open_source
+    from autotune.report.reward_tables import PRODUCT, formula_rows, reward_rows
+
+    with open_source(store, url) as source:
+        document = source.explain(study, trial)
+    if json:
+        emit(document)
+        return
+    for sentence in document["text"]:
+        print(sentence)
+    heads, rows = reward_rows(document)
+    if rows:
+        print()
+        _print_rows(heads, rows, text=1)
+        print(PRODUCT)
+        heads, rows = formula_rows(document)
+        _print_rows(heads, rows, text=2)

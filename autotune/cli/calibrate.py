@@ -1,0 +1,45 @@
+"""`autotune calibrate`: measures this cluster, so that predictions use what it really does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from autotune.cli.output import JsonOption, StoreOption, consoles, emit, note
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(calibrate)
+
+
+def calibrate(
+    cluster: Annotated[str, typer.Option("--cluster", help="What to measure; `local` is this machine.")] = "local",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measures matmul rates, memory bandwidth and collectives in about a minute, and keeps them for the cost model."""
+    from autotune import api
+
+    results = api.open_store(store)
+    try:
+        calibration = api.calibrate(cluster, store=results, on_progress=note)
+    finally:
+        results.close()
+    document = calibration.to_dict()
+    if json:
+        emit({"calibration": document})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("constant")
+    table.add_column("value", justify="right")
+    for name, value in document.items():
+        if isinstance(value, float):
+            table.add_row(name, f"{value:.4g}")
+        elif isinstance(value, str | int):
+            table.add_row(name, str(value))
+    consoles()[0].print(table)
+    note("kept; plan, estimate and tune on this cluster use it from now on")

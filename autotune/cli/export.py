@@ -1,0 +1,105 @@
+"""What is handed on: export (a launch of the user's trainer), report (a page), compare (two studies side by side)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.output import JsonOption, StoreOption, StudyArgument, UrlOption, consoles, emit, note
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    for command in (export, report, compare):
+        app.command()(command)
+
+
+def export(
+    study: StudyArgument,
+    to: Annotated[str, typer.Option("--to", metavar="TRAINER", help="Trainer; see autotune trainers.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for the files; without one they are printed.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="An option of the trainer, e.g. data_path=/data."),
+    ] = None,
+    store: StoreOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Writes the best config as a launch of that trainer: command, files, environment."""
+    import shlex
+
+    from autotune.cli.source import open_source
+    from autotune.errors import SpecError
+    from autotune.trainers import Launch, trainer, write_launch
+
+    options = {}
+    for pair in option or ():
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise SpecError(f"--option wants KEY=VALUE, but got {pair!r}", field="--option")
+        options[key] = value
+    target = trainer(to)
+    with open_source(store, url) as source:
+        found = source.export(study, target.name, options)
+    launch = Launch(argv=tuple(found["argv"]), env=found["env"], files=found["files"], notes=tuple(found["notes"]))
+    written = write_launch(launch, output) if output else []
+    if json:
+        emit({**found, "written": [str(path) for path in written]})
+        return
+    for remark in launch.notes:
+        note(f"note: {remark}")
+    if output:
+        for path in written:
+            note(f"wrote {path}")
+    else:
+        for name, text in launch.files.items():
+            print(f"# --- {name}\n{text}")
+    print(" ".join([*(f"{k}={shlex.quote(v)}" for k, v in launch.env.items()), shlex.join(launch.argv)]))
+
+
+def report(
+    study: StudyArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="HTML file to write.")],
+    store: StoreOption = None,
+    url: UrlOption = None,
+) -> None:
+    """Writes a self-contained page with figures: trials, winner, why it won, what failed."""
+    from autotune import api
+    from autotune.cli.source import open_source, studies_of
+    from autotune.errors import SpecError
+    from autotune.report import html_report
+
+    with open_source(store, url) as source:
+        result = api.result_of(studies_of(source), study)
+    page = html_report(result.record, result.trials)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"{output} cannot be written: {error.strerror}", field="--output") from None
+    note(f"wrote {output}")
+
+
+def compare(
+    first: StudyArgument,
+    second: StudyArgument,
+    store: StoreOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Shows two studies side by side."""
+    from autotune import api
+    from autotune.cli.source import open_source, studies_of
+    from autotune.report import compare as compare_studies
+
+    with open_source(store, url) as source:
+        a, b = (api.result_of(studies_of(source), study) for study in (first, second))
+    if json:
+        emit({"studies": [api.document(a), api.document(b)]})
+        return
+    consoles()[0].print(compare_studies((a.record, a.trials), (b.record, b.trials)))

@@ -1,0 +1,193 @@
+"""Answers without hardware: plan ranks every legal config by the cost model, estimate shows one config by parts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, note
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(plan)
+    app.command()(estimate)
+
+
+def plan(
+    spec: SpecArgument,
+    top: Annotated[int, typer.Option("--top", min=1, max=100_000, help="How many configs.")] = 10,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", metavar="N,N,...", help="Also the best on clusters of these sizes.")
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option("--tokens", min=1, help="With --gpus: days and cost to train this many tokens.")
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Ranks the feasible configs by the cost model; needs no hardware."""
+    from autotune import api
+    from autotune.errors import SpecError
+
+    if tokens is not None and gpus is None:
+        raise SpecError(
+            "--tokens asks for days and cost, which --gpus lists", remedy="add --gpus 64,128", field="--tokens"
+        )
+    study = api.load_study(spec)
+    database = api.open_store(store)
+    try:
+        found = api.plan_of(study, top=top, store=database)
+        sizes = api.what_if_of(study, _counts(gpus), tokens=tokens, store=database) if gpus else ()
+    finally:
+        database.close()
+    document = found.to_dict() | ({"what_if": [row.to_dict() for row in sizes]} if gpus else {})
+    if json:
+        emit(document)
+    else:
+        _print_plan(study, found, sizes)
+    if not found.rows:
+        raise typer.Exit(1)
+
+
+def _counts(text: str) -> list[int]:
+    from autotune.errors import SpecError
+
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise SpecError(f"--gpus wants whole numbers, but got {text!r}", remedy="e.g. --gpus 64,128,256") from None
+
+
+def _print_plan(study: Any, found: Any, sizes: Any) -> None:
+    from rich.table import Table
+
+    from autotune.report.terminal import config_label, format_bytes, format_count, plan_table
+
+    out, _ = consoles()
+    workload = study.workload
+    excluded = sum(found.infeasible.values())
+    out.print(
+        f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
+        f"{workload.seq_len} tokens x {', '.join(map(str, workload.global_batch_sizes))} sequences, trainer {study.trainer}"
+    )
+    why = " by these laws and by memory (`autotune estimate SPEC --config ...` says why one is illegal):"
+    out.print(f"{found.feasible:,} feasible configs, {excluded:,} combinations excluded{why if excluded else ''}")
+    for reason, count in sorted(found.infeasible.items(), key=lambda item: -item[1]):
+        out.print(f"  {count:>12,}  {reason}")
+    if found.rows:
+        out.print(plan_table(found, palette=_palette(out)))
+        out.print("ranked by predicted speed times the probability that it fits into memory")
+    elif found.nearest_miss:
+        miss = found.nearest_miss
+        out.print(
+            f"nothing fits into {format_bytes(workload.cluster.gpu.memory_bytes)}; the nearest miss, {config_label(miss.config)}, "
+            f"would need {format_bytes(float(miss.estimate.peak_memory_bytes))}"
+        )
+        for remedy in miss.remedies:
+            out.print(f"  {remedy}")
+    if sizes:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        budgeted = any(row.days is not None for row in sizes)
+        for name in ("GPUs", "config", "tokens/s", "MFU", *(("days", "cost") if budgeted else ())):
+            table.add_column(name, justify="left" if name == "config" else "right")
+        for row in sizes:
+            if row.estimate is None:
+                table.add_row(f"{row.num_gpus:,}", row.reason)
+                continue
+            cost = "" if row.cost_usd is None else f"${row.cost_usd:,.0f}"
+            days = "" if row.days is None else f"{row.days:,.1f}"
+            rate, mfu = format_count(float(row.estimate.tokens_per_s)), f"{float(row.estimate.mfu):.1%}"
+            spent = (days, cost) if budgeted else ()
+            table.add_row(f"{row.num_gpus:,}", config_label(row.config), rate, mfu, *spent)
+        out.print(table)
+    _say_source(found.source)
+
+
+def _say_source(source: str) -> None:
+    fitted = "fitted to published measurements, " if source.endswith(".csv") else ""
+    note(f"constants of the cost model: {fitted}{source}")
+
+
+def _palette(out: Any) -> Any:
+    """Blocks where colours tell the parts of a bar apart, letters elsewhere."""
+    from autotune.report.terminal import Palette
+
+    return Palette.of(sys.stdout) if out.color_system else Palette(unicode=False)
+
+
+def estimate(
+    spec: SpecArgument,
+    config: Annotated[
+        str,
+        typer.Option(
+            "--config", metavar="KNOB=VALUE,...", help="e.g. tp=2,pp=1,dp=4,micro_batch_size=2, or 'tp2 pp1 dp4 mb2'"
+        ),
+    ],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Shows one config's predicted time and memory by parts, or why it is illegal."""
+    from autotune import api
+    from autotune.cli import BAD_INPUT
+    from autotune.space import complete, why_not
+
+    study = api.load_study(spec)
+    asked = complete(study.workload, config)
+    reason = why_not(study.workload, asked)
+    if reason is not None:
+        if json:
+            emit({"config": asked.to_dict(), "legal": False, "reason": reason, "estimate": None, "source": ""})
+        note(f"illegal: {reason}")
+        raise typer.Exit(BAD_INPUT)
+    database = api.open_store(store)
+    try:
+        predicted, source = api.estimate_of(study, asked, store=database)
+    finally:
+        database.close()
+    if json:
+        emit(
+            {"config": asked.to_dict(), "legal": True, "reason": "", "estimate": predicted.to_dict(), "source": source}
+        )
+        return
+    _print_estimate(asked, predicted, study.workload.cluster)
+    _say_source(source)
+
+
+def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
+    from autotune.report.terminal import (
+        config_label,
+        format_bytes,
+        format_count,
+        format_duration,
+        time_bar,
+        time_legend,
+    )
+
+    out, _ = consoles()
+    palette = _palette(out)
+    low, high = (format_duration(float(v)) for v in (predicted.step_time_low_s, predicted.step_time_high_s))
+    idle = cluster.num_gpus - config.world_size
+    out.print(config_label(config) + (f"   ({idle:,} of {cluster.num_gpus:,} GPUs stay idle)" if idle else ""))
+    out.print(f"step      {format_duration(float(predicted.step_time_s))}   (90%: {low} to {high})")
+    out.print(
+        f"speed     {format_count(float(predicted.tokens_per_s))} tokens/s, "
+        f"{format_count(float(predicted.tokens_per_s_per_gpu))} per GPU, MFU {float(predicted.mfu):.1%}"
+    )
+    out.print(f"          {time_bar(predicted.time_parts_s, palette=palette)}")
+    out.print(f"          {time_legend(predicted.time_parts_s, palette=palette)}")
+    for name, seconds in predicted.time_parts_s.to_dict().items():
+        if seconds > 0:
+            out.print(f"  {name:12}{format_duration(seconds):>12}")
+    low, high = (format_bytes(float(v)) for v in (predicted.peak_memory_low_bytes, predicted.peak_memory_high_bytes))
+    out.print(
+        f"memory    {format_bytes(float(predicted.peak_memory_bytes))} of {format_bytes(cluster.gpu.memory_bytes)}   (90%: {low} to {high}), "
+        f"{float(predicted.oom_probability):.0%} risk of running out"
+    )
+    out.print(f"          {time_bar(predicted.memory_parts_bytes, palette=palette)}")
+    out.print(f"          {time_legend(predicted.memory_parts_bytes, palette=palette)}")
+    for name, size in predicted.memory_parts_bytes.to_dict().items():
+        if size > 0:
+            out.print(f"  {name:12}{format_bytes(size):>12}")

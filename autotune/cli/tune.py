@@ -1,0 +1,73 @@
+"""`autotune tune`: a study in the foreground, with live progress."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli.output import JsonOption, SpecArgument, StoreOption, emit, note
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(tune)
+
+
+def tune(
+    spec: SpecArgument,
+    store: StoreOption = None,
+    runner: Annotated[
+        str | None, typer.Option("--runner", help="Instead of the spec's: ray, local or simulated.")
+    ] = None,
+    searcher: Annotated[str | None, typer.Option("--searcher", help="Instead of the spec's.")] = None,
+    max_trials: Annotated[int | None, typer.Option("--max-trials", min=1, help="Instead of the spec's budget.")] = None,
+    train_tokens: Annotated[
+        float | None,
+        typer.Option(
+            "--train-tokens",
+            help="Of the training that this is for: the search ends when further trials would take longer than they save it.",
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the spec's.")] = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="Start afresh, even if an unfinished study of this spec is there.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Runs a study here, to its end. Ctrl-C stops cleanly and keeps everything; the same command goes on."""
+    from autotune import api
+    from autotune.cli import INTERRUPTED
+    from autotune.cli.live import LiveView, print_study
+    from autotune.schema import read_spec
+    from autotune.spec import StudyStatus
+    from autotune.store.location import find_location
+
+    document = read_spec(spec)
+    changes = {
+        "runner": runner,
+        "searcher": searcher,
+        "budget.max_trials": max_trials,
+        "budget.train_tokens": train_tokens,
+        "seed": seed,
+    }
+    overrides: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
+    study = api.load_study(document if spec == "-" else spec, overrides=overrides)
+    database = api.open_store(store)
+    try:
+        with LiveView(study) as view:
+            result = api.tune(study, store=database, on_event=view.on_event, resume=not new, spec=document)
+        answer = api.document(result)
+        if json:
+            emit(answer)
+        else:
+            why = api.explain(database, result.record.id)["text"] if result.best else ()
+            print_study(answer, [trial.to_dict() for trial in result.trials], why=why)
+            note(f"kept in {find_location(store)}")
+    finally:
+        database.close()
+    if result.record.status is StudyStatus.PAUSED:
+        note("stopped and kept; the same command goes on where it stopped")
+        raise typer.Exit(INTERRUPTED)
+    if result.record.status is StudyStatus.FAILED or result.best is None:
+        raise typer.Exit(1)

@@ -1,0 +1,240 @@
+"""A plan: every legal config of a space ranked by what it should deliver, before anything runs.
+
+    value = predicted tokens/s * (1 - P(OOM))          of the whole job: what one may expect of trying the config
+
+A config counts as feasible when it is more likely to fit than not. When none is, the plan says which came nearest and what would make it fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from autotune.cost import Calibration, calibration_for, estimate
+from autotune.errors import InfeasibleError
+from autotune.space import SearchSpace, why_not
+from autotune.spec import ConfigTable, Estimate, ParallelConfig, SpaceSpec, Workload
+from autotune.spec.checks import positive, positive_int
+from autotune.spec.size import format_bytes
+
+FITS = 0.5
+"""largest P(OOM) of a feasible config"""
+_DAY_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedConfig:
+    """One ranked config."""
+
+    rank: int
+    """from 1, best first"""
+    config: ParallelConfig
+    estimate: Estimate
+    """floats"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"rank": self.rank, "config": self.config.to_dict(), "estimate": self.estimate.to_dict()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearestMiss:
+    """The config that comes nearest to fitting, when none fits."""
+
+    config: ParallelConfig
+    estimate: Estimate
+    """floats"""
+    remedies: tuple[str, ...]
+    """changes that would make it fit, in words; best first"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "config": self.config.to_dict(),
+            "estimate": self.estimate.to_dict(),
+            "remedies": list(self.remedies),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The ranked configs of a space, and what became of the others."""
+
+    workload: Workload
+    rows: tuple[RankedConfig, ...]
+    """the best, in order"""
+    feasible: int
+    """configs that are legal and expected to fit"""
+    infeasible: Mapping[str, int]
+    """all others by reason: the law that they break, or "memory\""""
+    nearest_miss: NearestMiss | None = None
+    """set when nothing is feasible"""
+    source: str = ""
+    """where the cost model's constants come from"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values: configs, feasible, infeasible, nearest_miss, source."""
+        return {
+            "configs": [row.to_dict() for row in self.rows],
+            "feasible": self.feasible,
+            "infeasible": dict(self.infeasible),
+            "nearest_miss": self.nearest_miss.to_dict() if self.nearest_miss else None,
+            "source": self.source,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """The best config of the same space on another number of GPUs."""
+
+    num_gpus: int
+    """GPUs of the cluster"""
+    config: ParallelConfig | None = None
+    """None when nothing is legal or fits"""
+    estimate: Estimate | None = None
+    """floats"""
+    days: float | None = None
+    """to train the token budget, when one was given"""
+    cost_usd: float | None = None
+    """of all GPUs of the cluster for that long, where the GPU's price is known"""
+    reason: str = ""
+    """why there is no config"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "num_gpus": self.num_gpus,
+            "config": self.config.to_dict() if self.config else None,
+            "estimate": self.estimate.to_dict() if self.estimate else None,
+            "days": self.days,
+            "cost_usd": self.cost_usd,
+            "reason": self.reason,
+        }
+
+
+def plan(space: SearchSpace, *, calibration: Calibration | None = None, top: int | None = 10) -> Plan:
+    """The plan of a space; `top` limits the rows (None: all feasible ones).
+
+    Ties in value go to the config that comes first in the space, so that the order is the same everywhere.
+    """
+    constants = calibration or calibration_for(space.workload)
+    predicted = estimate(space.workload, space.table, calibration=constants)
+    chance = np.asarray(predicted.oom_probability)
+    fits = np.flatnonzero(chance <= FITS)
+    value = np.asarray(predicted.tokens_per_s) * (1.0 - chance)
+    order = fits[np.argsort(-value[fits], kind="stable")]
+    shown = order if top is None else order[: positive_int("top", top)]
+    infeasible = dict(space.excluded)
+    if len(space) > len(fits):
+        infeasible["memory"] = len(space) - len(fits)
+    return Plan(
+        workload=space.workload,
+        rows=tuple(
+            RankedConfig(rank=rank, config=space[int(i)], estimate=predicted.row(int(i)))
+            for rank, i in enumerate(shown, start=1)
+        ),
+        feasible=len(fits),
+        infeasible=infeasible,
+        nearest_miss=None if len(fits) else _nearest_miss(space, predicted, constants),
+        source=constants.source,
+    )
+
+
+def what_if(
+    workload: Workload,
+    space: SpaceSpec,
+    gpus: Sequence[int],
+    *,
+    tokens: float | None = None,
+    calibration: Calibration | None = None,
+) -> tuple[WhatIf, ...]:
+    """The best of the space on clusters of other sizes, with days and cost for a budget of `tokens`.
+
+    Counts below a node's size make one smaller node; others must be whole nodes. Raises `SpecError` for impossible counts or budgets.
+    """
+    if tokens is not None:
+        positive("tokens", tokens)
+    return tuple(
+        _on(workload, replace(space, world_sizes=()), positive_int("gpus", count, at_most=1 << 24), tokens, calibration)
+        for count in gpus
+    )
+
+
+def _on(
+    workload: Workload, space: SpaceSpec, count: int, tokens: float | None, calibration: Calibration | None
+) -> WhatIf:
+    cluster = workload.cluster
+    per_node = min(count, cluster.gpus_per_node)
+    if count % per_node:
+        return WhatIf(num_gpus=count, reason=f"{count} GPUs are no whole number of nodes of {per_node}")
+    resized = replace(workload, cluster=cluster.resized(num_nodes=count // per_node, gpus_per_node=per_node))
+    try:
+        best = plan(SearchSpace.build(resized, space), calibration=calibration, top=1)
+    except InfeasibleError as error:
+        return WhatIf(num_gpus=count, reason=str(error))
+    if not best.rows:
+        return WhatIf(num_gpus=count, reason="no legal config is expected to fit into memory")
+    row = best.rows[0]
+    days = cost = None
+    if tokens is not None:
+        days = tokens / float(row.estimate.tokens_per_s) / _DAY_S
+        price = cluster.gpu.usd_per_hour
+        cost = None if price is None else days * 24.0 * count * price
+    return WhatIf(num_gpus=count, config=row.config, estimate=row.estimate, days=days, cost_usd=cost)
+
+
+def _nearest_miss(space: SearchSpace, predicted: Estimate, constants: Calibration) -> NearestMiss:
+    index = int(np.lexsort((np.asarray(predicted.peak_memory_bytes), np.asarray(predicted.oom_probability)))[0])
+    config, row = space[index], predicted.row(index)
+    return NearestMiss(config=config, estimate=row, remedies=_remedies(space.workload, config, constants))
+
+
+def _remedies(workload: Workload, config: ParallelConfig, constants: Calibration) -> tuple[str, ...]:
+    """Single changes of `config` that fit, fastest first; else how many GPUs would hold the model fully sharded."""
+    changes = [(words, changed) for words, changed in _changes(config) if why_not(workload, changed) is None]
+    found: list[tuple[float, str]] = []
+    if changes:
+        predicted = estimate(workload, ConfigTable.of([c for _, c in changes]), calibration=constants)
+        for i, (words, _) in enumerate(changes):
+            row = predicted.row(i)
+            if float(row.oom_probability) <= FITS:
+                size = format_bytes(float(row.peak_memory_bytes))
+                found.append((float(row.step_time_s), f"{words} would need {size}"))
+    if found:
+        return tuple(words for _, words in sorted(found))
+    return _more_gpus(workload, config, constants)
+
+
+def _changes(config: ParallelConfig) -> Iterator[tuple[str, ParallelConfig]]:
+    if config.recompute != "full":
+        yield "recompute=full", replace(config, recompute="full")
+    for stage in range(config.zero_stage + 1, 4):
+        yield f"zero_stage={stage}", replace(config, zero_stage=stage)
+    yield (
+        "recompute=full and zero_stage=3",
+        replace(config, recompute="full", zero_stage=3),
+    )
+    if config.micro_batch_size > 1:
+        steps = config.accumulation_steps * config.micro_batch_size
+        yield "micro_batch_size=1", replace(config, micro_batch_size=1, accumulation_steps=steps)
+    if config.dp % 2 == 0:
+        fewer = replace(config, dp=config.dp // 2, accumulation_steps=config.accumulation_steps * 2)
+        yield f"tp={config.tp * 2}", replace(fewer, tp=config.tp * 2)
+        yield f"pp={config.pp * 2}", replace(fewer, pp=config.pp * 2)
+
+
+def _more_gpus(workload: Workload, config: ParallelConfig, constants: Calibration) -> tuple[str, ...]:
+    times = [1 << i for i in range(1, 13)]
+    wide = [
+        replace(config, dp=config.dp * n, zero_stage=3, recompute="full", micro_batch_size=1, accumulation_steps=1)
+        for n in times
+    ]
+    chances = np.asarray(estimate(workload, ConfigTable.of(wide), calibration=constants).oom_probability)
+    enough = np.flatnonzero(chances <= FITS)
+    if len(enough):
+        gpus = config.world_size * times[int(enough[0])]
+        return (f"about {gpus:,} GPUs, with zero_stage=3, recompute=full and micro_batch_size=1, would hold it",)
+    return ("no number of such GPUs holds it by sharding alone; cut the sequence (cp) or the layers (tp) further",)

@@ -1,0 +1,273 @@
+"""What the store knows of a study, as answers: the result, its JSON document, explanations."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from autotune import reward
+from autotune.errors import ExportError, NotFoundError, SpecError
+from autotune.ports import Store, StudyRecord
+from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.spec.duration import format_duration
+from autotune.spec.study import SIMULATED
+from autotune.study.controller import Winner, decide, first_measurements, training_s
+from autotune.study.process_id import is_gone
+
+NOBODY = (
+    "no controller has it now: a service on this store goes on with it, or without one `autotune tune` with its spec"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a study came to, as far as it came."""
+
+    record: StudyRecord
+    """the study with its status, message, and `record.result`: phase, finals, stop reason, notes"""
+    trials: tuple[Trial, ...]
+    """all of them, by number"""
+    best: Trial | None
+    """the named winner, or the best so far; after the finals with the measurement and the reward that they gave"""
+    baseline: Trial | None
+    """the default config's trial, where it could be measured; after the finals with their measurement"""
+    speedup: float | None
+    """best against baseline in tokens per second"""
+    final_rounds: int = 0
+    """rounds in which best and baseline were measured again; 0: they were measured once"""
+    confirmed: tuple[Trial, ...] = ()
+    """all configs that were measured again, best first"""
+    notes: tuple[str, ...] = ()
+    """what must be said beside the speedup, in words"""
+    is_left: bool = False
+    """whether it waits for a controller to go on with it, because the last one died"""
+
+
+def result_of(store: Store, study_id: str) -> Result:
+    """What the store knows of a study, running or finished. Raises `NotFoundError`."""
+    record = store.study(study_id)
+    is_left = record.status in (StudyStatus.RUNNING, StudyStatus.STOPPING) and not is_held(store, record.id)
+    return replace(result_from(record, store.trials(record.id)), is_left=is_left)
+
+
+def is_held(store: Store, study_id: str) -> bool:
+    """Whether a controller has the study that, for all that is known, lives."""
+    lease = store.holder(study_id)
+    return lease is not None and lease.expires_at > datetime.now(UTC) and not is_gone(lease.owner)
+
+
+def result_from(record: StudyRecord, found: Sequence[Trial]) -> Result:
+    """What a study and its trials come to."""
+    trials = tuple(found)
+    listed = [ParallelConfig.from_dict(f["config"]) for f in record.result.get("finals", ())]
+    verdict = decide(trials, record.study, listed if record.status.is_terminal else None)
+    return Result(
+        record=record,
+        trials=trials,
+        best=verdict.winner,
+        baseline=verdict.baseline,
+        speedup=verdict.speedup,
+        final_rounds=verdict.rounds,
+        confirmed=verdict.confirmed,
+        notes=(*verdict.notes, *_payback(record, verdict)),
+    )
+
+
+def _payback(record: StudyRecord, verdict: Winner) -> list[str]:
+    """What the training that the study is for takes with the best config, with the default one, and what the study took."""
+    tokens, best, baseline = record.study.budget.train_tokens, verdict.winner, verdict.baseline
+    if tokens is None or best is None or baseline is None:
+        return []
+    ours, default = training_s(best, tokens), training_s(baseline, tokens)
+    if record.study.objective.metric == "goodput" and best.reward is not None and baseline.reward is not None:
+        ours = default / math.exp(best.reward.throughput - baseline.reward.throughput)  # a token may be worth less
+    cost = f"; the study took {format_duration(record.elapsed_s)}" if record.study.runner != SIMULATED else ""
+    return [
+        f"a training on {tokens:.3g} tokens takes {format_duration(ours)} with the best config, {format_duration(default)} with the default one{cost}"
+    ]
+
+
+def exports_of(result: Result) -> list[str]:
+    """The trainers that can launch the best config as it is, without further options; the study's own first."""
+    from autotune.trainers import trainer, trainer_names
+
+    if result.best is None:
+        return []
+    study = result.record.study
+    able = []
+    for name in sorted(trainer_names(), key=lambda name: name != study.trainer):
+        try:
+            trainer(name).launch(
+                study.workload, result.best.config, study.trainer_options if name == study.trainer else None
+            )
+        except (ExportError, SpecError):
+            continue
+        able.append(name)
+    return able
+
+
+def study_document(record: StudyRecord) -> dict[str, Any]:
+    """A study as plain JSON values."""
+    study, times = record.study, (record.created_at, record.started_at, record.ended_at, record.updated_at)
+    created, started, ended, updated = (t.isoformat() if t else None for t in times)
+    return {
+        "id": record.id,
+        "name": study.name,
+        "status": str(record.status),
+        "message": record.message,
+        "model": study.workload.model.name,
+        "cluster": study.workload.cluster.name,
+        "trainer": study.trainer,
+        "runner": study.runner,
+        "searcher": study.searcher,
+        "objective": {"metric": study.objective.metric, "stability_weight": study.objective.stability_weight},
+        "budget": {
+            "max_trials": study.budget.max_trials,
+            "max_wall_s": study.budget.max_wall_s,
+            "train_tokens": study.budget.train_tokens,
+        },
+        "owner": record.owner,
+        "created_at": created,
+        "started_at": started,
+        "ended_at": ended,
+        "updated_at": updated,
+        "elapsed_s": record.elapsed_s,
+        "trials": dict(record.trial_counts),
+        "speedup": record.speedup,
+        "result": dict(record.result),
+    }
+
+
+def trial_document(trial: Trial) -> dict[str, Any]:
+    """A trial as plain JSON values."""
+    return trial.to_dict()
+
+
+def document(result: Result, *, top: int = 0) -> dict[str, Any]:
+    """Plain JSON values: study {id, name, status, trials (count by status), ...}, best, baseline, speedup; `configs` when `top` > 0.
+
+    `best` and `baseline` are trials; after the finals they hold the pooled measurement of `final_rounds` rounds, on which `speedup` rests.
+    """
+    study = study_document(result.record)
+    if result.is_left:
+        study["message"] = NOBODY
+    if not study["trials"]:
+        study["trials"] = dict(Counter(str(t.status) for t in result.trials))
+    answer: dict[str, Any] = {
+        "study": study,
+        "best": trial_document(result.best) if result.best else None,
+        "baseline": trial_document(result.baseline) if result.baseline else None,
+        "speedup": result.speedup,
+        "final_rounds": result.final_rounds,
+        "notes": list(result.notes),
+        "exports": exports_of(result),
+    }
+    if top > 0:
+        answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(_ranked(result)[:top], 1)]
+    return answer
+
+
+def past_studies(
+    store: Store, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", limit: int = 10
+) -> list[dict[str, Any]]:
+    """The best measured trials across all history: {study, best}.
+
+    Of one model: best first, one for each config. Without a model: the best of each model and cluster, the latest study first. What was only
+    simulated is left out unless its `runner` is named.
+    """
+    without = "" if runner else SIMULATED
+    found = store.best(
+        model=model,
+        cluster=cluster,
+        trainer=trainer,
+        limit=limit,
+        runner=runner,
+        without_runner=without,
+        one_each=not model,
+    )
+    return [{"study": study_document(record), "best": trial_document(trial)} for record, trial in found]
+
+
+def export_document(store: Store, study_id: str, trainer: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files, notes}. Nothing is written or started.
+
+    Raises `NotFoundError` when nothing has been measured yet, `CatalogError` for an unknown trainer, and `SpecError` or `ExportError`.
+    """
+    from autotune.trainers import trainer as trainer_of
+
+    target = trainer_of(trainer)
+    result = result_of(store, study_id)
+    if result.best is None:
+        raise NotFoundError(f"study {result.record.id} has no measured config to export", remedy="let it run first")
+    launch = target.launch(result.record.study.workload, result.best.config, options)
+    return {"trainer": target.name, "config": result.best.config.to_dict(), **launch.to_dict()}
+
+
+def explain(store: Store, study_id: str, number: int | None = None) -> dict[str, Any]:
+    """Why a trial (None: the winner) won or lost, as `autotune.reward.Explanation`'s plain values. Raises `NotFoundError`."""
+    return explained(result_of(store, study_id), number)
+
+
+def explained(result: Result, number: int | None = None) -> dict[str, Any]:
+    """`explain` of a result that is at hand."""
+    if number is None and result.best is None:
+        raise NotFoundError(
+            f"no trial of study {result.record.id} has been measured yet", remedy="name one: autotune explain ID TRIAL"
+        )
+    trial = result.best if number is None else next((t for t in result.trials if t.number == number), None)
+    if trial is None:
+        raise NotFoundError(
+            f"study {result.record.id} has no trial {number}", remedy=f"it has {len(result.trials)}, counted from 0"
+        )
+    again = {t.number: t for t in result.confirmed}
+    trial = again.get(trial.number, trial)
+    won = result.best is not None and trial.config == result.best.config
+    others = [
+        t
+        for t in _ranked(result)
+        if t.config != trial.config and (not result.baseline or t.number != result.baseline.number)
+    ]
+    runner_up = next(iter(others), None) if won else result.best
+    baseline = result.baseline
+    if (
+        result.confirmed and trial.number not in again
+    ):  # compare like with like: what was measured once with what was measured once
+        first = {t.number: t for t in result.trials}
+        baseline = first[baseline.number] if baseline else None
+        runner_up = first[runner_up.number] if runner_up else None
+    study = result.record.study
+    return reward.explain(
+        trial,
+        baseline=baseline,
+        other=runner_up,
+        other_is="runner-up" if won else "winner",
+        objective=study.objective,
+        workload=study.workload,
+        profiles=_profiles(result.trials),
+        trials=result.trials,
+        can_win=reward.competes(trial, study),
+    ).to_dict()
+
+
+def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:
+    """Breakdowns taken in the final rounds, under the number of the config's first trial."""
+    taken = {
+        t.config: t.measurement.breakdown_s for t in trials if t.measurement is not None and t.measurement.breakdown_s
+    }
+    return {t.number: taken[t.config] for t in trials if t.config in taken}
+
+
+def _ranked(result: Result) -> list[Trial]:
+    """One trial for each measured config: the winner, then the others by reward, without those that failed in the finals. What was measured
+    again counts with that."""
+    failed = {t.config for t in result.trials if t.purpose is TrialPurpose.FINAL and t.status is TrialStatus.FAILED}
+    seen: dict[ParallelConfig, Trial] = {}
+    for trial in [*result.confirmed, *first_measurements(result.trials, result.record.study)]:
+        if trial.config not in failed:
+            seen.setdefault(trial.config, trial)
+    winner = result.best.config if result.best else None
+    return sorted(seen.values(), key=lambda t: (t.config != winner, -t.reward.total if t.reward else 0.0))

@@ -1,0 +1,354 @@
+"""The best config that is known for a model on a cluster, and how it is known.
+
+    measured     it was measured for a model and cluster of these names: with freshness, evidence, and what was not tried
+    nearest      nothing was, but for a model of nearly this shape on as many GPUs; its config is legal here and expected to fit
+    cost_model   neither: the cost model's first choice, which nobody has tried
+    none         the model or the cluster is not known, or nothing fits
+
+Distance between workloads (`distance`): the Euclidean norm of their differences in doublings, |log2 ratio|, of parameters, layers, hidden size, experts,
+sequence length, GPU memory and GPU peak; 1 is twice as large in one of them. Only clusters with as many nodes and GPUs per node are compared, for
+a config's degrees make no sense on others, and only up to `FARTHEST`.
+
+Order: by tokens per second and GPU of the cluster, or, where an objective is named, by its reward among the measurements of one workload, the
+fastest one's: relative to the default config there, so that what several studies measured is judged by one measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from math import hypot, log2
+from typing import Any, cast
+
+from autotune import reward
+from autotune.errors import AutotuneError, CatalogError, InfeasibleError, SpecError
+from autotune.ports import Store, StudyRecord
+from autotune.results.answers import past_studies, study_document, trial_document
+from autotune.results.calibrations import stored_calibration
+from autotune.spec import (
+    ClusterSpec,
+    GpuSpec,
+    ModelSpec,
+    Objective,
+    ParallelConfig,
+    SpaceSpec,
+    Trial,
+    Workload,
+    catalog,
+)
+from autotune.spec.checks import one_of, positive_int
+from autotune.spec.study import METRICS, SIMULATED
+from autotune.store.sql import SqlStore
+from autotune.store.statistics import KnownWorkload
+
+FARTHEST = 2.0
+"""largest distance of a workload whose configs are handed on: four times as large in one respect"""
+MOST_CONFIGS = 1000
+"""measured configs of one workload that are looked at"""
+SEQ_LEN, SEQUENCES_PER_GPU = 4096, 4
+"""what is assumed of a model of which nothing is known"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Whose best config is wanted."""
+
+    model: str = ""
+    """name in the catalog or in the history; empty: the best of each model and cluster"""
+    cluster: str = ""
+    """name"""
+    trainer: str = ""
+    """empty: any for what was measured, native for the cost model"""
+    runner: str = ""
+    """empty: all but simulated"""
+    seq_len: int | None = None
+    """tokens, for the nearest workload and for the cost model; None: as in the history, else assumed"""
+    global_batch_size: int | None = None
+    """sequences, for the cost model; None: as in the history, else assumed"""
+    metric: str = ""
+    """throughput, goodput or cost; empty: speed alone, unless `stability_weight` is given"""
+    stability_weight: float | None = None
+    """0 to 1; None: the default objective's, where a metric is named"""
+
+    def __post_init__(self) -> None:
+        if self.metric:
+            one_of("metric", self.metric, METRICS)
+        if self.objective is not None and not (self.model and self.cluster):
+            raise SpecError(
+                "across history an objective compares the configs of one model on one cluster, but "
+                f"model={self.model!r} and cluster={self.cluster!r}",
+                remedy="name both, or a study",
+                field="metric" if self.metric else "stability_weight",
+            )
+        for name in ("seq_len", "global_batch_size"):
+            if (value := getattr(self, name)) is not None:
+                positive_int(name, value, at_most=1 << 27)
+
+    @property
+    def objective(self) -> Objective | None:
+        """By what to rank; None: by speed."""
+        if not self.metric and self.stability_weight is None:
+            return None
+        asked = Objective(metric=self.metric) if self.metric else Objective()
+        return asked if self.stability_weight is None else replace(asked, stability_weight=self.stability_weight)
+
+
+def best_known(store: Store, asked: Asked, *, top: int = 1) -> dict[str, Any]:
+    """{study, best, baseline, speedup, configs[] = {study, best}, source, objective, evidence, untried, nearest, assumed, notes}.
+
+    `evidence`: trials, configs, studies, last_at, age_s, spread (of the best config's steps). `untried`: legal and measured configs of the
+    study's space, and the best untried one by the cost model. `nearest`: of which workload the configs are, its distance, and what the cost
+    model expects of the first one here. `assumed`: what the question left open. With an objective the rewards are those of that objective. Raises
+    `SpecError`.
+    """
+    answer: dict[str, Any] = {"study": None, "best": None, "baseline": None, "speedup": None, "configs": []}
+    answer |= {"source": "none", "evidence": None, "untried": None, "nearest": None, "assumed": None, "notes": []}
+    answer["objective"] = _objective_document(asked.objective)
+    if not (asked.model and asked.cluster):
+        names = {"model": asked.model, "cluster": asked.cluster, "trainer": asked.trainer}
+        found = past_studies(store, **names, runner=asked.runner, limit=top)
+        if found:
+            return answer | found[0] | {"source": "measured", "configs": found}
+        hint = "; name a cluster for what the cost model says" if asked.model else ""
+        if not asked.runner and past_studies(store, **names, runner=SIMULATED, limit=1):
+            hint += f"; there are simulated results, which are told only for runner {SIMULATED}"
+        return answer | {"notes": ["nothing was measured" + hint]}
+    if pairs := _measured(store, asked, model=asked.model, cluster=asked.cluster):
+        rows = [{"study": study_document(record), "best": trial_document(trial)} for record, trial in pairs[:top]]
+        answer |= {**rows[0], "source": "measured", "configs": rows}
+        return answer | {"evidence": _evidence(pairs), "untried": _untried(store, pairs)} | _compared(asked, pairs)
+    try:
+        workload, assumed = _workload(store, asked)
+    except CatalogError as error:
+        return {**answer, "notes": [str(error)]}
+    return (
+        answer
+        | (_from_nearest(store, asked, workload, top) or _from_cost_model(store, asked, workload, top))
+        | {"assumed": assumed}
+    )
+
+
+def distance(one: Workload, other: Workload) -> float:
+    """How far apart two workloads are, in doublings; infinite between clusters of different layout."""
+    layouts = [(w.cluster.num_nodes, w.cluster.gpus_per_node) for w in (one, other)]
+    if layouts[0] != layouts[1]:
+        return float("inf")
+    return hypot(*(log2(a) - log2(b) for a, b in zip(_size(one), _size(other), strict=True)))
+
+
+def _size(workload: Workload) -> tuple[float, ...]:
+    model, gpu = workload.model, workload.cluster.gpu
+    shape = (model.num_parameters, model.num_layers, model.hidden_size, max(1, model.num_experts))
+    return (*shape, workload.seq_len, gpu.memory_bytes, _peak(gpu))
+
+
+def _peak(gpu: GpuSpec) -> float:
+    return gpu.peak_flops_per_s.get("bf16") or max(gpu.peak_flops_per_s.values())
+
+
+def _known(store: Store) -> list[KnownWorkload]:
+    return cast(SqlStore, store).known_workloads()
+
+
+def _measured(store: Store, asked: Asked, **names: Any) -> list[tuple[StudyRecord, Trial]]:
+    """All measured configs of that model and cluster (or workload), best first."""
+    without = "" if asked.runner else SIMULATED
+    found = store.best(trainer=asked.trainer, limit=MOST_CONFIGS, runner=asked.runner, without_runner=without, **names)
+    return _judged(found, asked.objective) if found and asked.objective is not None else found
+
+
+def _judged(pairs: list[tuple[StudyRecord, Trial]], objective: Objective) -> list[tuple[StudyRecord, Trial]]:
+    """The measurements of the first one's workload with their rewards under that objective, best first."""
+    from autotune.space import SearchSpace, default_config
+
+    study = pairs[0][0].study
+    alike: dict[ParallelConfig, tuple[StudyRecord, Trial]] = {}
+    for record, trial in pairs:
+        if record.study.workload == study.workload:
+            alike.setdefault(trial.config, (record, trial))
+    try:
+        default = alike.get(default_config(SearchSpace.build(study.workload, study.space)))
+    except AutotuneError:
+        default = None
+    ranked = reward.rerank(
+        [trial for _, trial in alike.values()],
+        objective=objective,
+        workload=study.workload,
+        baseline=default[1].measurement if default else None,
+    )
+    return [(alike[trial.config][0], trial) for trial in ranked]
+
+
+def _compared(asked: Asked, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any]:
+    """What must be said of an order by an objective."""
+    if asked.objective is None:
+        return {}
+    w = pairs[0][0].study.workload
+    batches = ", ".join(map(str, w.global_batch_sizes))
+    return {
+        "notes": [f"compared: what was measured at {w.seq_len:,} tokens x {batches} sequences, trainer {w.trainer}"]
+    }
+
+
+def _objective_document(objective: Objective | None) -> dict[str, Any] | None:
+    if objective is None:
+        return None
+    return {"metric": objective.metric, "stability_weight": objective.stability_weight}
+
+
+def _evidence(pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any]:
+    studies = {record.id: record for record, _ in pairs}
+    ends = [trial.ended_at for _, trial in pairs if trial.ended_at is not None]
+    best = pairs[0][1].measurement
+    return {
+        "trials": sum(sum(r.trial_counts.get(s, 0) for s in ("COMPLETED", "STOPPED")) for r in studies.values()),
+        "configs": len(pairs),
+        "studies": len(studies),
+        "last_at": max(ends).isoformat() if ends else None,
+        "age_s": (datetime.now(UTC) - max(ends)).total_seconds() if ends else None,
+        "spread": best.step_time_spread if best else None,
+    }
+
+
+def _untried(store: Store, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any] | None:
+    """What the space of the best config's study holds beside the measured configs; None when it cannot be worked out any more."""
+    from autotune.planning import plan
+    from autotune.space import SearchSpace
+
+    study = pairs[0][0].study
+    try:
+        space = SearchSpace.build(study.workload, study.space)
+    except AutotuneError:
+        return None
+    done = {trial.config for record, trial in pairs if record.study.workload == study.workload}
+    tried = [config for config in done if space.index_of(config) is not None]
+    ranked = plan(space, calibration=stored_calibration(study.workload, store), top=len(tried) + 1)
+    first = next((row for row in ranked.rows if row.config not in done), None)
+    best = {"config": first.config.to_dict(), "estimate": first.estimate.to_dict()} if first else None
+    return {"legal": len(space), "measured": len(tried), "best": best}
+
+
+def _workload(store: Store, asked: Asked) -> tuple[Workload, dict[str, Any]]:
+    """What is asked about, with what had to be assumed. Raises `CatalogError` for names that neither catalog nor history know."""
+    known = [k.workload for k in _known(store)]
+    models: Mapping[str, ModelSpec] = {w.model.name: w.model for w in reversed(known)}
+    clusters: Mapping[str, ClusterSpec] = {w.cluster.name: w.cluster for w in reversed(known)}
+    model = models.get(asked.model) or catalog.model(asked.model)
+    cluster = clusters.get(asked.cluster) or catalog.cluster(asked.cluster)
+    guess = Workload(
+        model=model,
+        cluster=cluster,
+        seq_len=asked.seq_len or min(SEQ_LEN, model.max_positions or SEQ_LEN),
+        global_batch_size=asked.global_batch_size or SEQUENCES_PER_GPU * cluster.num_gpus,
+        trainer=asked.trainer or "native",
+    )
+    workload = guess
+    near = min(known, key=lambda w: distance(_as_open_as(asked, guess, w), w), default=None)
+    if near is not None and distance(asked_like := _as_open_as(asked, guess, near), near) <= FARTHEST:
+        workload = asked_like
+    settled = {"seq_len": workload.seq_len, "global_batch_size": list(workload.global_batch_sizes)}
+    return workload, settled | {"trainer": workload.trainer, "space": _space_of(workload)}
+
+
+def _as_open_as(asked: Asked, guess: Workload, known: Workload) -> Workload:
+    """`guess` with the sequence length and batch of a known workload where the question left them open."""
+    return replace(
+        guess,
+        seq_len=asked.seq_len or known.seq_len,
+        global_batch_size=asked.global_batch_size or known.global_batch_size,
+    )
+
+
+def _adapted(workload: Workload, config: ParallelConfig) -> ParallelConfig | None:
+    """The config with the accumulation that this workload's batch needs; None when it is not legal here."""
+    from autotune.space import complete, why_not
+
+    knobs = {name: value for name, value in config.to_dict().items() if name != "accumulation_steps"}
+    here = complete(workload, knobs)
+    return here if why_not(workload, here) is None else None
+
+
+def _from_nearest(store: Store, asked: Asked, workload: Workload, top: int) -> dict[str, Any] | None:
+    """The configs of the nearest workload that are legal here and expected to fit."""
+    from autotune.cost import estimate
+    from autotune.planning import FITS
+
+    near = sorted(((distance(k.workload, workload), k) for k in _known(store)), key=lambda pair: pair[0])
+    for far, known in near:
+        if far > FARTHEST:
+            return None
+        rows, first = [], None
+        pairs = _measured(store, asked, workload=known.key)
+        for record, trial in pairs:
+            config = _adapted(workload, trial.config)
+            if config is None:
+                continue
+            here = estimate(workload, config, calibration=stored_calibration(workload, store))
+            if float(here.oom_probability) > FITS:
+                continue
+            first = first or {"config": config.to_dict(), "estimate": here.to_dict()}
+            rows.append({"study": study_document(record), "best": trial_document(trial)})
+            if len(rows) == top:
+                break
+        if first:
+            nearest = {
+                "model": known.workload.model.name,
+                "cluster": known.workload.cluster.name,
+                "seq_len": known.workload.seq_len,
+                "global_batch_size": list(known.workload.global_batch_sizes),
+                "distance": far,
+                "here": first,
+            }
+            return {**rows[0], "configs": rows, "source": "nearest", "nearest": nearest, "evidence": _evidence(pairs)}
+    return None
+
+
+def _from_cost_model(store: Store, asked: Asked, workload: Workload, top: int) -> dict[str, Any]:
+    from autotune.planning import plan
+    from autotune.space import SearchSpace
+
+    try:
+        space = SearchSpace.build(workload, _space(_space_of(workload)))
+    except InfeasibleError as error:
+        return {"notes": [str(error)]}
+    found = plan(space, calibration=stored_calibration(workload, store), top=top)
+    if found.nearest_miss is not None:
+        return {"notes": ["nothing is expected to fit", *found.nearest_miss.remedies]}
+    rows = [
+        {
+            "study": None,
+            "best": {
+                "config": r.config.to_dict(),
+                "estimate": r.estimate.to_dict(),
+                "measurement": None,
+                "reward": None,
+            },
+        }
+        for r in found.rows
+    ]
+    untried = {"legal": len(space), "measured": 0, "best": None}
+    by_speed = ["ranked by predicted speed: other objectives need measurements"] if asked.objective else []
+    return {
+        **rows[0],
+        "configs": rows,
+        "source": "cost_model",
+        "untried": untried,
+        "objective": None,
+        "notes": [f"constants of the cost model: {found.source}", *by_speed],
+    }
+
+
+def _space_of(workload: Workload) -> str:
+    """The search space that ships for such a workload."""
+    if workload.cluster.num_gpus == 1:
+        return "single-gpu"
+    if workload.model.num_experts:
+        return "moe-multi-node"
+    return "dense-single-node" if workload.cluster.num_nodes == 1 else "dense-multi-node"
+
+
+def _space(name: str) -> SpaceSpec:
+    from autotune.schema import parse_space
+
+    return parse_space(name)

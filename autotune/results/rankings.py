@@ -1,0 +1,112 @@
+"""Other orders of a study's trials: under another objective, or the front that nothing beats. Nothing is run, nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from autotune import reward
+from autotune.ports import Store
+from autotune.results.answers import Result, document, result_of, trial_document
+from autotune.spec import Objective, Trial, TrialPurpose, TrialStatus, Workload
+from autotune.spec.checks import one_of
+from autotune.spec.study import METRICS
+
+
+def rerank(store: Store, study_id: str, objective: Objective) -> list[Trial]:
+    """The measured trials of a study with their rewards under another objective, best first."""
+    return _ranked(result_of(store, study_id), objective)
+
+
+def pareto(result: Result) -> list[Trial]:
+    """The trials of a study that none other matches in speed, stability, memory headroom and cost and beats in one, fastest first."""
+    return reward.pareto(_as_confirmed(result), result.record.study.workload.cluster.gpu)
+
+
+def best_document(
+    store: Store,
+    study_id: str,
+    *,
+    top: int = 1,
+    pareto: bool = False,
+    metric: str | None = None,
+    stability_weight: float | None = None,
+) -> dict[str, Any]:
+    """The JSON contract of `document` with `configs`: the `top` best, or with `pareto` the front, each with its `merits`.
+
+    `metric` and `stability_weight` rank again under another objective: then best, speedup and rewards are those of that objective. Raises
+    `NotFoundError`, and `SpecError` for an unknown metric.
+    """
+    result = result_of(store, study_id)
+    asked = objective = result.record.study.objective
+    if metric:
+        asked = replace(asked, metric=one_of("metric", metric, METRICS))
+    if stability_weight is not None:
+        asked = replace(asked, stability_weight=stability_weight)
+    answer = document(result, top=top)
+    answer["objective"] = {"metric": asked.metric, "stability_weight": asked.stability_weight}
+    ranked = _ranked(result, asked)
+    if asked != objective:
+        answer |= _under(result, ranked)
+        answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(ranked[:top], 1)]
+    if pareto:
+        answer["configs"] = front_documents(result, {t.number: t for t in ranked})
+    return answer
+
+
+def front_documents(result: Result, rewarded: Mapping[int, Trial] = MappingProxyType({})) -> list[dict[str, Any]]:
+    """The front, fastest first, each trial with its rank and `merits`; `rewarded`: the same trials with other rewards."""
+    front, workload = pareto(result), result.record.study.workload
+    return [
+        {"rank": i, **trial_document(rewarded.get(t.number, t)), "merits": merits_document(t, workload)}
+        for i, t in enumerate(front, 1)
+    ]
+
+
+def merits_document(trial: Trial, workload: Workload) -> dict[str, Any]:
+    """What the front is about: tokens_per_s, stability, memory_headroom (share of the capacity; None where it is not known), cost of a million
+    tokens and its unit (USD, J or rank_s)."""
+    m = trial.measurement
+    if m is None:
+        return {}
+    cost = reward.token_cost(m, workload.cluster.gpu)
+    speed, stability, headroom, _ = reward.merits(m, cost.value)
+    known = m.peak_memory_bytes is not None and bool(m.memory_capacity_bytes)
+    return {
+        "tokens_per_s": speed,
+        "stability": stability,
+        "memory_headroom": headroom if known else None,
+        "cost_of_million_tokens": cost.value * 1e6,
+        "cost_unit": cost.unit,
+    }
+
+
+def _under(result: Result, ranked: list[Trial]) -> dict[str, Any]:
+    """Best and speedup of another ranking, as far as that was measured."""
+    best, base = next(iter(ranked), None), result.baseline
+    speeds = [t.measurement.tokens_per_s for t in (best, base) if t is not None and t.measurement is not None]
+    again = {t.number for t in result.confirmed}
+    confirmed = best is not None and base is not None and {best.number, base.number} <= again
+    return {
+        "best": trial_document(best) if best is not None else None,
+        "speedup": speeds[0] / speeds[1] if len(speeds) == 2 else None,
+        "final_rounds": result.final_rounds if confirmed else 0,
+    }
+
+
+def _ranked(result: Result, objective: Objective) -> list[Trial]:
+    base = result.baseline.measurement if result.baseline else None
+    workload = result.record.study.workload
+    return reward.rerank(_as_confirmed(result), objective=objective, workload=workload, baseline=base)
+
+
+def _as_confirmed(result: Result) -> list[Trial]:
+    """Each first trial, with what the finals measured where they did; without those that cannot win: configs that failed there, references
+    that the study did not ask for."""
+    again = {t.number: t for t in result.confirmed}
+    finals = [t for t in result.trials if t.purpose is TrialPurpose.FINAL]
+    failed = {t.config for t in finals if t.status is TrialStatus.FAILED}
+    first = (t for t in result.trials if t.purpose is not TrialPurpose.FINAL and t.config not in failed)
+    return [again.get(t.number, t) for t in first if reward.competes(t, result.record.study)]

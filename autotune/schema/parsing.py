@@ -1,0 +1,271 @@
+"""From a document to a `Study`: names looked up, files read, rules written out, every number checked.
+
+base            folder against which paths in the document are read; None: paths are refused (a document that came over the wire
+                must not make this machine read its files)
+local_cluster   finds out what is here, when the cluster is `local`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from autotune.assets import space_file
+from autotune.errors import AutotuneError, CatalogError, ConfigError, SpecError
+from autotune.schema.files import find_data, is_model_file, is_space_file, locate, name_of, read_model
+from autotune.schema.reading import check_size, read_document
+from autotune.schema.spec_models import (
+    KNOBS,
+    ClusterDocument,
+    KindDocument,
+    ModelDocument,
+    SpaceDocument,
+    StudyDocument,
+    Values,
+)
+from autotune.search import searcher_names
+from autotune.space import complete, reasons
+from autotune.spec import (
+    Budget,
+    ClusterSpec,
+    GpuSpec,
+    LinkSpec,
+    MeasureSpec,
+    ModelSpec,
+    Objective,
+    ParallelConfig,
+    SpaceSpec,
+    Study,
+    Workload,
+    catalog,
+)
+from autotune.spec.checks import nearest
+from autotune.trainers import trainer
+
+LOCAL = "local"
+_PLAIN = {
+    "missing": "this key is required, but is missing",
+    "model_type": "must hold keys and values",
+    "dict_type": "must hold keys and values",
+    "list_type": "must be a list",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text, or keys and values where the field has them",
+    "string_pattern_mismatch": "must begin with a letter or digit and hold only letters, digits, spaces and _.:+-, 100 at most",
+    "too_short": "must not be empty",
+}
+"""Pydantic's messages in this service's words, by error type; those that say enough stay as they are."""
+
+D = TypeVar("D", bound=BaseModel)
+
+
+def parse_study(
+    document: Mapping[str, Any],
+    *,
+    base: Path | None = None,
+    local_cluster: Callable[[], ClusterSpec] | None = None,
+) -> Study:
+    """The study that the document asks for. Raises `SpecError` (or `CatalogError` for an unknown name), with the field."""
+    asked = _checked(StudyDocument, document)
+    cluster = _cluster(asked.cluster, local_cluster)
+    trainer_name, trainer_options = _kind(asked.trainer)
+    trainer(trainer_name).checked(trainer_options)
+    _refuse_export_options(trainer_name, trainer_options)
+    if asked.searcher not in searcher_names():
+        raise CatalogError(
+            f"no searcher is called {asked.searcher!r}",
+            remedy=nearest(asked.searcher, searcher_names()) or f"there are {', '.join(searcher_names())}",
+            field="searcher",
+        )
+    runner, runner_options = _kind(asked.runner)
+    model = _for_sequence(_model(asked.model, base), asked.workload.seq_len)
+    workload: Workload = _located(
+        "workload",
+        lambda: Workload(
+            model=model,
+            cluster=cluster,
+            seq_len=asked.workload.seq_len,
+            global_batch_size=_sizes(asked.workload.global_batch_size),
+            optimizer=asked.workload.optimizer,
+            trainer=trainer_name,
+        ),
+    )
+    enqueue = [_config(workload, config, f"enqueue.{i}") for i, config in enumerate(asked.enqueue)]
+    left_out: list[str] = []
+    if asked.cluster == LOCAL:  # the spec was written before anybody knew this machine
+        broken = [reasons(workload, config) for config in enqueue]
+        written = [guess if isinstance(guess, str) else str(enqueue[i]) for i, guess in enumerate(asked.enqueue)]
+        left_out = [f"{guess}: {why[0]}" for guess, why in zip(written, broken, strict=True) if why]
+        enqueue = [config for config, why in zip(enqueue, broken, strict=True) if not why]
+    return Study(
+        name=asked.name or f"{workload.model.name}-{cluster.name}",
+        workload=workload,
+        space=parse_space(asked.space, base=base),
+        objective=Objective(**asked.objective.model_dump()),
+        budget=Budget(**asked.budget.model_dump()),
+        measure=MeasureSpec(**asked.measure.model_dump()),
+        searcher=asked.searcher,
+        trainer=trainer_name,
+        trainer_options=trainer_options,
+        runner=runner,
+        runner_options=runner_options,
+        seed=asked.seed,
+        data=asked.data if asked.data is None or base is None else find_data(asked.data, base),
+        baseline=None if asked.baseline is None else _config(workload, asked.baseline, "baseline"),
+        enqueue=tuple(dict.fromkeys(enqueue)),
+        left_out=tuple(dict.fromkeys(left_out)),
+    )
+
+
+def parse_space(
+    space: str | Mapping[str, Any] | SpaceDocument, *, name: str = "", base: Path | None = None
+) -> SpaceSpec:
+    """The space of a name that ships, of a path to a YAML file, or of inline knobs. Raises `SpecError` or `CatalogError`."""
+    if isinstance(space, str):
+        path = locate(space, base, field="space") if is_space_file(space) else space_file(space)
+        return parse_space(read_document(path, what="search space"), name=name_of(path.stem), base=base)
+    asked = space if isinstance(space, SpaceDocument) else _checked(SpaceDocument, space, field="space")
+    given = {knob: getattr(asked, knob) for knob in KNOBS}
+    knobs = {knob: _listed(values) for knob, values in given.items() if values is not None}
+    for knob, values in knobs.items():
+        for value in values:
+            _located(f"space.{knob}", partial(ParallelConfig, **{knob: value}))
+    return SpaceSpec(
+        name=asked.name or name or "inline",
+        knobs=knobs,
+        world_sizes=() if asked.world_sizes is None else tuple(sorted(set(_listed(asked.world_sizes)))),
+    )
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a study spec."""
+    return StudyDocument.model_json_schema()
+
+
+def _checked(kind: type[D], document: Any, *, field: str = "") -> D:
+    """The document as `kind`, or a `SpecError` that says where and why not."""
+    if not isinstance(document, Mapping):
+        raise SpecError(f"must hold keys and values, but is {document!r:.80}", field=field)
+    check_size(document)
+    try:
+        return kind.model_validate(dict(document))
+    except ValidationError as error:
+        raise _readable(error, field) from None
+
+
+def _readable(error: ValidationError, field: str) -> SpecError:
+    """The first problem in words; the others by their fields."""
+    problems = error.errors(include_url=False)
+    first, rest = problems[0], problems[1:]
+    extra: Mapping[str, Any] = first.get("ctx", {})
+    message = _PLAIN.get(first["type"]) or first["msg"].replace("Input should", "must")
+    if first["type"] not in ("missing", "unknown_key") and not isinstance(first["input"], Mapping | BaseModel):
+        message += f", but is {first['input']!r:.80}"
+    where = _where(first["loc"], field)
+    if first["type"] == "unknown_key":
+        where = f"{where}.{extra['key']}" if where else str(extra["key"])
+    others = ", ".join(dict.fromkeys(_where(problem["loc"], field) for problem in rest[:5]))
+    remedy = str(extra.get("remedy", "")) or (f"see also {others}" if others else "")
+    return SpecError(message, remedy=remedy, field=where)
+
+
+def _where(location: Sequence[int | str], field: str) -> str:
+    parts = [str(part) for part in location if not str(part).startswith("<") and part != "[key]"]
+    return ".".join(([field] if field else []) + parts)
+
+
+def _located(field: str, make: Callable[[], Any]) -> Any:
+    """What `make` returns; its errors name the field of the spec."""
+    try:
+        return make()
+    except CatalogError:
+        raise
+    except (SpecError, ConfigError) as error:
+        nested = error.field and not field.endswith(error.field) and not error.field.startswith(field)
+        where = f"{field}.{error.field}" if nested else error.field if error.field.startswith(field) else field
+        raise SpecError(error.message, remedy=error.remedy, field=where) from None
+    except (TypeError, ValueError) as error:
+        if isinstance(error, AutotuneError):
+            raise
+        raise SpecError(str(error), field=field) from None
+
+
+def _model(asked: str | ModelDocument, base: Path | None) -> ModelSpec:
+    if isinstance(asked, ModelDocument):
+        model: ModelSpec = _located("model", lambda: ModelSpec(**asked.model_dump()))
+        return model
+    return read_model(asked, base) if is_model_file(asked) else catalog.model(asked)
+
+
+def _for_sequence(model: ModelSpec, seq_len: int) -> ModelSpec:
+    """Learnt positions reach as far as the sequence: a model that is trained from scratch may have more of them than its namesake."""
+    return replace(model, max_positions=seq_len) if 0 < model.max_positions < seq_len else model
+
+
+def _cluster(asked: str | ClusterDocument, local_cluster: Callable[[], ClusterSpec] | None) -> ClusterSpec:
+    if isinstance(asked, ClusterDocument):
+        cluster: ClusterSpec = _located("cluster", lambda: _inline_cluster(asked))
+        return cluster
+    if asked != LOCAL:
+        return catalog.cluster(asked)
+    if local_cluster is None:
+        raise SpecError(
+            "the cluster 'local' is this machine, which is not looked at here",
+            remedy="name the cluster, e.g. h100-sxm-1x8",
+            field="cluster",
+        )
+    return local_cluster()
+
+
+def _inline_cluster(asked: ClusterDocument) -> ClusterSpec:
+    gpu = catalog.gpu(asked.gpu) if isinstance(asked.gpu, str) else GpuSpec(**asked.gpu.model_dump())
+    if asked.usd_per_hour is not None:
+        gpu = replace(gpu, usd_per_hour=asked.usd_per_hour)
+    cluster = catalog.cluster_of(gpu, num_nodes=asked.num_nodes, gpus_per_node=asked.gpus_per_node)
+    cluster = replace(cluster, name=asked.name or cluster.name)
+    if asked.intra_node is not None:
+        cluster = replace(cluster, intra_node=LinkSpec(**asked.intra_node.model_dump()))
+    if asked.inter_node is not None:
+        cluster = replace(cluster, inter_node=LinkSpec(**asked.inter_node.model_dump()))
+    return cluster
+
+
+def _kind(asked: str | KindDocument) -> tuple[str, dict[str, Any]]:
+    return (asked, {}) if isinstance(asked, str) else (asked.kind, asked.options)
+
+
+def _refuse_export_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raises `SpecError` for options that only an export reads: trials would run as if they had not been given."""
+    ignored = [option.name for option in trainer(name).options if option.export_only and option.name in options]
+    for option in ignored:
+        if option in StudyDocument.model_fields:
+            message, remedy = (
+                f"{option} is a key of the study, not of its trainer",
+                f"write it beside `trainer`: {option}: ...",
+            )
+        else:
+            message = f"trials do not read {option}: it belongs to an export"
+            remedy = f"leave it out here, and give it to `autotune export --option {option}=...`"
+        raise SpecError(f"{message}; trials would ignore it", remedy=remedy, field=f"trainer.{option}")
+
+
+def _config(workload: Workload, asked: str | Mapping[str, Any], field: str) -> ParallelConfig:
+    config: ParallelConfig = _located(field, partial(complete, workload, asked))
+    return config
+
+
+def _listed(values: Any) -> tuple[Any, ...]:
+    """A knob's values written out: a rule, a list or one value."""
+    if isinstance(values, Values):
+        return values.listed()
+    return tuple(dict.fromkeys(values)) if isinstance(values, list) else (values,)
+
+
+def _sizes(values: Any) -> int | tuple[int, ...]:
+    return values if isinstance(values, int) else _listed(values)

@@ -1,0 +1,336 @@
+"""The shape of a study spec, as pydantic models: what keys there are, their types and bounds, and their JSON schema.
+
+These are declarations only; `autotune.schema.parsing` turns a checked document into frozen values. Numbers are strict: text is no number and true is no
+1, except that YAML writes `1e-3` as text. Unknown keys are errors that name the nearest known one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from autotune.space.enumeration import MAX_VALUES
+from autotune.spec import FIELDS, Budget, MeasureSpec, Objective
+from autotune.spec.checks import nearest
+
+_OBJECTIVE, _BUDGET, _MEASURE = Objective(), Budget(), MeasureSpec()
+_EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,3}")
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads `1e-3`, which has no dot, as text."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
+def _either(text: str, inline: str) -> Discriminator:
+    """A value that is text (a name or a path) or is written out inline."""
+    return Discriminator(lambda value: inline if isinstance(value, Mapping | BaseModel) else text)
+
+
+Count = Annotated[StrictInt, Field(ge=1, le=1 << 30)]
+Number = Annotated[StrictFloat, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0)]
+Figure = Annotated[Number, Field(ge=1, le=1e30)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+Seconds = Annotated[Number, Field(gt=0, le=366 * 86400)]
+Text = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
+Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$")]
+
+
+class Document(BaseModel):
+    """A mapping whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys_only(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            for key in values:
+                if key not in cls.model_fields:
+                    known = ", ".join(cls.model_fields)
+                    remedy = nearest(key, cls.model_fields) or f"keys: {known}"
+                    raise PydanticCustomError(
+                        "unknown_key", "no key is called '{key}'", {"key": str(key)[:80], "remedy": remedy}
+                    )
+        return values
+
+
+class ModelDocument(Document):
+    """A decoder-only transformer by its shape."""
+
+    name: Name = "inline"
+    num_layers: Count
+    hidden_size: Count
+    num_attention_heads: Count
+    vocab_size: Count
+    ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of the MLP; 0 means 4 * hidden_size")
+    num_kv_heads: StrictInt = Field(default=0, ge=0, description="0 means num_attention_heads")
+    gated_mlp: StrictBool = Field(default=False, description="Llama style: gated MLP, RMSNorm, rotary positions")
+    tied_embeddings: StrictBool = False
+    num_experts: StrictInt = Field(default=0, ge=0, description="0 means a dense model")
+    experts_per_token: StrictInt = Field(default=0, ge=0)
+    max_positions: StrictInt = Field(default=0, ge=0, description="learnt positions; 0 means none (rotary)")
+    attention_head_dim: StrictInt = Field(default=0, ge=0, description="0 means hidden_size / num_attention_heads")
+
+
+class GpuDocument(Document):
+    """An accelerator by its datasheet."""
+
+    name: Name
+    memory_bytes: Figure
+    peak_flops_per_s: dict[Literal["fp32", "tf32", "bf16", "fp16", "fp8"], Figure]
+    memory_bytes_per_s: Figure
+    source: str = ""
+    usd_per_hour: Positive | None = None
+    power_watts: Positive | None = None
+
+
+class LinkDocument(Document):
+    """A way between GPUs, per GPU and direction."""
+
+    latency_s: Annotated[Number, Field(ge=0, le=10)]
+    bytes_per_s: Figure
+
+
+class ClusterDocument(Document):
+    """Equal nodes of GPUs; links that are left out are those of the catalog."""
+
+    name: Name | None = None
+    gpu: Annotated[
+        Annotated[Text, Tag("<name>")] | Annotated[GpuDocument, Tag("<inline>")], _either("<name>", "<inline>")
+    ]
+    num_nodes: Annotated[StrictInt, Field(ge=1, le=1 << 20)] = 1
+    gpus_per_node: Annotated[StrictInt, Field(ge=1, le=1 << 12)] = 8
+    intra_node: LinkDocument | None = None
+    inter_node: LinkDocument | None = None
+    usd_per_hour: Positive | None = Field(
+        default=None, description="price of one GPU for one hour, where yours differs"
+    )
+
+
+class Values(Document):
+    """The values of a knob by a rule, ends included."""
+
+    powers_of_two: list[Count] | None = Field(default=None, min_length=2, max_length=2, description="[from, to]")
+    range: list[StrictInt] | None = Field(
+        default=None, min_length=2, max_length=3, description="[from, to] or [from, to, step]"
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Values:
+        if (self.powers_of_two is None) == (self.range is None):
+            raise PydanticCustomError("one_rule", "give one of powers_of_two and range")
+        low, high, *step = self.powers_of_two or self.range or []
+        if low > high or any(s < 1 for s in step):
+            raise PydanticCustomError("empty_range", "the range must rise from its first number to its second")
+        if self.range is not None and (high - low) // (step[0] if step else 1) >= MAX_VALUES:
+            raise PydanticCustomError("long_range", "the range may hold {most} values", {"most": MAX_VALUES})
+        return self
+
+    def listed(self) -> tuple[int, ...]:
+        """The values, in rising order."""
+        if self.range is not None:
+            low, high, *step = self.range
+            return tuple(range(low, high + 1, *step))
+        low, high = self.powers_of_two or (1, 0)
+        return tuple(1 << i for i in range(low.bit_length() - 1, high.bit_length()) if low <= 1 << i <= high)
+
+
+def _values_kind(value: Any) -> str:
+    return "<rule>" if isinstance(value, Mapping | Values) else "<list>" if isinstance(value, list | tuple) else "<one>"
+
+
+def _scalar_kind(value: Any) -> str | None:
+    return {bool: "<flag>", int: "<number>", str: "<word>"}.get(type(value))
+
+
+Scalar = Annotated[
+    Annotated[StrictBool, Tag("<flag>")] | Annotated[StrictInt, Tag("<number>")] | Annotated[Text, Tag("<word>")],
+    Discriminator(
+        _scalar_kind,
+        custom_error_type="scalar",
+        custom_error_message="must be a word, a whole number, true or false",
+    ),
+]
+KnobValues = Annotated[
+    Annotated[Values, Tag("<rule>")]
+    | Annotated[list[Scalar], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
+    | Annotated[Scalar, Tag("<one>")],
+    Discriminator(_values_kind),
+]
+Sizes = Annotated[
+    Annotated[Values, Tag("<rule>")]
+    | Annotated[list[Count], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
+    | Annotated[Count, Tag("<one>")],
+    Discriminator(_values_kind),
+]
+
+
+class SpaceDocument(Document):
+    """The values that each knob may take. Knobs left out keep their default; dp and accumulation_steps follow from world size and batch."""
+
+    name: Name | None = None
+    description: str = ""
+    world_sizes: Sizes | None = Field(
+        default=None, description="numbers of ranks that may be used; all GPUs when left out"
+    )
+    tp: KnobValues | None = None
+    pp: KnobValues | None = None
+    dp: KnobValues | None = None
+    cp: KnobValues | None = None
+    ep: KnobValues | None = None
+    micro_batch_size: KnobValues | None = None
+    accumulation_steps: KnobValues | None = None
+    precision: KnobValues | None = None
+    recompute: KnobValues | None = None
+    zero_stage: KnobValues | None = None
+    sequence_parallel: KnobValues | None = None
+    pp_schedule: KnobValues | None = None
+    virtual_stages: KnobValues | None = None
+    compile: KnobValues | None = None
+
+
+class WorkloadDocument(Document):
+    """What a step of the training is."""
+
+    seq_len: Annotated[StrictInt, Field(ge=1, le=1 << 27)] = Field(description="tokens per sequence")
+    global_batch_size: Sizes = Field(description="sequences per optimizer step, or the allowed numbers of them")
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+
+
+class ObjectiveDocument(Document):
+    """What makes a config better."""
+
+    metric: Literal["throughput", "goodput", "cost"] = "throughput"
+    stability_weight: Fraction = _OBJECTIVE.stability_weight
+
+
+class BudgetDocument(Document):
+    """When the study ends at the latest."""
+
+    max_trials: Annotated[StrictInt, Field(ge=1, le=100_000)] = _BUDGET.max_trials
+    max_wall_s: Seconds = _BUDGET.max_wall_s
+    max_failed_trials: Annotated[StrictInt, Field(ge=1, le=100_000)] = _BUDGET.max_failed_trials
+    max_gpu_s: Positive | None = _BUDGET.max_gpu_s
+    min_gain: Fraction = _BUDGET.min_gain
+    train_tokens: Annotated[Positive, Field(le=1e18)] | None = _BUDGET.train_tokens
+    parallel_trials: Annotated[StrictInt, Field(ge=1, le=1024)] = _BUDGET.parallel_trials
+
+
+class MeasureDocument(Document):
+    """How a trial is measured."""
+
+    warmup_steps: Annotated[StrictInt, Field(ge=0, le=10_000)] = _MEASURE.warmup_steps
+    first_look: Annotated[StrictInt, Field(ge=0, le=100_000)] = _MEASURE.first_look
+    min_steps: Annotated[StrictInt, Field(ge=1, le=100_000)] = _MEASURE.min_steps
+    max_steps: Annotated[StrictInt, Field(ge=1, le=100_000)] = _MEASURE.max_steps
+    precision: Annotated[Number, Field(gt=0, le=1)] = _MEASURE.precision
+    finalists: Annotated[StrictInt, Field(ge=0, le=100)] = _MEASURE.finalists
+    final_rounds: Annotated[StrictInt, Field(ge=0, le=100)] = _MEASURE.final_rounds
+    stability_steps: Annotated[StrictInt, Field(ge=0, le=100_000)] = _MEASURE.stability_steps
+    start_timeout_s: Seconds = _MEASURE.start_timeout_s
+    step_timeout_s: Seconds = _MEASURE.step_timeout_s
+    trial_timeout_s: Seconds = _MEASURE.trial_timeout_s
+
+    @model_validator(mode="after")
+    def _two_steps_are_no_look(self) -> MeasureDocument:
+        if self.first_look in (1, 2):
+            raise PydanticCustomError(
+                "first_look",
+                "first_look must be 0 (none) or at least 3, but first_look={look}: one or two slow steps say too little",
+                {"look": self.first_look},
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _at_most_is_not_under_at_least(self) -> MeasureDocument:
+        if self.max_steps < self.min_steps:
+            raise PydanticCustomError(
+                "steps",
+                "max_steps must be at least min_steps, but max_steps={most} and min_steps={least}",
+                {"most": self.max_steps, "least": self.min_steps},
+            )
+        if self.stability_steps and not (self.finalists and self.final_rounds):
+            raise PydanticCustomError(
+                "stability_steps",
+                "stability_steps are those of the last final round, but finalists={finalists} and final_rounds={rounds}: there is none",
+                {"finalists": self.finalists, "rounds": self.final_rounds},
+            )
+        return self
+
+
+class KindDocument(BaseModel):
+    """A trainer or a runner with its options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    kind: Name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All keys but `kind`."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+Kind = Annotated[
+    Annotated[Name, Tag("<name>")] | Annotated[KindDocument, Tag("<inline>")], _either("<name>", "<inline>")
+]
+Config = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[dict[StrictStr, Scalar], Field(max_length=32), Tag("<inline>")],
+    _either("<text>", "<inline>"),
+]
+
+
+class StudyDocument(Document):
+    """A tuning job, as it is asked for."""
+
+    name: Name | None = Field(default=None, description="what people call it; model and cluster when left out")
+    model: Annotated[
+        Annotated[Text, Tag("<name>")] | Annotated[ModelDocument, Tag("<inline>")], _either("<name>", "<inline>")
+    ] = Field(description="catalog name, path to a Hugging Face config.json, or the fields inline")
+    cluster: Annotated[
+        Annotated[Text, Tag("<name>")] | Annotated[ClusterDocument, Tag("<inline>")], _either("<name>", "<inline>")
+    ] = Field(description="catalog name (GPU-NODESxGPUS), `local`, or the fields inline")
+    workload: WorkloadDocument
+    space: Annotated[
+        Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")], _either("<name>", "<inline>")
+    ] = Field(description="name of a search space that ships, path to a file, or the knobs inline")
+    objective: ObjectiveDocument = ObjectiveDocument()
+    budget: BudgetDocument = BudgetDocument()
+    measure: MeasureDocument = MeasureDocument()
+    searcher: Name = "bayesian"
+    trainer: Kind = "native"
+    runner: Kind = "ray"
+    seed: Annotated[StrictInt, Field(ge=0, lt=1 << 31)] = 0
+    data: Text | None = Field(
+        default=None, description="text or .bin file to train on; the text that ships when left out"
+    )
+    baseline: Config | None = Field(
+        default=None,
+        description="the config to beat; data parallel only when left out. dp and accumulation_steps follow from the others",
+    )
+    enqueue: Annotated[list[Config], Field(max_length=1000)] = Field(
+        default_factory=list,
+        description="your own guesses, tried first; dp and accumulation_steps follow from the others when left out",
+    )
+
+
+KNOBS = tuple(name for name in SpaceDocument.model_fields if name in FIELDS)
+"""The knobs that a space document can hold."""

@@ -1,0 +1,135 @@
+"""The one shape of every error on the wire: {error: {kind, message, field, remedy}}, and which HTTP status goes with which error.
+
+What nobody foresaw becomes a 500 that says only that; the traceback goes to the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from autotune.errors import (
+    AutotuneError,
+    CatalogError,
+    ConflictError,
+    NotFoundError,
+    RunnerError,
+    ServiceError,
+    StoreError,
+    StoreUnavailableError,
+)
+from autotune.spec.plain import finite
+
+log = logging.getLogger("autotune.service")
+
+STATUS: tuple[tuple[type[AutotuneError], int], ...] = (
+    (NotFoundError, 404),
+    (ConflictError, 409),
+    (StoreUnavailableError, 503),
+    (StoreError, 503),
+    (RunnerError, 503),
+    (ServiceError, 500),
+    (CatalogError, 422),
+    (AutotuneError, 422),
+)
+"""The first that fits; what is left is the asker's mistake."""
+
+_WORDS = {
+    400: ("bad_request", "this is no valid request"),
+    404: ("not_found", "nothing is at this address"),
+    405: ("method_not_allowed", "this address does not take that method"),
+}
+
+
+class RefusalError(Exception):
+    """A request that is turned away before anything is asked of the store."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        remedy: str = "",
+        field: str = "",
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.message, self.remedy, self.field = status, kind, message, remedy, field
+        self.headers = headers or {}
+
+    def response(self) -> JSONResponse:
+        """The answer."""
+        return error_response(
+            self.status, self.kind, self.message, field=self.field, remedy=self.remedy, headers=self.headers
+        )
+
+
+class StrictJSONResponse(JSONResponse):
+    """JSON without NaN or infinity."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return strict_json(content)
+
+
+def strict_json(content: Any) -> bytes:
+    """JSON in ASCII: NaN and infinity become null, lone surrogates are escaped."""
+    return json.dumps(finite(content), allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def error_response(
+    status: int,
+    kind: str,
+    message: str,
+    *,
+    field: str = "",
+    remedy: str = "",
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """An error as a response."""
+    body = {"error": {"kind": kind, "message": message, "field": field, "remedy": remedy}}
+    return StrictJSONResponse(body, status_code=status, headers=headers)
+
+
+def of_refusal(request: Request, error: Exception) -> JSONResponse:
+    """Turned away."""
+    assert isinstance(error, RefusalError)
+    return error.response()
+
+
+def of_autotune(request: Request, error: Exception) -> JSONResponse:
+    """An error of autotune itself."""
+    assert isinstance(error, AutotuneError)
+    status = next(status for kind, status in STATUS if isinstance(error, kind))
+    headers = {"Retry-After": "5"} if status == 503 else None
+    if isinstance(error, StoreError):
+        log.error("%s", error)
+    return error_response(status, error.kind, error.message, field=error.field, remedy=error.remedy, headers=headers)
+
+
+def of_http(request: Request, error: Exception) -> JSONResponse:
+    """What the framework raises: no such address, no such method."""
+    assert isinstance(error, HTTPException)
+    kind, message = _WORDS.get(error.status_code, ("http", str(error.detail)))
+    remedy = "see /openapi.json for the addresses there are" if error.status_code in (404, 405) else ""
+    return error_response(error.status_code, kind, message, remedy=remedy, headers=dict(error.headers or {}))
+
+
+def of_validation(request: Request, error: Exception) -> JSONResponse:
+    """A parameter of a wrong type or out of bounds; the first one in words."""
+    first: dict[str, Any] = next(iter(error.errors()), {})  # type: ignore[attr-defined]
+    place = [str(part) for part in first.get("loc", ())[1:]]
+    message = str(first.get("msg", "a parameter is wrong")).replace("Input should", "must")
+    return error_response(422, "spec", message, field=".".join(place), remedy="see /openapi.json")
+
+
+def of_surprise(request: Request, error: Exception) -> JSONResponse:
+    """A fault of ours."""
+    log.error("unexpected error at %s", request.url.path, exc_info=error)
+    return error_response(500, "internal", "the service made a mistake", remedy="see its log")

@@ -1,0 +1,125 @@
+"""What every request passes before anything reads it: the Host allow-list, the size and the pace of its body, and headers on the way out.
+
+Plain ASGI, outermost first. Host: a page of another site that rebinds its name to our address still sends its own name. Body: counted as
+it comes, whatever Content-Length says, and whole in time, or the connection is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from autotune.service.error_responses import RefusalError
+from autotune.service.options import ServiceOptions, is_loopback
+
+_SECURITY = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+_POLICY = (
+    b"default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; "
+    b"base-uri 'none'"
+)
+
+
+class RequestGuards:
+    """Middleware."""
+
+    def __init__(self, app: ASGIApp, *, options: ServiceOptions) -> None:
+        self.app, self.options = app, options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a request through, or answers it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            self._check_host(scope)
+            body = await self._body(scope, receive)
+        except RefusalError as refusal:
+            refusal.headers["Connection"] = "close"
+            await refusal.response()(scope, receive, _hardened(send))
+            return
+
+        pending = [body]
+
+        async def replay() -> Message:
+            return pending.pop() if pending else await receive()
+
+        await self.app(scope, replay, _hardened(send))
+
+    def _check_host(self, scope: Scope) -> None:
+        names = [value for name, value in scope["headers"] if name == b"host"]
+        host = _host(names[0].decode("latin-1")) if len(names) == 1 else ""
+        if not host or not allowed_host(host, self.options):
+            raise RefusalError(
+                421,
+                "host",
+                f"this service does not answer to the name {host[:100]!r}",
+                remedy="ask it by its own address, or start it with --allowed-host NAME",
+            )
+
+    async def _body(self, scope: Scope, receive: Receive) -> Message:
+        """The whole body as one message."""
+        most = self.options.max_body_bytes
+        large = RefusalError(413, "too_large", f"a request may hold {most} bytes", remedy="send less")
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > most:
+            raise large
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self.options.body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return message
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
+                    if size > most:
+                        raise large
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            raise RefusalError(
+                408, "too_slow", f"the request was not here whole after {self.options.body_timeout_s:.0f} s"
+            ) from None
+        return {"type": "http.request", "body": b"".join(chunks), "more_body": False}
+
+
+def allowed_host(host: str, options: ServiceOptions) -> bool:
+    """Whether we are asked by a name of ours. Loopback's names are ours only on loopback."""
+    names: Iterable[str] = (options.host.strip("[]"), *options.allowed_hosts)
+    return host in {name.lower() for name in names} or (options.on_loopback and is_loopback(host))
+
+
+def _host(header: str) -> str:
+    """The host of a Host header, in lower case and without port; empty when it is none."""
+    text = header.strip().lower()
+    if text.startswith("["):
+        address, bracket, port = text[1:].partition("]")
+        return address if bracket and (not port or port[1:].isdigit()) else ""
+    name, _, port = text.partition(":")
+    return name if not port or port.isdigit() else ""
+
+
+def _hardened(send: Send) -> Send:
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers: list[Any] = list(message.get("headers", ()))
+            present = {name.lower() for name, _ in headers}
+            headers += [pair for pair in _SECURITY if pair[0] not in present]
+            if b"content-security-policy" not in present:
+                headers.append((b"content-security-policy", _POLICY))
+            if b"cache-control" not in present:
+                headers.append((b"cache-control", b"no-store"))
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return with_headers

@@ -1,0 +1,253 @@
+"""The answers as OpenAPI describes them, with examples. What they hold is made by `autotune.api`; here is only their shape.
+
+Answers are not passed through these models: they describe, and the tests hold the service to them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autotune.spec import StudyStatus
+
+Plain = dict[str, Any]
+
+
+class Answer(BaseModel):
+    """An answer; later releases may add keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class ErrorBody(Answer):
+    """What went wrong: the law with its values, where in the spec, and what to do."""
+
+    kind: str = Field(examples=["spec"])
+    message: str = Field(examples=["no key is called 'modell'"])
+    field: str = Field(examples=["modell"])
+    remedy: str = Field(examples=["did you mean model?"])
+
+
+class ErrorDocument(Answer):
+    """Every error has this shape."""
+
+    error: ErrorBody
+
+
+class StudySummary(Answer):
+    """A study."""
+
+    id: str = Field(examples=["kfm4a2b9xq"])
+    name: str = Field(examples=["gpt2-medium-8xh100"])
+    status: StudyStatus
+    message: str
+    model: str = Field(examples=["gpt2-medium"])
+    cluster: str = Field(examples=["h100-sxm-1x8"])
+    trainer: str
+    runner: str
+    searcher: str
+    owner: str
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+    updated_at: str
+    elapsed_s: float
+    trials: dict[str, int] = Field(description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}])
+    speedup: float | None = Field(description="of the winner; null until the study has ended", examples=[1.31])
+    result: Plain
+
+
+class TrialDocument(Answer):
+    """A trial: what was tried, predicted and measured."""
+
+    number: int
+    status: str
+    config: Plain
+    estimate: Plain | None
+    measurement: Plain | None
+    reward: Plain | None
+    failure: Plain | None
+
+
+class StudyAnswer(Answer):
+    """One study."""
+
+    study: StudySummary
+
+
+class RecordAnswer(Answer):
+    """A study in full."""
+
+    record: Plain
+
+
+class StudyList(Answer):
+    """Studies, newest first."""
+
+    studies: list[StudySummary]
+    next_offset: int | None = Field(description="where the next page begins; null on the last")
+
+
+class StatusAnswer(StudyAnswer):
+    """A study with its best config and the default config, measured the same way."""
+
+    best: TrialDocument | None
+    baseline: TrialDocument | None
+    speedup: float | None = Field(description="best against baseline", examples=[1.31])
+    notes: list[str]
+
+
+class BestAnswer(StatusAnswer):
+    """The best configs of a study."""
+
+    objective: Plain = Field(description="metric and stability_weight by which they are ranked")
+    configs: list[TrialDocument]
+
+
+class ExplainAnswer(Answer):
+    """Why a trial won or lost."""
+
+    trial: TrialDocument
+    text: list[str] = Field(description="sentences, the most important first")
+    objective: Plain
+    relative_to: str = Field(description="whose speed the reward is relative to", examples=["the baseline's"])
+    reward: Plain | None = Field(description="total, throughput, stability and parts; null without a measurement")
+    parts: Plain
+    formulas: Plain = Field(description="how each part of stability is scored, in words")
+    shares: Plain = Field(description="what throughput and stability give to the total")
+    against: Plain = Field(description="baseline, runner-up or winner: number, config_changes, speed_ratio, reward")
+    step_parts_s: Plain
+    step_parts_source: str
+
+
+class KnownConfig(Answer):
+    """A config with what was measured of it; `measurement` and `reward` are null where only the cost model speaks."""
+
+    config: Plain
+    estimate: Plain | None
+    measurement: Plain | None
+    reward: Plain | None
+
+
+class PastBest(Answer):
+    """A config and the study in which it was measured, if it was."""
+
+    study: StudySummary | None
+    best: KnownConfig
+
+
+class BestAcross(Answer):
+    """The best configs that are known, and how they are known."""
+
+    study: StudySummary | None
+    best: KnownConfig | None
+    baseline: TrialDocument | None
+    speedup: float | None
+    configs: list[PastBest]
+    source: Literal["measured", "nearest", "cost_model", "none"]
+    objective: Plain | None = Field(description="metric and stability_weight by which they are ranked; null: by speed")
+    evidence: Plain | None = Field(description="what is behind it: trials, configs, studies, last_at, age_s, spread")
+    untried: Plain | None = Field(
+        description="legal and measured configs of the space; the best untried one by the cost model"
+    )
+    nearest: Plain | None = Field(
+        description="whose configs these are, their distance in doublings, and the cost model's estimate here"
+    )
+    assumed: Plain | None = Field(description="what the question left open")
+    notes: list[str]
+
+
+class TrialList(Answer):
+    """Trials by number."""
+
+    trials: list[TrialDocument]
+
+
+class EventDocument(Answer):
+    """One line of a study's history."""
+
+    sequence: int
+    at: str
+    kind: str = Field(examples=["trial.ended"])
+    data: Plain
+
+
+class EventList(Answer):
+    """History, in order."""
+
+    events: list[EventDocument]
+
+
+class PlanRow(Answer):
+    """A config by the cost model."""
+
+    rank: int
+    config: Plain
+    estimate: Plain
+
+
+class PlanAnswer(Answer):
+    """Feasible configs ranked by the cost model, and what became of the others."""
+
+    configs: list[PlanRow]
+    feasible: int
+    infeasible: dict[str, int]
+
+
+class ExportAnswer(Answer):
+    """A config as a launch of a trainer."""
+
+    trainer: str
+    config: Plain
+    argv: list[str]
+    env: dict[str, str]
+    files: dict[str, str]
+    notes: list[str]
+
+
+class HealthAnswer(Answer):
+    """Whether it works; the parts only for callers who may read."""
+
+    status: str = Field(examples=["ok"])
+    version: str
+
+
+ERRORS: dict[int, str] = {
+    400: "No valid HTTP",
+    401: "No token, or a wrong one",
+    403: "The token's scope is too small, the study is another's, or another site's page asks",
+    404: "No such study, trial or trainer",
+    405: "Not this method",
+    408: "The request came too slowly",
+    409: "The study's state forbids it, or the idempotency key was used for another spec",
+    413: "The request is too large",
+    415: "A spec comes as JSON or YAML",
+    421: "Asked under a name that is not this service's",
+    422: "The spec or a parameter is wrong, or nothing in the space is feasible",
+    429: "Asked too often",
+    500: "A fault of the service",
+    503: "The store cannot be reached, or too much waits",
+}
+
+
+def responses(*statuses: int, ok: int = 200, model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """The answers of an address: the good one, the given others, and the errors that any address can give."""
+    errors = {*statuses, 400, 401, 403, 405, 408, 413, 421, 422, 429, 500, 503} - {304}
+    return {
+        ok: {"model": model, "description": (model.__doc__ or "").strip()},
+        **({304: {"description": "Nothing has changed"}} if 304 in statuses else {}),
+        **{status: {"model": ErrorDocument, "description": ERRORS[status]} for status in sorted(errors)},
+    }
+
+
+EXAMPLE_SPEC: dict[str, Any] = {
+    "name": "gpt2-medium-8xh100",
+    "model": "gpt2-medium",
+    "cluster": "h100-sxm-1x8",
+    "workload": {"seq_len": 1024, "global_batch_size": 512},
+    "space": {"tp": [1, 2, 4, 8], "pp": [1, 2], "micro_batch_size": {"powers_of_two": [1, 16]}, "precision": ["bf16"]},
+    "budget": {"max_trials": 12},
+    "searcher": "bayesian",
+    "runner": "simulated",
+}

@@ -1,0 +1,138 @@
+"""Where studies' processes are forked from: a process that has imported everything once, so that a study starts in milliseconds.
+
+It reads lines on standard input and answers on standard output, one JSON object each:
+
+    {"start": STUDY}  ->  {"started": STUDY, "pid": N}  ...  {"ended": STUDY, "pid": N, "code": C}      C < 0: killed by that signal
+    {"stop": true}        SIGTERM to all, then it ends after the last
+    end of input          the service died: the nursery ends, and what runs goes on by itself
+
+One thread and no connections: a fork takes nothing along that it should not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+LOG_MODE = 0o600
+BEAT_S = 0.2
+PRELOADED = (
+    "autotune.service.worker",
+    "autotune.study.assembly",
+    "autotune.store.sql",
+    "autotune.study.loop",
+    "autotune.schema",
+    *(f"autotune.search.{name}" for name in ("bayesian", "cost_ranked", "grid", "random")),
+)
+
+
+class StudyForkServer:
+    """The loop."""
+
+    def __init__(self, logs: Path, *, lease_s: float) -> None:
+        self._logs, self._lease_s = logs, lease_s
+        self._children: dict[int, str] = {}
+        self._wake_read, self._wake_write = os.pipe()
+        self._buffer = b""
+        self._stopping = False
+
+    def run(self) -> None:
+        """Until the input ends, or all have stopped."""
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._wake_read, False)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while not (self._stopping and not self._children):
+            ready, _, _ = select.select([0, self._wake_read], [], [], BEAT_S)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+            self._reap()
+            if 0 in ready and not self._hear():
+                return
+
+    def _hear(self) -> bool:
+        data = os.read(0, 65536)
+        self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            order = json.loads(line)
+            if "start" in order and not self._stopping:
+                self._start(str(order["start"]))
+            elif order.get("stop"):
+                self._stopping = True
+                for pid in self._children:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
+        return bool(data)
+
+    def _start(self, study: str) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become(study)
+        self._children[pid] = study
+        _answer({"started": study, "pid": pid})
+
+    def _become(self, study: str) -> None:
+        """The child: a session and a log of its own, then the worker."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            os.setsid()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            log = os.open(self._logs / f"{study}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, LOG_MODE)
+            null = os.open(os.devnull, os.O_RDONLY)
+            for target, source in ((0, null), (1, log), (2, log)):
+                os.dup2(source, target)
+            sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+            sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+            from autotune.service.worker import run
+
+            code = run(study, lease_s=self._lease_s)
+        except BaseException:  # it must end here: beyond lies the nursery's own stack
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            study = self._children.pop(pid, None)
+            if study is not None:
+                _answer({"ended": study, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _answer(line: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps(line).encode() + b"\n")
+
+
+def preload() -> None:
+    """Imports what studies need, without starting anything."""
+    for name in PRELOADED:
+        import_module(name)
+
+
+if __name__ == "__main__":
+    preload()
+    StudyForkServer(Path(sys.argv[1]), lease_s=float(sys.argv[2])).run()

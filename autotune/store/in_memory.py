@@ -1,0 +1,13 @@
+"""A store that lives as long as its process: for tests and trials of code. The same SQL as the others, on SQLite in memory."""
+
+from __future__ import annotations
+
+from autotune.store.location import memory_location
+from autotune.store.sql import SqlStore
+
+
+class MemoryStore(SqlStore):
+    """`SqlStore` without a file; threads may share it."""
+
+    def __init__(self) -> None:
+        super().__init__(memory_location())

@@ -1,0 +1,84 @@
+"""Where a store is: a file for SQLite, a server for PostgreSQL.
+
+Accepted: a path; `sqlite:///relative.db`, `sqlite:////absolute.db`; `postgresql://user:password@host/database` (also `postgres://`, and
+with a driver, `postgresql+psycopg://`). Nothing is read or written here but the user's settings, and a password never leaves `url`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.errors import SpecError
+from autotune.settings import settings
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+REMEDY = "give a file's path, sqlite:////absolute/path.db or postgresql://user@host/database"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLocation:
+    """A store's address."""
+
+    url: URL
+    """for SQLAlchemy, with the driver and any password"""
+    path: Path | None = None
+    """the file, for SQLite on disk"""
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether it is SQLite, on disk or in memory."""
+        return self.url.get_backend_name() == "sqlite"
+
+    def __str__(self) -> str:
+        """The address for people: no password."""
+        if self.is_sqlite and self.path is None:
+            return "in memory"
+        return str(self.path) if self.path else self.url.render_as_string(hide_password=True)
+
+
+def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLocation:
+    """The place of that URL or path; None means the user's own. Raises `SpecError` for an address that cannot be one."""
+    from sqlalchemy import URL, make_url
+    from sqlalchemy.exc import ArgumentError
+
+    text = os.fspath(url_or_path) if url_or_path is not None else settings().store
+    if not text.strip() or "\0" in text:
+        raise SpecError("the store's address is empty or holds a zero byte", remedy=REMEDY, field="store")
+    if "://" not in text:
+        path = Path(text).expanduser().absolute()
+        return StoreLocation(url=URL.create("sqlite+pysqlite", database=str(path)), path=path)
+    scheme = text.partition("://")[0].lower()
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise SpecError(f"this {scheme} address of a store cannot be read", remedy=REMEDY, field="store") from None
+    backend = {"postgres": "postgresql"}.get(url.get_backend_name(), url.get_backend_name())
+    driver = url.drivername.partition("+")[2]
+    if backend == "sqlite" and driver in ("", "pysqlite"):
+        if url.host or url.query:
+            raise SpecError("an SQLite address has no host and no options", remedy=REMEDY, field="store")
+        if url.database in (None, "", ":memory:"):
+            raise SpecError(
+                "a store in memory would be lost when the process ends",
+                remedy=f"{REMEDY}; tests use autotune.store.MemoryStore",
+                field="store",
+            )
+        path = Path(str(url.database)).expanduser().absolute()
+        return StoreLocation(url=URL.create("sqlite+pysqlite", database=str(path)), path=path)
+    if backend == "postgresql" and driver in ("", "psycopg"):
+        if not url.database:
+            raise SpecError("the address of a PostgreSQL store must name a database", remedy=REMEDY, field="store")
+        return StoreLocation(url=url.set(drivername="postgresql+psycopg"))
+    raise SpecError(f"a store is SQLite or PostgreSQL (psycopg), but is {url.drivername}", remedy=REMEDY, field="store")
+
+
+def memory_location() -> StoreLocation:
+    """SQLite in this process's memory."""
+    from sqlalchemy import URL
+
+    return StoreLocation(url=URL.create("sqlite+pysqlite", database=":memory:"))

@@ -1,0 +1,189 @@
+"""A study taken apart into what its loop needs: space, predictions, baseline, searcher, runner.
+
+Before anything starts the whole space is looked at: when nothing is legal, or everything is predicted not to fit into memory, the answer is an
+`InfeasibleError` with the nearest miss, and no rank is touched. The prediction is only that, so a study with a guess of
+its user's that may just fit is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autotune.errors import InfeasibleError, RunnerError
+from autotune.ports import Store, TrialRunner
+from autotune.results.calibrations import stored_calibration
+from autotune.space import SearchSpace, default_config, why_not
+from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
+from autotune.spec.size import format_bytes
+from autotune.spec.study import SIMULATED
+from autotune.study.controller import HOPELESS
+
+if TYPE_CHECKING:
+    from autotune.cost import Calibration
+    from autotune.search import Searcher
+
+FITS = 0.5
+"""predicted probability of running out of memory up to which a config counts as one that fits"""
+REFERENCES_TRIED = 20
+"""configs of a global batch that are asked whether they fit in fp32"""
+PAST_STUDIES = 10
+"""earlier studies that a searcher learns from"""
+LOOKED_AT = 50
+"""newest studies of the same model, cluster or trainer among which these are chosen"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """What a study means, worked out."""
+
+    study: Study
+    space: SearchSpace
+    calibration: Calibration | None
+    """of this cluster, where it was measured; None: the cost model's own"""
+    estimate: Estimate
+    """of every config of the space"""
+    baseline: ParallelConfig
+
+    def predict(self, config: ParallelConfig) -> Estimate:
+        """What one config is predicted to cost."""
+        index = self.space.index_of(config)
+        if index is not None:
+            return self.estimate.row(index)
+        from autotune.cost import estimate
+
+        return estimate(self.study.workload, config, calibration=self.calibration)
+
+    def searcher(self, history: Sequence[tuple[Workload, Trial]] = ()) -> Searcher:
+        """A fresh searcher, which has been told nothing yet."""
+        from autotune.search import make_searcher
+
+        study = self.study
+        return make_searcher(
+            study.searcher,
+            self.space,
+            seed=study.seed,
+            estimate=self.estimate,
+            calibration=self.calibration,
+            objective=study.objective,
+            history=history,
+            enqueue=study.enqueue,
+        )
+
+    def refuse(self, config: ParallelConfig) -> str:
+        """Why the trainer cannot run this config, in words; empty when it can."""
+        from autotune.trainers import trainer
+
+        limits = trainer(self.study.trainer).limits(self.study.workload, config, self.study.trainer_options)
+        return "; ".join(str(limit) for limit in limits)
+
+    @property
+    def references(self) -> dict[int, ParallelConfig]:
+        """By global batch, the config whose losses other precisions are held against: the baseline in fp32, with more or fewer micro-batches to a
+        step, or where that does not fit the config of the space that needs the least memory, in fp32. Without those that are not needed
+        (stability counts for nothing, all configs are fp32, the baseline is its own) or cannot be run."""
+        lower = bool((~self.space.table.is_word("precision", "fp32")).any())
+        if self.study.objective.stability_weight == 0 or not lower:
+            return {}
+        found = {batch: self._reference(batch) for batch in self.study.workload.global_batch_sizes}
+        return {batch: config for batch, config in found.items() if config is not None and config != self.baseline}
+
+    def _reference(self, batch: int) -> ParallelConfig | None:
+        plain = replace(self.baseline, precision="fp32")
+        steps, rest = divmod(batch, plain.micro_batch_size * plain.dp)
+        if not rest and self._can_refer(plain := replace(plain, accumulation_steps=steps)):
+            return plain
+        of_batch = np.flatnonzero(self.space.table.global_batch_size == batch)
+        peaks = np.asarray(self.estimate.peak_memory_bytes, dtype=float)[of_batch]
+        smallest = (
+            replace(self.space[int(i)], precision="fp32") for i in of_batch[np.argsort(peaks)[:REFERENCES_TRIED]]
+        )
+        return next((config for config in smallest if self._can_refer(config)), None)
+
+    def _can_refer(self, config: ParallelConfig) -> bool:
+        cannot = why_not(self.study.workload, config) or self.refuse(config)
+        return not cannot and float(self.predict(config).oom_probability) <= FITS
+
+    def check_fit(self) -> None:
+        """Raises `InfeasibleError` when nothing is expected to fit and no guess of the user stands a chance."""
+        chances = np.asarray(self.estimate.oom_probability, dtype=float)
+        hopeful = any(float(self.predict(guess).oom_probability) <= HOPELESS for guess in self.study.enqueue)
+        if hopeful or bool((chances <= FITS).any()):
+            return
+        peaks = np.asarray(self.estimate.peak_memory_bytes, dtype=float)
+        index = int(np.lexsort((peaks, chances))[0])
+        peak = float(peaks[index])
+        gpu = self.study.workload.cluster.gpu
+        raise InfeasibleError(
+            f"a config must fit into the memory of its GPUs, but none of the {len(self.space):,} legal ones is expected to: the nearest miss, "
+            f"{self.space[index]}, needs about {format_bytes(peak)} of the {format_bytes(gpu.memory_bytes)} of a {gpu.name}",
+            remedy="allow more model parallelism (tp, pp), recompute: full, a higher zero_stage or a smaller micro_batch_size in the space, use "
+            "more or larger GPUs, or enqueue a config that may just fit",
+            field="space",
+        )
+
+
+def assemble(study: Study, store: Store | None = None) -> Assembly:
+    """Works the study out. Raises `InfeasibleError` when no config of its space is legal."""
+    from autotune.cost import estimate
+
+    space = SearchSpace.build(study.workload, study.space)
+    calibration = stored_calibration(study.workload, store)
+    return Assembly(
+        study=study,
+        space=space,
+        calibration=calibration,
+        estimate=estimate(study.workload, space.table, calibration=calibration),
+        baseline=study.baseline or default_config(space),
+    )
+
+
+def history_of(study: Study, store: Store, *, before: datetime) -> list[tuple[Workload, Trial]]:
+    """Ended trials of earlier studies on the same cluster, model or trainer, those that tell most about this one first, the newer of equals first;
+    simulated ones only for simulated ones.
+
+    Only studies that had ended when this one was submitted: a restart must find the same history.
+    """
+    from autotune.search import transfer_weight
+
+    ours = study.workload
+    only, without = (SIMULATED, "") if study.runner == SIMULATED else ("", SIMULATED)
+    ended = partial(store.studies, ended_before=before, runner=only, without_runner=without, limit=LOOKED_AT)
+    alike = ended(model=ours.model.name), ended(cluster=ours.cluster.name), ended(trainer=ours.trainer)
+    found = {record.id: record for records in alike for record in records}
+    near = {record.id: transfer_weight(ours, record.study.workload) for record in found.values()}
+    kin = [record for record in found.values() if near[record.id]]
+    kin.sort(key=lambda record: (near[record.id], record.created_at, record.id), reverse=True)
+    return [
+        (r.study.workload, trial)
+        for r in kin[:PAST_STUDIES]
+        for trial in store.trials(r.id)
+        if trial.status.is_terminal
+    ]
+
+
+def make_runner_of(assembly: Assembly) -> TrialRunner:
+    """The study's runner. Raises `RunnerError` when it cannot run this trainer, or has too few ranks for any config."""
+    from autotune.registry import make_runner
+
+    study = assembly.study
+    runner = make_runner(study.runner, **dict(study.runner_options))
+    least = int(assembly.space.table.world_size.min())
+    trouble = ""
+    if study.trainer not in runner.trainers:
+        trouble = (
+            f"the runner {study.runner!r} cannot run the trainer {study.trainer!r}, only {', '.join(runner.trainers)}"
+        )
+        remedy = "choose another runner or trainer, or use `autotune plan` and `autotune export`, which run nothing"
+    elif runner.capacity < least:
+        trouble = f"the smallest config of the space needs {least} ranks, but the runner {study.runner!r} has {runner.capacity} here"
+        remedy = "name the cluster that is here (`cluster: local`), or allow smaller world_sizes in the space"
+    if trouble:
+        runner.close()
+        raise RunnerError(trouble, remedy=remedy)
+    return runner

@@ -1,0 +1,241 @@
+"""What goes into the controller and what comes out: events and commands, as plain values.
+
+Events are those of the runner (`autotune.ports.RunnerEvent`), the time, and what people ask for. Commands are carried out by
+the loop in the order in which they come: what is to be kept is kept before what follows from it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from autotune.ports import (
+    AttemptEnded,
+    AttemptId,
+    AttemptQueued,
+    AttemptStarted,
+    RunnerEvent,
+    StepsReported,
+    TrialRequest,
+)
+from autotune.spec import Failure, StudyStatus, Trial
+
+
+class StudyPhase(StrEnum):
+    """What a study is doing."""
+
+    BASELINE = "baseline"
+    """the default config is measured, and the reference of stability where one is wanted"""
+    SEARCH = "search"
+    """the searcher proposes: the user's guesses first"""
+    FINALS = "finals"
+    """finalists and baseline are measured again, in turn"""
+    ENDED = "ended"
+    """nothing more will be started"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time goes on."""
+
+    now_s: float
+    """seconds on a clock that never goes backwards; only differences count"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptAdopted:
+    """An attempt that an earlier controller of the study launched is in this one's hands: it goes on. Said before the first `Tick`."""
+
+    id: AttemptId
+
+
+PAUSED_ON_REQUEST = "paused on request"
+"""why a study rests after `PauseAsked`"""
+STOPPED_ON_REQUEST = "stopped on request"
+"""why it ends after `StopAsked`"""
+CANCELLED_ON_REQUEST = "cancelled on request"
+"""why it ends after `CancelAsked`"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseAsked:
+    """Start nothing new; rest when the running trials are over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeAsked:
+    """Take back a pause that has not come to rest yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """Let the running trials finish, then end the study with what is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelAsked:
+    """Kill the running trials and end the study."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptAsked:
+    """Kill the running trials and rest, so that the study can go on later: Ctrl-C, or a service that shuts down."""
+
+    reason: str = "interrupted"
+    """said in the study's message"""
+
+
+Event = (
+    Tick
+    | AttemptAdopted
+    | AttemptQueued
+    | AttemptStarted
+    | StepsReported
+    | AttemptEnded
+    | PauseAsked
+    | ResumeAsked
+    | StopAsked
+    | CancelAsked
+    | InterruptAsked
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepTrial:
+    """A new PENDING trial is to be kept."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAttempt:
+    """An attempt is to be launched."""
+
+    request: TrialRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteQueued:
+    """An attempt waits for ranks that others use; once per attempt."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteStarted:
+    """An attempt's ranks are placed."""
+
+    number: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepSteps:
+    """Step metrics of a live attempt are to be kept."""
+
+    steps: StepsReported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelAttempt:
+    """An attempt is to be ended soon; its `AttemptEnded` still comes."""
+
+    id: AttemptId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseAttempt:
+    """An attempt is over and another will follow."""
+
+    number: int
+    attempt: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTrial:
+    """A trial became terminal: once, and for good."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepLate:
+    """A report came for an attempt that was over: it is written down and changes nothing."""
+
+    event: AttemptEnded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnterPhase:
+    """The study does something else from here on."""
+
+    phase: StudyPhase
+    message: str
+    """why, in words"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndStudy:
+    """Nothing runs any more. PAUSED: it can go on later; any other status is for good."""
+
+    status: StudyStatus
+    message: str
+    """why, in words"""
+    baseline: int | None = None
+    """number of the baseline trial, when it was measured"""
+    best: int | None = None
+    """number of the winner's trial"""
+    speedup: float | None = None
+    """winner against baseline in tokens per second"""
+    result: Mapping[str, Any] = field(default_factory=dict)
+    """phase, stop reason, finals and notes, as plain values"""
+
+
+Command = (
+    KeepTrial
+    | StartAttempt
+    | NoteQueued
+    | NoteStarted
+    | KeepSteps
+    | CancelAttempt
+    | CloseAttempt
+    | EndTrial
+    | KeepLate
+    | EnterPhase
+    | EndStudy
+)
+
+__all__ = [
+    "CANCELLED_ON_REQUEST",
+    "PAUSED_ON_REQUEST",
+    "STOPPED_ON_REQUEST",
+    "AttemptEnded",
+    "AttemptQueued",
+    "AttemptStarted",
+    "CancelAsked",
+    "CancelAttempt",
+    "CloseAttempt",
+    "Command",
+    "EndStudy",
+    "EndTrial",
+    "EnterPhase",
+    "Event",
+    "InterruptAsked",
+    "KeepLate",
+    "KeepSteps",
+    "KeepTrial",
+    "NoteQueued",
+    "NoteStarted",
+    "PauseAsked",
+    "ResumeAsked",
+    "RunnerEvent",
+    "StartAttempt",
+    "StepsReported",
+    "StopAsked",
+    "StudyPhase",
+    "Tick",
+]

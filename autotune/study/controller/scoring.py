@@ -1,0 +1,107 @@
+"""What a report is worth: an attempt's end becomes a terminal trial, with its reward or its failure.
+
+Rewards are relative to the baseline; when that could not be measured, to the first config that was. What the loss should look like is known
+from a trial in fp32 of the same global batch and seed: the baseline, where it is fp32 (it costs nothing more), else a reference trial of this
+or an earlier study. Every global batch has its own: after as many steps, or as many tokens, another batch is at another loss for good reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autotune.ports import AttemptEnded
+from autotune.reward import diverged, reward, with_noise_scale
+from autotune.spec import Failure, FailureKind, Measurement, Study, Trial, TrialPurpose, TrialStatus
+
+HOPELESS = 0.99
+"""above this predicted probability of running out of memory a guess of the user is not tried either"""
+SURELY_TOO_BIG = 0.95
+"""above this predicted probability of running out of memory the default config is not tried"""
+
+
+class Scorer:
+    """Rewards and refuses trials of one study; learns the baseline from those that ended."""
+
+    def __init__(self, study: Study, fp32_losses: Mapping[int, tuple[float, ...]]) -> None:
+        self.study = study
+        self.reference: Measurement | None = None
+        self.fp32_losses = dict(fp32_losses)
+        """losses of an fp32 trial by tokens per step"""
+        self._failures: Counter[str] = Counter()
+
+    def learn(self, trial: Trial) -> None:
+        """Takes in a terminal trial."""
+        if trial.failure is not None:
+            self._failures[str(trial.failure.kind)] += 1
+        if not trial.is_measured or trial.measurement is None:
+            return
+        if self.reference is None and trial.purpose is not TrialPurpose.REFERENCE:
+            self.reference = trial.measurement
+        if self.reference is not None:
+            self.reference = with_noise_scale(self.reference, [trial.measurement])
+        if trial.config.precision == "fp32" and trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE):
+            self.fp32_losses.setdefault(trial.measurement.tokens_per_step, trial.measurement.losses)
+
+    def ended(self, trial: Trial, event: AttemptEnded) -> Trial:
+        """The trial made terminal by its last attempt's end."""
+        measurement = event.measurement
+        if measurement is not None and (losses := self.fp32_losses.get(measurement.tokens_per_step)):
+            measurement = replace(measurement, reference_losses=losses)
+        failure = event.failure
+        if failure is None and (
+            measurement is None or not measurement.step_times_s or not measurement.tokens_per_s > 0
+        ):
+            failure = Failure(
+                kind=FailureKind.METRICS_MISSING, message="the attempt ended without a single step time that counts"
+            )
+        if failure is None and measurement is not None and (failure := diverged(measurement)) is not None:
+            step = None if failure.step is None else failure.step + self.study.measure.warmup_steps
+            failure = replace(failure, step=step)
+        if failure is not None or measurement is None:
+            return replace(trial, status=TrialStatus.FAILED, measurement=measurement, failure=failure)
+        worth = reward(
+            measurement,
+            baseline=self.reference,
+            objective=self.study.objective,
+            workload=self.study.workload,
+            config=trial.config,
+        )
+        status = TrialStatus.STOPPED if event.stopped else TrialStatus.COMPLETED
+        reason = event.stopped or trial.reason
+        return replace(trial, status=status, measurement=measurement, reward=worth, reason=reason)
+
+    def refusal(self, trial: Trial, capacity: int) -> str:
+        """Why the trial is not run at all, in words; empty when it is."""
+        if trial.config.world_size > capacity:
+            return f"it needs {trial.config.world_size} ranks, but the runner has {capacity}"
+        chance = float(trial.estimate.oom_probability) if trial.estimate is not None else 0.0
+        if trial.purpose is TrialPurpose.BASELINE and chance > SURELY_TOO_BIG:
+            return f"the default config is predicted to run out of memory (probability {chance:.0%})"
+        if trial.purpose is TrialPurpose.SEARCH and trial.config in self.study.enqueue and chance > HOPELESS:
+            return f"this guess is predicted to run out of memory (probability {chance:.1%})"
+        return ""
+
+    def time_to_beat(self, trial: Trial, best: Trial | None) -> float | None:
+        """Step time, s, above which this trial cannot win even with perfect stability; None when that cannot be said.
+
+        (1 - w) * ln(tokens_per_s / reference) + w * 1 > best.total, solved for the step time. Only for the objective throughput: the others
+        hang on more than the step time.
+        """
+        w = self.study.objective.stability_weight
+        if (
+            best is None
+            or best.reward is None
+            or self.reference is None
+            or self.study.objective.metric != "throughput"
+            or w >= 1
+        ):
+            return None
+        least_speed = self.reference.tokens_per_s * math.exp((best.reward.total - w) / (1 - w))
+        return trial.config.global_batch_size * self.study.workload.seq_len / least_speed
+
+    def tally(self) -> str:
+        """The failures so far by kind, in words."""
+        return ", ".join(f"{n} {kind}" for kind, n in self._failures.most_common()) or "none was tried to its end"

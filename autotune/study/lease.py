@@ -1,0 +1,201 @@
+"""The store as one loop writes it: under a lease that a thread keeps alive, and patiently while the database is away.
+
+    lease_s      the lease runs out so many seconds after its last renewal; it is renewed three times as often
+    patience_s   a write is tried for so long before the loop gives up; what was measured stays in hand meanwhile
+    stall_s      a loop that has not come round for so long is not kept alive: another may take the study over
+
+Every write of the store can be repeated, so a write whose answer was lost is simply written again. When the lease was taken over the first
+write says so (`ConflictError`), and the loop stops at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from autotune.errors import ConflictError, StoreUnavailableError
+from autotune.ports import Lease, StepsReported, Store, StudyRecord
+from autotune.spec import Failure, StudyStatus, Trial
+from autotune.study.process_id import is_gone, this_process
+
+T = TypeVar("T")
+
+PAGE = 1000
+"""history lines that are read at once"""
+
+
+class StudyLease:
+    """Writes for one study while its lease is held. A context manager: leaving it gives the lease back."""
+
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        *,
+        lease_s: float = 10.0,
+        patience_s: float = 120.0,
+        stall_s: float = 600.0,
+        on_trouble: Callable[[str], None] = lambda _: None,
+        impatient: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`on_trouble` hears of outages, once each; `impatient()` ends the wait for the database."""
+        self.store = store
+        self.study_id = lease.study
+        self.fenced = threading.Event()
+        self._lease = lease
+        self._lease_s, self._patience_s, self._stall_s = lease_s, patience_s, stall_s
+        self._on_trouble = on_trouble
+        self._impatient = impatient
+        self._closed = threading.Event()
+        self._came_round_s = time.monotonic()
+        self._renewer = threading.Thread(target=self._renew, name=f"lease of {lease.study}", daemon=True)
+
+    @classmethod
+    def claim(cls, store: Store, study_id: str, *, lease_s: float = 10.0, **options: Any) -> StudyLease:
+        """The ledger of a study that nobody else runs. A holder that was a process of this host and is gone is replaced at once.
+
+        Raises `ConflictError` when a live controller has the study, or when it has ended.
+        """
+        owner = this_process()
+        lease = store.claim(study_id, owner, lease_s=lease_s)
+        if lease is None and (held := _holder(store, study_id)) is not None and is_gone(held.owner):
+            store.release(held)
+            lease = store.claim(study_id, owner, lease_s=lease_s)
+        if lease is None:
+            held = _holder(store, study_id)
+            raise ConflictError(
+                f"study {study_id} is being run by another controller" + (f" ({held.owner})" if held else ""),
+                remedy=f"wait for it, or if it died, {lease_s:.0f} s until its lease runs out",
+            )
+        return cls(store, lease, lease_s=lease_s, **options)
+
+    def __enter__(self) -> Self:
+        self._renewer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._renewer.join()
+        with contextlib.suppress(StoreUnavailableError, ConflictError):  # else it runs out by itself
+            self.store.release(self._lease)
+
+    def come_round(self) -> None:
+        """The loop lives. Raises `ConflictError` when the lease was taken over."""
+        self._came_round_s = time.monotonic()
+        if self.fenced.is_set():
+            raise ConflictError(
+                f"the lease on study {self.study_id} was taken over", remedy="the study goes on elsewhere"
+            )
+
+    def told_in_order(self) -> list[Trial]:
+        """All trials: the terminal ones in the order in which they ended, then the others by number."""
+        trials = {t.number: t for t in self._patiently(lambda: self.store.trials(self.study_id))}
+        order: list[int] = []
+        after = 0
+        while page := self._patiently(lambda: self.store.events(self.study_id, after=after, limit=PAGE)):  # noqa: B023  called at once
+            order += [int(event.data["number"]) for event in page if event.kind == "trial.ended"]
+            after = page[-1].sequence
+        ended = [n for n in dict.fromkeys(order) if n in trials and trials[n].status.is_terminal]
+        return [trials[n] for n in ended] + [t for n, t in sorted(trials.items()) if n not in set(ended)]
+
+    def record(self) -> StudyRecord:
+        """The study as it is kept."""
+        return self._patiently(lambda: self.store.study(self.study_id))
+
+    def glance(self) -> StudyRecord | None:
+        """The same without patience: None while the database is away. Unreachable is not cancelled."""
+        try:
+            return self.store.study(self.study_id)
+        except StoreUnavailableError:
+            return None
+
+    def add_trial(self, trial: Trial) -> None:
+        """Keeps a new trial."""
+        self._patiently(lambda: self.store.add_trial(self._lease, trial))
+
+    def start_attempt(self, number: int, attempt: int) -> None:
+        """Notes that an attempt begins."""
+        self._patiently(lambda: self.store.start_attempt(self._lease, number, attempt))
+
+    def adopt_attempt(self, number: int, attempt: int) -> None:
+        """Notes that an attempt of an earlier controller goes on under this one."""
+        self._patiently(lambda: self.store.adopt_attempt(self._lease, number, attempt))
+
+    def add_steps(self, steps: Sequence[StepsReported]) -> None:
+        """Keeps step metrics."""
+        if steps:
+            self._patiently(lambda: self.store.add_steps(self._lease, steps))
+
+    def end_attempt(self, number: int, attempt: int, failure: Failure) -> None:
+        """Closes an attempt that another follows."""
+        self._patiently(lambda: self.store.end_attempt(self._lease, number, attempt, failure))
+
+    def end_trial(self, trial: Trial) -> bool:
+        """Makes a trial terminal; False when it was."""
+        return self._patiently(lambda: self.store.end_trial(self._lease, trial))
+
+    def move(self, status: StudyStatus | None, message: str | None = None, **fields: Any) -> StudyRecord:
+        """Sets status (None: as it is), message (None: as it is) and fields of the study; a study that has ended is left as it is."""
+        while True:
+            found = self.record()
+            if found.status.is_terminal:
+                return found
+            try:
+                return self._patiently(
+                    lambda: self.store.set_status(
+                        self.study_id,
+                        status or found.status,  # noqa: B023  called at once
+                        expect=[found.status],  # noqa: B023
+                        message=found.message if message is None else message,  # noqa: B023
+                        lease=self._lease,
+                        **fields,
+                    )
+                )
+            except ConflictError:
+                if self.record().status is found.status:
+                    raise  # not a change by somebody else in between: the lease is gone
+
+    def _patiently(self, write: Callable[[], T]) -> T:
+        deadline, pause_s = time.monotonic() + self._patience_s, 0.05
+        while True:
+            try:
+                return write()
+            except StoreUnavailableError as error:
+                if time.monotonic() >= deadline or self._impatient():
+                    raise
+                if pause_s == 0.05:
+                    self._on_trouble(
+                        f"the store cannot be reached, trying for {self._patience_s:.0f} s: {error.message}"
+                    )
+            self._came_round_s = time.monotonic()
+            self._closed.wait(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
+
+    def _renew(self) -> None:
+        while not self._closed.wait(self._lease_s / 3):
+            if time.monotonic() - self._came_round_s > self._stall_s:
+                continue
+            try:
+                self._lease = self.store.renew(self._lease, lease_s=self._lease_s)
+            except StoreUnavailableError:
+                continue  # nobody else can take it meanwhile
+            except ConflictError:
+                self.fenced.set()
+                return
+
+
+def _holder(store: Store, study_id: str) -> Lease | None:
+    """The last lease that was taken, from the history."""
+    last, after = None, 0
+    while page := store.events(study_id, after=after, limit=PAGE):
+        last = next((e for e in reversed(page) if e.kind == "study.claimed"), last)
+        after = page[-1].sequence
+    if last is None:
+        return None
+    return Lease(study=study_id, owner=str(last.data["owner"]), fence=int(last.data["fence"]), expires_at=last.at)

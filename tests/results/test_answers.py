@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import api, registry
+from autotune.errors import NotFoundError, SpecError
+from autotune.ports import Store
+from autotune.spec import Failure, FailureKind, Objective, TrialPurpose, TrialStatus
+from autotune.store import MemoryStore
+from tests.small_studies import spec
+
+
+@pytest.fixture(scope="module")
+def finished() -> Iterator[tuple[Store, str]]:
+    store = MemoryStore()
+    yield store, api.tune(spec(), store=store).record.id
+    store.close()
+
+
+def test_the_document_has_the_keys_of_the_contract(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    document = api.document(api.result_of(store, study_id), top=3)
+    json.dumps(document, allow_nan=False)
+    assert {"study", "best", "baseline", "speedup", "configs"} <= set(document)
+    assert {"id", "name", "status", "trials"} <= set(document["study"])
+    assert document["study"]["trials"]["COMPLETED"] >= 1
+    for key in ("best", "baseline"):
+        assert {"config", "measurement", "reward", "estimate"} <= set(document[key])
+    assert [c["rank"] for c in document["configs"]] == [1, 2, 3]
+    assert document["configs"][0]["config"] == document["best"]["config"]
+    speeds = [document[key]["measurement"]["tokens_per_s"] for key in ("best", "baseline")]
+    assert document["speedup"] == pytest.approx(speeds[0] / speeds[1])
+
+
+def test_a_study_that_has_not_begun_has_an_answer_too(finished: tuple[Store, str]) -> None:
+    store, _ = finished
+    record = api.submit_study(store, api.load_study(spec(name="waiting")))
+    document = api.document(api.result_of(store, record.id), top=3)
+    assert (document["best"], document["baseline"], document["speedup"], document["configs"]) == (None, None, None, [])
+    with pytest.raises(NotFoundError, match="measured yet"):
+        api.explain(store, record.id)
+
+
+def test_every_trial_can_be_explained(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    winner = api.explain(store, study_id)
+    assert set(winner["against"]) == {"baseline", "runner-up"}
+    for trial in api.result_of(store, study_id).trials:
+        explained = api.explain(store, study_id, trial.number)
+        json.dumps(explained, allow_nan=False)
+        assert explained["text"]
+    with pytest.raises(NotFoundError, match="no trial 99"):
+        api.explain(store, study_id, 99)
+
+
+def test_reranking_changes_nothing_that_is_kept(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    before = store.trials(study_id)
+    ranked = api.rerank(store, study_id, Objective(metric="cost", stability_weight=0.0))
+    totals = [t.reward.total for t in ranked if t.reward is not None]
+    assert totals == sorted(totals, reverse=True)
+    assert store.trials(study_id) == before
+
+
+def test_other_rankings_rest_on_the_final_rounds_too(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    result = api.result_of(store, study_id)
+    pooled = {t.number: t.measurement for t in result.confirmed}
+    assert pooled
+    ranked = api.rerank(store, study_id, Objective(metric="cost"))
+    for trials in (ranked, api.pareto(result)):
+        again = [t for t in trials if t.number in pooled]
+        assert again
+        assert all(t.measurement == pooled[t.number] for t in again)
+
+
+def test_the_best_stand_in_the_order_of_their_rewards(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    found = api.best_document(store, study_id, top=99)
+    totals = [row["reward"]["total"] for row in found["configs"]]
+    assert found["configs"][0]["config"] == found["best"]["config"]
+    assert totals == sorted(totals, reverse=True)  # the default config is no better for its finals
+
+
+def test_a_config_that_failed_in_the_finals_is_in_no_ranking(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    result = api.result_of(store, study_id)
+    assert result.best is not None
+    gone = Failure(kind=FailureKind.DIVERGED, message="the loss exploded", rank=0, step=9)
+    failed = replace(
+        result.best, number=99, purpose=TrialPurpose.FINAL, status=TrialStatus.FAILED, measurement=None, failure=gone
+    )
+    front = api.pareto(replace(result, trials=(*result.trials, failed)))
+    assert result.best.config in {t.config for t in api.pareto(result)}
+    assert result.best.config not in {t.config for t in front}
+    listed = api.document(replace(result, trials=(*result.trials, failed), confirmed=()), top=99)["configs"]
+    assert result.best.config.to_dict() not in [row["config"] for row in listed]
+
+
+def test_the_best_across_all_history(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    found = api.past_studies(store, model="gpt2-medium", runner="simulated", limit=2)
+    assert len(found) == 2
+    assert found[0]["study"]["id"] == study_id
+    assert api.past_studies(store, model="llama-70b", runner="simulated") == []
+    assert api.past_studies(store, model="gpt2-medium") == []
+
+
+def test_without_a_model_the_best_of_each_is_told(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    small = api.tune(spec(name="other", model="gpt2-small"), store=store).record.id
+    found = api.past_studies(store, runner="simulated")
+    assert [row["study"]["id"] for row in found] == [small, study_id]
+    first = api.past_studies(store, model="gpt2-medium", runner="simulated", limit=1)
+    assert found[1]["best"] == first[0]["best"]
+
+
+def test_overrides_reach_inside(tmp_path: Path) -> None:
+    path = tmp_path / "study.json"
+    path.write_text(json.dumps(spec()))
+    study = api.load_study(path, overrides={"budget.max_trials": 3, "searcher": "random", "measure.max_steps": 9})
+    assert (study.budget.max_trials, study.searcher, study.measure.max_steps) == (3, "random", 9)
+    with pytest.raises(SpecError, match="no mapping"):
+        api.load_study(path, overrides={"searcher.seed": 1})
+
+
+def test_a_plan_needs_no_store() -> None:
+    assert api.plan_of(api.load_study(spec()), top=2) is not None
+
+
+def test_a_calibration_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.detect import local_cluster
+    from autotune.study.assembly import assemble
+
+    here, store = local_cluster(), MemoryStore()
+
+    def measure(progress: Callable[[str, float], None] | None = None) -> dict[str, Any]:
+        assert progress is not None
+        progress("matmul", 0.5)
+        return {"memory_bytes_per_s": here.gpu.memory_bytes_per_s / 2}
+
+    monkeypatch.setattr(registry, "calibrator", lambda name: measure)
+    said: list[str] = []
+    measured = api.calibrate("local", store=store, on_progress=said.append)
+    assert measured.memory_efficiency == pytest.approx(0.5)
+    assert said == [" 50% matmul"]
+    local = spec(model="nano-gpt", cluster="local", workload={"seq_len": 64, "global_batch_size": 16})
+    study = api.load_study(local | {"space": {"tp": [1], "micro_batch_size": [1]}})
+    found = assemble(study, store).calibration
+    assert found is not None
+    assert found.memory_efficiency == pytest.approx(0.5)
+    store.close()
+    with pytest.raises(SpecError, match="only what is here"):
+        api.calibrate("h100-sxm-1x8")

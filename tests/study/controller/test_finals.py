@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.spec import (
+    Failure,
+    FailureKind,
+    MeasureSpec,
+    ParallelConfig,
+    Reward,
+    SpaceSpec,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+)
+from autotune.study.controller.finals import contenders, decide, next_final, participants
+from autotune.study.controller.trial_index import TrialIndex
+from tests.study.controller.world import BASELINE, CONFIGS, measured, study
+
+A, B, C = CONFIGS[:3]
+
+
+def run(number: int, config: ParallelConfig, step_time_s: float, **fields: object) -> Trial:
+    trial = Trial(
+        config=config,
+        number=number,
+        status=TrialStatus.COMPLETED,
+        measurement=measured(config, step_time_s),
+        reward=Reward(total=-step_time_s, throughput=-step_time_s, stability=1.0),
+    )
+    return replace(trial, **fields)
+
+
+def final(number: int, config: ParallelConfig, step_time_s: float) -> Trial:
+    return run(number, config, step_time_s, purpose=TrialPurpose.FINAL)
+
+
+def failed(trial: Trial) -> Trial:
+    failure = Failure(kind=FailureKind.ERROR, message="broke")
+    return replace(trial, status=TrialStatus.FAILED, measurement=None, reward=None, failure=failure)
+
+
+FIRST = [
+    run(0, BASELINE, 0.3, purpose=TrialPurpose.BASELINE),
+    run(1, A, 0.1),
+    run(2, B, 0.2),
+    run(3, C, 0.15, status=TrialStatus.STOPPED),
+]
+STUDY = study(measure=MeasureSpec(finalists=2, final_rounds=2))
+
+
+def test_the_best_others_meet_the_baseline_and_a_stopped_one_may_come_back() -> None:
+    assert participants(FIRST, STUDY) == (BASELINE, A, C)
+    assert [t.config for t in contenders(FIRST, STUDY)] == [A, B, BASELINE]
+
+
+def test_a_reference_competes_only_where_the_space_has_it() -> None:
+    fp32 = replace(BASELINE, accumulation_steps=1, micro_batch_size=2)
+    reference = run(4, fp32, 0.05, purpose=TrialPurpose.REFERENCE)
+    low, both = ({"precision": words, "micro_batch_size": (1, 2)} for words in (("bf16",), ("bf16", "fp32")))
+    outside, inside = (replace(STUDY, space=SpaceSpec(knobs=knobs)) for knobs in (low, both))
+    trials = [*FIRST, reference]
+    assert participants(trials, outside) == (BASELINE, A, C)
+    assert contenders(trials, outside) == contenders(FIRST, outside)
+    assert decide(trials, outside).winner == FIRST[1]
+    assert participants(trials, inside) == (BASELINE, fp32, A)
+    assert decide(trials, inside).winner == reference
+    assert decide(trials, replace(outside, enqueue=(fp32,))).winner == reference
+    best = TrialIndex(outside)
+    for trial in trials:
+        best.put(trial)
+    assert best.best == FIRST[1]
+
+
+def test_there_are_no_finals_without_two() -> None:
+    assert participants(FIRST[:1], STUDY) == ()
+    assert participants(FIRST[1:2], STUDY) == ()
+    assert participants(FIRST, study(measure=MeasureSpec(finalists=0))) == ()
+    assert participants(FIRST[1:3], STUDY) == (A, B)
+
+
+def test_rounds_are_played_to_and_fro() -> None:
+    who, played = (BASELINE, A, B), list[Trial]()
+    while (upcoming := next_final(who, played, 3)) is not None:
+        played.append(final(len(played), upcoming[1], 0.1))
+    assert [t.config for t in played] == [BASELINE, A, B, B, A, BASELINE, BASELINE, A, B]
+
+
+def test_a_cancelled_measurement_is_made_again() -> None:
+    cancelled = replace(final(4, BASELINE, 0.1), status=TrialStatus.CANCELLED, measurement=None, reward=None)
+    assert next_final((BASELINE, A), [cancelled], 1) == (0, BASELINE)
+
+
+def test_the_finals_decide_and_not_the_search() -> None:
+    again = [final(n, c, t) for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.2), (C, 0.1)] * 2, start=4)]
+    verdict = decide([*FIRST, *again], STUDY)
+    assert verdict.winner is not None
+    assert verdict.winner.number == 3
+    assert verdict.winner.measurement is not None
+    assert verdict.winner.measurement.step_time_s == pytest.approx(0.1)
+    assert verdict.speedup == pytest.approx(3.0)
+    assert verdict.rounds == 2
+    assert [t.config for t in verdict.confirmed] == [C, A, BASELINE]
+    assert not verdict.notes
+
+
+def test_a_round_that_not_everyone_finished_does_not_count() -> None:
+    again = [final(n, c, t) for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.2), (C, 0.1), (C, 9.0)], start=4)]
+    verdict = decide([*FIRST, *again], STUDY)
+    assert verdict.rounds == 1
+    assert verdict.speedup == pytest.approx(3.0)
+    assert decide([*FIRST, *again[:2]], STUDY).rounds == 0
+
+
+def test_who_fails_again_is_out_and_the_others_rounds_count() -> None:
+    again = [
+        final(4, BASELINE, 0.3),
+        final(5, A, 0.2),
+        failed(final(6, C, 0.1)),
+        final(7, A, 0.2),
+        final(8, BASELINE, 0.3),
+    ]
+    verdict = decide([*FIRST, *again], STUDY)
+    assert verdict.winner is not None
+    assert verdict.winner.config == A
+    assert verdict.rounds == 2
+    assert "failed when it was measured again" in verdict.notes[0]
+
+
+def test_without_the_baseline_in_the_finals_first_measurements_are_compared() -> None:
+    again = [failed(final(4, BASELINE, 0.3)), *(final(n, c, 0.1) for n, c in enumerate([A, C, C, A], start=5))]
+    verdict = decide([*FIRST, *again], STUDY)
+    assert verdict.rounds == 2
+    assert verdict.speedup is not None
+    assert verdict.winner is not None
+    assert verdict.speedup == pytest.approx(0.3 / {A: 0.1, C: 0.15}[verdict.winner.config])
+    assert "the baseline was not measured again" in verdict.notes[1]
+
+
+def test_each_round_gives_equally_many_steps() -> None:
+    long = replace(measured(A, 0.2), step_times_s=(0.2,) * 50)
+    again = [
+        final(4, BASELINE, 0.3),
+        final(5, A, 0.1),
+        replace(final(6, A, 0.2), measurement=long),
+        final(7, BASELINE, 0.3),
+    ]
+    verdict = decide([*FIRST[:2], *again], STUDY)
+    assert verdict.winner is not None
+    assert verdict.winner.measurement is not None
+    assert verdict.winner.measurement.step_time_s == pytest.approx(0.15)
+
+
+def test_who_took_part_may_be_told() -> None:
+    again = [final(4, BASELINE, 0.3), final(5, A, 0.2)]
+    assert decide([*FIRST, *again], STUDY, (BASELINE, A)).rounds == 1
+
+
+def test_nothing_measured_has_no_winner() -> None:
+    verdict = decide([failed(FIRST[0])], STUDY)
+    assert (verdict.winner, verdict.baseline, verdict.speedup) == (None, None, None)

@@ -1,0 +1,695 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from autotune.ports import AttemptEnded, AttemptQueued
+from autotune.spec import (
+    Estimate,
+    FailureKind,
+    MeasureSpec,
+    Objective,
+    ParallelConfig,
+    StudyStatus,
+    TrialPurpose,
+    TrialStatus,
+)
+from autotune.study.controller import (
+    PAUSED_ON_REQUEST,
+    AttemptAdopted,
+    CancelAsked,
+    CancelAttempt,
+    CloseAttempt,
+    EndTrial,
+    InterruptAsked,
+    NoteQueued,
+    PauseAsked,
+    ResumeAsked,
+    StartAttempt,
+    StopAsked,
+)
+from autotune.study.controller.attempts import CANCEL_GRACE_S, DEADLINE_GRACE_S, MAX_ATTEMPTS
+from autotune.testing.stores import an_estimate
+from tests.study.controller.world import BASELINE, CONFIGS, World, measured, study
+
+FAST = CONFIGS[5]
+
+
+def purposes(world: World) -> list[str]:
+    return [str(t.purpose) for _, t in sorted(world.trials.items())]
+
+
+def speed(config: ParallelConfig) -> float:
+    return 0.05 if config == FAST else 0.1
+
+
+def test_a_study_measures_the_baseline_then_searches_then_measures_the_best_again() -> None:
+    world = World(study(max_trials=7))
+    end = world.run(speed)
+    assert purposes(world) == ["baseline"] + ["search"] * 7 + ["final"] * 6
+    assert end.status is StudyStatus.COMPLETED
+    assert world.trials[end.best or 0].config == FAST
+    assert end.speedup == pytest.approx(2.0)
+    assert end.result["final_rounds"] == 2
+    assert end.message == "the budget of 7 trials is spent"
+
+
+def test_a_guess_that_cannot_fit_is_not_launched() -> None:
+    def predict(config: ParallelConfig) -> Estimate:
+        return replace(an_estimate(), oom_probability=0.999 if config == FAST else 0.98)
+
+    world = World(replace(study(max_trials=7), enqueue=(FAST, CONFIGS[4])), predict=predict)
+    world.run(speed)
+    refused = next(t for t in world.trials.values() if t.config == FAST)
+    assert (refused.status, refused.attempts) == (TrialStatus.INFEASIBLE, 0)
+    assert refused.reason == "this guess is predicted to run out of memory (probability 99.9%)"
+    assert next(t for t in world.trials.values() if t.config == CONFIGS[4]).is_measured
+
+
+def test_finals_go_in_turn_and_backwards_in_every_other_round() -> None:
+    world = World(study(max_trials=7))
+    world.run(speed)
+    finals = [t.config for _, t in sorted(world.trials.items()) if t.purpose is TrialPurpose.FINAL]
+    assert finals[0] == BASELINE
+    assert finals[3:] == finals[:3][::-1]
+
+
+def test_only_the_last_final_round_is_profiled() -> None:
+    world = World(study(max_trials=3))
+    world.run()
+    profiled = [c.request.number for c in world.commands if isinstance(c, StartAttempt) and c.request.profile]
+    finals = [n for n, t in sorted(world.trials.items()) if t.purpose is TrialPurpose.FINAL]
+    assert profiled == finals[len(finals) // 2 :]
+
+
+def test_a_finalist_that_fails_when_measured_again_cannot_win() -> None:
+    world = World(study(max_trials=7))
+    world.tick()
+    while not world.ends:
+        trial = world.trials[world.only]
+        if trial.purpose is TrialPurpose.FINAL and trial.config == FAST:
+            world.fail(world.only, FailureKind.OUT_OF_MEMORY)
+        else:
+            world.finish(world.only, speed(trial.config))
+    assert world.trials[world.end.best or 0].config != FAST
+    assert any(str(FAST) in note for note in world.end.result["notes"])
+
+
+def test_the_last_final_round_is_long_and_who_diverges_in_it_cannot_win() -> None:
+    world = World(study(max_trials=7, measure=MeasureSpec(finalists=2, final_rounds=2, stability_steps=200)))
+    steps = []
+    world.tick()
+    while not world.ends:
+        request = world.request(world.only)
+        steps.append(request.measure.max_steps)
+        long = request.measure.min_steps == 200
+        if long and request.config == FAST:
+            world.finish(request.number, 0.05, losses=tuple(2.0 + 0.1 * i for i in range(200)))
+        else:
+            world.finish(request.number, speed(request.config))
+    assert steps == [30] * 11 + [200] * 3
+    diverged = [t for t in world.trials.values() if t.failure is not None]
+    assert [(t.config, t.purpose) for t in diverged] == [(FAST, TrialPurpose.FINAL)]
+    assert diverged[0].failure is not None
+    assert diverged[0].failure.kind is FailureKind.DIVERGED
+    assert "the loss grew" in diverged[0].failure.message
+    assert world.trials[world.end.best or 0].config != FAST
+
+
+def test_the_search_leaves_time_for_the_long_round() -> None:
+    def searched(stability_steps: int) -> int:
+        measure = MeasureSpec(finalists=2, final_rounds=2, stability_steps=stability_steps)
+        world = World(study(max_trials=15, max_wall_s=20.0, measure=measure))
+        world.run()
+        return sum(t.purpose is TrialPurpose.SEARCH for t in world.trials.values())
+
+    assert searched(60) < searched(0)
+
+
+def test_the_baseline_wins_when_nothing_beats_it() -> None:
+    end = World(study(max_trials=4)).run(lambda config: 0.1 if config == BASELINE else 0.2)
+    assert (end.best, end.speedup) == (end.baseline, 1.0)
+
+
+@pytest.mark.parametrize("kind", [k for k in FailureKind if not k.is_retried])
+def test_a_failed_baseline_is_said_and_the_study_goes_on(kind: FailureKind) -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.fail(0, kind)
+    end = world.run()
+    assert end.baseline is None
+    assert end.speedup is None
+    assert end.best is not None
+    assert world.trials[1].reward is not None
+    assert world.trials[1].reward.throughput == 0.0
+
+
+def test_a_baseline_that_surely_does_not_fit_is_not_tried() -> None:
+    from autotune.cost import estimate
+
+    def predict(config: ParallelConfig) -> Any:
+        found = estimate(study().workload, config)
+        return replace(found, oom_probability=1.0) if config == BASELINE else found
+
+    world = World(study(max_trials=2), predict=predict)
+    world.tick()
+    assert world.trials[0].status is TrialStatus.INFEASIBLE
+    assert "memory" in world.trials[0].reason
+    assert world.only == 1
+
+
+def test_a_lost_worker_is_tried_again_twice_and_then_is_final() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    for attempt in (1, 2):
+        commands = world.fail(0, FailureKind.WORKER_LOST)
+        assert [type(c) for c in commands] == [CloseAttempt, StartAttempt]
+        assert world.request(0).attempt == attempt + 1
+    world.fail(0, FailureKind.WORKER_LOST)
+    assert world.trials[0].status is TrialStatus.FAILED
+
+
+@pytest.mark.parametrize("kind", [k for k in FailureKind if not k.is_retried])
+def test_other_failures_are_final(kind: FailureKind) -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.fail(0, kind)
+    assert world.trials[0].status is TrialStatus.FAILED
+    assert world.trials[0].attempts == 1
+
+
+def test_parallel_trials_share_the_ranks() -> None:
+    world = World(study(max_trials=8, parallel_trials=3))
+    world.tick()
+    world.finish(0)
+    ranks = sorted(r.config.world_size for r in world.running.values())
+    assert len(ranks) > 1
+    assert sum(ranks) <= world.capacity
+
+
+def test_baseline_and_finals_run_alone() -> None:
+    world = World(study(max_trials=4, parallel_trials=4))
+    world.tick()
+    while not world.ends:
+        alone = {world.trials[r.number].purpose for r in world.running.values()} & {
+            TrialPurpose.BASELINE,
+            TrialPurpose.FINAL,
+        }
+        assert not alone or len(world.running) == 1
+        world.finish(min(r.number for r in world.running.values()))
+
+
+def test_configs_that_need_too_many_ranks_are_infeasible_and_cost_no_trial() -> None:
+    world = World(study(max_trials=3), capacity=2, baseline=CONFIGS[0])
+    end = world.run()
+    refused = [t for t in world.trials.values() if t.status is TrialStatus.INFEASIBLE]
+    assert all(t.config.world_size > 2 for t in refused)
+    assert sum(t.purpose is TrialPurpose.SEARCH and t.is_measured for t in world.trials.values()) == 3
+    assert end.status is StudyStatus.COMPLETED
+
+
+def test_what_the_trainer_refuses_is_not_run_for_ever() -> None:
+    world = World(study(max_trials=1), refuse=lambda config: "" if config == BASELINE else "not with this trainer")
+    end = world.run()
+    assert end.best == end.baseline
+    assert len(world.trials) <= 11
+
+
+def test_failed_trials_end_the_search_when_their_budget_is_spent() -> None:
+    world = World(study(max_trials=10, max_failed_trials=2))
+    world.tick()
+    world.finish(0)
+    world.fail(1, FailureKind.OUT_OF_MEMORY)
+    world.finish(2)
+    world.fail(3, FailureKind.ERROR)
+    assert world.trials[4].purpose is TrialPurpose.FINAL
+    assert "failed" in world.controller.stop_reason
+
+
+def test_a_study_in_which_nothing_could_be_measured_fails_and_says_why() -> None:
+    world = World(study(max_trials=10, max_failed_trials=3))
+    world.tick()
+    while not world.ends:
+        world.fail(world.only, FailureKind.OUT_OF_MEMORY)
+    assert world.end.status is StudyStatus.FAILED
+    assert world.end.message == "no config could be measured: 3 OUT_OF_MEMORY"
+
+
+def test_the_search_ends_when_what_is_left_would_gain_too_little() -> None:
+    world = World(study(max_trials=10, min_gain=0.02))
+    world.tick()
+    world.finish(0)
+    world.finish(1)
+    world.searcher.gain = 0.01
+    world.finish(2)
+    assert world.trials[3].purpose is TrialPurpose.FINAL
+    assert world.controller.stop_reason == (
+        "the trials that would come next, of about 500 ms each, are expected to gain 1.00%, which is under the 2.00% asked for"
+    )
+
+
+def test_a_space_that_was_tried_to_its_end_says_so() -> None:
+    world = World(study(max_trials=50))
+    end = world.run(lambda config: 0.1)
+    assert end.message == f"all {len(CONFIGS)} configs of the space were tried"
+    world = World(study(max_trials=50, min_gain=0.02))
+    world.tick()
+    world.finish(0)
+    world.searcher.gain = 0.0
+    world.searcher.ruled_out[:] = True
+    world.finish(1)
+    assert world.controller.stop_reason == (
+        f"the {len(CONFIGS) - 2} configs that were not tried are not worth a trial: they need at least the memory of one that ran out of it"
+    )
+
+
+def test_min_gain_zero_never_ends_the_search() -> None:
+    world = World(study(max_trials=5, min_gain=0.0))
+    world.tick()
+    world.searcher.gain = 0.0
+    world.run()
+    assert purposes(world).count("search") == 5
+
+
+@pytest.mark.parametrize(("tokens", "ends"), [(50_000, True), (150_000, False)])
+def test_the_search_ends_when_trials_would_cost_the_training_more_than_they_save(tokens: float, ends: bool) -> None:
+    """A trial takes 0.5 s, a step of 256 tokens 0.1 s: with 1% to be gained a training of a minute pays for it."""
+    world = World(study(max_trials=10, min_gain=0.0, train_tokens=tokens))
+    world.tick()
+    world.finish(0)
+    world.searcher.gain = 0.01
+    world.finish(1)
+    assert (world.trials[2].purpose is TrialPurpose.FINAL) == ends
+    assert world.controller.stop_reason == (
+        "the next 8 trials would take about 4 s and are expected to save 193 ms of a training of 19.5 s" if ends else ""
+    )
+
+
+def test_several_trials_may_pay_where_one_does_not() -> None:
+    world = World(study(max_trials=10, min_gain=0.0, train_tokens=50_000))
+    world.tick()
+    world.finish(0)
+    world.searcher.gains = {trials: 0.2 if trials >= 3 else 0.0 for trials in range(1, 9)}
+    world.finish(1)
+    assert world.trials[2].purpose is TrialPurpose.SEARCH
+    world.searcher.gains = {trials: 0.02 if trials >= 3 else 0.0 for trials in range(1, 9)}
+    world.finish(2)
+    assert world.trials[3].purpose is TrialPurpose.FINAL
+
+
+def test_wall_time_keeps_a_part_for_the_finals_and_is_never_overrun() -> None:
+    world = World(study(max_trials=1000, max_wall_s=60.0))
+    world.tick()
+    while not world.ends:
+        world.tick(4.0)
+        if world.running and not world.cancelled:
+            world.finish(world.only, 0.5, setup_s=1.5)
+        for number in [i[1] for i in world.cancelled]:
+            world.cancel_confirmed(number)
+    assert world.controller.elapsed_s <= 64.0
+    assert world.end.result["final_rounds"] == 2
+    assert "kept for the finals" in world.end.message
+
+
+def test_pauses_are_not_counted_as_wall_time() -> None:
+    world = World(study(max_trials=3, max_wall_s=1000.0))
+    world.tick()
+    world.tick(10.0)
+    world.do(PauseAsked())
+    world.finish(0)
+    assert world.end.status is StudyStatus.PAUSED
+    world.now_s += 5000.0
+    world.restart()
+    world.tick()
+    assert world.controller.elapsed_s == pytest.approx(10.0)
+
+
+def test_what_runs_when_the_wall_time_ends_is_cancelled_and_the_rest_counts() -> None:
+    world = World(study(max_trials=10, max_wall_s=50.0))
+    world.tick()
+    world.finish(0)
+    world.finish(1, 0.05)
+    commands = world.tick(60.0)
+    assert [type(c) for c in commands] == [CancelAttempt]
+    world.cancel_confirmed(2)
+    assert world.trials[2].status is TrialStatus.CANCELLED
+    assert world.end.status is StudyStatus.COMPLETED
+    assert world.end.best == 1
+
+
+def test_rank_seconds_are_counted_and_limited() -> None:
+    world = World(study(max_trials=10, max_gpu_s=100.0))
+    world.tick()
+    world.tick(20.0)
+    world.finish(0)
+    assert world.controller.spent.gpu_s == pytest.approx(80.0)
+    world.tick(60.0)
+    world.cancel_confirmed(1)
+    assert world.end.status is StudyStatus.COMPLETED
+    assert "rank-seconds" in world.end.message
+
+
+def test_rank_seconds_go_on_from_the_checkpoint_whatever_the_clock_on_the_wall_did() -> None:
+    world = World(study(max_trials=10, max_gpu_s=1000.0))
+    world.tick()
+    world.tick(20.0)
+    world.finish(0)
+    day = datetime(2026, 1, 1, tzinfo=UTC)
+    world.trials[0] = replace(world.trials[0], started_at=day, ended_at=day + timedelta(days=1))  # an outage in between
+    world.restart()
+    assert world.controller.spent.gpu_s == pytest.approx(80.0)
+    world.gpu_s = None
+    world.restart()
+    assert 0 < world.controller.spent.gpu_s < 1000, "without a checkpoint the measurements count"
+
+
+def test_a_silent_runner_is_cancelled_then_given_up_on_and_its_ranks_stay_taken() -> None:
+    world = World(study(max_trials=3, measure=MeasureSpec(trial_timeout_s=100.0, start_timeout_s=10.0)))
+    world.tick()
+    assert world.tick(110.0 + DEADLINE_GRACE_S - 1.0) == []
+    assert [type(c) for c in world.tick(1.0)] == [CancelAttempt]
+    world.tick(CANCEL_GRACE_S)
+    assert world.trials[0].status is TrialStatus.FAILED
+    assert world.trials[0].failure is not None
+    assert world.trials[0].failure.kind is FailureKind.TIMEOUT
+    assert world.end.status is StudyStatus.FAILED
+    assert world.controller.attempts.free == 0
+
+
+def test_waiting_for_ranks_that_others_use_counts_for_no_deadline_and_no_rank_seconds() -> None:
+    world = World(study(max_trials=1, max_gpu_s=1e9, max_wall_s=1e9))
+    world.tick()
+    (request,) = world.running.values()
+    longest = request.measure.start_timeout_s + request.measure.trial_timeout_s
+    for _ in range(5):
+        world.tick(longest)
+        world.do(AttemptQueued(id=request.id, reason="others use the cluster"))
+    assert not world.cancelled
+    assert world.controller.spent.gpu_s == 0.0
+    assert [c.number for c in world.commands if isinstance(c, NoteQueued)] == [request.number]
+    world.tick(10.0)
+    assert world.controller.spent.gpu_s == 10.0 * request.config.world_size
+    world.tick(2 * longest)
+    assert world.cancelled == {request.id}
+
+
+def test_a_late_end_gives_the_ranks_back_and_changes_nothing() -> None:
+    measure = MeasureSpec(trial_timeout_s=100.0, start_timeout_s=10.0)
+    world = World(study(max_trials=3, measure=measure), baseline=CONFIGS[0])
+    world.tick()
+    stuck = world.request(0).id
+    world.tick(110.0 + DEADLINE_GRACE_S)
+    world.tick(CANCEL_GRACE_S)
+    failed = world.trials[0]
+    assert world.controller.attempts.free < world.capacity
+    world.report(AttemptEnded(id=stuck, measurement=measured(CONFIGS[0])))
+    assert world.trials[0] == failed
+    assert len(world.late) == 1
+    assert stuck not in world.controller.attempts.lost
+
+
+def test_pause_lets_the_running_trial_finish_and_resume_takes_it_back() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.do(PauseAsked())
+    world.do(ResumeAsked())
+    world.finish(0)
+    assert world.only == 1
+    world.do(PauseAsked())
+    world.finish(1)
+    assert (world.end.status, world.end.message) == (StudyStatus.PAUSED, PAUSED_ON_REQUEST)
+
+
+def test_stop_lets_the_running_trial_finish_and_names_a_winner_without_finals() -> None:
+    world = World(study(max_trials=9))
+    world.tick()
+    world.finish(0)
+    world.do(StopAsked())
+    world.finish(1, 0.05)
+    assert world.end.status is StudyStatus.COMPLETED
+    assert world.end.best == 1
+    assert any("no final round" in note for note in world.end.result["notes"])
+
+
+def test_cancel_kills_and_ends() -> None:
+    world = World(study(max_trials=9))
+    world.tick()
+    assert [type(c) for c in world.do(CancelAsked())] == [CancelAttempt]
+    world.cancel_confirmed(0)
+    assert world.trials[0].status is TrialStatus.CANCELLED
+    assert world.end.status is StudyStatus.CANCELLED
+
+
+def test_an_interrupted_trial_counts_for_nothing_and_is_asked_again() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.finish(0)
+    config = world.trials[1].config
+    world.do(InterruptAsked())
+    world.cancel_confirmed(1)
+    assert world.end.status is StudyStatus.PAUSED
+    world.restart()
+    world.tick()
+    assert world.trials[1].status is TrialStatus.CANCELLED
+    assert world.trials[2].config == config
+    world.run()
+    assert sum(t.purpose is TrialPurpose.SEARCH and t.is_measured for t in world.trials.values()) == 3
+
+
+def test_what_was_measured_before_the_interrupt_reached_it_is_kept() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.do(InterruptAsked())
+    world.finish(0)
+    assert world.trials[0].status is TrialStatus.COMPLETED
+
+
+def test_a_trial_cut_off_by_the_controllers_death_gets_another_attempt() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.finish(0)
+    world.restart()
+    commands = world.tick()
+    assert [type(c) for c in commands] == [CloseAttempt, StartAttempt]
+    assert (world.only, world.request(1).attempt) == (1, 2)
+
+
+def test_a_config_that_takes_its_machine_down_is_given_up_in_the_end() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    for _ in range(MAX_ATTEMPTS):
+        assert world.trials[0].status is TrialStatus.RUNNING
+        world.restart()
+        world.tick()
+    assert world.trials[0].status is TrialStatus.FAILED
+
+
+def test_an_attempt_that_ends_as_cancelled_unasked_counts_as_lost() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    for _ in range(3):
+        world.cancel_confirmed(0)
+    assert world.trials[0].status is TrialStatus.FAILED
+    assert world.trials[0].failure is not None
+    assert world.trials[0].failure.kind is FailureKind.WORKER_LOST
+
+
+@pytest.mark.parametrize("at", range(14))
+def test_a_restart_at_any_point_ends_as_the_undisturbed_run(at: int) -> None:
+    undisturbed, disturbed = World(study(max_trials=7)), World(study(max_trials=7))
+    undisturbed.run(speed)
+    disturbed.tick()
+    for _ in range(at):
+        disturbed.finish(disturbed.only, speed(disturbed.trials[disturbed.only].config))
+    if not disturbed.ends:
+        disturbed.restart()
+        disturbed.run(speed)
+    assert disturbed.end == undisturbed.end
+    configs = [[t.config for _, t in sorted(w.trials.items())] for w in (disturbed, undisturbed)]
+    assert configs[0] == configs[1]
+
+
+@pytest.mark.parametrize("at", [0, 1, 4, 9])
+def test_what_the_runner_adopts_goes_on_and_is_not_launched_again(at: int) -> None:
+    undisturbed, world = World(study(max_trials=7)), World(study(max_trials=7))
+    undisturbed.run(speed)
+    world.tick()
+    for _ in range(at):
+        world.finish(world.only, speed(world.trials[world.only].config))
+    number = world.only
+    (attempt,) = world.running
+    world.restart([attempt])
+    assert world.tick() == []
+    assert world.controller.attempts.live[attempt].since_s == world.now_s
+    world.tick(5.0)
+    assert world.controller.spent.gpu_s > 0
+    world.run(speed)
+    assert world.trials[number].attempts == 1
+    assert world.end == replace(undisturbed.end, result=world.end.result)
+    assert [t.config for t in world.trials.values()] == [t.config for t in undisturbed.trials.values()]
+
+
+def test_only_what_was_cut_off_can_be_adopted() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.finish(0)
+    world.restart()
+    for stranger in (("s", 0, 1), ("s", 1, 2), ("another", 1, 1)):
+        world.do(AttemptAdopted(id=stranger))
+    world.tick()
+    assert [r.attempt for r in world.running.values()] == [2]
+    world.do(AttemptAdopted(id=("s", 1, 2)))  # too late
+    assert [a for _, _, a in world.controller.attempts.live] == [2]
+
+
+def test_a_measurement_without_steps_is_no_result() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.report(AttemptEnded(id=world.request(0).id))
+    assert world.trials[0].failure is not None
+    assert world.trials[0].failure.kind is FailureKind.METRICS_MISSING
+
+
+def test_a_loss_that_is_not_finite_fails_the_trial_with_its_evidence() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.finish(0, losses=(5.0, 4.0, float("nan"), float("nan"), 3.0))
+    failure = world.trials[0].failure
+    assert failure is not None
+    warmup = world.study.measure.warmup_steps
+    assert (failure.kind, failure.step) == (FailureKind.DIVERGED, 2 + warmup)
+    assert world.trials[0].measurement is not None
+
+
+def test_an_fp32_baseline_is_the_reference_of_later_losses() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    losses = (5.0, 4.8, 4.6, 4.4, 4.2)
+    world.finish(0, losses=losses)
+    world.finish(1, losses=(*losses[::-1][:3], 4.0, 4.1))
+    kept = world.trials[1].measurement
+    assert kept is not None
+    assert kept.reference_losses == losses
+    assert world.trials[1].reward is not None
+    assert world.trials[1].reward.parts["fidelity"] < 1.0
+
+
+def test_without_an_fp32_baseline_a_reference_is_measured_once() -> None:
+    low = replace(BASELINE, precision="bf16")
+    losses = (5.0, 4.8, 4.6, 4.4, 4.2)
+    world = World(study(max_trials=2), baseline=low, references={8: BASELINE})
+    world.tick()
+    world.finish(0, losses=losses)
+    assert world.trials[1].purpose is TrialPurpose.REFERENCE
+    assert world.trials[1].config == BASELINE
+    world.restart()
+    world.tick()
+    world.finish(1, losses=losses)
+    world.finish(2, losses=losses)
+    assert world.trials[2].reward is not None
+    assert world.trials[2].reward.parts["fidelity"] == 1.0
+    assert purposes(world).count("reference") == 1
+
+
+def two_batches(parallel: int = 1) -> World:
+    """bf16 at global batches of 8 (as the baseline) and 16, with a reference for each."""
+    low = [replace(c, precision="bf16") for c in CONFIGS[:2]]
+    large = [replace(c, accumulation_steps=2 * c.accumulation_steps) for c in low]
+    base = study(max_trials=4, parallel_trials=parallel)
+    return World(
+        replace(base, workload=replace(base.workload, global_batch_size=(8, 16))),
+        configs=[*low, *large],
+        baseline=replace(BASELINE, precision="bf16"),
+        references={8: BASELINE, 16: replace(BASELINE, accumulation_steps=4)},
+    )
+
+
+LOSSES = (5.0, 4.8, 4.6, 4.4, 4.2)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_every_batch_has_a_reference_of_its_own_when_it_is_first_tried(restarts: bool) -> None:
+    world = two_batches()
+    while not world.ends:
+        if restarts:
+            world.restart()
+        world.tick()
+        for request in list(world.running.values()):
+            batch = request.config.global_batch_size
+            world.finish(request.number, losses=tuple(8 / batch * x for x in LOSSES))
+    assert purposes(world)[:7] == ["baseline", "reference", "search", "search", "reference", "search", "search"]
+    assert [world.trials[n].config.global_batch_size for n in (1, 4)] == [8, 16]
+    held = [t for t in world.trials.values() if t.purpose in (TrialPurpose.SEARCH, TrialPurpose.FINAL)]
+    assert all(t.reward is not None and t.reward.parts["fidelity"] == 1.0 for t in held)
+
+
+def test_a_reference_runs_as_long_as_any_trial() -> None:
+    world = two_batches()
+    world.tick()
+    world.finish(0, losses=LOSSES)
+    measure = world.request(1).measure
+    assert measure.min_steps == measure.max_steps == world.study.measure.max_steps
+
+
+def test_no_trial_runs_beside_the_reference_that_it_is_held_against() -> None:
+    world = two_batches(parallel=4)
+    world.tick()
+    while not world.ends:
+        running = [world.trials[r.number] for r in world.running.values()]
+        for reference in (t for t in running if t.purpose is TrialPurpose.REFERENCE):
+            batch = reference.config.global_batch_size
+            assert [t for t in running if t.config.global_batch_size == batch] == [reference]
+        world.finish(running[-1].number, losses=LOSSES)
+
+
+def test_a_trainer_without_losses_needs_no_reference() -> None:
+    world = two_batches()
+    world.run(lambda _: 0.1)
+    assert "reference" not in purposes(world)
+
+
+def test_losses_that_are_known_already_are_the_reference() -> None:
+    losses = (5.0, 4.8, 4.6, 4.4, 4.2)
+    low = replace(BASELINE, precision="bf16")
+    world = World(study(max_trials=2), baseline=low, fp32_losses={8 * 32: losses})
+    world.tick()
+    world.finish(0, losses=losses)
+    assert world.trials[0].reward is not None
+    assert world.trials[0].reward.parts["fidelity"] == 1.0
+
+
+def test_trials_are_told_what_they_must_beat_even_at_perfect_stability() -> None:
+    base = study(max_trials=3)
+    world = World(replace(base, objective=Objective(stability_weight=0.5)))
+    world.tick()
+    jittery = measured(BASELINE)
+    world.report(
+        AttemptEnded(id=world.request(0).id, measurement=replace(jittery, step_times_s=(0.05, 0.1, 0.2, 0.1, 0.02)))
+    )
+    best = world.trials[0].reward
+    assert best is not None
+    assert best.stability < 1.0
+    beat = world.request(1).beat_step_time_s
+    assert beat is not None
+    assert beat > 0.1
+
+
+def test_a_trial_that_was_stopped_early_is_told_as_measured() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    world.finish(0)
+    request = world.request(1)
+    world.report(AttemptEnded(id=request.id, measurement=measured(request.config), stopped="it cannot win"))
+    assert world.trials[1].status is TrialStatus.STOPPED
+    assert world.trials[1].reason == "it cannot win"
+
+
+def test_no_event_before_the_first_tick_starts_anything() -> None:
+    world = World(study(max_trials=3))
+    assert world.do(StopAsked()) == []
+    commands = world.tick()
+    assert not any(isinstance(c, StartAttempt | EndTrial) for c in commands)
+    assert world.end.status is StudyStatus.CANCELLED

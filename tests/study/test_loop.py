@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from autotune.errors import ConflictError, RunnerError, StoreUnavailableError
+from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, Store, TrialRequest
+from autotune.search.grid import GridSearcher
+from autotune.search.searcher import Problem
+from autotune.space import SearchSpace
+from autotune.spec import StudyStatus, TrialStatus
+from autotune.store import MemoryStore
+from autotune.study.controller import Controller
+from autotune.study.lease import StudyLease
+from autotune.study.loop import CHECKPOINT_S, Loop
+from autotune.study.progress import (
+    BestChanged,
+    LoopEvent,
+    PhaseEntered,
+    StudyRested,
+    TrialAsked,
+    TrialEnded,
+    TrialStepped,
+)
+from tests.study.controller.world import BASELINE, CAPACITY, CONFIGS, measured, study
+
+LONG_S = 60.0
+
+
+class InstantRunner:
+    """Measures everything at once; `trouble` may get in the way of each start."""
+
+    trainers: Sequence[str] = ("native",)
+    capacity = CAPACITY
+
+    def __init__(self, trouble: Any = lambda request: None) -> None:
+        self.trouble = trouble
+        self.events: list[RunnerEvent] = []
+        self.started: list[TrialRequest] = []
+
+    def start(self, request: TrialRequest) -> None:
+        self.trouble(request)
+        self.started.append(request)
+        steps = StepsReported(
+            id=request.id, first_step=0, step_times_s=(0.1,) * 5, losses=(1.0,) * 5, grad_norms=(1.0,) * 5
+        )
+        speed = 0.05 if request.config == CONFIGS[3] else 0.1
+        end = AttemptEnded(id=request.id, measurement=measured(request.config, speed))
+        self.events += [AttemptStarted(id=request.id), steps, end]
+
+    def poll(self, timeout_s: float) -> list[RunnerEvent]:
+        events, self.events = self.events, []
+        return events
+
+    def cancel(self, attempt: AttemptId) -> None:
+        self.events = [AttemptEnded(id=attempt, cancelled=True)]
+
+    def close(self) -> None:
+        self.events = []
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    memory = MemoryStore()
+    yield memory
+    memory.close()
+
+
+def loop_on(store: Any, ledger: StudyLease, runner: InstantRunner, **options: Any) -> Loop:
+    asked = study(max_trials=5)
+    space = SearchSpace.of(asked.workload, CONFIGS)
+    controller = Controller(
+        study_id=ledger.study_id,
+        study=asked,
+        searcher=GridSearcher(Problem(space=space)),
+        capacity=runner.capacity,
+        baseline=BASELINE,
+        past=ledger.told_in_order(),
+        gpu_s=ledger.record().result.get("gpu_s"),
+        stop_reason=str(ledger.record().result.get("stop_reason", "")),
+    )
+    return Loop(controller, runner, ledger, **options)
+
+
+def begun(store: Store) -> str:
+    return store.submit(study(max_trials=5), {}).id
+
+
+def test_everything_is_kept_and_told(store: Store) -> None:
+    study_id, heard = begun(store), list[LoopEvent]()
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
+        ledger.move(StudyStatus.RUNNING)
+        record = loop_on(store, ledger, InstantRunner(), on_event=heard.append).run()
+    trials = store.trials(study_id)
+    assert record.status is StudyStatus.COMPLETED
+    assert record.speedup == pytest.approx(2.0)
+    assert trials[record.best or 0].config == CONFIGS[3]
+    assert len(trials) == 1 + 5 + 6
+    assert store.steps(study_id, 3)["step_time_s"] == [0.1] * 5
+    kinds = [type(e) for e in heard]
+    assert kinds.count(TrialAsked) == kinds.count(TrialEnded) == kinds.count(TrialStepped) == 12
+    assert kinds.count(PhaseEntered) == 2
+    assert kinds.count(BestChanged) == 2
+    assert kinds[-1] is StudyRested
+    assert record.result["stop_reason"] == "the budget of 5 trials is spent"
+
+
+def test_a_trial_is_kept_before_it_is_run(store: Store) -> None:
+    study_id = begun(store)
+
+    def look(request: TrialRequest) -> None:
+        assert store.trials(study_id)[request.number].status is TrialStatus.RUNNING
+
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
+        ledger.move(StudyStatus.RUNNING)
+        loop_on(store, ledger, InstantRunner(look)).run()
+
+
+@pytest.mark.parametrize("at", [0, 3, 7, 11])
+def test_a_loop_that_dies_is_replaced_and_ends_the_same(store: Store, at: int) -> None:
+    class DeathError(Exception):
+        pass
+
+    def die(request: TrialRequest) -> None:
+        if request.number == at and request.attempt == 1:
+            raise DeathError
+
+    study_id = begun(store)
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
+        ledger.move(StudyStatus.RUNNING)
+        with pytest.raises(DeathError):
+            loop_on(store, ledger, InstantRunner(die)).run()
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
+        record = loop_on(store, ledger, InstantRunner()).run()
+    trials = store.trials(study_id)
+    assert [t.attempts for t in trials] == [2 if n == at else 1 for n in range(12)]
+    assert trials[record.best or 0].config == CONFIGS[3]
+    assert record.result["stop_reason"] == "the budget of 5 trials is spent"
+
+
+def test_the_rank_seconds_that_were_spent_are_kept_beside_what_else_is_known(store: Store) -> None:
+    study_id = begun(store)
+    now_s = 0.0
+
+    def monotonic() -> float:
+        nonlocal now_s
+        now_s += 2 * CHECKPOINT_S
+        return now_s
+
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
+        ledger.move(StudyStatus.RUNNING)
+        loop = loop_on(store, ledger, InstantRunner(), monotonic=monotonic)
+        record = loop.run()
+    assert record.result["gpu_s"] == loop.controller.spent.gpu_s > 0
+    assert {"phase", "stop_reason", "finals"} <= set(record.result)
+    with StudyLease.claim(store, begun(store), lease_s=LONG_S) as ledger:
+        store.set_status(ledger.study_id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], result={"gpu_s": 7.5})
+        assert loop_on(store, ledger, InstantRunner()).controller.spent.gpu_s == 7.5
+
+
+@pytest.mark.parametrize("asked", [StudyStatus.RUNNING, StudyStatus.PAUSED])
+def test_a_service_that_ends_leaves_the_study_as_people_want_it(store: Store, asked: StudyStatus) -> None:
+    with StudyLease.claim(store, begun(store), lease_s=LONG_S) as ledger:
+        ledger.move(StudyStatus.RUNNING)
+
+        def interrupted() -> bool:
+            store.set_status(ledger.study_id, asked, expect=[StudyStatus.RUNNING, asked])
+            return True
+
+        record = loop_on(store, ledger, InstantRunner(), interrupted=interrupted, leave=True).run()
+        assert record.status is asked
+        assert not [e for e in store.events(ledger.study_id) if e.kind == "study.paused" and asked != "PAUSED"]
+
+
+def test_a_controller_whose_lease_was_taken_over_stops_and_changes_nothing(store: Store) -> None:
+    study_id = begun(store)
+
+    def usurp(request: TrialRequest) -> None:
+        if request.number == 2:
+            store.release(ledger._lease)
+            assert store.claim(study_id, "another", lease_s=LONG_S) is not None
+
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
+        ledger.move(StudyStatus.RUNNING)
+        with pytest.raises(ConflictError):
+            loop_on(store, ledger, InstantRunner(usurp)).run()
+    assert [t.status for t in store.trials(study_id)] == [TrialStatus.COMPLETED] * 2 + [TrialStatus.RUNNING]
+
+
+def test_a_study_cancelled_under_the_loop_ends_it_quietly(store: Store) -> None:
+    study_id = begun(store)
+
+    def cancel(request: TrialRequest) -> None:
+        if request.number == 2:
+            store.set_status(study_id, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING])
+
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
+        ledger.move(StudyStatus.RUNNING)
+        assert loop_on(store, ledger, InstantRunner(cancel)).run().status is StudyStatus.CANCELLED
+    assert store.trials(study_id)[2].status is TrialStatus.CANCELLED
+
+
+def test_a_store_that_stays_away_ends_the_loop_and_nothing_acknowledged_is_lost(store: Store) -> None:
+    from tests.study.test_lease import Away
+
+    study_id, away = begun(store), Away(store)
+
+    def unplug(request: TrialRequest) -> None:
+        if request.number == 4:
+            away.calls_away = 10**6
+
+    with StudyLease.claim(away, study_id, lease_s=LONG_S, patience_s=0.3) as ledger:
+        ledger.move(StudyStatus.RUNNING)
+        with pytest.raises(StoreUnavailableError):
+            loop_on(away, ledger, InstantRunner(unplug)).run()
+        away.calls_away = 0
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
+        record = loop_on(store, ledger, InstantRunner()).run()
+    assert record.status is StudyStatus.COMPLETED
+    assert store.trials(study_id)[record.best or 0].config == CONFIGS[3]
+
+
+def test_a_store_that_comes_back_in_time_is_not_noticed_in_the_result(store: Store) -> None:
+    from tests.study.test_lease import Away
+
+    study_id, away = begun(store), Away(store)
+
+    def unplug(request: TrialRequest) -> None:
+        away.calls_away = 2
+
+    with StudyLease.claim(away, study_id, lease_s=LONG_S) as ledger:
+        ledger.move(StudyStatus.RUNNING)
+        record = loop_on(away, ledger, InstantRunner(unplug)).run()
+    assert record.status is StudyStatus.COMPLETED
+    assert all(t.attempts == 1 for t in store.trials(study_id))
+
+
+def test_a_runner_that_can_run_nothing_is_the_callers_matter(store: Store) -> None:
+    def refuse(request: TrialRequest) -> None:
+        raise RunnerError("gone")
+
+    study_id = begun(store)
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
+        ledger.move(StudyStatus.RUNNING)
+        with pytest.raises(RunnerError):
+            loop_on(store, ledger, InstantRunner(refuse)).run()

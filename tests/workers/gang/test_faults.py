@@ -1,0 +1,68 @@
+"""The fault table on the local runner, and what is left behind after each kind of death."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.spec import FailureKind
+from autotune.testing.runners import ended, events_until_ended
+from autotune_workers.process.machine import is_alive
+from autotune_workers.runners.local import LocalRunner
+from autotune_workers.training.faults import Fault
+from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
+from tests.workers.requests import request
+
+LEAKY = 500
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[LocalRunner]:
+    faults = (*FAULTS, Fault(kind="leak", rank=1, step=2, trial=LEAKY))
+    with LocalRunner(max_ranks=RANKS, device="cpu", faults=faults) as runner:
+        yield runner
+
+
+@pytest.mark.flaky(reruns=2)
+@pytest.mark.parametrize("name", ROWS)
+def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner, name: str) -> None:
+    before = set(runner.rank_pids)
+    play(runner, name, ranks_after=RANKS)  # every place can be used again
+    gone = before - set(runner.rank_pids)
+    assert not any(is_alive(pid) for pid in gone)
+
+
+@pytest.mark.flaky(reruns=2)
+def test_only_the_rank_that_failed_is_replaced(runner: LocalRunner) -> None:
+    warm = request(2000)
+    runner.start(warm)
+    events_until_ended(runner, [warm.id])
+    before = set(runner.rank_pids)
+    play(runner, "killed in the middle of a step")
+    assert len(before - set(runner.rank_pids)) == 1
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_rank_that_keeps_memory_is_replaced(runner: LocalRunner) -> None:
+    warm = request(2001)
+    runner.start(warm)
+    events_until_ended(runner, [warm.id])
+    before = set(runner.rank_pids)
+    leaky = request(LEAKY)
+    runner.start(leaky)
+    assert ended(events_until_ended(runner, [leaky.id])).failure is None
+    assert len(before - set(runner.rank_pids)) == 1
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_fault_in_one_trial_leaves_another_at_its_side_alone(runner: LocalRunner) -> None:
+    hit, beside = request(NUMBERS["killed in the first step"]), request(2002)
+    runner.start(hit)
+    runner.start(beside)
+    events = events_until_ended(runner, [hit.id, beside.id])
+    failure = ended(events, hit.id).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.WORKER_LOST
+    assert ended(events, beside.id).failure is None

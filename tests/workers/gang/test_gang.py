@@ -1,0 +1,285 @@
+"""The gang's life as a state machine: no process, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.ports import AttemptEnded, AttemptStarted, StepsReported
+from autotune.spec import FailureKind, Measurement
+from autotune_workers.gang.gang import Gang, Patience
+from tests.workers.requests import PATIENT, request
+
+RUN = 7
+MEASURE = replace(PATIENT, start_timeout_s=20.0, step_timeout_s=10.0, trial_timeout_s=100.0)
+PATIENCE = Patience(stop_s=5.0, abort_s=2.0, terminate_s=1.0, evidence_s=1.0, gone_s=10.0)
+
+
+def gang() -> Gang:
+    return Gang(request(dp=2, measure=MEASURE), now_s=0.0, run=RUN, patience=PATIENCE)
+
+
+def running() -> Gang:
+    it = gang()
+    for rank in range(2):
+        it.hear(rank, {"say": "ready"}, 1.0)
+    it.orders(), it.events()
+    return it
+
+
+def step(it: Gang, number: int, now_s: float) -> None:
+    for rank in range(2):
+        it.hear(rank, {"say": "step", "run": RUN, "step": number, "time_s": 0.1, "loss": 1.0, "grad_norm": 1.0}, now_s)
+
+
+def idle(it: Gang, *ranks: int, now_s: float = 5.0, leaks: bool = False) -> None:
+    for rank in ranks:
+        it.hear(rank, {"say": "idle", "run": RUN, "leaks": leaks}, now_s)
+
+
+def done(it: Gang, rank: int, now_s: float) -> None:
+    measurement = Measurement(step_times_s=(0.1,) * 4, tokens_per_step=32, num_ranks=2).to_dict()
+    it.hear(rank, {"say": "done", "run": RUN, "measurement": measurement, "stopped": ""}, now_s)
+
+
+def end(it: Gang) -> AttemptEnded:
+    (last,) = [e for e in it.events() if isinstance(e, AttemptEnded)]
+    return last
+
+
+def doings(it: Gang) -> list[tuple[int, str]]:
+    return [(o.rank, o.message["do"] if o.message else o.signal) for o in it.orders()]
+
+
+def adopted(begun: set[int], joined: set[int]) -> Gang:
+    asked = request(dp=2, measure=MEASURE)
+    return Gang.adopted(asked, now_s=50.0, run=RUN, patience=PATIENCE, begun=begun, joined=joined)
+
+
+@pytest.mark.parametrize("begun", [{0, 1}, {0}, {1}])
+def test_an_adopted_attempt_is_given_the_orders_that_it_did_not_get(begun: set[int]) -> None:
+    it = adopted(begun, {0})
+    assert doings(it) == [(rank, "run") for rank in (0, 1) if rank not in begun]
+    it.hear(0, {"say": "store", "run": RUN, "host": "h", "port": 1}, 50.0)
+    assert doings(it) == [(1, "store")]
+
+
+def test_an_adopted_attempt_hears_all_again_orders_nothing_and_ends_as_the_first_would() -> None:
+    it = adopted({0, 1}, {0, 1})
+    assert it.events() == [AttemptStarted(id=it.request.id)]
+    it.hear(0, {"say": "store", "run": RUN, "host": "h", "port": 1}, 50.0)
+    for number in range(3):
+        step(it, number, 50.0)
+    it.tick(59.0)
+    assert doings(it) == []
+    (report,) = it.events()
+    assert isinstance(report, StepsReported)
+    assert (report.first_step, len(report.step_times_s)) == (0, 3)
+    done(it, 0, 59.5), done(it, 1, 59.5)
+    idle(it, 0, 1, now_s=59.6)
+    over = end(it)
+    assert over.measurement is not None
+    assert over.measurement.setup_s == 0.0
+    assert it.healthy == {0, 1}
+
+
+def test_an_adopted_attempt_that_hangs_ends_by_deadlines_that_begin_anew() -> None:
+    it = adopted({0, 1}, {0, 1})
+    step(it, 0, 50.0)
+    it.tick(59.9)
+    assert doings(it) == []
+    it.tick(60.1)
+    assert doings(it) == [(0, "where"), (1, "where")]
+
+
+def test_it_starts_when_all_ranks_are_ready() -> None:
+    it = gang()
+    it.hear(1, {"say": "ready"}, 1.0)
+    assert it.events() == []
+    it.hear(0, {"say": "ready"}, 2.0)
+    assert it.events() == [AttemptStarted(id=it.request.id)]
+    assert doings(it) == [(0, "run"), (1, "run")]
+
+
+def test_the_store_of_rank_0_reaches_the_others() -> None:
+    it = running()
+    it.hear(0, {"say": "store", "run": RUN, "host": "127.0.0.1", "port": 5}, 1.0)
+    assert doings(it) == [(1, "store")]
+
+
+def test_a_measured_trial_ends_when_all_ranks_are_idle() -> None:
+    it = running()
+    for number in range(5):
+        step(it, number, 2.0 + number)
+    done(it, 0, 8.0)
+    done(it, 1, 8.0)
+    idle(it, 0)
+    assert not any(isinstance(e, AttemptEnded) for e in it.events())
+    idle(it, 1)
+    last = end(it)
+    assert last.measurement is not None
+    assert last.failure is None
+    assert it.healthy == {0, 1}
+
+
+def test_steps_that_come_together_are_one_report() -> None:
+    it = running()
+    for number in range(3):
+        step(it, number, 2.0)
+    (report,) = it.events()
+    assert isinstance(report, StepsReported)
+    assert (report.first_step, len(report.step_times_s)) == (0, 3)
+
+
+def test_messages_of_another_launch_are_ignored() -> None:
+    it = running()
+    it.hear(0, {"say": "failed", "run": RUN - 1, "type": "ValueError", "text": ""}, 2.0)
+    assert it.orders() == []
+
+
+def test_an_echo_does_not_hide_the_cause_that_comes_after_it() -> None:
+    it = running()
+    step(it, 0, 2.0)
+    echo = {"say": "failed", "run": RUN, "type": "RuntimeError", "text": "Connection closed by peer", "step": 1}
+    it.hear(0, echo, 3.0)
+    it.lose(1, 3.1, code=-9)
+    idle(it, 0)
+    failure = end(it).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.WORKER_LOST
+    assert failure.rank == 1
+    assert "SIGKILL" in failure.message
+    assert it.healthy == {0}
+
+
+def test_a_silent_rank_is_blamed_killed_and_replaced_and_its_peer_kept() -> None:
+    it = running()
+    step(it, 0, 2.0)
+    for second in range(3, 12):
+        it.hear(0, {"say": "beat", "run": RUN, "phase": "step", "step": 1}, float(second))
+    it.tick(11.9)
+    assert it.orders() == []
+    it.tick(12.1)
+    assert doings(it) == [(0, "where"), (1, "where")]
+    it.hear(0, {"say": "where", "run": RUN, "stack": ['File "torch/distributed/c10d.py"']}, 12.2)
+    it.tick(13.2)
+    assert (1, "KILL") in doings(it)
+    it.lose(1, 13.3, code=-9, log_tail=["its last line"])
+    echo = {"say": "failed", "run": RUN, "type": "RuntimeError", "text": "whatever", "step": 1}
+    it.hear(0, echo, 13.4)
+    idle(it, 0)
+    failure = end(it).failure
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.step) == (FailureKind.HANG, 1, 1)
+    assert "heartbeat" in failure.message
+    assert failure.log_tail == ("its last line",)
+    assert it.healthy == {0}
+
+
+def test_the_ladder_ends_with_sigkill_and_even_that_is_not_waited_for_without_end() -> None:
+    it = running()
+    it.tick(20.1)
+    seen: list[tuple[int, str]] = []
+    now_s = 20.1
+    while not it.over:
+        now_s += 0.5
+        it.tick(now_s)
+        seen += doings(it)
+        assert now_s < 60
+    whats = [what for rank, what in seen if rank == 1]
+    assert whats == sorted(whats, key=["where", "stop", "abort", "TERM", "KILL"].index)
+    assert whats[-1] == "KILL"
+    failure = end(it).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.HANG
+    assert it.healthy == frozenset()
+
+
+def test_a_long_trial_times_out() -> None:
+    it = running()
+    for second in range(2, 101):
+        step(it, second - 2, float(second))
+        it.tick(float(second))
+    assert doings(it) == [(0, "stop"), (1, "stop")], "it trains on: nobody is to blame"
+    for rank in range(2):
+        done(it, rank, 100.5)
+    idle(it, 0, 1)
+    failure = end(it).failure
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.step) == (FailureKind.TIMEOUT, None, 99)
+    assert it.healthy == {0, 1}
+
+
+def test_a_long_trial_that_does_not_stop_is_ended() -> None:
+    it = running()
+    for second in range(2, 101):
+        step(it, second - 2, float(second))
+        it.tick(float(second))
+    for second in range(101, 120):
+        it.tick(float(second))
+    assert {(0, "KILL"), (1, "KILL")} <= set(doings(it))
+    for rank in range(2):
+        it.lose(rank, 120.0, code=-9)
+    assert end(it).failure.kind is FailureKind.TIMEOUT  # type: ignore[union-attr]
+
+
+def test_cancelling_a_running_trial_asks_first_and_keeps_the_ranks() -> None:
+    it = running()
+    it.cancel(3.0)
+    assert doings(it) == [(0, "stop"), (1, "stop")]
+    for rank in range(2):
+        done(it, rank, 3.5)
+    idle(it, 0, 1)
+    assert end(it).cancelled
+    assert it.healthy == {0, 1}
+
+
+def test_cancelling_before_the_ranks_are_up_leaves_them_to_start() -> None:
+    it = gang()
+    it.cancel(0.5)
+    assert it.orders() == []
+    assert end(it).cancelled
+    assert it.healthy == {0, 1}
+
+
+def test_ranks_that_never_come_up_are_a_lost_worker() -> None:
+    it = gang()
+    it.hear(0, {"say": "ready"}, 1.0)
+    it.tick(20.1)
+    assert doings(it) == [(1, "TERM")]
+    it.lose(1, 20.2, code=-15)
+    failure = end(it).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.WORKER_LOST
+    assert "1 of 2" in failure.message
+    assert it.healthy == {0}
+
+
+def test_a_leaking_rank_is_not_kept() -> None:
+    it = running()
+    for rank in range(2):
+        done(it, rank, 3.0)
+    idle(it, 0)
+    idle(it, 1, leaks=True)
+    assert it.healthy == {0}
+
+
+def test_a_trial_without_measured_steps_misses_its_metrics() -> None:
+    it = running()
+    for rank in range(2):
+        it.hear(rank, {"say": "done", "run": RUN, "measurement": None, "stopped": ""}, 3.0)
+    idle(it, 0, 1)
+    assert end(it).failure.kind is FailureKind.METRICS_MISSING  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("late", [0.5, 5.0])
+def test_a_failed_trial_keeps_what_it_measured(late: float) -> None:
+    it = running()
+    for number in range(3):
+        step(it, number, 2.0 + late)
+    it.lose(1, 3.0 + late, code=-9)
+    idle(it, 0)
+    measurement = end(it).measurement
+    assert measurement is not None
+    assert len(measurement.step_times_s) == 2

@@ -1,0 +1,241 @@
+"""Programs as trials: the runner's contract, each way in which a program fails, and a whole study over one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.errors import RunnerError
+from autotune.ports import AttemptEnded, AttemptStarted, TrialRequest
+from autotune.spec import FailureKind
+from autotune.testing.runners import RunnerContract, ended, events_until_ended
+from autotune_workers.process.machine import is_alive
+from autotune_workers.process.subreaper import descendants
+from autotune_workers.runners.local import LocalRunner
+from tests.workers.requests import DOUBLE, PATIENT
+from tests.workers.requests import request as asking
+
+PROGRAM = Path(__file__).with_name("program.py")
+METRICS = {
+    "step": r"^iteration (\d+):",
+    "loss": r"loss = ([\d.]+|nan)",
+    "step_time_ms": r": ([\d.]+) ms",
+    "peak_memory_gib": r"ms, ([\d.]+) GiB",
+}
+
+
+def options(*arguments: str, metrics: Mapping[str, str] = METRICS) -> dict[str, Any]:
+    """The trainer's options for the program with these arguments."""
+    argv = [sys.executable, str(PROGRAM), "--micro-batch={micro_batch_size}", "--steps={steps}", *arguments]
+    return {"argv": argv, "metrics": dict(metrics)}
+
+
+def request(number: int, *arguments: str, metrics: Mapping[str, str] = METRICS, **fields: Any) -> TrialRequest:
+    """A trial of the program on one rank."""
+    chosen = {"trainer_options": options(*arguments, metrics=metrics), "config": {"precision": "bf16"}, **fields}
+    return asking(number, dp=1, trainer="command", **chosen)
+
+
+def one(runner: LocalRunner, asked: TrialRequest) -> AttemptEnded:
+    runner.start(asked)
+    return ended(events_until_ended(runner, [asked.id]))
+
+
+def programs() -> list[int]:
+    """Processes of the program below this one; servers of earlier tests may start some of their own at any time."""
+    found = []
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if os.fsencode(PROGRAM) in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[LocalRunner]:
+    with LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE) as runner:
+        yield runner
+
+
+class TestProgramsKeepTheRunnersContract(RunnerContract):
+    @pytest.fixture
+    def runner(self, request: pytest.FixtureRequest, runner: LocalRunner) -> Iterator[LocalRunner]:
+        if "clos" not in request.node.name:
+            yield runner
+            return
+        with LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE) as fresh:
+            yield fresh
+
+    @pytest.fixture
+    def request_for(self):
+        return lambda number: request(number, "--step-s=0.01")
+
+
+def test_a_program_is_measured_by_its_log(runner: LocalRunner) -> None:
+    asked = request(0, config={"precision": "bf16", "micro_batch_size": 4})
+    runner.start(asked)
+    events = events_until_ended(runner, [asked.id])
+    end = ended(events)
+    assert end.failure is None, end.failure
+    seen = end.measurement
+    assert seen is not None
+    assert isinstance(events[0], AttemptStarted)
+    assert seen.step_time_s == pytest.approx(0.016)
+    assert seen.peak_memory_bytes == 1.5 * 2**30
+    assert seen.losses[0] == pytest.approx(4.99), "the first step is warm-up"
+    assert seen.grad_norms == ()
+    assert seen.tokens_per_step == 4 * 16
+    assert seen.flops_per_token
+
+
+def test_without_a_word_of_memory_the_fullest_process_counts(runner: LocalRunner) -> None:
+    metrics = {name: pattern for name, pattern in METRICS.items() if name != "peak_memory_gib"}
+    end = one(runner, request(0, "--fault=hold@1", "--step-s=0.3", metrics=metrics))
+    assert end.failure is None, end.failure
+    assert end.measurement is not None
+    assert 200 * 2**20 < (end.measurement.peak_memory_bytes or 0) < 2**30
+
+
+HASTY = replace(PATIENT, start_timeout_s=30.0, step_timeout_s=2.0)
+FAULTS = {
+    "exit@3": (FailureKind.ERROR, "exit code 3", 3),
+    "raise@3": (FailureKind.ERROR, "exit code 1", 3),
+    "oom@3": (FailureKind.OUT_OF_MEMORY, "out of memory", 3),
+    "kill@3": (FailureKind.WORKER_LOST, "SIGKILL", 3),
+    "sleep@3": (FailureKind.HANG, "step_timeout_s", 3),
+    "stubborn@3": (FailureKind.HANG, "step_timeout_s", 3),
+    "nan@3": (FailureKind.DIVERGED, "finite", 3),
+    "leave@3": (FailureKind.METRICS_MISSING, "3 steps", 3),
+    "silent@0": (FailureKind.METRICS_MISSING, "no step", None),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner, fault: str) -> None:
+    kind, says, step = FAULTS[fault]
+    end = one(runner, request(1, f"--fault={fault}", measure=replace(HASTY, precision=0.0)))
+    assert end.failure is not None
+    assert (end.failure.kind, end.failure.step) == (kind, step), end.failure
+    assert says in end.failure.message
+    assert "settings []" in end.failure.log_tail, "the log is the evidence, and no setting of the service is in it"
+    assert programs() == [], "nothing of the program is left"
+    assert one(runner, request(2)).failure is None
+
+
+def test_a_trial_that_takes_too_long_ends_in_time(runner: LocalRunner) -> None:
+    slow = replace(PATIENT, min_steps=8, max_steps=1000, precision=0.0, trial_timeout_s=3.0)
+    failure = one(runner, request(0, "--step-s=0.5", measure=replace(slow, warmup_steps=100))).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.TIMEOUT
+
+
+def test_a_program_that_never_speaks_hangs_in_start(runner: LocalRunner) -> None:
+    measure = replace(PATIENT, start_timeout_s=3.0)
+    failure = one(runner, request(0, "--fault=sleep@0", measure=measure)).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.HANG
+    assert "start_timeout_s" in failure.message
+
+
+def test_what_a_program_started_elsewhere_ends_with_it(runner: LocalRunner) -> None:
+    few = {**options("--fault=orphan@1"), "steps": 3}
+    failed = one(runner, request(0, trainer_options=few)).failure
+    assert failed is not None
+    (pid,) = [int(line.split()[1]) for line in failed.log_tail if line.startswith("orphan")]
+    assert not is_alive(pid)
+
+
+def test_a_loser_ends_early(runner: LocalRunner) -> None:
+    endless = replace(PATIENT, min_steps=5, max_steps=500, precision=0.0)
+    end = one(runner, request(0, "--step-s=0.01", "--jitter=0.1", measure=endless, beat_step_time_s=0.001))
+    assert "cannot win" in end.stopped
+    assert end.failure is None
+
+
+def test_a_knob_that_the_program_would_not_hear_of_is_refused(runner: LocalRunner) -> None:
+    failure = one(runner, request(0, config={"precision": "bf16", "recompute": "full"})).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.INVALID
+    assert "{recompute}" in failure.message
+
+
+def test_a_program_that_is_not_there_stops_the_study(runner: LocalRunner) -> None:
+    with pytest.raises(RunnerError, match="no such program"):
+        runner.start(request(0, trainer_options={"argv": ["trainer-of-nobody", "{micro_batch_size}"]}))
+
+
+def test_ranks_and_programs_run_side_by_side(runner: LocalRunner) -> None:
+    native, program = asking(10, dp=1), request(11)
+    runner.start(native)
+    runner.start(program)
+    events = events_until_ended(runner, [native.id, program.id])
+    assert all(ended(events, asked.id).failure is None for asked in (native, program))
+
+
+_OWNER = """
+from autotune_workers.runners.local import LocalRunner
+from tests.workers.process.test_program_runner import request
+runner = LocalRunner(max_ranks=1, device="cpu")
+runner.start(request(0, "--fault=stubborn@2"))
+while True:
+    for event in runner.poll(0.2):
+        print(type(event).__name__, flush=True)
+"""
+
+
+@pytest.mark.flaky(reruns=2)
+def test_programs_end_with_their_owner_even_when_it_is_killed() -> None:
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "workers")])}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd=root
+    )
+    try:
+        assert owner.stdout is not None
+        while "Steps" not in (line := owner.stdout.readline().decode()) and line:
+            pass
+        below = descendants(owner.pid)
+        assert len(below) == 2, "a keeper and the program"
+        owner.send_signal(signal.SIGKILL)
+        owner.wait(timeout=60)
+        end = time.monotonic() + 90
+        while any(is_alive(pid) for pid in below) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not any(is_alive(pid) for pid in below)
+    finally:
+        owner.kill()
+        owner.communicate()
+
+
+def test_a_study_finds_the_best_config_of_somebodys_program() -> None:
+    spec = {
+        "name": "mine",
+        "model": "nano-gpt",
+        "cluster": {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": 1},
+        "workload": {"seq_len": 64, "global_batch_size": 8},
+        "space": {"micro_batch_size": [1, 2, 4, 8], "precision": ["fp32"]},
+        "budget": {"max_trials": 6, "max_wall_s": 600},
+        "measure": {"warmup_steps": 1, "min_steps": 5, "max_steps": 6, "finalists": 1, "final_rounds": 1},
+        "searcher": "grid",
+        "trainer": {"kind": "command", **options("--accumulation={accumulation_steps}", "--precision={precision}")},
+        "runner": {"kind": "local", "max_ranks": 1, "device": "cpu"},
+    }
+    from autotune.api import load_study, tune
+
+    result = tune(load_study(spec))
+    assert result.best is not None
+    assert result.best.config.micro_batch_size == 8
+    assert math.isfinite(result.speedup)
+    assert json.dumps([trial.to_dict() for trial in result.trials])

@@ -1,0 +1,396 @@
+"""The ray runner: the contract, the fault table, and what only a cluster can do to a trial. One cluster for the whole module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from autotune.errors import RunnerError
+from autotune.ports import AttemptEnded, AttemptQueued, RunnerEvent, StepsReported
+from autotune.spec import FailureKind
+from autotune.testing.runners import RunnerContract, ended, events_until_ended
+from autotune_workers.process.machine import is_alive
+from autotune_workers.ray.connection import answers_on_loopback
+from autotune_workers.ray.janitor import start_janitor
+from autotune_workers.runners.ray import RayRunner
+from tests.ray_roles import go_away, played, played_head, played_node
+from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
+from tests.workers.requests import DOUBLE, PATIENT, request
+from tests.workers.requests import request as asking
+
+pytestmark = [
+    pytest.mark.flaky(reruns=2),
+    # Ray leaves sockets and log files to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+ALWAYS = ("memory exhausted in a step", "killed in the middle of a step", "stopped")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster that this module started."""
+    before = {k: os.environ.get(k) for k in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="t" * 32)  # nothing is written to the user's home
+    runner = RayRunner(num_cpus=5, trial=DOUBLE)  # two for `shared`, which nobody polls meanwhile, three for `native`
+    try:
+        yield runner.address
+    finally:
+        runner.close()
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture(scope="module")
+def native(cluster: str) -> Iterator[RayRunner]:
+    runner = RayRunner(faults=FAULTS)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+@pytest.fixture(scope="module")
+def shared(cluster: str) -> Iterator[RayRunner]:
+    runner = RayRunner(trial=DOUBLE)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+@pytest.fixture
+def room(shared: RayRunner, native: RayRunner) -> None:
+    """What these two keep warm is given back: nobody polls them meanwhile, so that they would not see that others wait."""
+    for runner in (shared, native):
+        crews = runner._crews
+        while crews._idle:
+            crews._remove(crews._idle.pop())
+
+
+def free_cpus() -> float:
+    import ray
+
+    return float(ray.available_resources().get("CPU", 0.0))
+
+
+class TestRayRunner(RunnerContract):
+    @pytest.fixture
+    def runner(self, request: pytest.FixtureRequest, shared: RayRunner) -> Iterator[RayRunner]:
+        if "clos" not in request.node.name:
+            yield shared
+            return
+        runner = RayRunner(trial=DOUBLE)
+        try:
+            yield runner
+        finally:
+            runner.close()
+
+    @pytest.fixture
+    def request_for(self):
+        return lambda number: asking(number, dp=1)
+
+
+def test_it_listens_on_loopback_only(cluster: str) -> None:
+    assert cluster.startswith("127.0.0.1:")
+
+
+def test_a_group_that_can_never_be_placed_fails_within_its_deadline(shared: RayRunner) -> None:
+    asked = request(0, dp=8, measure=replace(PATIENT, start_timeout_s=3.0))
+    shared.start(asked)
+    failure = ended(events_until_ended(shared, [asked.id], deadline_s=60.0)).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.INVALID
+    assert "8 CPU" in failure.message
+    assert "5 CPU" in failure.message
+    after = request(1, dp=2)
+    shared.start(after)
+    assert ended(events_until_ended(shared, [after.id])).failure is None
+
+
+@pytest.mark.slow
+def test_a_runner_that_others_wait_for_gives_its_gang_back(cluster: str, room: None) -> None:
+    with RayRunner(trial=DOUBLE) as first, RayRunner(trial=DOUBLE) as second:
+        told: list[RunnerEvent] = []
+        rounds = 0
+        end = time.monotonic() + 240
+        while not any(isinstance(e, AttemptEnded) for e in told):
+            # the first never stops wanting the gang that it has
+            first.start(request(rounds, dp=3, trainer_options={"step_s": 0.5}))
+            while not any(isinstance(e, AttemptEnded) for e in first.poll(0.1)):
+                told += second.poll(0.1)
+                assert time.monotonic() < end
+            if rounds == 0:
+                second.start(request(0, dp=3, measure=replace(PATIENT, start_timeout_s=60.0)))
+            rounds += 1
+        assert any(isinstance(e, AttemptQueued) for e in told)
+        assert ended(told).failure is None
+        assert rounds > 2
+
+
+def test_actors_have_names_that_people_can_read_and_resources_come_back(shared: RayRunner) -> None:
+    import ray
+
+    before = free_cpus()
+    runner = RayRunner(trial=DOUBLE)
+    try:
+        asked = request(0, dp=2)
+        runner.start(asked)
+        assert ended(events_until_ended(runner, [asked.id])).failure is None
+        names = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True)]
+        assert any("gang-1-rank-1" in name for name in names), names
+    finally:
+        runner.close()
+    end = time.monotonic() + 60
+    while free_cpus() < before and time.monotonic() < end:
+        time.sleep(0.1)
+    assert free_cpus() >= before
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
+)
+def test_each_fault_gets_its_verdict_and_the_next_trial_runs(native: RayRunner, name: str) -> None:
+    play(native, name)
+
+
+def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner, room: None) -> None:
+    import ray
+
+    asked = request(7, dp=2, trainer_options={"step_s": 2.0})
+    shared.start(asked)
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not shared.poll(0.2):
+        pass
+    host = next(h for crew in shared._crews._busy for h in crew.handles)
+    actor, rank = ray.get(host.actor.pids.remote(), timeout=60)
+    os.kill(actor, signal.SIGKILL)
+    failure = ended(events_until_ended(shared, [asked.id])).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.WORKER_LOST
+    end = time.monotonic() + 60
+    while is_alive(rank) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_alive(rank)
+    after = request(8, dp=2)
+    shared.start(after)
+    assert ended(events_until_ended(shared, [after.id])).failure is None
+
+
+def all_free() -> float:
+    """CPUs of the cluster once nobody uses any."""
+    end = time.monotonic() + 60
+    while (free := free_cpus()) < 5 and time.monotonic() < end:
+        time.sleep(0.2)
+    assert free == 5
+    return free
+
+
+def rank_actors() -> list[dict[str, str]]:
+    """All that there are."""
+    import ray
+
+    return [actor for actor in ray.util.list_named_actors(all_namespaces=True) if "-rank-" in actor["name"]]
+
+
+def pids_of(actors: list[dict[str, str]]) -> list[int]:
+    """Of the actors and of their ranks."""
+    import ray
+
+    return [pid for actor in actors for pid in ray.get(ray.get_actor(**actor).pids.remote(), timeout=60)]
+
+
+def until_all_gone(pids: list[int], deadline_s: float) -> float:
+    """Seconds until no process lives, nothing is taken and no group has a place."""
+    from ray.util.placement_group import placement_group_table
+
+    began = time.monotonic()
+    while (free_cpus() < 5 or any(map(is_alive, pids))) and time.monotonic() < began + deadline_s:
+        time.sleep(0.2)
+    assert free_cpus() == 5
+    assert not any(map(is_alive, pids))
+    assert {g["state"] for g in placement_group_table().values()} == {"REMOVED"}
+    return time.monotonic() - began
+
+
+def heard(process: subprocess.Popen[str], beginning: str) -> str:
+    """The next line that begins so."""
+    assert process.stdout is not None
+    told = []
+    for line in process.stdout:
+        told.append(line.strip())
+        if told[-1].startswith(beginning):
+            return told[-1]
+    pytest.fail(f"never said {beginning}: {told}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, room: None) -> None:
+
+    before, known = all_free(), rank_actors()
+    with played("study", cluster) as study:
+        heard(study, "StepsReported")
+        pids = pids_of([actor for actor in rank_actors() if actor not in known])
+        assert len(pids) == 4
+        assert free_cpus() == before - 2
+        os.kill(study.pid, signal.SIGKILL)
+        print(f"free {until_all_gone(pids, 60):.1f} s after the driver was killed; its gang waits 3 s for another")
+
+
+@pytest.mark.timeout(900)
+def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, room: None) -> None:
+
+    all_free()
+    known = rank_actors()
+    with played("study", cluster, "20", "30") as study:
+        heard(study, "StepsReported 2")
+        actors = [actor for actor in rank_actors() if actor not in known]
+        pids = pids_of(actors)
+        os.kill(study.pid, signal.SIGKILL)
+        with played("study", cluster, "20", "30", "1") as heir:
+            heard(heir, "adopted")
+            assert heard(heir, "StepsReported").startswith("StepsReported 0 to "), "all steps are told again"
+            assert pids_of(actors) == pids
+            assert heard(heir, "AttemptEnded") == "AttemptEnded measured"
+            heard(heir, "closed")
+        until_all_gone(pids, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heir", [False, True], ids=["nobody comes", "another comes"])
+def test_a_place_whose_gang_was_never_born_is_given_back(cluster: str, room: None, heir: bool) -> None:
+    """What a driver leaves that is killed between asking for the place and asking for the actors."""
+    from ray.util.placement_group import placement_group, placement_group_table
+
+    all_free()
+    label = "-dead-gang-"
+    name = f"autotune-s{label}1"
+    group = placement_group([{"CPU": 1.0}] * 2, name=name, lifetime="detached")
+    assert group.wait(30)
+    if heir:
+        with played("study", cluster, "3", "30", "1") as driver:
+            assert heard(driver, "AttemptEnded") == "AttemptEnded measured"
+            heard(driver, "closed")
+    else:
+        start_janitor(label, 2.0)
+    end = time.monotonic() + 30
+    while (state := placement_group_table(group)["state"]) != "REMOVED" and time.monotonic() < end:
+        time.sleep(0.2)
+    assert state == "REMOVED"
+    until_all_gone([], 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("heir", [False, True], ids=["nobody comes", "another comes"])
+def test_a_gang_that_still_waits_for_its_place_goes_with_its_driver(cluster: str, room: None, heir: bool) -> None:
+    """The driver is killed while others use what its gang needs; its successor waits in its turn and is not confused by it."""
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    all_free()
+    others = placement_group([{"CPU": 1.0}] * 4, name="others")
+    assert others.wait(30)
+    known = rank_actors()
+    with played("study", cluster, "3", "3", "1") as study:
+        end = time.monotonic() + 60
+        while len(rank_actors()) < len(known) + 2 and time.monotonic() < end:
+            time.sleep(0.2)
+        os.kill(study.pid, signal.SIGKILL)
+        if heir:
+            with played("study", cluster, "3", "30", "1") as driver:
+                heard(driver, "AttemptQueued")
+                remove_placement_group(others)
+                assert heard(driver, "AttemptEnded") == "AttemptEnded measured"
+                heard(driver, "closed")
+        else:
+            end = time.monotonic() + 60
+            while len(rank_actors()) > len(known) and time.monotonic() < end:
+                time.sleep(0.2)
+            assert rank_actors() == known
+            assert "PENDING" not in {g["state"] for g in placement_group_table().values()}
+            remove_placement_group(others)
+    until_all_gone([], 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: str, room: None) -> None:
+
+    all_free()
+    known = rank_actors()
+    with played("study", cluster, "40", "60", "1") as study:
+        heard(study, "StepsReported 2")
+        pids = pids_of([actor for actor in rank_actors() if actor not in known])
+        os.kill(study.pid, signal.SIGSTOP)
+        with played("study", cluster, "40", "60", "1") as heir:
+            heard(heir, "adopted")
+            os.kill(study.pid, signal.SIGCONT)
+            lost = heard(study, "AttemptEnded")
+            assert "WORKER_LOST" in lost
+            assert "was adopted by another controller" in lost
+            heard(study, "closed")
+            assert heard(heir, "AttemptEnded") == "AttemptEnded measured"
+            heard(heir, "closed")
+        until_all_gone(pids, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, room: None) -> None:
+    runner = RayRunner(trial=DOUBLE)
+    with played_node(cluster, num_cpus=4) as node:
+        try:
+            end = time.monotonic() + 300
+            while runner.capacity < 9 and time.monotonic() < end:
+                time.sleep(0.5)
+            assert runner.capacity == 9
+            endless = replace(PATIENT, min_steps=500, max_steps=500, trial_timeout_s=500.0)
+            asked = request(0, dp=6, trainer_options={"step_s": 0.5}, measure=endless)
+            runner.start(asked)
+            end = time.monotonic() + 120
+            while time.monotonic() < end and not any(isinstance(e, StepsReported) for e in runner.poll(0.2)):
+                pass
+            go_away(node)
+            failure = ended(events_until_ended(runner, [asked.id], deadline_s=180.0)).failure
+            assert failure is not None
+            assert failure.kind is FailureKind.WORKER_LOST
+            assert "on node 127.0.0.2" in failure.message
+            after = request(1, dp=2)
+            runner.start(after)
+            assert ended(events_until_ended(runner, [after.id])).failure is None
+        finally:
+            runner.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_head_that_goes_away_ends_the_study_with_a_clear_error() -> None:
+    with played_head() as (head, address), played("study", address) as study:
+        heard(study, "StepsReported")
+        go_away(head)
+        said, _ = study.communicate(timeout=250)
+        assert "RunnerError runner: the head of the Ray cluster does not answer" in said
+        assert "closed" in said
+        assert study.returncode == 0
+
+
+def test_nobody_at_the_address_is_said_at_once() -> None:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unheard.getsockname()[1]}"
+        with pytest.raises(RunnerError, match="nobody answers"):
+            answers_on_loopback(address)
+
+
+def test_the_numbers_of_the_rows_are_those_of_their_faults() -> None:
+    for name, row in ROWS.items():
+        assert all(f.trial == NUMBERS[name] for f in row.faults), name

@@ -1,0 +1,182 @@
+"""The local runner keeps the runner's contract, keeps its ranks warm, and runs trials side by side."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import RunnerError, SpecError
+from autotune.ports import AttemptEnded, AttemptStarted, TrialRequest
+from autotune.spec import FailureKind
+from autotune.testing.runners import RunnerContract, ended, events_until_ended
+from autotune_workers.process.machine import is_alive
+from autotune_workers.process.subreaper import descendants
+from autotune_workers.runners.local import LocalRunner
+from tests.workers.requests import DOUBLE, request
+from tests.workers.requests import request as asking
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[LocalRunner]:
+    with LocalRunner(max_ranks=8, device="cpu", trial=DOUBLE) as runner:
+        yield runner
+
+
+@pytest.mark.flaky(reruns=2)
+class TestLocalRunner(RunnerContract):
+    @pytest.fixture
+    def runner(self, request: pytest.FixtureRequest, warm: LocalRunner) -> Iterator[LocalRunner]:
+        if "clos" not in request.node.name:  # importing torch anew for each law would take minutes
+            yield warm
+            return
+        with LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE) as runner:
+            yield runner
+
+    @pytest.fixture
+    def request_for(self):
+        return lambda number: asking(number, dp=1)
+
+
+@pytest.mark.flaky(reruns=2)
+def test_ranks_stay_warm_between_trials(warm: LocalRunner) -> None:
+    pids = []
+    for number in range(3):
+        asked = request(number, dp=2)
+        warm.start(asked)
+        assert ended(events_until_ended(warm, [asked.id])).failure is None
+        pids.append(warm.rank_pids)
+    assert pids[0] == pids[1] == pids[2]
+
+
+@pytest.mark.flaky(reruns=2)
+def test_trials_run_at_once_on_disjoint_ranks(warm: LocalRunner) -> None:
+    all_up = request(9, dp=4)
+    warm.start(all_up)
+    events_until_ended(warm, [all_up.id])
+    slow = {"step_s": 0.1}
+    asked = [request(n, dp=2, trainer_options=slow) for n in range(2)]
+    for one in asked:
+        warm.start(one)
+    events = events_until_ended(warm, [r.id for r in asked])
+    started = [i for i, e in enumerate(events) if isinstance(e, AttemptStarted)]
+    first_end = min(i for i, e in enumerate(events) if isinstance(e, AttemptEnded))
+    assert len(started) == 2
+    assert max(started) < first_end
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_gang_of_eight_works_here(warm: LocalRunner) -> None:
+    asked = request(0, dp=8)
+    warm.start(asked)
+    end = ended(events_until_ended(warm, [asked.id]))
+    assert end.failure is None
+    assert end.measurement is not None
+    assert end.measurement.num_ranks == 8
+
+
+def test_a_config_that_is_larger_than_the_runner_is_invalid(warm: LocalRunner) -> None:
+    asked = request(0, dp=16)
+    warm.start(asked)
+    failure = ended(events_until_ended(warm, [asked.id])).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.INVALID
+    assert "16" in failure.message
+
+
+def test_another_trainer_is_refused_at_once(warm: LocalRunner) -> None:
+    with pytest.raises(RunnerError, match="nobody"):
+        warm.start(request(0, trainer="nobody"))
+
+
+def test_closing_leaves_no_process() -> None:
+    runner = LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE)
+    asked: TrialRequest = request(0, dp=2, trainer_options={"step_s": 30.0})
+    runner.start(asked)
+    end = time.monotonic() + 90
+    while len(runner.rank_pids) < 2 and time.monotonic() < end:
+        runner.poll(0.1)
+    pids = runner.rank_pids
+    assert len(pids) == 2
+    runner.close()
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(SpecError, match="max_ranks"):
+        LocalRunner(max_ranks=0)
+    with pytest.raises(SpecError, match="device"):
+        LocalRunner(device="tpu")
+
+
+_OWNER = """
+import time
+from autotune_workers.process.subreaper import descendants
+from autotune_workers.runners.local import LocalRunner
+from tests.workers.requests import DOUBLE, request
+if __name__ == "__main__":
+    runner = LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE, faults=[{"kind": "freeze", "rank": 1, "step": 0}])
+    runner.start(request(0, dp=2))
+    told = time.monotonic() + 2
+    while True:
+        runner.poll(0.2)
+        if len(runner.rank_pids) == 2 and time.monotonic() > told:
+            print(*runner.rank_pids, flush=True)
+            told = float("inf")
+"""
+
+
+@pytest.mark.flaky(reruns=2)
+def test_ranks_end_with_their_owner_even_when_it_is_killed_and_one_is_stopped() -> None:
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "workers")])}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd=root
+    )
+    try:
+        assert owner.stdout is not None
+        pids = [int(word) for word in owner.stdout.readline().split()]
+        assert len(pids) == 2
+        owner.send_signal(signal.SIGKILL)
+        owner.wait(timeout=60)
+        end = time.monotonic() + 60
+        while any(is_alive(pid) for pid in pids) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not any(is_alive(pid) for pid in pids)
+    finally:
+        owner.kill()
+        owner.communicate()
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_nursery_that_is_killed_while_ranks_start_is_a_lost_worker() -> None:
+    """The kernel may take it when memory is short: the trial is tried again, on a new one."""
+    with LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE) as runner:
+        before = set(descendants(os.getpid()))
+        asked = request(0, dp=2)
+        runner.start(asked)
+        end = time.monotonic() + 60
+        while not (nursery := [p for p in set(descendants(os.getpid())) - before if is_nursery(p)]):
+            assert time.monotonic() < end
+            runner.poll(0.01)
+        os.kill(nursery[0], signal.SIGKILL)
+        failure = ended(events_until_ended(runner, [asked.id])).failure
+        assert failure is not None
+        assert failure.kind is FailureKind.WORKER_LOST
+        after = request(1, dp=2)
+        runner.start(after)
+        assert ended(events_until_ended(runner, [after.id])).failure is None
+
+
+def is_nursery(pid: int) -> bool:
+    """Whether the process is the one that ranks are forked from."""
+    try:
+        return b"autotune_workers.process.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,33 @@
+"""Gradients travel once per step, after the last micro-batch, whatever cuts the weights and the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from autotune_workers.runners.local import LocalRunner
+from tests.workers.process.test_program_runner import one
+from tests.workers.trial_ranks import request
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[LocalRunner]:
+    with LocalRunner(max_ranks=4, device="cpu", trial="tests.workers.counting_trial:run_trial") as runner:
+        yield runner
+
+
+@pytest.mark.flaky(reruns=2)
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize(("pp", "few", "many"), [(1, 1, 4), (2, 2, 8)])
+def test_more_micro_batches_send_no_more_gradients(
+    runner: LocalRunner, stage: int, pp: int, few: int, many: int
+) -> None:
+    sent = []
+    for count in (few, many):
+        config = f"dp=2,pp={pp},zero_stage={stage},micro_batch_size=1,accumulation_steps={count},precision=fp32"
+        end = one(runner, request("llama", config, attempt=count))
+        assert end.failure is None, end.failure
+        assert end.measurement is not None
+        sent.append(end.measurement.utilization["sent_bytes"])
+    assert sent[0] == sent[1] > 0

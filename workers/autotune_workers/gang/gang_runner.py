@@ -1,0 +1,336 @@
+"""Runs attempts on gangs: what the `local` and the `ray` runner share. They differ only in where ranks come from (`RankPools`).
+
+One turn: listen to the ranks, hand what they say to their gangs, look at the deadlines, carry out the gangs' orders, give the ranks of
+finished gangs back, start what waits. The clock that gangs see stands still while nobody polls (see `gang`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from autotune.errors import RunnerError
+from autotune.ports import AttemptEnded, AttemptId, AttemptQueued, RunnerEvent, TrialRequest
+from autotune.spec import Failure, FailureKind
+from autotune_workers.gang.gang import Gang, Patience
+from autotune_workers.gang.wire import Message
+from autotune_workers.training.faults import Fault
+
+NATIVE = "native"
+"""the trainer that gangs of ranks run"""
+LONGEST_TURN_S = 0.5
+"""a turn listens at most this long, and this much time passes at most for the gangs between two turns, twice over"""
+QUEUED_EVERY_S = 5.0
+"""how often it is said that an attempt still waits for room"""
+
+
+class RankHandle(Protocol):
+    """A rank as the runner sees it. None of these raises when the rank is gone."""
+
+    name: str
+    ready: bool
+    host: str
+    """address of its node, known once it is ready"""
+
+    def send(self, message: Message) -> None:
+        """Sends a message."""
+        ...
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        ...
+
+    def begin(self) -> None:
+        """A trial begins on it."""
+        ...
+
+    def log_tail(self) -> tuple[str, ...]:
+        """Last lines of its log."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class RankPool:
+    """Ranks that run one attempt together, in the order of their rank numbers."""
+
+    handles: list[Any]
+    """`RankHandle`s"""
+    token: Any = None
+    """what the source of ranks knows it by"""
+
+
+class RankPools(Protocol):
+    """Where ranks come from."""
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        ...
+
+    def form(self, size: int, study: str) -> RankPool | None:
+        """A crew of that size, warm where possible; its ranks may still be starting. None when there is no room now. `study`: what a new one is
+        called after."""
+        ...
+
+    def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
+        """What ranks say, (handle, message), waiting up to `timeout_s` for the first; `gone` is a rank's last word."""
+        ...
+
+    def disband(self, crew: RankPool, healthy: frozenset[int]) -> None:
+        """Takes the crew back. Ranks that are not healthy are gone or going; they are replaced."""
+        ...
+
+    def is_placed(self, crew: RankPool) -> bool:
+        """Whether there is room for the crew, so that its ranks can start; asked until the first yes."""
+        ...
+
+    def shortage(self, crew: RankPool) -> str:
+        """Why ranks of this crew cannot come up here, ever, in words; empty when it is a matter of time or luck."""
+        ...
+
+    def close(self) -> None:
+        """Ends everything."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _RunningGang:
+    gang: Gang
+    crew: RankPool
+    rank_of: dict[int, int] = field(default_factory=dict)
+    placed: bool = False
+    launched_s: float = 0.0
+    said_s: float = 0.0
+    """when it was last said that it waits for room"""
+
+    def seat_by_node(self) -> None:
+        """Gives neighbouring rank numbers to ranks of one node, where tensor-parallel groups belong."""
+        hosts = [h.host for h in self.crew.handles]
+        self.crew.handles.sort(key=lambda h: hosts.index(h.host))
+        self.rank_of = {id(h): r for r, h in enumerate(self.crew.handles)}
+
+
+class GangRunner:
+    """A `TrialRunner` over a source of ranks."""
+
+    def __init__(
+        self, crews: RankPools, *, faults: Iterable[Fault | Mapping[str, Any]] = (), patience: Patience | None = None
+    ) -> None:
+        """`faults`: injected by the ranks, for tests and drills."""
+        self._crews = crews
+        self._faults = [Fault.of(f) for f in faults]
+        self._patience = patience or Patience()
+        self._waiting: deque[TrialRequest] = deque()
+        self._running: dict[AttemptId, _RunningGang] = {}
+        self._owner: dict[int, _RunningGang] = {}
+        self._events: list[RunnerEvent] = []
+        self._launches = 0
+        self._now_s = 0.0
+        self._turned_s = time.monotonic()
+        self._closed = False
+
+    @property
+    def trainers(self) -> Sequence[str]:
+        """Names of the trainers that it can really run."""
+        return (NATIVE,)
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        return self._crews.capacity
+
+    def check(self, request: TrialRequest) -> None:
+        """Raises `RunnerError` when this runner cannot run the attempt at all."""
+        if self._closed:
+            raise RunnerError("the runner is closed", remedy="make a new one")
+        if request.trainer not in self.trainers:
+            raise RunnerError(
+                f"this runner runs the trainers {', '.join(self.trainers)}, but the study asks for {request.trainer!r}",
+                remedy="use trainer: native, or runner: local, which starts the programs of other trainers",
+                field="trainer",
+            )
+
+    def start(self, request: TrialRequest) -> None:
+        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when nothing can be run."""
+        self.check(request)
+        if any(r.id == request.id for r in self._waiting) or request.id in self._running:
+            raise RunnerError(f"attempt {request.id} is running already")
+        self._waiting.append(request)
+        self._launch_what_fits()
+
+    def poll(self, timeout_s: float) -> list[RunnerEvent]:
+        """Events since the last call; waits up to `timeout_s` for the first one."""
+        end_s = time.monotonic() + timeout_s
+        self._turn(0.0)
+        while not self._events and not self._closed:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self._turn(min(left_s, LONGEST_TURN_S))
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Ends the attempt: cooperative stop, then kill. Unknown ids are ignored."""
+        for request in list(self._waiting):
+            if request.id == attempt:
+                self._waiting.remove(request)
+                self._events.append(AttemptEnded(id=attempt, cancelled=True))
+        if attempt in self._running:
+            running = self._running[attempt]
+            running.gang.cancel(self._now_s)
+            self._carry_out(running)
+
+    def close(self) -> None:
+        """Kills what runs and frees everything."""
+        if not self._closed:
+            self._closed = True
+            self._waiting.clear()
+            self._running.clear()
+            self._owner.clear()
+            self._crews.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _turn(self, timeout_s: float) -> None:
+        if self._closed:
+            return
+        for running in self._running.values():
+            timeout_s = min(timeout_s, max(0.0, running.gang.deadline_s() - self._now_s))
+        spoken = self._crews.wait(timeout_s)
+        now_s = time.monotonic()
+        self._now_s += min(now_s - self._turned_s, 2 * LONGEST_TURN_S)
+        self._turned_s = now_s
+        for handle, message in spoken:
+            owner = self._owner.get(id(handle))
+            if owner is not None:
+                self._hand_over(owner, handle, message)
+        for running in list(self._running.values()):
+            self._check(running)
+            self._carry_out(running)
+        self._launch_what_fits()
+
+    def _hand_over(self, running: _RunningGang, handle: RankHandle, message: Message) -> None:
+        rank, gang = running.rank_of[id(handle)], running.gang
+        if message["say"] == "gone":
+            gang.lose(
+                rank,
+                self._now_s,
+                code=message["code"],
+                log_tail=handle.log_tail(),
+                kernel_oom=message["kernel_oom"],
+                why=message["why"],
+            )
+            return
+        if message["say"] == "ready" and gang.is_unready and all(h.ready for h in running.crew.handles):
+            running.seat_by_node()
+            rank = running.rank_of[id(handle)]
+        tail = handle.log_tail() if message["say"] == "failed" else ()
+        gang.hear(rank, message, self._now_s, tail)
+
+    def _check(self, running: _RunningGang) -> None:
+        gang = running.gang
+        if gang.is_unready and not running.placed:
+            running.placed = self._crews.is_placed(running.crew)
+            if not running.placed:
+                self._wait_for_room(running)
+        gang.tick(self._now_s)
+
+    def _wait_for_room(self, running: _RunningGang) -> None:
+        """What others use is a matter of waiting, and no fault of the trial; what the cluster does not have is one."""
+        gang, size = running.gang, len(running.crew.handles)
+        waited_s = self._now_s - running.launched_s
+        if waited_s >= gang.request.measure.start_timeout_s and (shortage := self._crews.shortage(running.crew)):
+            gang.refuse(FailureKind.INVALID, shortage, self._now_s)
+        elif waited_s >= self._patience.room_s:
+            why = f"no room for {size} ranks within {self._patience.room_s:g} s: others use the cluster"
+            gang.refuse(FailureKind.WORKER_LOST, why, self._now_s)
+        else:
+            gang.hold(self._now_s)
+            if self._now_s - running.said_s >= QUEUED_EVERY_S:
+                running.said_s = self._now_s
+                why = f"its {size} ranks wait for room on the cluster, which others use"
+                self._events.append(AttemptQueued(id=gang.request.id, reason=why))
+
+    def _carry_out(self, running: _RunningGang) -> None:
+        gang, crew = running.gang, running.crew
+        for order in gang.orders():
+            handle = crew.handles[order.rank]
+            if order.message is not None:
+                handle.send(order.message)
+            elif order.signal == "TERM":
+                handle.terminate()
+            else:
+                handle.kill()
+        if gang.over:
+            del self._running[gang.request.id]
+            for handle in crew.handles:
+                self._owner.pop(id(handle), None)
+            self._crews.disband(crew, gang.healthy)
+        self._events += gang.events()
+
+    def _launch_what_fits(self) -> None:
+        """Starts waiting attempts in their order, until one does not fit."""
+        while self._waiting:
+            request = self._waiting[0]
+            crew = self._crews.form(request.config.world_size, request.study)
+            if crew is None:
+                if request.config.world_size <= self.capacity:
+                    return
+                self._waiting.popleft()
+                self._events.append(AttemptEnded(id=request.id, failure=too_large(request, self.capacity)))
+                continue
+            self._waiting.popleft()
+            self._launch(request, crew)
+
+    def _launch(self, request: TrialRequest, crew: RankPool) -> None:
+        self._launches += 1
+        gang = Gang(
+            request,
+            now_s=self._now_s,
+            run=self._launches,
+            patience=self._patience,
+            faults=[f for f in self._faults if f.meets(request.number, request.attempt)],
+        )
+        running = self._run(gang, crew)
+        for rank, handle in enumerate(crew.handles):
+            handle.begin()
+            if handle.ready:
+                gang.hear(rank, {"say": "ready"}, self._now_s)
+        self._carry_out(running)
+
+    def _take_over(self, crew: RankPool, gang: Gang, run: int) -> None:
+        """Goes on with an attempt that another runner launched on this crew as its launch number `run`."""
+        self._launches = max(self._launches, run)
+        running = self._run(gang, crew)
+        running.placed = True
+        self._carry_out(running)
+
+    def _run(self, gang: Gang, crew: RankPool) -> _RunningGang:
+        rank_of = {id(h): r for r, h in enumerate(crew.handles)}
+        running = _RunningGang(gang=gang, crew=crew, rank_of=rank_of, launched_s=self._now_s, said_s=self._now_s)
+        self._running[gang.request.id] = running
+        self._owner.update({id(handle): running for handle in crew.handles})
+        return running
+
+
+def too_large(request: TrialRequest, capacity: int) -> Failure:
+    """What becomes of a config that needs more ranks than there are."""
+    return Failure(
+        kind=FailureKind.INVALID,
+        message=(
+            "a config may use as many ranks as the runner has, but this one needs "
+            f"{request.config.world_size} and there are {capacity}; use a smaller world size or more ranks"
+        ),
+    )

@@ -1,0 +1,109 @@
+"""Where ranks are born: a process that has imported torch and the training loop once, and forks a rank whenever one is asked for.
+
+Importing takes seconds of CPU per process, a fork milliseconds: a gang of eight starts about as fast as a single rank, and a rank that had to
+be killed is back at once. The nursery itself never trains, starts no thread and touches no GPU, so that its forks are clean; ranks on
+GPUs are started as processes of their own. It reaps its children and tells their exit status; they die with it, and it with its owner.
+
+    owner -> nursery   {"environment": {...}, "arguments": {...}}, with the descriptors of channel and log
+    nursery -> owner   {"pid": N} in answer, {"pid": N, "code": C} at the end of a child
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from autotune_workers.gang.wire import Lines, to_line
+from autotune_workers.process.machine import die_with_parent
+
+
+def main() -> None:
+    """Entry of the process."""
+    parser = argparse.ArgumentParser(prog="autotune-nursery")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--trial", required=True)
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    from autotune_workers.process.rank import preload
+
+    owner = socket.socket(fileno=arguments.fd)
+    preload(arguments.trial)
+    gc.collect()
+    gc.freeze()  # collections in the ranks look at the trial's own objects only, and leave the shared pages shared
+    serve(owner)
+
+
+def serve(owner: socket.socket) -> None:
+    """Forks on request and reaps until the owner is gone."""
+    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker)
+    while True:
+        waiting: list[Any] = [owner, woken]
+        readable, _, _ = select.select(waiting, [], [])
+        if woken in readable:
+            os.read(woken, 4096)
+            _reap(owner)
+        if owner in readable:
+            request, descriptors, _, _ = socket.recv_fds(owner, 1 << 16, 2)
+            if not request:
+                os._exit(0)
+            for message in Lines().feed(request):
+                _give_birth(owner, message, descriptors, (woken, waker))
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def _reap(owner: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        owner.sendall(to_line({"pid": pid, "code": os.waitstatus_to_exitcode(status)}))
+
+
+def _give_birth(
+    owner: socket.socket, message: Mapping[str, Any], descriptors: list[int], pipe: tuple[int, int]
+) -> None:
+    nursery = os.getpid()
+    pid = os.fork()
+    if pid:
+        owner.sendall(to_line({"pid": pid}))
+        return
+    try:
+        die_with_parent(nursery)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        channel, log = descriptors
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        for descriptor in (log, *pipe):
+            os.close(descriptor)
+        owner.close()
+        os.environ.update(message["environment"])
+        from autotune_workers.process.rank import serve_rank
+
+        serve_rank(socket.socket(fileno=channel), **message["arguments"])
+    except BaseException:
+        with contextlib.suppress(BaseException):
+            sys.excepthook(*sys.exc_info())
+            sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

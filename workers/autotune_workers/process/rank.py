@@ -1,0 +1,282 @@
+"""One rank: a process that stays warm and runs one trial after another on order.
+
+Three threads share it. The *main* thread trains: signal handlers, compilers and debuggers expect to live there. The *reader* takes orders
+while it does, and ends the process when the runner's end of the channel closes. The *heart* says every second where the main thread
+is. Whatever the trial prints goes to the rank's log, which is emptied when a trial begins.
+
+    python -m autotune_workers.process.rank --fd 5 --parent 4711 --device cpu --host 127.0.0.1
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import gc
+import importlib
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from autotune_workers.gang.wire import Lines, Message, plain, request_from_plain, to_line
+from autotune_workers.process.machine import (
+    be_expendable,
+    cpu_count,
+    die_with_parent,
+    give_back_memory,
+    memory_limit,
+    status_bytes,
+    total_memory,
+)
+from autotune_workers.training.faults import Fault, Injector
+
+BEAT_S = 1.0
+"""between two heartbeats"""
+LEAK_BYTES = 512 << 20
+"""a rank that holds this much more than after its first trial is replaced"""
+GPU_LEAK_BYTES = 64 << 20
+"""the same for tensors that a finished trial left on the GPU"""
+STACK_LINES = 12
+
+
+class Rank:
+    """The rank's side of the channel."""
+
+    def __init__(self, channel: socket.socket, *, device: str, host: str, trial: str) -> None:
+        """`host`: the address on which its peers reach it; `trial`: `module:function` of the training loop."""
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._store: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._device, self._host = device, host
+        module, _, name = trial.partition(":")
+        self._trial: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        self._run: int | None = None
+        self._stop = threading.Event()
+        self._phase = "idle"
+        self._step: int | None = None
+        self._first_rss_bytes: int | None = None
+
+    def serve(self) -> None:
+        """Takes orders until it is told to exit."""
+        import torch
+
+        if self._device == "cuda":
+            torch.zeros(1, device="cuda")  # the CUDA context is part of being warm
+        if not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()  # what was imported stays: later collections look at the trial's own objects only
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        threading.Thread(target=self._beat, name="heart", daemon=True).start()
+        self._say("ready", pid=os.getpid(), host=self._host)
+        while True:
+            self._attempt(self._orders.get())
+
+    def _say(self, say: str, **values: Any) -> None:
+        line = to_line({"say": say, "run": self._run, **values})
+        try:
+            with self._lock:
+                self._channel.sendall(line)
+        except OSError:
+            os._exit(0)  # nobody listens any more
+
+    def _read(self) -> None:
+        lines = Lines()
+        while True:
+            try:
+                chunk = self._channel.recv(1 << 16)
+            except OSError:
+                chunk = b""
+            if not chunk:
+                os._exit(0)  # the runner is gone
+            for message in lines.feed(chunk):
+                self._obey(message)
+
+    def _obey(self, message: Message) -> None:
+        do = message["do"]
+        if do == "run":
+            self._stop.clear()
+            self._run = message["run"]
+            self._orders.put(message)
+        elif do == "store":
+            self._store.put(message)
+        elif do == "exit":
+            os._exit(0)
+        elif message.get("run") != self._run:
+            return
+        elif do == "stop":
+            self._stop.set()
+        elif do == "abort" and self._device == "cuda":  # gloo's collectives end with the peer that held them up
+            from autotune_workers.training.rendezvous import abort
+
+            threading.Thread(target=abort, name="abort", daemon=True).start()
+        elif do == "where":
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            stack = traceback.format_stack(frame) if frame else []
+            self._say("where", stack=[line.rstrip() for line in stack[-STACK_LINES:]])
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_S)
+            self._say("beat", phase=self._phase, step=self._where)
+
+    def _enter(self, phase: str) -> None:
+        """The trial has come to this phase, and the runner knows, should the rank die in it."""
+        self._phase = phase
+        self._say("beat", phase=phase, step=self._where)
+
+    @property
+    def _where(self) -> int | None:
+        """The step that it is in; what is built for the first one counts as that."""
+        return self._step if self._step is not None or self._phase != "set-up" else 0
+
+    def _attempt(self, order: Message) -> None:
+        """Runs the trial and says how it ended; then cleans up and says that it is idle."""
+        self._step, self._phase = None, "start"
+        with contextlib.suppress(OSError):  # where the output is no file, there is nothing to empty
+            os.ftruncate(1, 0)
+            os.lseek(1, 0, os.SEEK_SET)
+        try:
+            self._say("done", **self._train(order))
+        except BaseException as error:
+            self._say("failed", **self._explain(error))
+        self._phase = "clean-up"
+        self._clean_up()
+        leaks = self._leaks()
+        self._phase = "idle"
+        self._say("idle", leaks=leaks)
+
+    def _train(self, order: Message) -> Message:
+        import torch
+
+        from autotune_workers.training.mesh import RankContext
+        from autotune_workers.training.rendezvous import process_group
+
+        request = request_from_plain(order["request"])
+        rank, world_size, timeout_s = order["rank"], order["world_size"], order["collective_timeout_s"]
+        injector = Injector([Fault.of(f) for f in order["faults"]])
+        cluster = request.workload.cluster
+        torch.set_num_threads(max(1, cpu_count() // cluster.gpus_per_node))
+        device = torch.device("cuda", torch.cuda.current_device()) if self._device == "cuda" else torch.device("cpu")
+        limit_bytes = min(cluster.gpu.memory_bytes, 0.8 * total_memory()) if device.type == "cpu" else None
+        if device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(
+                min(1.0, cluster.gpu.memory_bytes / torch.cuda.get_device_properties(device).total_memory)
+            )
+
+        def report(step: Any) -> bool:
+            self._step, self._phase = step.step + 1, "step"
+            self._say("step", step=step.step, time_s=step.time_s, loss=step.loss, grad_norm=step.grad_norm)
+            injector.at(step.step + 1)
+            return not self._stop.is_set()
+
+        injector.at(None)
+        with contextlib.closing(injector), memory_limit(limit_bytes):
+            self._enter("rendezvous")
+            store = self._meet(rank, world_size, timeout_s)
+            with process_group(store, rank=rank, world_size=world_size, device=device, timeout_s=timeout_s):
+                self._enter("set-up")
+                injector.at(0)
+                result = self._trial(request, RankContext(rank=rank, world_size=world_size, device=device), report)
+        if injector.silences:
+            return {"measurement": None, "stopped": ""}
+        return {
+            "measurement": plain(result.measurement.to_dict()) if result.measurement else None,
+            "stopped": result.stopped,
+        }
+
+    def _meet(self, rank: int, world_size: int, timeout_s: float) -> Any:
+        from autotune_workers.training.rendezvous import join_store, open_store
+
+        if rank == 0:
+            store, port = open_store(self._host, world_size, timeout_s)
+            self._say("store", host=self._host, port=port)
+            return store
+        while True:
+            message = self._store.get(timeout=timeout_s)
+            if message["run"] == self._run:
+                return join_store(message["host"], message["port"], world_size, timeout_s)
+
+    def _explain(self, error: BaseException) -> Message:
+        traceback.print_exc()
+        sys.stderr.flush()
+        failure = getattr(error, "failure", None)
+        explained = {
+            "type": type(error).__name__,
+            "text": str(error)[-4000:],
+            "errno": getattr(error, "errno", None),
+            "failure": failure.to_dict() if failure is not None else None,
+            "step": self._where,
+            "phase": self._phase,
+        }
+        traceback.clear_frames(error.__traceback__)  # they hold the trial's tensors
+        return explained
+
+    def _clean_up(self) -> None:
+        import torch
+
+        if "torch._dynamo" in sys.modules:
+            sys.modules["torch._dynamo"].reset()
+        gc.collect()
+        if self._device == "cuda":
+            with contextlib.suppress(RuntimeError):  # a broken context shows itself in the next check
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+        give_back_memory()
+
+    def _leaks(self) -> bool:
+        """Whether this process is no longer fit for another trial."""
+        import torch
+
+        if self._device == "cuda":
+            try:
+                torch.cuda.synchronize()
+                if torch.cuda.memory_allocated() > GPU_LEAK_BYTES:
+                    return True
+            except RuntimeError:
+                return True
+        rss_bytes = status_bytes("VmRSS")
+        if rss_bytes is None:
+            return False
+        if self._first_rss_bytes is None:
+            self._first_rss_bytes = rss_bytes
+        return rss_bytes - self._first_rss_bytes > LEAK_BYTES
+
+
+def preload(trial: str) -> None:
+    """Imports what a trial needs, so that none of it counts as the trial's time."""
+    importlib.import_module("autotune_workers.training.mesh")
+    importlib.import_module("autotune_workers.training.rendezvous")
+    importlib.import_module(trial.partition(":")[0])
+
+
+def serve_rank(channel: socket.socket, *, device: str, host: str, trial: str) -> None:
+    """Makes this process a rank; never returns."""
+    faulthandler.enable()
+    be_expendable()
+    channel.set_inheritable(False)
+    preload(trial)
+    Rank(channel, device=device, host=host, trial=trial).serve()
+
+
+def main() -> None:
+    """Entry of a rank that is started as a process of its own."""
+    parser = argparse.ArgumentParser(prog="autotune-rank")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--trial", required=True)
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    serve_rank(socket.socket(fileno=arguments.fd), device=arguments.device, host=arguments.host, trial=arguments.trial)
+
+
+if __name__ == "__main__":
+    main()

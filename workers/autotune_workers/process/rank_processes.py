@@ -1,0 +1,154 @@
+"""Rank processes of this machine: talk, listen, end, and what their logs say last.
+
+A rank's output goes to an unnamed file, so nothing is left behind however its owner ends; its input is empty; it leads a process group
+of its own, so that what it forks (compilers) ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from autotune_workers.gang.wire import Lines, Message, to_line
+from autotune_workers.process.children import ForkedChild, OwnChild, RankForkServer
+from autotune_workers.process.machine import oom_kills
+
+TRIAL = "autotune_workers.training.run_trial:run_trial"
+LOG_TAIL_LINES = 30
+LOG_TAIL_BYTES = 32768
+CRASH = "Fatal Python error"
+"""opens the dump of all threads; what came right before it is the reason"""
+
+
+class Births:
+    """How ranks of one owner come into the world: device, address, training loop, and the nursery where there is one."""
+
+    def __init__(self, *, device: str, host: str = "127.0.0.1", trial: str = TRIAL) -> None:
+        """`device`: cpu or cuda; `host`: the address on which ranks reach one another; `trial`: `module:function`."""
+        self._device, self.host, self._trial = device, host, trial
+        self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autotune-spawner")
+        self._nursery = RankForkServer(self._spawner, host=host, trial=trial)
+
+    def child(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> ForkedChild | OwnChild:
+        """A new child on this channel."""
+        if self._device == "cpu":
+            return self._nursery.spawn(channel, log, environment)
+        return OwnChild(
+            self._spawner, channel, log, environment, device=self._device, host=self.host, trial=self._trial
+        )
+
+    def close(self) -> None:
+        """Ends the nursery; ranks that were started on their own must be closed before."""
+        self._nursery.close()
+        self._spawner.shutdown()
+
+
+class RankProcess:
+    """One rank process and its channel. One thread listens; `send` may come from another."""
+
+    def __init__(self, births: Births, *, name: str, environment: Mapping[str, str] | None = None) -> None:
+        """Asks for the process; `ready` once it said so."""
+        self.name = name
+        self.ready = False
+        self.host = births.host
+        self._oom_kills = oom_kills()
+        self._lines = Lines()
+        self._log = tempfile.TemporaryFile(prefix="autotune-rank-")  # noqa: SIM115 - closed by `close`
+        self._channel, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._child = births.child(theirs, self._log.fileno(), environment or {})
+        except BaseException:
+            self._channel.close()
+            self._log.close()
+            raise
+        self._channel.setblocking(False)
+        self._mouth = self._channel.dup()
+        self._mouth.settimeout(1.0)
+
+    @property
+    def pid(self) -> int:
+        """Process number; 0 before it is born."""
+        return self._child.pid
+
+    def fileno(self) -> int:
+        """For selectors: readable when there are messages or the process is gone; -1 once the channel has ended."""
+        return self._channel.fileno()
+
+    def send(self, message: Message) -> None:
+        """Sends a message; a rank that is gone does not hear it, and one that no longer reads is the deadlines' business."""
+        with contextlib.suppress(OSError):
+            self._mouth.sendall(to_line(message))
+
+    def receive(self) -> list[Message]:
+        """Messages that have arrived; the last one is `gone` once the process has ended."""
+        messages: list[Message] = []
+        code = self._child.code()  # before the last look at the channel: what it said before its end is not lost
+        while self._channel.fileno() >= 0:
+            try:
+                chunk = self._channel.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self._channel.close()
+                self.kill()  # without its channel a rank is of no use, should it still be there
+                code = self._wait(10.0)
+                break
+            messages += self._lines.feed(chunk)
+        for message in messages:
+            if message["say"] == "ready":
+                self.ready = True
+        if code is not None:
+            self._channel.close()
+            self.ready = False
+            messages.append({"say": "gone", "code": code, "kernel_oom": oom_kills() > self._oom_kills, "why": ""})
+        return messages
+
+    def begin(self) -> None:
+        """A trial begins: kernel kills before it do not concern it."""
+        self._oom_kills = oom_kills()
+
+    def log_tail(self) -> tuple[str, ...]:
+        """The last lines that it printed since its trial began; of a crash, those around its beginning."""
+        if self._child.last_words:
+            return self._child.last_words
+        try:
+            size = os.fstat(self._log.fileno()).st_size
+            data = os.pread(self._log.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES))
+        except (OSError, ValueError):
+            return ()
+        lines = data.decode(errors="replace").splitlines()
+        crash = next((i for i, line in enumerate(lines) if line.startswith(CRASH)), None)
+        start = max(0, len(lines) - LOG_TAIL_LINES if crash is None else crash - LOG_TAIL_LINES // 3)
+        return tuple(lines[start : start + LOG_TAIL_LINES])
+
+    def terminate(self) -> None:
+        """SIGTERM to the process and what it forked."""
+        self._child.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to the process and what it forked."""
+        self._child.signal(signal.SIGKILL)
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Kills it, waits until it is gone and frees everything; False when it would not go."""
+        self.kill()
+        gone = not self.pid or self._wait(timeout_s) is not None
+        self._channel.close()
+        self._mouth.close()
+        self._log.close()
+        return gone
+
+    def _wait(self, timeout_s: float) -> int | None:
+        end = time.monotonic() + timeout_s
+        while (code := self._child.code()) is None and time.monotonic() < end:
+            time.sleep(0.002)
+        return code

@@ -1,0 +1,256 @@
+"""Being connected to a Ray cluster: one that we join by its address, or one that we start on this machine and end again.
+
+What we start listens on loopback only, sends no usage statistics, keeps its files in a folder of its own, and leaves token authentication
+as Ray has it (on for new local clusters). Joining never guesses an address: it is given, or stands in RAY_ADDRESS, and somebody
+must answer there. Ray takes a loopback address for the machine's own one; where the cluster listens on loopback, we take it at its word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from autotune.errors import RunnerError
+from autotune_workers.ray import watchdog
+
+Answer = TypeVar("Answer")
+
+OBJECT_STORE_BYTES = 100 << 20
+"""trials pass no tensors through Ray: the least that it takes"""
+NAMESPACE = "autotune"
+CONNECT_S = 10.0
+"""for the head of a cluster to take a connection, and to say goodbye"""
+ANSWER_S = 50.0
+"""for a living head to answer, however busy its machine is"""
+LOOK_S = 2.0
+"""between two looks whether the head is there"""
+HEAD_GONE_S = 20.0
+"""without a connection to the head, after which nothing can be run"""
+_LONGEST_TEMP = 40
+"""characters: Ray's socket paths below it must stay under the system's 107"""
+_MOST_SPEAKING = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""the switch by which Ray keeps to loopback on other systems; on Linux it does the same"""
+
+
+class RayCluster:
+    """A connection, and what has to be undone when it ends."""
+
+    def __init__(self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool) -> None:
+        """Joins or starts. Raises `RunnerError` when Ray cannot be reached or started."""
+        self._owned = False
+        self._joined = False
+        self._temp = ""
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._deaf_until_s = 0.0
+        self._silent_since_s: float | None = None
+        self._looked_s = 0.0
+        address = address or os.environ.get("RAY_ADDRESS") or None
+        if address is None and "ray" not in sys.modules:
+            os.environ.setdefault(_MOST_SPEAKING, "0")  # read when ray is imported
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        try:
+            import ray
+        except ImportError as error:
+            raise RunnerError(f"ray cannot be imported: {error}", remedy="pip install 'ray[default]'") from error
+        if ray.is_initialized():
+            return
+        try:
+            if address is not None:
+                self._join(address)
+            else:
+                self._start(num_cpus, num_gpus, dashboard)
+        except RunnerError:
+            raise
+        except Exception as error:
+            self.close()
+            what = f"joined at {address}" if address else "started"
+            raise RunnerError(
+                f"Ray cannot be {what}: {type(error).__name__}: {error}",
+                remedy="`autotune doctor` checks Ray; runner: local needs none",
+                field="runner",
+            ) from error
+
+    def _start(self, num_cpus: int | None, num_gpus: int | None, dashboard: bool) -> None:
+        root = tempfile.gettempdir()
+        self._temp = tempfile.mkdtemp(prefix="at-", dir=root if len(root) <= _LONGEST_TEMP else "/tmp")
+        os.chmod(self._temp, 0o700)
+        self._owned = True
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-S", "-E", watchdog.__file__, self._temp],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        with _on_loopback():
+            self._connect(
+                address="local",
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                include_dashboard=dashboard,
+                dashboard_host="127.0.0.1",
+                object_store_memory=OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=self._temp,
+            )
+
+    def _join(self, address: str) -> None:
+        with _on_loopback() if answers_on_loopback(address) else contextlib.nullcontext():
+            self._connect(address=address)
+        self._joined = True
+
+    def _connect(self, **options: Any) -> None:
+        import ray
+
+        with _own_signals(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Ray's own, about its future defaults
+            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options)
+
+    @property
+    def outlives_us(self) -> bool:
+        """Whether the cluster goes on when this process ends."""
+        return self._joined
+
+    @property
+    def address(self) -> str:
+        """Where others join."""
+        import ray
+
+        return str(ray.get_runtime_context().gcs_address)
+
+    def totals(self) -> dict[str, float]:
+        """How much of CPU, GPU and others all living nodes have together. Raises `RunnerError` when the head does not answer."""
+        import ray
+
+        return self.ask(ray.cluster_resources)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the head took no connection when last looked at."""
+        return self._silent_since_s is not None
+
+    def check(self) -> None:
+        """Looks every now and then whether the head is there. Raises `RunnerError` once it took no connection for `HEAD_GONE_S`.
+
+        Ray itself would end our whole process a minute after the head is gone, without a chance to say why.
+        """
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=LOOK_S).close()
+            self._silent_since_s = None
+        except OSError:
+            self._silent_since_s = now_s if self._silent_since_s is None else self._silent_since_s
+            if now_s - self._silent_since_s >= HEAD_GONE_S:
+                self._deaf_until_s = math.inf
+                raise self._no_answer(f"took no connection for {HEAD_GONE_S:g} s") from None
+
+    def _no_answer(self, what: str) -> RunnerError:
+        return RunnerError(
+            f"the head of the Ray cluster does not answer: it {what}",
+            remedy="see whether it runs (`ray status`); the study goes on where it was once it is back",
+            field="runner",
+        )
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """The answer of something that needs the head of the cluster, where Ray itself would wait for it without end.
+
+        Raises `RunnerError` when there is none within `ANSWER_S`, at once for as long again after that, and for good once the head is gone.
+        """
+        answer: Future[Answer] = Future()
+
+        def wait() -> None:
+            try:
+                answer.set_result(question())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        if time.monotonic() >= self._deaf_until_s:
+            threading.Thread(target=wait, name="autotune-ray-question", daemon=True).start()
+            try:
+                return answer.result(timeout=ANSWER_S)
+            except TimeoutError:
+                if answer.done():
+                    raise
+                self._deaf_until_s = time.monotonic() + ANSWER_S
+        raise self._no_answer(f"gave no answer within {ANSWER_S:g} s")
+
+    def close(self) -> None:
+        """Ends the connection, and the cluster when we started it."""
+        if not (self._owned or self._joined):
+            return
+        import ray
+
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Ray leaves sockets to the garbage collector
+            if self._owned:
+                ray.shutdown()
+            else:  # which waits for the head, should it be gone
+                leaving = threading.Thread(target=ray.shutdown, name="autotune-ray-shutdown", daemon=True)
+                leaving.start()
+                leaving.join(CONNECT_S)
+        if (
+            self._watchdog is not None
+        ):  # a start that failed half way leaves processes behind, which Ray ends only with us
+            self._watchdog.communicate()
+            self._watchdog = None
+        self._owned = self._joined = False
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keeps the program's own answer to SIGTERM, which Ray would replace."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Has Ray keep to loopback, also a Ray that was imported before us."""
+    from ray._private import ray_constants
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def answers_on_loopback(address: str) -> bool:
+    """Whether the cluster at `host:port` listens on loopback. Raises `RunnerError` when nobody answers; other forms are Ray's business."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "/" in address:
+        return False
+    from ray.util import get_node_ip_address
+
+    is_local = host in ("127.0.0.1", "localhost")
+    for name in ("127.0.0.1", get_node_ip_address()) if is_local else (host,):
+        with contextlib.suppress(OSError), socket.create_connection((name, int(port)), timeout=CONNECT_S):
+            return is_local and name == "127.0.0.1"
+    raise RunnerError(
+        f"nobody answers at {address}, where the Ray cluster should be",
+        remedy="check RAY_ADDRESS or the runner's address; without one, a cluster is started on this machine",
+        field="runner.address",
+    )

@@ -1,0 +1,208 @@
+"""The `local` runner: warm rank processes on this machine, without Ray. A GPU per rank where there are GPUs, else CPU ranks.
+
+Ranks are started when they are first needed and stay: torch is imported and the CUDA context made once. A rank that failed its trial but
+came back clean is kept; one that died, hung or leaks is replaced at once, in the background.
+
+The native trainer runs on these ranks; the programs of all other trainers are started and read as they are (`command`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from autotune.errors import RunnerError, SpecError
+from autotune.ports import AttemptId, RunnerEvent, TrialRequest
+from autotune.spec.checks import one_of, positive_int
+from autotune.trainers import trainer_names
+from autotune_workers.gang.gang import Patience
+from autotune_workers.gang.gang_runner import LONGEST_TURN_S, NATIVE, GangRunner, RankPool
+from autotune_workers.gang.wire import Message
+from autotune_workers.process.machine import cpu_count
+from autotune_workers.process.program_runner import ProgramRunner
+from autotune_workers.process.rank_processes import TRIAL, Births, RankProcess
+from autotune_workers.training.faults import Fault
+
+MIN_CPU_RANKS = 8
+"""CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small machine"""
+
+
+class LocalRunner(GangRunner):
+    """Runs trials on ranks of this machine."""
+
+    def __init__(
+        self,
+        *,
+        max_ranks: int | None = None,
+        device: str = "auto",
+        faults: Iterable[Fault | Mapping[str, Any]] = (),
+        patience: Patience | None = None,
+        trial: str = TRIAL,
+    ) -> None:
+        """`max_ranks`: ranks at once; None means one per GPU, or on CPU one per CPU and at least 8. `device`: auto, cpu or cuda.
+
+        `trial`: `module:function` of the training loop, for tests. Raises `RunnerError` when cuda is asked for and not there.
+        """
+        one_of("runner.device", device, ("auto", "cpu", "cuda"))
+        if max_ranks is not None:
+            positive_int("runner.max_ranks", max_ranks, at_most=1024)
+        gpus = visible_gpus() if device != "cpu" else []
+        if device == "cuda" and not gpus:
+            raise RunnerError("device cuda was asked for, but no GPU is visible", remedy="use device: cpu, or auto")
+        if gpus and max_ranks is not None and max_ranks > len(gpus):
+            raise SpecError(
+                f"max_ranks may not exceed the visible GPUs, but max_ranks={max_ranks} and there are {len(gpus)}",
+                field="runner.max_ranks",
+            )
+        self.on_gpu = bool(gpus)
+        """whether ranks have a GPU each"""
+        capacity = max_ranks or len(gpus) or max(MIN_CPU_RANKS, cpu_count())
+        super().__init__(LocalRanks(capacity, gpus=gpus, trial=trial), faults=faults, patience=patience)
+        self._programs = ProgramRunner(capacity, gpus=gpus)
+
+    @property
+    def trainers(self) -> Sequence[str]:
+        """Every trainer; whether its program is installed shows when a trial starts it."""
+        return (NATIVE, *(name for name in trainer_names() if name != NATIVE))
+
+    def start(self, request: TrialRequest) -> None:
+        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when nothing can be run."""
+        self.check(request)
+        if request.trainer == NATIVE:
+            super().start(request)
+        else:
+            self._programs.start(request)
+
+    def poll(self, timeout_s: float) -> list[RunnerEvent]:
+        """Events since the last call; waits up to `timeout_s` for the first one."""
+        if not self._programs.busy:
+            return super().poll(timeout_s)
+        events = super().poll(0.0)
+        return [*events, *self._programs.poll(0.0 if events else min(timeout_s, LONGEST_TURN_S))]
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Ends the attempt: cooperative stop, then kill. Unknown ids are ignored."""
+        super().cancel(attempt)
+        self._programs.cancel(attempt)
+
+    def close(self) -> None:
+        """Kills what runs and frees everything."""
+        super().close()
+        self._programs.close()
+
+    @property
+    def rank_pids(self) -> tuple[int, ...]:
+        """Process numbers of all living ranks."""
+        ranks = self._crews
+        return ranks.pids if isinstance(ranks, LocalRanks) else ()
+
+
+class LocalRanks:
+    """Up to `capacity` rank processes in numbered places; with GPUs, the place is the GPU."""
+
+    def __init__(self, capacity: int, *, gpus: list[str], trial: str) -> None:
+        """`gpus`: names for CUDA_VISIBLE_DEVICES; empty means CPU ranks."""
+        self._capacity, self._gpus = capacity, gpus
+        self._places: dict[int, RankProcess] = {}
+        self._busy: set[int] = set()
+        self._selector = selectors.DefaultSelector()
+        self._births = Births(device="cuda" if gpus else "cpu", trial=trial)
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        return self._capacity
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process numbers of the living ranks."""
+        return tuple(r.pid for r in self._places.values() if r.pid)
+
+    def form(self, size: int, study: str) -> RankPool | None:
+        """The warmest free places: ranks that are up, then those that start, then new ones, for whatever study."""
+        free = [p for p in range(self._capacity) if p not in self._busy]
+        if len(free) < size:
+            return None
+        warm = [p for p in free if p in self._places and self._places[p].ready]
+        cold = [p for p in free if p in self._places and not self._places[p].ready]
+        new = [p for p in free if p not in self._places]
+        places = sorted([*warm, *cold, *new][:size])
+        for place in places:
+            if place not in self._places:
+                self._start(place)
+        self._busy.update(places)
+        return RankPool(handles=[self._places[p] for p in places], token=places)
+
+    def wait(self, timeout_s: float) -> list[tuple[RankProcess, Message]]:
+        """What ranks say; a dead process is noticed by its closed channel, or at the next look."""
+        self._selector.select(timeout_s)
+        spoken: list[tuple[RankProcess, Message]] = []
+        for place, rank in list(self._places.items()):
+            number = rank.fileno()
+            messages = rank.receive()
+            if messages and messages[-1]["say"] == "gone":
+                self._forget(place, number)
+                if place not in self._busy:
+                    rank.close()
+            spoken += [(rank, message) for message in messages]
+        return spoken
+
+    def disband(self, crew: RankPool, healthy: frozenset[int]) -> None:
+        """Frees the places; what is not healthy is replaced."""
+        for index, place in enumerate(crew.token):
+            self._busy.discard(place)
+            rank: RankProcess = crew.handles[index]
+            if index in healthy and self._places.get(place) is rank:
+                continue
+            if self._places.get(place) is rank:
+                self._forget(place, rank.fileno())
+            rank.close()
+            self._start(place)
+
+    def is_placed(self, crew: RankPool) -> bool:
+        """Processes can always be started here."""
+        return True
+
+    def shortage(self, crew: RankPool) -> str:
+        """Nothing can be lacking."""
+        return ""
+
+    def close(self) -> None:
+        """Kills all ranks and waits until they are gone."""
+        for rank in self._places.values():
+            rank.kill()
+        for rank in self._places.values():
+            rank.close()
+        self._places.clear()
+        self._selector.close()
+        self._births.close()
+
+    def _start(self, place: int) -> None:
+        gpu = {"CUDA_VISIBLE_DEVICES": self._gpus[place]} if self._gpus else {}
+        rank = RankProcess(self._births, name=f"rank-{place}", environment=gpu)
+        self._places[place] = rank
+        self._selector.register(rank.fileno(), selectors.EVENT_READ)
+
+    def _forget(self, place: int, number: int) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(number)
+        del self._places[place]
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; makes no CUDA context."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
+    return [str(index) for index in range(_count_gpus())]
+
+
+def _count_gpus() -> int:
+    """GPUs that the driver shows under /proc; 0 without a driver."""
+    try:
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        return 0

@@ -1,0 +1,352 @@
+"""A runner that trains nothing: each trial is the cost model's estimate, with seeded noise and injectable faults.
+
+A trial's outcome is a deterministic function of (seed, config, how often the config was measured before in its study, faults), whatever the order
+of calls: a study that was cut off and goes on with further attempts comes to what it would have come to undisturbed. Only faults that may
+be gone when they are tried again (a lost worker) are drawn for each attempt. Every config has a hidden truth of its own, which the
+estimate misses by a constant factor:
+
+    step time  T(c) = estimate(c) * exp(bias * z_t(c))         z ~ N(0, 1), drawn once per config from the seed
+    peak       M(c) = estimate(c) * exp(memory_bias * z_m(c))  above the GPU's memory the trial fails: OUT_OF_MEMORY
+    one step   t_i  = T(c) * exp(noise * e_i), e_i ~ N(0, 1); one step in `outlier_every` takes three times as long
+
+Assumptions: steps are independent, ranks never differ, set-up takes a constant time. Losses fall along a fixed curve that depends on
+neither config nor noise, except that fp16 skips its first step, as a loss scale that starts too high does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from autotune.errors import RunnerError, SpecError
+from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, TrialRequest
+from autotune.spec import Failure, FailureKind, Measurement
+from autotune.spec.checks import one_of, positive
+from autotune.spec.size import format_bytes
+
+SETUP_S = 2.0
+"""simulated seconds before the first step"""
+
+FAULTS: Mapping[str, FailureKind | None] = {
+    "out_of_memory": FailureKind.OUT_OF_MEMORY,
+    "diverged": FailureKind.DIVERGED,
+    "hang": FailureKind.HANG,
+    "timeout": FailureKind.TIMEOUT,
+    "invalid": FailureKind.INVALID,
+    "metrics_missing": FailureKind.METRICS_MISSING,
+    "worker_lost": FailureKind.WORKER_LOST,
+    "error": FailureKind.ERROR,
+    "duplicate": None,
+    "late": None,
+}
+"""What can be injected. `duplicate` ends the attempt twice and `late` reports steps after its end: breaches of the runner's contract that a
+loop has to survive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedFault:
+    """A fault, and the attempts that it meets."""
+
+    kind: str
+    """one of FAULTS"""
+    probability: float = 1.0
+    """of each attempt that fits, 0 to 1"""
+    trial: int | None = None
+    """only in the trial of this number"""
+    attempt: int | None = None
+    """only in this attempt"""
+
+    def __post_init__(self) -> None:
+        one_of("runner.faults.kind", self.kind, FAULTS)
+        positive("runner.faults.probability", self.probability, zero=True)
+
+    def meets(self, request: TrialRequest, draw: float) -> bool:
+        """Whether this attempt is hit, given a uniform draw from 0 to 1."""
+        return (
+            self.trial in (None, request.number) and self.attempt in (None, request.attempt) and draw < self.probability
+        )
+
+
+@dataclass(slots=True, order=True)
+class _Due:
+    at_s: float
+    sequence: int
+    event: RunnerEvent = field(compare=False)
+
+
+class SimulatedRunner:
+    """Plays trials from the cost model."""
+
+    def __init__(
+        self,
+        *,
+        noise: float = 0.02,
+        bias: float = 0.1,
+        memory_bias: float = 0.05,
+        outlier_every: int = 20,
+        gradient_noise: float = 32.0,
+        seed: int = 0,
+        faults: Mapping[str, float] | Sequence[Mapping[str, Any]] = (),
+        time_scale: float = 0.0,
+        capacity: int = 1 << 20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`noise`, `bias`, `memory_bias`: standard deviations of the logarithms above; `outlier_every`: 0 means never.
+        `gradient_noise`: noise scale of the gradient, sequences, which every trial reports.
+
+        `faults`: `{"hang": 0.1}` (probability of each attempt) or `[{"kind": "hang", "trial": 3, "attempt": 1}]`. `time_scale`: real seconds
+        per simulated second; 0 plays everything at once. Raises `SpecError` for values that make no sense.
+        """
+        for name, value in (
+            ("noise", noise),
+            ("bias", bias),
+            ("memory_bias", memory_bias),
+            ("time_scale", time_scale),
+            ("gradient_noise", gradient_noise),
+        ):
+            positive(f"runner.{name}", value, zero=True)
+        self._gradient_noise = float(gradient_noise)
+        self._noise, self._bias, self._memory_bias = noise, bias, memory_bias
+        self._outlier_every, self._seed, self._time_scale = outlier_every, seed, time_scale
+        self._faults = _read_faults(faults)
+        self._capacity = capacity
+        self._clock = clock
+        self._queue: list[_Due] = []
+        self._sequence = 0
+        self._running: set[AttemptId] = set()
+        self._closed = False
+
+    @property
+    def trainers(self) -> Sequence[str]:
+        """Every trainer: none of them is really run."""
+        from autotune.trainers import trainer_names
+
+        return tuple(trainer_names())
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        return self._capacity
+
+    def start(self, request: TrialRequest) -> None:
+        """Begins the attempt. Raises `RunnerError` when the runner was closed."""
+        if self._closed:
+            raise RunnerError("the runner is closed")
+        self._running.add(request.id)
+        self._plan(request)
+
+    def poll(self, timeout_s: float) -> list[RunnerEvent]:
+        """Events that are due; waits up to `timeout_s` for the first one."""
+        if self._time_scale and self._queue:
+            time.sleep(max(0.0, min(timeout_s, self._queue[0].at_s - self._clock())))
+        now = self._clock()
+        events: list[RunnerEvent] = []
+        while self._queue and (not self._time_scale or self._queue[0].at_s <= now):
+            event = heapq.heappop(self._queue).event
+            if isinstance(event, AttemptEnded):
+                self._running.discard(event.id)
+            events.append(event)
+        return events
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Ends the attempt at once, as cancelled; what it would still have said is dropped."""
+        if attempt not in self._running:
+            return
+        self._queue = [due for due in self._queue if due.event.id != attempt]
+        heapq.heapify(self._queue)
+        self._say(self._clock(), AttemptEnded(id=attempt, cancelled=True))
+
+    def close(self) -> None:
+        """Forgets everything."""
+        self._closed = True
+        self._queue.clear()
+        self._running.clear()
+
+    def _say(self, at_s: float, event: RunnerEvent) -> None:
+        self._sequence += 1
+        heapq.heappush(self._queue, _Due(at_s, self._sequence, event))
+
+    def _plan(self, request: TrialRequest) -> None:
+        """Works out the whole attempt and lays its events into the queue, each at its time."""
+        started = self._clock()
+        truth = self._truth(request)
+        series = self._series(request, truth.step_time_s)
+        outcome = self._outcome(request, truth, series)
+
+        def at(simulated_s: float) -> float:
+            return started + simulated_s * self._time_scale
+
+        self._say(started, AttemptStarted(id=request.id))
+        elapsed = SETUP_S
+        for first in range(0, outcome.steps, 5):
+            last = min(first + 5, outcome.steps)
+            elapsed += sum(series.times[first:last])
+            self._say(
+                at(elapsed),
+                StepsReported(
+                    id=request.id,
+                    first_step=first,
+                    step_times_s=series.times[first:last],
+                    losses=series.losses[first:last],
+                    grad_norms=series.grad_norms[first:last],
+                ),
+            )
+        end = at(elapsed + outcome.silence_s)
+        self._say(end, outcome.end)
+        for kind in outcome.breaches:
+            repeated = kind == "duplicate" or not outcome.steps
+            late = StepsReported(
+                id=request.id,
+                first_step=0,
+                step_times_s=series.times[:1],
+                losses=series.losses[:1],
+                grad_norms=series.grad_norms[:1],
+            )
+            self._say(end, outcome.end if repeated else late)
+
+    def _truth(self, request: TrialRequest) -> _Truth:
+        from autotune.cost import estimate
+
+        predicted = estimate(request.workload, request.config)
+        z = np.random.default_rng([self._seed, zlib.crc32(str(request.config).encode())]).standard_normal(2)
+        return _Truth(
+            step_time_s=float(predicted.step_time_s) * math.exp(self._bias * z[0]),
+            peak_bytes=float(predicted.peak_memory_bytes) * math.exp(self._memory_bias * z[1]),
+            flops_per_token=_flops_per_token(request),
+        )
+
+    def _series(self, request: TrialRequest, step_time_s: float) -> _Series:
+        measure = request.measure
+        total = measure.warmup_steps + measure.max_steps
+        times = step_time_s * np.exp(self._noise * self._rng(request, 1).standard_normal(total))
+        if self._outlier_every:
+            times[self._rng(request, 2).random(total) < 1.0 / self._outlier_every] *= 3.0
+        times[: min(1, measure.warmup_steps)] *= 3.0  # the first step allocates and compiles
+        start = math.log(request.workload.model.vocab_size)
+        steps = np.arange(total)
+        return _Series(
+            times=tuple(float(t) for t in times),
+            losses=tuple(float(x) for x in start * (0.6 + 0.4 * np.exp(-steps / 20.0))),
+            grad_norms=tuple(float(x) for x in 1.0 + 2.0 * np.exp(-steps / 5.0)),
+        )
+
+    def _outcome(self, request: TrialRequest, truth: _Truth, series: _Series) -> _Outcome:
+        met = [
+            fault.kind for i, fault in enumerate(self._faults) if fault.meets(request, self._draw(request, fault, i))
+        ]
+        breaches = tuple(kind for kind in met if FAULTS[kind] is None)
+        memory_bytes = request.workload.cluster.gpu.memory_bytes
+        warmup = request.measure.warmup_steps
+        if truth.peak_bytes > memory_bytes:
+            whose = "rank" if request.workload.cluster.gpu.is_cpu else "GPU"
+            message = (
+                f"out of memory: the trial needs {format_bytes(truth.peak_bytes)} on a {whose}, "
+                f"which has {format_bytes(memory_bytes)}"
+            )
+            failure = Failure(
+                kind=FailureKind.OUT_OF_MEMORY, message=message, exception="simulated allocator", rank=0, step=0
+            )
+            return _Outcome(end=AttemptEnded(id=request.id, failure=failure), steps=0, silence_s=0.0, breaches=breaches)
+        kinds = [(kind, FAULTS[kind]) for kind in met if FAULTS[kind] is not None]
+        if kinds:
+            name, kind = kinds[0]
+            assert kind is not None
+            steps = 0 if name in ("invalid", "out_of_memory") else warmup
+            silence_s = request.measure.step_timeout_s if name in ("hang", "timeout") else 0.0
+            failure = Failure(
+                kind=kind,
+                message=f"injected fault: {name}",
+                exception="simulated",
+                log_tail=(f"rank 0: {name}",),
+                rank=0,
+                step=steps,
+            )
+            end = AttemptEnded(id=request.id, failure=failure)
+            return _Outcome(end=end, steps=steps, silence_s=silence_s, breaches=breaches)
+        counted, stopped = _counted_steps(request, series.times[warmup:])
+        skipped = int(request.config.precision == "fp16" and warmup == 0)
+        config, workload = request.config, request.workload
+        measurement = Measurement(
+            step_times_s=series.times[warmup : warmup + counted],
+            losses=series.losses[warmup : warmup + counted],
+            grad_norms=series.grad_norms[warmup : warmup + counted],
+            peak_memory_bytes=truth.peak_bytes,
+            rank_peak_memory_bytes=(truth.peak_bytes,) * min(config.world_size, 64),
+            tokens_per_step=config.global_batch_size * workload.seq_len,
+            num_ranks=config.world_size,
+            skipped_steps=skipped,
+            gradient_noise_scale=self._gradient_noise,
+            setup_s=SETUP_S,
+            flops_per_token=truth.flops_per_token,
+            peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
+            memory_capacity_bytes=memory_bytes,
+        )
+        end = AttemptEnded(id=request.id, measurement=measurement, stopped=stopped)
+        return _Outcome(end=end, steps=warmup + counted, silence_s=0.0, breaches=breaches)
+
+    def _draw(self, request: TrialRequest, fault: SimulatedFault, place: int) -> float:
+        """Uniform from 0 to 1, for the fault at this place of the list."""
+        kind = FAULTS[fault.kind]
+        return float(
+            self._rng(request, 3, place, request.attempt if kind is not None and kind.is_retried else 0).random()
+        )
+
+    def _rng(self, request: TrialRequest, *stream: int) -> np.random.Generator:
+        config = zlib.crc32(str(request.config).encode())
+        return np.random.default_rng([self._seed, config, request.repeat, *stream])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Truth:
+    step_time_s: float
+    peak_bytes: float
+    flops_per_token: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Series:
+    times: tuple[float, ...]
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    end: AttemptEnded
+    steps: int
+    silence_s: float
+    breaches: tuple[str, ...]
+
+
+def _flops_per_token(request: TrialRequest) -> float:
+    from autotune.cost import model_flops_per_token
+
+    return float(model_flops_per_token(request.workload.model, request.workload.seq_len))
+
+
+def _counted_steps(request: TrialRequest, times: Sequence[float]) -> tuple[int, str]:
+    """How many steps the trial's own stop rule counts, and why it ended early (empty when it did not)."""
+    from autotune.stopping import trial_decision
+
+    for steps in range(1, len(times) + 1):
+        verdict = trial_decision(times[:steps], request.measure, request.beat_step_time_s)
+        if verdict.stop:
+            return steps, verdict.reason if verdict.stopped_early else ""
+    return len(times), ""
+
+
+def _read_faults(faults: Mapping[str, float] | Sequence[Mapping[str, Any]]) -> tuple[SimulatedFault, ...]:
+    if isinstance(faults, Mapping):
+        return tuple(SimulatedFault(kind=kind, probability=p) for kind, p in faults.items())
+    try:
+        return tuple(SimulatedFault(**fault) for fault in faults)
+    except TypeError:
+        known = "kind, probability, trial, attempt"
+        raise SpecError(f"a fault must be an object with {known}, but got {faults!r}", field="runner.faults") from None

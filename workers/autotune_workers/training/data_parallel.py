@@ -1,0 +1,243 @@
+"""Data parallelism with replicated weights: ZeRO stage 0 (gradients summed) and stage 1 (optimizer state cut as well).
+
+Gradients travel in flat buckets of about 25 MB, each as soon as its last gradient of the step is there, so that communication overlaps
+the rest of the backward pass (Li et al. 2020, arXiv:2006.15704, section 3.2). Micro-batches before the last send nothing. Stage 1 (Rajbhandari
+et al. 2020, arXiv:1910.02054, section 5.1) scatters the sums, updates one shard per rank and gathers the weights. This is torch's DDP
+by algorithm; DDP itself refuses weights that are DTensors and pipeline stages whose weight gradients come without autograd hooks.
+
+Losses are scaled so that the sum over ranks is the mean gradient.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autotune_workers.training.collective_ops import all_gather_single, reduce_scatter_single
+
+BUCKET_BYTES = 25 << 20
+"""DDP's default"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """A parameter with what its gradient needs."""
+
+    name: str
+    """in the whole model"""
+    parameter: nn.Parameter
+    group: dist.ProcessGroup | None
+    """ranks that hold the same values and see other data; None when there is only this one"""
+    twins: dist.ProcessGroup | None = None
+    """pipeline ranks that hold a copy of the same tied weight"""
+    copies: int = 1
+    """ranks outside `group` that hold the same values: tp ranks of an uncut weight, twins"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """What the optimizer of this rank updates: a plain tensor whose gradient is set when a step's gradients are complete."""
+
+    tensor: Tensor
+    copies: int
+    """ranks that hold and update these same values"""
+
+
+class GradientSync(Protocol):
+    """How the gradients of a step become complete."""
+
+    shards: list[Shard]
+
+    @property
+    def local_square(self) -> Tensor | None:
+        """Squared norm of this rank's own gradient before it was summed, where it is known."""
+
+    def expect(self, backwards: int) -> None:
+        """A step begins: so many backward passes add to each gradient before it is complete."""
+
+    def finish(self) -> None:
+        """Waits until every shard's gradient is the sum over ranks."""
+
+    def publish(self) -> None:
+        """After the optimizer: makes the updated values known to all ranks, and forgets the gradients."""
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_gradient(parameter: nn.Parameter) -> Tensor:
+    """This rank's part of the gradient, summed over tp where it is partial; zeros for a weight that no token met."""
+    grad = parameter.grad
+    if grad is None:
+        return torch.zeros_like(local(parameter.detach()))
+    if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
+        return grad.redistribute(placements=parameter.placements).to_local()
+    return grad
+
+
+@dataclass(slots=True, kw_only=True)
+class Bucket:
+    """Some weights of one group whose gradients travel together."""
+
+    weights: list[Weight]
+    group: dist.ProcessGroup | None
+    late: bool
+    """holds tied weights, whose gradients are complete only when all stages are"""
+    missing: int = 0
+    flat: Tensor | None = None
+    part: Tensor | None = None
+    work: dist.Work | None = None
+    values: list[Tensor] = field(default_factory=list)
+    shard: Tensor | None = None
+    """stage 1: this rank's slice of the flat weights"""
+
+    @property
+    def world(self) -> int:
+        return 1 if self.group is None else self.group.size()
+
+
+class Replicated:
+    """Gradient synchronization of ZeRO stages 0 and 1."""
+
+    def __init__(self, weights: Iterable[Weight], *, stage: int) -> None:
+        self.local_square: Tensor | None = None
+        self._sharded = stage == 1
+        self._buckets = _fill_buckets(list(weights))
+        self._bucket_of = {w.parameter: b for b in self._buckets for w in b.weights}
+        self._counts: dict[nn.Parameter, int] = {}
+        self._backwards = 0
+        self._launched = 0
+        self.shards: list[Shard] = []
+        for bucket in self._buckets:
+            bucket.values = [local(w.parameter.detach()) for w in bucket.weights]
+            self.shards += self._make_shards(bucket)
+        arrived = weakref.WeakMethod(self._arrived)  # a weight that holds us, and we it, would never be freed
+
+        def hook(parameter: nn.Parameter) -> None:
+            if (method := arrived()) is not None:
+                method(parameter)
+
+        self._hooks = [
+            w.parameter.register_post_accumulate_grad_hook(hook)
+            for b in self._buckets
+            if b.group is not None
+            for w in b.weights
+        ]
+
+    def _make_shards(self, bucket: Bucket) -> list[Shard]:
+        if not self._sharded or bucket.group is None:
+            copies = bucket.world
+            return [
+                Shard(tensor=v, copies=w.copies * copies) for v, w in zip(bucket.values, bucket.weights, strict=True)
+            ]
+        flat = _flatten(bucket.values, bucket.world)
+        bucket.shard = flat.chunk(bucket.world)[bucket.group.rank()].clone()
+        return [Shard(tensor=bucket.shard, copies=bucket.weights[0].copies)]
+
+    def expect(self, backwards: int) -> None:
+        """See `GradientSync`."""
+        self._backwards, self._launched, self.local_square = backwards, 0, None
+        self._counts = dict.fromkeys(self._bucket_of, 0)
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.weights)
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        self._counts[parameter] += 1
+        if self._counts[parameter] == self._backwards:
+            self._bucket_of[parameter].missing -= 1
+            # in order only: all ranks must start their collectives in the same order, and a rank whose experts
+            # got no token is missing gradients that others have
+            while self._launched < len(self._buckets) and self._is_ready(self._buckets[self._launched]):
+                self._launch(self._buckets[self._launched])
+
+    @staticmethod
+    def _is_ready(bucket: Bucket) -> bool:
+        return bucket.missing == 0 and not bucket.late and bucket.group is not None
+
+    def _launch(self, bucket: Bucket) -> None:
+        self._launched += 1
+        grads = [local_gradient(w.parameter) for w in bucket.weights]
+        for grad, weight in zip(grads, bucket.weights, strict=True):
+            if weight.twins is not None:
+                dist.all_reduce(grad, group=weight.twins)
+            weight.parameter.grad = None
+        if bucket.group is None:
+            for value, grad in zip(bucket.values, grads, strict=True):
+                value.grad = grad
+            return
+        bucket.flat = _flatten(grads, bucket.world)
+        del grads
+        square = torch.linalg.vector_norm(bucket.flat).square() / bucket.weights[0].copies
+        self.local_square = square if self.local_square is None else self.local_square + square
+        if self._sharded:
+            bucket.part = torch.empty_like(bucket.flat[: bucket.flat.numel() // bucket.world])
+            bucket.work = reduce_scatter_single(bucket.part, bucket.flat, group=bucket.group, async_op=True)
+        else:
+            bucket.work = dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
+
+    def finish(self) -> None:
+        """See `GradientSync`."""
+        while self._launched < len(self._buckets):
+            self._launch(self._buckets[self._launched])
+        for bucket in self._buckets:
+            if bucket.work is None or bucket.flat is None:
+                continue
+            bucket.work.wait()
+            if bucket.shard is not None:
+                bucket.shard.grad = bucket.part
+            else:
+                for value, grad in zip(bucket.values, _views(bucket.flat, bucket.values), strict=True):
+                    value.grad = grad
+            bucket.flat = bucket.part = bucket.work = None
+
+    def publish(self) -> None:
+        """See `GradientSync`."""
+        for bucket in self._buckets:
+            if bucket.shard is not None:
+                flat = torch.empty(
+                    bucket.shard.numel() * bucket.world, dtype=bucket.shard.dtype, device=bucket.shard.device
+                )
+                all_gather_single(flat, bucket.shard, group=bucket.group)
+                for value, new in zip(bucket.values, _views(flat, bucket.values), strict=True):
+                    value.copy_(new)
+                bucket.shard.grad = None
+            for value in bucket.values:
+                value.grad = None
+
+
+def _fill_buckets(weights: list[Weight]) -> list[Bucket]:
+    """Buckets in the order in which gradients arrive: the last weights first, tied ones at the end."""
+    buckets: list[Bucket] = []
+    open_buckets: dict[tuple[object, ...], tuple[Bucket, int]] = {}
+    arriving = weights[::-1]
+    for weight in (*(w for w in arriving if w.twins is None), *(w for w in arriving if w.twins is not None)):
+        key = (weight.group, weight.copies, weight.twins)
+        size = local(weight.parameter.detach()).nbytes
+        bucket, held = open_buckets.get(key, (None, 0))
+        if bucket is None or held + size > BUCKET_BYTES:
+            bucket, held = Bucket(weights=[], group=weight.group, late=weight.twins is not None), 0
+            buckets.append(bucket)
+        bucket.weights.append(weight)
+        open_buckets[key] = (bucket, held + size)
+    return buckets
+
+
+def _flatten(tensors: list[Tensor], multiple: int) -> Tensor:
+    """All values in one row, padded with zeros to a multiple."""
+    numel = sum(t.numel() for t in tensors)
+    padding = tensors[0].new_zeros(-numel % multiple)
+    return torch.cat([*(t.reshape(-1) for t in tensors), padding])
+
+
+def _views(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    sizes = [t.numel() for t in like]
+    return [v.view_as(t) for v, t in zip(flat[: sum(sizes)].split(sizes), like, strict=True)]

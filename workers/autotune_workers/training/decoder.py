@@ -1,0 +1,236 @@
+"""The decoder that trials train: GPT-2 style or Llama style by `ModelSpec.gated_mlp`, cut into pipeline stages.
+
+    b sequences of a micro-batch    s positions on this rank    h hidden_size    a, k query and key-value heads on this rank    d head_dim
+
+Weights are kept in fp32 (or in the dtype that FSDP hands out) and cast where they are used: the residual stream decides the compute
+dtype, norms and loss work in fp32. Every weight is drawn from a generator seeded by (seed, its name in the whole model), so that any
+cut of the model over ranks starts from the same numbers. There is no dropout: two configs differ only by rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autotune.spec import ModelSpec
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Causal attention of q (b, a, s, d), k and v (b, k, s, d) -> (b, a, s, d)."""
+
+
+class Linear(nn.Linear):
+    """A projection whose weights follow the dtype of what flows through."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4), in fp32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., h) -> (..., h)."""
+        return F.rms_norm(x.float(), (self.width,), self.weight.float(), 1e-5).to(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm with bias, in fp32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., h) -> (..., h)."""
+        return F.layer_norm(x.float(), (self.width,), self.weight.float(), self.bias.float(), 1e-5).to(x.dtype)
+
+
+class Positions(nn.Module):
+    """Learnt position embeddings, added to the residual stream."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count, width))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Positions (s,) -> (s, h)."""
+        return F.embedding(ids, self.weight)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped key-value heads (Ainslie et al. 2023, arXiv:2305.13245)."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        bias = not spec.gated_mlp
+        self.head_dim = spec.head_dim
+        self.attend: Attend = attend
+        self.wq = Linear(spec.hidden_size, spec.num_attention_heads * spec.head_dim, bias=bias)
+        self.wk = Linear(spec.hidden_size, spec.num_kv_heads * spec.head_dim, bias=bias)
+        self.wv = Linear(spec.hidden_size, spec.num_kv_heads * spec.head_dim, bias=bias)
+        self.wo = Linear(spec.num_attention_heads * spec.head_dim, spec.hidden_size, bias=bias)
+
+    def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+        """(b, s, h) -> (b, s, h); `cos` and `sin` (s, d) turn queries and keys in the Llama style."""
+        q, k, v = (self._heads(w(x)) for w in (self.wq, self.wk, self.wv))
+        if cos is not None and sin is not None:
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        y = self.attend(q, k, v)
+        return self.wo(y.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention by whichever kernel torch finds best here."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """cos and sin (s, d) of rotary position embeddings (Su et al. 2021, arXiv:2104.09864, eq. 34), halves layout."""
+    half = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
+    angle = positions.float()[:, None] * base ** (-half / head_dim)
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns each pair of (..., s, d) by its position's angle."""
+    low, high = x.float().chunk(2, dim=-1)
+    return (x.float() * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
+
+
+class Mlp(nn.Module):
+    """Two matrices with GELU (GPT-2 style), or three with a SiLU gate (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        bias = not spec.gated_mlp
+        self.up = Linear(spec.hidden_size, spec.ffn_hidden_size, bias=bias)
+        if spec.gated_mlp:
+            self.gate: Linear | None = Linear(spec.hidden_size, spec.ffn_hidden_size, bias=False)
+        else:
+            self.gate = None
+        self.down = Linear(spec.ffn_hidden_size, spec.hidden_size, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., h) -> (..., h)."""
+        up = self.up(x)
+        inner = F.gelu(up, approximate="tanh") if self.gate is None else F.silu(self.gate(x)) * up
+        return self.down(inner)
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP (or experts), each after a norm and added to the residual stream."""
+
+    def __init__(self, spec: ModelSpec, experts: Callable[[], nn.Module] | None) -> None:
+        super().__init__()
+        norm = RMSNorm if spec.gated_mlp else LayerNorm
+        self.attention_norm = norm(spec.hidden_size)
+        self.attention = Attention(spec)
+        self.mlp_norm = norm(spec.hidden_size)
+        self.mlp: nn.Module = experts() if experts is not None else Mlp(spec)
+
+    def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+        """(b, s, h) -> (b, s, h)."""
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class DecoderStage(nn.Module):
+    """The layers [first, last) of the model, with the embedding in front and the output behind where they belong here."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layers: range,
+        *,
+        dtype: torch.dtype,
+        experts: Callable[[], nn.Module] | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.dtype = dtype
+        self.is_first = layers.start == 0
+        self.is_last = layers.stop == spec.num_layers
+        self.position_ids: Tensor | None = None
+        self.cos: Tensor | None = None
+        self.sin: Tensor | None = None
+        self.embed = nn.Embedding(spec.vocab_size, spec.hidden_size) if self.is_first else None
+        learnt = self.is_first and bool(spec.max_positions)
+        self.positions = Positions(spec.max_positions, spec.hidden_size) if learnt else None
+        self.layers = nn.ModuleDict({str(i): Block(spec, experts) for i in layers})
+        self.norm: nn.Module | None = None
+        self.output: Linear | None = None
+        if self.is_last:
+            self.norm = RMSNorm(spec.hidden_size) if spec.gated_mlp else LayerNorm(spec.hidden_size)
+            self.output = Linear(spec.hidden_size, spec.vocab_size, bias=False)
+            self.tie()
+
+    def tie(self) -> None:
+        """Shares the embedding's weight with the output where the model says so and both are here."""
+        if self.spec.tied_embeddings and self.embed is not None and self.output is not None:
+            self.output.weight = self.embed.weight
+
+    def place(self, attention_positions: Tensor, stream_positions: Tensor) -> None:
+        """Tells which positions of the sequence attention sees here, and which the residual stream holds (fewer under sequence parallel)."""
+        self.position_ids = stream_positions
+        if self.spec.gated_mlp:
+            self.cos, self.sin = rotary(attention_positions, self.spec.head_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (b, s) or hidden states (b, s, h) -> hidden states, or logits (b, s, V)."""
+        if self.embed is not None:
+            x = self.embed(x).to(self.dtype)
+            if self.positions is not None:
+                x = x + self.positions(self.position_ids).to(self.dtype)
+        for block in self.layers.values():
+            x = block(x, self.cos, self.sin)
+        if self.norm is not None and self.output is not None:
+            x = self.output(self.norm(x))
+        return x
+
+
+def split_layers(num_layers: int, num_stages: int) -> list[range]:
+    """Layers of each stage: sizes differ by at most one, the longer stages come first (the last one also holds the output)."""
+    size, longer = divmod(num_layers, num_stages)
+    starts = [i * size + min(i, longer) for i in range(num_stages + 1)]
+    return [range(a, b) for a, b in itertools.pairwise(starts)]
+
+
+def global_names(stage: DecoderStage) -> Iterator[tuple[str, nn.Parameter]]:
+    """Each parameter with its name in the whole model; tied weights go by the embedding's name wherever they are."""
+    for name, parameter in stage.named_parameters():
+        tied = name == "output.weight" and stage.spec.tied_embeddings
+        yield (
+            ("embed.weight" if tied else name),
+            parameter,
+        )
+
+
+def draw(name: str, shape: torch.Size, spec: ModelSpec, seed: int, device: torch.device) -> Tensor:
+    """The starting value of a whole weight: N(0, 0.02^2), residual projections scaled by 1/sqrt(2 L) (Radford et al. 2019, section 2.3)."""
+    kind = name.rsplit(".", 1)[-1]
+    if "norm" in name:
+        return torch.ones(shape, device=device) if kind == "weight" else torch.zeros(shape, device=device)
+    if kind == "bias":
+        return torch.zeros(shape, device=device)
+    scale = 0.02 / math.sqrt(2 * spec.num_layers) if name.endswith(("wo.weight", "down.weight")) else 0.02
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
+    generator = torch.Generator(device=device).manual_seed(int.from_bytes(digest))
+    return torch.randn(shape, generator=generator, device=device).mul_(scale)

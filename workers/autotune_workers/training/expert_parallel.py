@@ -1,0 +1,91 @@
+"""Mixture of experts: a router sends each token to its best experts, which may live on other ranks.
+
+    n tokens on this rank    E experts    E' = E / ep experts on this rank    k experts per token
+
+Routing is Mixtral's (Jiang et al. 2024, arXiv:2401.04088, section 2.1): softmax over the k best logits. No token is dropped and there is no
+balancing loss, so that the loss is that of the dense computation whatever the cut. With ep > 1, tokens travel to their experts and back by
+all-to-all (Lepikhin et al. 2020, arXiv:2006.16668, section 3.2).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autotune.errors import ConfigError
+from autotune.spec import ModelSpec, ParallelConfig
+from autotune_workers.training.collective_ops import Exchange
+from autotune_workers.training.decoder import Linear, Mlp
+
+
+def check_experts(model: ModelSpec, config: ParallelConfig) -> None:
+    """Raises `ConfigError` when the experts cannot be dealt out."""
+    if config.ep == 1:
+        return
+    if not model.num_experts or model.num_experts % config.ep:
+        raise ConfigError(
+            f"ep must divide num_experts, but ep={config.ep} and num_experts={model.num_experts}", field="ep"
+        )
+    if config.dp * config.cp % config.ep:
+        raise ConfigError(
+            f"ep must divide dp * cp, but ep={config.ep} and dp * cp = {config.dp * config.cp}", field="ep"
+        )
+
+
+class ExpertGroup(nn.Module):
+    """The experts of one rank."""
+
+    def __init__(self, spec: ModelSpec, numbers: range) -> None:
+        super().__init__()
+        for number in numbers:
+            self.add_module(str(number), Mlp(spec))
+
+    def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Rows (m, h) sorted by expert, `counts` of each expert -> (m, h). An expert without tokens runs on none, so that it has a gradient."""
+        parts = zip(self.children(), rows.split(counts), strict=True)
+        return torch.cat([expert(part) for expert, part in parts])
+
+
+class MixtureOfExperts(nn.Module):
+    """The MLP of a layer with experts."""
+
+    def __init__(self, spec: ModelSpec, *, group: dist.ProcessGroup | None) -> None:
+        """`group`: the ep ranks, which hold different experts; None when this rank holds all."""
+        super().__init__()
+        self._spec, self._group = spec, group
+        ranks, rank = (1, 0) if group is None else (group.size(), group.rank())
+        size = spec.num_experts // ranks
+        self.router = Linear(spec.hidden_size, spec.num_experts, bias=False)
+        self.experts = ExpertGroup(spec, range(rank * size, (rank + 1) * size))
+
+    @torch.compiler.disable  # how many tokens an expert gets is known only when it runs
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, s, h) -> (b, s, h)."""
+        flat = x.flatten(0, 1)
+        logits, chosen = self.router(flat).float().topk(self._spec.experts_per_token, dim=-1)
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=self._spec.num_experts)
+        token = order // self._spec.experts_per_token
+        rows = flat[token]
+        done = (
+            self.experts(rows, counts.tolist()) if self._group is None else self._elsewhere(rows, counts, self._group)
+        )
+        weight = logits.softmax(dim=-1).flatten()[order]
+        out = torch.zeros_like(flat, dtype=torch.float32).index_add(0, token, done.float() * weight[:, None])
+        return out.to(x.dtype).view_as(x)
+
+    def _elsewhere(self, rows: Tensor, counts: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Rows (m, h) sorted by expert -> the same rows after their experts, by way of the ranks that hold these."""
+        ranks = group.size()
+        coming = torch.empty_like(counts)
+        dist.all_to_all_single(coming, counts, group=group)
+        sent = counts.view(ranks, -1).sum(dim=1).tolist()
+        received = coming.view(ranks, -1).sum(dim=1).tolist()
+        arrived = Exchange.apply(rows, sent, received, group)
+        # rows arrive by sender and then by expert; experts want them by expert
+        expert = torch.arange(coming.numel(), device=rows.device) % (coming.numel() // ranks)
+        by_expert = expert.repeat_interleave(coming).argsort(stable=True)
+        per_expert = coming.view(ranks, -1).sum(dim=0).tolist()
+        done = self.experts(arrived[by_expert], per_expert)
+        return Exchange.apply(done[by_expert.argsort()], received, sent, group)

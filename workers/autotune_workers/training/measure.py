@@ -1,0 +1,136 @@
+"""What a rank can say of itself: synchronized time, the peak memory of this trial alone, and the mean power of its steps.
+
+On a GPU the peak is the allocator's (bytes allocated; bytes reserved are told beside it). On a CPU it is the rise of the resident
+set: its high-water mark since the trial began, which Linux lets a process reset, less what was resident at the beginning, after freed
+memory was given back to the system, and less the pages of files that came in meanwhile: program code that a fresh rank runs for the first
+time (some 30 MiB), or token files. So neither torch itself nor an earlier trial counts. Where the mark cannot be reset, the peak is
+unknown and is reported as such.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from autotune_workers.process.machine import give_back_memory, status_bytes
+
+
+class PeakMemory:
+    """Peak memory of this rank since `start`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before: int | None = None
+        self._files_before = 0
+
+    def start(self) -> None:
+        """Forgets all earlier peaks."""
+        release(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self._before = status_bytes("VmRSS") if _reset_high_water() else None
+            self._files_before = status_bytes("RssFile") or 0
+
+    def bytes(self) -> int | None:
+        """Bytes at the peak; None where this system cannot tell."""
+        if self._device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self._device))
+        peak = status_bytes("VmHWM")
+        if self._before is None or peak is None:
+            return None
+        files = max(0, (status_bytes("RssFile") or 0) - self._files_before)
+        return max(0, peak - self._before - files)
+
+    def reserved_bytes(self) -> int | None:
+        """Bytes that the GPU allocator held at its peak; None on a CPU."""
+        return int(torch.cuda.max_memory_reserved(self._device)) if self._device.type == "cuda" else None
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def release(device: torch.device) -> None:
+    """Gives memory that nobody uses back to the system."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    give_back_memory()
+
+
+class MeanPower:
+    """Mean power of a device since `start`, by its energy counter."""
+
+    def __init__(self, read_joules: Callable[[], float | None], clock: Callable[[], float] = time.perf_counter) -> None:
+        """`read_joules`: energy that the device has used since any moment; None where that is not known."""
+        self._read, self._clock = read_joules, clock
+        self._joules: float | None = None
+        self._began_s = 0.0
+
+    @classmethod
+    def of(cls, device: torch.device) -> MeanPower:
+        """Of a GPU, where NVML is installed and counts its energy (Volta and later); unknown for a CPU, whose counters are not one rank's."""
+        return cls(_energy_counter(device) or (lambda: None))
+
+    def start(self) -> None:
+        """Forgets what was used so far."""
+        self._joules, self._began_s = self._read(), self._clock()
+
+    def watts(self) -> float | None:
+        """Mean since `start`; None where it is not known."""
+        now, elapsed_s = self._read(), self._clock() - self._began_s
+        if now is None or self._joules is None or elapsed_s <= 0 or now < self._joules:
+            return None
+        return (now - self._joules) / elapsed_s
+
+
+def device_readings(device: torch.device) -> dict[str, float]:
+    """What NVML says of the last moments: shares of time in which any kernel ran (`sm`) and any memory was read or written (`memory_bandwidth`).
+
+    Neither says how much of the SMs or of the bandwidth was used. Empty on a CPU, where NVML is not installed, and where the GPU does not
+    tell (a slice of a GPU does not): a reading is never worth a trial.
+    """
+    if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
+        return {}
+    try:
+        return {
+            "sm": torch.cuda.utilization(device) / 100,
+            "memory_bandwidth": torch.cuda.memory_usage(device) / 100,
+        }
+    except Exception:  # NVML's errors are made at run time and have no common base that can be named here
+        return {}
+
+
+def _energy_counter(device: torch.device) -> Callable[[], float | None] | None:
+    if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
+        return None
+    import pynvml
+
+    def joules() -> float | None:
+        try:
+            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+        except pynvml.NVMLError:
+            return None
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except pynvml.NVMLError:
+        return None
+    return joules
+
+
+def _reset_high_water() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set size
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,138 @@
+"""Pipeline parallelism: which layers a rank runs, and in which order it runs its micro-batches.
+
+    gpipe                    all forward, then all backward (Huang et al. 2019, arXiv:1811.06965)
+    1f1b                     one forward, one backward (Narayanan et al. 2021, arXiv:2104.04473, section 2.2)
+    interleaved_1f1b         the same with `virtual_stages` stages per rank (there, section 2.2.2)
+    interleaved_zero_bubble  weight gradients are put off to fill the bubble (Qi et al. 2024, arXiv:2401.10241, ZB1P)
+
+The schedules are torch's. Stage i sits on rank i mod pp. Shapes of what travels are told beforehand, so that no step infers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from autotune.errors import ConfigError
+from autotune.spec import ModelSpec, ParallelConfig
+from autotune_workers.training.decoder import DecoderStage, split_layers
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+LOOPED = {"interleaved_1f1b": ScheduleInterleaved1F1B, "interleaved_zero_bubble": ScheduleInterleavedZeroBubble}
+
+
+def check_pipeline(model: ModelSpec, config: ParallelConfig) -> None:
+    """Raises `ConfigError` for what no schedule here can run."""
+    stages = config.pp * config.virtual_stages
+    if config.virtual_stages > 1 and (config.pp == 1 or config.pp_schedule not in LOOPED):
+        raise ConfigError(
+            f"virtual_stages={config.virtual_stages} needs pp > 1 and an interleaved schedule, "
+            f"but pp={config.pp} and pp_schedule={config.pp_schedule}",
+            field="virtual_stages",
+        )
+    if stages > model.num_layers:
+        raise ConfigError(
+            f"pp * virtual_stages must not exceed num_layers, but {stages} > {model.num_layers}", field="pp"
+        )
+    if config.pp == 1:
+        return
+    micro_batches = config.accumulation_steps
+    if config.pp_schedule != "gpipe" and micro_batches < config.pp:
+        raise ConfigError(
+            f"{config.pp_schedule} needs at least pp={config.pp} micro-batches, but accumulation_steps={micro_batches}",
+            remedy="use gpipe, or more and smaller micro-batches",
+            field="accumulation_steps",
+        )
+    if config.pp_schedule in LOOPED and micro_batches % max(1, micro_batches // config.pp):
+        raise ConfigError(
+            f"{config.pp_schedule} deals micro-batches in rounds, so accumulation_steps must be a multiple of "
+            f"accumulation_steps // pp, but accumulation_steps={micro_batches} and pp={config.pp}",
+            remedy=f"use a multiple of {config.pp}",
+            field="accumulation_steps",
+        )
+    if config.pp_schedule == "interleaved_zero_bubble":
+        if config.zero_stage == 3:
+            # measured: torch loses a part of the gradient then, without a word
+            raise ConfigError(
+                "interleaved_zero_bubble puts weight gradients off until zero_stage=3 has freed the gathered weights",
+                remedy="use zero_stage 0, 1 or 2",
+                field="zero_stage",
+            )
+        if config.compile:
+            raise ConfigError(
+                "interleaved_zero_bubble cannot split the backward pass of compiled layers", field="compile"
+            )
+        if config.recompute != "none":
+            raise ConfigError(
+                "interleaved_zero_bubble cannot split the backward pass of recomputed layers, "
+                f"but recompute={config.recompute}",
+                field="recompute",
+            )
+
+
+def layers_of_rank(model: ModelSpec, config: ParallelConfig, pp_rank: int) -> dict[int, range]:
+    """The layers of this rank's stages, by stage number."""
+    layers = split_layers(model.num_layers, config.pp * config.virtual_stages)
+    return {i: layers[i] for i in range(pp_rank, len(layers), config.pp)}
+
+
+class Pipeline:
+    """The stages of one rank under their schedule."""
+
+    def __init__(
+        self,
+        stages: dict[int, DecoderStage],
+        config: ParallelConfig,
+        *,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        stream_shape: tuple[int, int, int],
+        logits_shape: tuple[int, int, int],
+        loss: Loss,
+    ) -> None:
+        """`stream_shape` (b, s, h): what travels between stages, as one rank holds it; `logits_shape`: what the last stage puts out."""
+        count = config.pp * config.virtual_stages
+        dtype = next(iter(stages.values())).dtype
+        travelling = torch.empty(stream_shape, dtype=dtype, device="meta", requires_grad=True)
+        tokens = torch.empty((stream_shape[0], logits_shape[1]), dtype=torch.int64, device="meta")
+        logits = torch.empty(logits_shape, dtype=dtype, device="meta", requires_grad=True)
+        pipe = [
+            PipelineStage(
+                stage,
+                index,
+                count,
+                device,
+                input_args=(tokens,) if stage.is_first else (travelling,),
+                output_args=(logits,) if stage.is_last else (travelling,),
+                group=group,
+            )
+            for index, stage in stages.items()
+        ]
+        self.is_last = any(stage.is_last for stage in stages.values())
+        self._is_first = any(stage.is_first for stage in stages.values())
+        options = {"n_microbatches": config.accumulation_steps, "loss_fn": loss, "scale_grads": False}
+        if config.pp_schedule in LOOPED:
+            self._schedule = LOOPED[config.pp_schedule](pipe, **options)
+        else:
+            self._schedule = (ScheduleGPipe if config.pp_schedule == "gpipe" else Schedule1F1B)(pipe[0], **options)
+
+    def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
+        """Forward and backward of all micro-batches; the losses of each, on the rank of the last stage (empty elsewhere)."""
+        losses: list[Tensor] = []
+        self._schedule.step(
+            *((tokens,) if self._is_first else ()),
+            target=targets if self.is_last else None,
+            losses=losses if self.is_last else None,
+            return_outputs=False,
+        )
+        return losses

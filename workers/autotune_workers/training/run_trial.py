@@ -1,0 +1,262 @@
+"""One attempt on one rank: build, warm up, measure until the stop rule is content, clean up.
+
+Step time is the slowest rank's, from a common start to the moment at which its device has finished; the collectives that agree on it and
+on what comes next lie outside. Loss is the mean over the global batch, the gradient norm is global, both before the update.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autotune.cost import model_flops_per_token
+from autotune.errors import ConfigError
+from autotune.ports import TrialRequest
+from autotune.reward import NoiseScale, noise_scale, spikes
+from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig
+from autotune.stopping import trial_decision
+from autotune_workers.gang.failure_kind import divergence
+from autotune_workers.training.measure import MeanPower, PeakMemory, device_readings, release, synchronize
+from autotune_workers.training.mesh import RankContext, destroy_groups, line_up, living_groups
+from autotune_workers.training.profile import profile_step
+from autotune_workers.training.step import Outcome, Training, part_size
+
+__all__ = ["RankContext", "StepReport", "TrialFailed", "TrialResult", "reference_losses", "run_trial"]
+
+NOISE_STEPS = 1000
+"""the gradient noise scale is that of so many last steps at most"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One optimizer step, the same on all ranks; steps count from 0 with warm-up."""
+
+    step: int
+    time_s: float
+    loss: float
+    grad_norm: float
+    finite: bool
+    skipped: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """How an attempt ended well."""
+
+    measurement: Measurement
+    """the same on all ranks"""
+    stopped: str = ""
+    """why it ended early, when it did"""
+
+
+class TrialFailed(Exception):  # noqa: N818 - it carries a Failure, and is named like it
+    """The attempt failed in a way that the trial itself can name: DIVERGED or INVALID."""
+
+    def __init__(self, failure: Failure, measurement: Measurement | None = None) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.measurement = measurement
+
+
+Report = Callable[[StepReport], bool]
+"""Takes each step; answers False to end the trial after it. Only rank 0's answer counts."""
+
+
+def run_trial(request: TrialRequest, context: RankContext, report: Report) -> TrialResult:
+    """Runs the attempt; collective over the ranks of the default process group, which must be exactly the gang.
+
+    Raises `TrialFailed` when the config is refused (INVALID) or training diverges (DIVERGED); whatever else goes wrong comes as the exception
+    that it is. Afterwards the rank is as it was before.
+    """
+    groups, failed = living_groups(), True
+    try:
+        result = _Attempt(request, context, report).run()
+        failed = False
+        return result
+    except ConfigError as error:
+        raise TrialFailed(Failure(kind=FailureKind.INVALID, message=str(error), rank=context.rank)) from None
+    except Exception as error:
+        raise _root_cause(error) from None
+    finally:
+        destroy_groups(groups, forgiving=failed)
+        release(context.device)
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """A pipeline stage wraps what it meets in a RuntimeError; memory and shape errors are told apart by their own type."""
+    while isinstance(error, RuntimeError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def reference_losses(request: TrialRequest, context: RankContext, steps: int) -> tuple[float, ...]:
+    """Losses of the first optimizer steps when one fp32 rank trains on the same data from the same weights, without any knob.
+
+    The micro-batch is the whole of what one data-parallel rank of the request sees at once; `context` must be a gang of one.
+    """
+    batch = request.config.global_batch_size
+    size = request.config.micro_batch_size
+    plain = ParallelConfig(micro_batch_size=size, accumulation_steps=batch // size, precision="fp32")
+    measure = replace(request.measure, warmup_steps=0, min_steps=steps, max_steps=steps, precision=0.0)
+    alone = replace(request, config=plain, measure=measure, beat_step_time_s=None, profile=False)
+    return run_trial(alone, context, lambda _: True).measurement.losses
+
+
+class _Attempt:
+    def __init__(self, request: TrialRequest, context: RankContext, report: Report) -> None:
+        self._request, self._context, self._report = request, context, report
+        self._steps: list[StepReport] = []
+        self._outcomes: list[Outcome] = []
+        self._setup_s = 0.0
+        self._began_s = time.perf_counter()
+        self._memory = PeakMemory(context.device)
+        self._power = MeanPower.of(context.device)
+
+    def run(self) -> TrialResult:
+        self._memory.start()
+        training = Training(self._request, self._context)
+        stopped = ""
+        synchronize(self._context.device)
+        self._setup_s = time.perf_counter() - self._began_s
+        while True:
+            if len(self._steps) <= self._request.measure.warmup_steps:
+                self._power.start()
+            step = self._step(training, len(self._steps))
+            self._steps.append(step)
+            asked_to_stop = not self._report(step)
+            self._refuse_divergence(step)
+            stop, reason = self._agree_to_stop(asked_to_stop)
+            if stop:
+                stopped = reason
+                break
+        peaks = self._peaks()
+        measurement = replace(self._measured(), **peaks)
+        if self._request.profile:
+            measurement = self._profiled(training, measurement)
+        return TrialResult(measurement=measurement, stopped=stopped)
+
+    def _step(self, training: Training, number: int) -> StepReport:
+        device = self._context.device
+        tokens, targets = training.batch(number)
+        line_up(self._context)
+        start_s = time.perf_counter()
+        outcome = training.step(tokens, targets)
+        synchronize(device)
+        self._outcomes.append(outcome)
+        time_s = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64, device=device)
+        dist.all_reduce(time_s, dist.ReduceOp.MAX)
+        return StepReport(
+            step=number,
+            time_s=time_s.item(),
+            loss=outcome.loss,
+            grad_norm=outcome.grad_norm,
+            finite=outcome.finite,
+            skipped=outcome.skipped,
+        )
+
+    def _refuse_divergence(self, step: StepReport) -> None:
+        """The hard gate: a number that is none, or a loss far above that of guessing for some steps in a row."""
+        problem = ""
+        if not step.finite and not step.skipped:
+            problem = f"loss {step.loss:g} and gradient norm {step.grad_norm:g} must be finite"
+        problem = problem or divergence([s.loss for s in self._steps], self._request.workload.model.vocab_size)
+        if problem:
+            failure = Failure(
+                kind=FailureKind.DIVERGED,
+                message=f"training diverged: {problem}",
+                rank=self._context.rank,
+                step=step.step,
+            )
+            raise TrialFailed(failure, self._measured())
+
+    def _agree_to_stop(self, asked: bool) -> tuple[bool, str]:
+        """Rank 0 decides for all: 0 go on, 1 measured, 2 cannot win, 3 was asked to."""
+        measure = self._request.measure
+        verdict = trial_decision(
+            [s.time_s for s in self._steps[measure.warmup_steps :]], measure, self._request.beat_step_time_s
+        )
+        code = 3 if asked else 2 if verdict.stopped_early else 1 if verdict.stop else 0
+        decision = torch.tensor([code], device=self._context.device)
+        dist.broadcast(decision, src=0)
+        code = int(decision.item())
+        return code > 0, {2: verdict.reason, 3: "the runner asked for it"}.get(code, "")
+
+    def _peaks(self) -> dict[str, Any]:
+        """Peak memory of all ranks, their mean power, and readings of the device."""
+        device = self._context.device
+        peak, reserved, watts = self._memory.bytes(), self._memory.reserved_bytes(), self._power.watts()
+        told = [-1 if peak is None else peak, reserved or 0, -1 if watts is None else round(1e3 * watts)]
+        mine = torch.tensor(told, dtype=torch.int64, device=device)
+        everyone = [torch.empty_like(mine) for _ in range(self._context.world_size)]
+        dist.all_gather(everyone, mine)
+        peaks = [int(x[0]) for x in everyone]
+        known = all(p >= 0 for p in peaks)
+        readings = device_readings(device)
+        if reserved is not None:
+            readings["reserved_memory_bytes"] = float(max(int(x[1]) for x in everyone))
+        milliwatts = [int(x[2]) for x in everyone]
+        if min(milliwatts) >= 0:
+            readings["power_watts"] = sum(milliwatts) / len(milliwatts) / 1e3
+        return {
+            "peak_memory_bytes": float(max(peaks)) if known else None,
+            "rank_peak_memory_bytes": tuple(float(p) for p in peaks) if known else (),
+            "utilization": readings,
+        }
+
+    def _profiled(self, training: Training, measured: Measurement) -> Measurement:
+        """With one more step under the profiler; seconds by cause, mean over ranks."""
+        device = self._context.device
+        tokens, targets = training.batch(len(self._steps))
+
+        def step() -> None:
+            training.step(tokens, targets)
+            synchronize(device)
+
+        line_up(self._context)
+        mine = profile_step(step, device, pipelined=self._request.config.pp > 1)
+        told = {**mine.parts_s, "communication_overlapped": mine.overlapped_s}
+        seconds = torch.tensor([*told.values(), mine.launch_delay_s], dtype=torch.float64, device=device)
+        dist.all_reduce(seconds)
+        *parts, delay = (seconds / self._context.world_size).tolist()
+        readings = dict(measured.utilization) | ({} if math.isnan(delay) else {"kernel_launch_delay_s": delay})
+        return replace(measured, breakdown_s=dict(zip(told, parts, strict=True)), utilization=readings)
+
+    def _measured(self) -> Measurement:
+        """What this rank knows by itself."""
+        workload, config = self._request.workload, self._request.config
+        warmup = self._request.measure.warmup_steps
+        counted = self._steps[warmup:]
+        measured = Measurement(
+            step_times_s=tuple(s.time_s for s in counted),
+            tokens_per_step=config.global_batch_size * workload.seq_len,
+            num_ranks=config.world_size,
+            losses=tuple(s.loss for s in counted),
+            grad_norms=tuple(s.grad_norm for s in counted),
+            nonfinite_steps=sum(not s.finite and not s.skipped for s in counted),
+            skipped_steps=sum(s.skipped for s in counted),
+            setup_s=self._setup_s,
+            flops_per_token=model_flops_per_token(workload.model, workload.seq_len),
+            peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
+            memory_capacity_bytes=workload.cluster.gpu.memory_bytes,
+        )
+        odd = set(spikes(measured))
+        noise = self._noise([o for i, o in enumerate(self._outcomes[warmup:]) if i not in odd])
+        if noise is None:
+            return measured
+        return replace(measured, gradient_noise_scale=noise.value, gradient_noise_interval=(noise.low, noise.high))
+
+    def _noise(self, outcomes: list[Outcome]) -> NoiseScale | None:
+        """Gradient noise scale from the squared norms at both batch sizes, of the steps where both are known."""
+        known = [o for o in outcomes if o.finite and math.isfinite(o.part_square)][-NOISE_STEPS:]
+        return noise_scale(
+            [o.part_square for o in known],
+            [o.grad_norm**2 for o in known],
+            small=part_size(self._request.config),
+            big=self._request.config.global_batch_size,
+        )

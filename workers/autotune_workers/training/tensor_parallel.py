@@ -1,0 +1,139 @@
+"""Tensor parallelism: each matrix of a stage is cut over the `tp` axis as a DTensor (Shoeybi et al. 2019, arXiv:1909.08053).
+
+    column cut   wq wk wv up gate output      row cut   wo down (their outputs are summed) and the embedding (over the vocabulary)
+
+With sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198) the residual stream and the norms hold only s / tp positions: the
+sum after a row cut becomes a reduce-scatter, the entry of attention and MLP an all-gather. The logits stay cut over the vocabulary, and
+the loss is taken on the cut. Without sequence parallelism, norms and position embeddings are plain tensors, equal on all tp ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from autotune_workers.training.decoder import Block, DecoderStage, Mlp
+
+
+def cut_stage(stage: DecoderStage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Turns the stage's weights into DTensors over `mesh` and lays the collectives around its modules. The weights may be on meta."""
+    stream = Shard(1) if sequence_parallel else Replicate()
+    for block in stage.layers.values():
+        _cut_block(block, mesh, stream)
+    plan: dict[str, Any] = {}
+    if stage.embed is not None:
+        plan["embed"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
+    if stage.output is not None:
+        plan["output"] = ColwiseParallel(input_layouts=stream, output_layouts=Shard(-1))
+        if sequence_parallel:
+            plan["norm"] = SequenceParallel()
+    parallelize_module(stage, mesh, plan)
+    stage.tie()
+    if stage.positions is not None and sequence_parallel:
+        _cut_positions(stage.positions, mesh)
+
+
+def _cut_block(block: Block, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
+    entry = {"input_layouts": (stream,), "desired_input_layouts": (Replicate(),)}
+    plan: dict[str, Any] = {
+        "attention": PrepareModuleInput(
+            input_layouts=(stream, None, None), desired_input_layouts=(Replicate(), None, None)
+        ),
+        **{f"attention.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")},
+        "attention.wo": RowwiseParallel(output_layouts=stream),
+    }
+    if isinstance(block.mlp, Mlp):
+        plan["mlp"] = PrepareModuleInput(**entry)
+        plan.update({f"mlp.{name}": cut for name, cut in _mlp_plan(block.mlp, stream).items()})
+    else:
+        plan["mlp"] = PrepareModuleInputOutput(
+            **entry, use_local_input=True, output_layouts=(Replicate(),), desired_output_layouts=(stream,)
+        )
+        for name, module in block.mlp.named_modules():
+            if isinstance(module, Mlp):
+                plan.update({f"mlp.{name}.{key}": cut for key, cut in _mlp_plan(module, Replicate()).items()})
+    if isinstance(stream, Shard):
+        plan.update({"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel()})
+    parallelize_module(block, mesh, plan)
+
+
+def _mlp_plan(mlp: Mlp, stream: Replicate | Shard) -> dict[str, Any]:
+    columns = ("up",) if mlp.gate is None else ("up", "gate")
+    return {**{name: ColwiseParallel() for name in columns}, "down": RowwiseParallel(output_layouts=stream)}
+
+
+def _cut_positions(module: nn.Module, mesh: DeviceMesh) -> None:
+    def partition(_: str, inner: nn.Module, mesh: DeviceMesh) -> None:
+        weight = distribute_tensor(inner.weight, mesh, [Replicate()], src_data_rank=None)
+        inner.register_parameter("weight", nn.Parameter(weight))
+
+    distribute_module(
+        module,
+        mesh,
+        partition,
+        lambda _, inputs, mesh: (DTensor.from_local(inputs[0], mesh, [Shard(0)], run_check=False),),
+        lambda _, output, mesh: output.to_local(),
+    )
+
+
+def local_part(whole: Tensor, parameter: Tensor) -> Tensor:
+    """The part of a whole weight that this rank keeps of `parameter` (all of it, when that is no DTensor)."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    shape, offset = compute_local_shape_and_global_offset(whole.shape, parameter.device_mesh, parameter.placements)
+    return whole[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))]
+
+
+def vocabulary_slice(stage: DecoderStage) -> tuple[int, int]:
+    """First token id and number of ids of this rank's logits; to be asked before data parallelism cuts the weights further."""
+    assert stage.output is not None
+    weight = stage.output.weight
+    if not isinstance(weight, DTensor):
+        return 0, weight.shape[0]
+    shape, offset = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
+    return int(offset[0]), int(shape[0])
+
+
+class VocabularyParallelLoss(torch.autograd.Function):
+    """Cross entropy of logits that are cut over the vocabulary, without gathering them (Shoeybi et al. 2019, section 3)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, start: int, group: dist.ProcessGroup) -> Tensor:
+        """fp32 logits (n, V / tp) and targets (n,) -> losses (n,), nats."""
+        size = logits.shape[-1]
+        top = logits.amax(dim=-1) if size else logits.new_full(logits.shape[:1], -torch.inf)
+        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
+        exponentials = (logits - top[:, None]).exp_()
+        inside = (target >= start) & (target < start + size)
+        index = torch.where(inside, target - start, 0)
+        if size:
+            picked = torch.where(inside, logits.gather(-1, index[:, None]).squeeze(-1) - top, 0.0)
+        else:
+            picked = torch.zeros_like(top)
+        sums = torch.stack((exponentials.sum(dim=-1), picked))
+        dist.all_reduce(sums, group=group)
+        ctx.save_for_backward(exponentials.div_(sums[0][:, None]), index, inside)
+        return sums[0].log() - sums[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        """Softmax less one-hot."""
+        softmax, index, inside = ctx.saved_tensors
+        grad = softmax * grads[0][:, None]
+        if grad.shape[-1]:
+            grad.scatter_add_(-1, index[:, None], -(grads[0] * inside)[:, None])
+        return grad, None, None, None
