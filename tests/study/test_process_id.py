@@ -45,6 +45,10 @@ def test_a_process_of_another_container_or_boot_with_the_same_host_name_counts_a
     assert is_beside(this_process())
 
 
-@pytest.mark.parametrize("holder", ["elsewhere:1:5:0", "somebody", "", "a:b:c:d", WITHOUT_START, WITHOUT_PLACE])
+@pytest.mark.parametrize(
+    "holder",
+    ["elsewhere:1:5:0", "somebody", "", "a:b:c:d", WITHOUT_START, WITHOUT_PLACE],
+    ids=["another host", "a word", "nothing", "no numbers", "no start time", "no place"],
+)
 def test_who_cannot_be_judged_counts_as_alive(holder: str) -> None:
     assert not is_gone(holder)

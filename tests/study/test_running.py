@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from autotune import api
-from autotune.api import running
 from autotune.errors import ConflictError, InfeasibleError, RunnerError, SpecError
 from autotune.ports import Store
 from autotune.spec import StudyStatus, TrialPurpose, TrialStatus
@@ -83,11 +82,11 @@ def test_a_finished_study_is_not_resumed_but_begun_anew(store: Store) -> None:
 
 def test_two_that_are_started_at_the_same_moment_run_one_study(store: Store) -> None:
     study = api.load_study(spec())
-    key = running._one_of_those_at_once(store, study)
+    key = api._one_of_those_at_once(store, study)
     first = api.submit_study(store, study, spec(), idempotency_key=key)
     assert api.submit_study(store, study, spec(), idempotency_key=key).id == first.id
     assert api.tune(spec(), store=store).record.id == first.id
-    assert running._one_of_those_at_once(store, study) != key, "the next one is another"
+    assert api._one_of_those_at_once(store, study) != key, "the next one is another"
     assert api.tune(spec(), store=store).record.id != first.id
 
 
