@@ -73,7 +73,7 @@ class LiveView:
 
     def on_event(self, event: LoopEvent) -> None:
         """Takes one event of the loop."""
-        from autotune import progress
+        from autotune.study import progress
 
         match event:
             case progress.StudyOpened(record=record, past=past):
