@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STUDY ?= search_spaces/studies/laptop.yaml
 
-.PHONY: tune test check serve venv test-slow chaos test-gpu wheel clean
+.PHONY: tune test check serve docs venv test-slow chaos test-gpu wheel clean
 
 tune: $(VENV)/.installed
 	$(BIN)/autotune tune $(STUDY)
 
-test: check
+test: check docs
 	$(BIN)/pytest
 
 check: $(VENV)/.installed-dev
@@ -17,6 +17,9 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir site
 
 serve: $(VENV)/.installed
 	$(BIN)/autotune serve
@@ -46,4 +49,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

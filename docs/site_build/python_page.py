@@ -1,0 +1,41 @@
+"""The Python reference: which public names are shown, in which order. mkdocstrings fills in signatures and docstrings."""
+
+from __future__ import annotations
+
+SECTIONS = {
+    "Functions": ("autotune.api.load_study", "autotune.api.tune", "autotune.cost.estimate", "autotune.api.open_store"),
+    "Answers without hardware": ("autotune.api.plan_of", "autotune.api.what_if_of", "autotune.api.calibrate"),
+    "Results": ("autotune.api.Result", "autotune.spec.Trial", "autotune.spec.Measurement", "autotune.spec.Estimate"),
+    "The service's client": ("autotune.client.Client", "autotune.client.AsyncClient"),
+    "What is asked": (
+        "autotune.spec.Study",
+        "autotune.spec.Workload",
+        "autotune.spec.ModelSpec",
+        "autotune.spec.ClusterSpec",
+        "autotune.spec.ParallelConfig",
+        "autotune.spec.Objective",
+        "autotune.spec.Budget",
+        "autotune.spec.MeasureSpec",
+    ),
+    "Searching by hand": ("autotune.space.SearchSpace", "autotune.search.make_searcher", "autotune.search.Searcher"),
+    "Trainers": ("autotune.trainers.Trainer", "autotune.trainers.Launch", "autotune.trainers.StepMetrics"),
+    "Runners": ("autotune.ports.TrialRunner", "autotune.ports.TrialRequest", "autotune.ports.AttemptEnded"),
+    "Optuna": ("autotune.search.optuna_study",),
+    "Errors": ("autotune.errors",),
+}
+
+
+def python_page() -> str:
+    """The page, with a directive of mkdocstrings for each name."""
+    lines = [
+        "# Python",
+        "",
+        "`import autotune` costs nothing: names are loaded when they are first used. `autotune.load_study`, `autotune.tune` and `autotune.estimate`",
+        "are the three functions that most programs need; [How to use it from Python](../how-to/python.md) shows them at work.",
+        "",
+    ]
+    for title, names in SECTIONS.items():
+        lines += [f"## {title}", ""]
+        for name in names:
+            lines += [f"::: {name}", ""]
+    return "\n".join(lines)
