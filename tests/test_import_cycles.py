@@ -38,7 +38,9 @@ def test_modules_do_not_import_in_circles() -> None:
     graph = grimp.build_graph("autotune", "autotune_workers", exclude_type_checking_imports=True, cache_dir=None)
     found = circles({module: graph.find_modules_directly_imported_by(module) for module in graph.modules})
     fresh = [sorted(circle) for circle in found if not any(circle <= known for known in KNOWN)]
-    assert not fresh, f"modules must not import in a circle, but these do: {fresh}; move what both need to a third module"
+    assert not fresh, (
+        f"modules must not import in a circle, but these do: {fresh}; move what both need to a third module"
+    )
 
 
 @pytest.mark.parametrize(

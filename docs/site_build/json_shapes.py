@@ -35,8 +35,16 @@ def kind_of(value: Mapping[str, Any]) -> str:
         return f"list of {kind_of(value.get('items', {}))}"
     if kind == "object" and isinstance(value.get("additionalProperties"), Mapping):
         return f"mapping of {kind_of(value['additionalProperties'])}"
-    words = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "object": "mapping"}
-    bounds = [text.format(_number(value[key])) for key, text in _BOUNDS.items() if key in value and abs(value[key]) < 1e9]
+    words = {
+        "string": "text",
+        "integer": "whole number",
+        "number": "number",
+        "boolean": "true or false",
+        "object": "mapping",
+    }
+    bounds = [
+        text.format(_number(value[key])) for key, text in _BOUNDS.items() if key in value and abs(value[key]) < 1e9
+    ]
     return " ".join([words.get(kind, str(kind)), *bounds])
 
 
@@ -66,7 +74,11 @@ def _default(value: Mapping[str, Any]) -> str:
 
 def _name(reference: str) -> str:
     name = reference.rpartition("/")[2]
-    return f"[{name}](#{name.lower()})" if not name.endswith("Document") or name.startswith("Error") else "mapping, see below"
+    return (
+        f"[{name}](#{name.lower()})"
+        if not name.endswith("Document") or name.startswith("Error")
+        else "mapping, see below"
+    )
 
 
 def _number(value: float) -> str:

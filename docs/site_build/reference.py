@@ -59,7 +59,11 @@ def commands() -> str:
         for inner in sorted(getattr(command, "commands", {})):
             add(command.commands[inner], context, inner, level + 1)
 
-    root = click.Context(group, info_name="autotune") if isinstance(group, click.Command) else group.context_class(group, info_name="autotune")
+    root = (
+        click.Context(group, info_name="autotune")
+        if isinstance(group, click.Command)
+        else group.context_class(group, info_name="autotune")
+    )
     for name in sorted(group.commands):
         add(group.commands[name], root, name, 2)
     return "\n".join(lines)
@@ -108,11 +112,22 @@ def spec() -> str:
         "Spec files that ship: `search_spaces/studies/*.yaml`. The pages [by trainer](../trainers/index.md) hold small ones.",
         "",
     ]
-    for name in ["StudyDocument", *(n for n in _KEYS if n in definitions), *sorted(set(definitions) - {"StudyDocument", *_KEYS})]:
+    for name in [
+        "StudyDocument",
+        *(n for n in _KEYS if n in definitions),
+        *sorted(set(definitions) - {"StudyDocument", *_KEYS}),
+    ]:
         shape = definitions[name]
         title = "Top level" if name == "StudyDocument" else f"`{_KEYS[name]}`" if name in _KEYS else name
         home = _HOMES.get(name, ("", ""))[0]
-        lines += [f"## {title}", "", _one_line(shape.get("description", "")), "", shape_table(shape, _field_docs(home)), ""]
+        lines += [
+            f"## {title}",
+            "",
+            _one_line(shape.get("description", "")),
+            "",
+            shape_table(shape, _field_docs(home)),
+            "",
+        ]
     return "\n".join(lines)
 
 
@@ -123,7 +138,9 @@ def knobs() -> str:
     rows = []
     for knob in KNOBS.values():
         values = ", ".join(f"`{knob.text(value)}`" for value in knob.values) or "1, 2, 3, ..."
-        shown = knob.label_of(knob.values[-1] if knob.kind != "flag" and knob.values else 8 if not knob.values else True)
+        shown = knob.label_of(
+            knob.values[-1] if knob.kind != "flag" and knob.values else 8 if not knob.values else True
+        )
         rows.append(
             [f"`{knob.name}`", knob.kind, values, f"`{knob.text(knob.default)}`", f"`{shown}`", knob.unit, knob.doc]
         )
@@ -157,7 +174,10 @@ def catalog() -> str:
         columns = list(dict.fromkeys(key for row in rows for key in row))
         lines += [f"## {command.capitalize()}", ""]
         if command == "clusters":
-            lines += ["Any size of a listed GPU may be named: `GPU-NODESxGPUS`, such as `h100-sxm-16x8`. `local` is this machine.", ""]
+            lines += [
+                "Any size of a listed GPU may be named: `GPU-NODESxGPUS`, such as `h100-sxm-16x8`. `local` is this machine.",
+                "",
+            ]
         if command == "spaces":
             rows = [{**row, "knobs": _knob_list(row.get("knobs", {}))} for row in rows]
         body = [[f"`{row[c]}`" if c == "name" else cell(row.get(c, "")) for c in columns] for row in rows]
@@ -187,7 +207,13 @@ def rest() -> str:
         for method, operation in methods.items():
             lines += [f"## {method.upper()} {path}", "", operation.get("description", ""), ""]
             given = [
-                [f"`{p['name']}`", p["in"], kind_of(p["schema"]), "yes" if p.get("required") else "", p.get("description", "")]
+                [
+                    f"`{p['name']}`",
+                    p["in"],
+                    kind_of(p["schema"]),
+                    "yes" if p.get("required") else "",
+                    p.get("description", ""),
+                ]
                 for p in operation.get("parameters", [])
             ]
             if given:
@@ -196,7 +222,12 @@ def rest() -> str:
             if body:
                 lines += ["Body: " + ", ".join(f"`{media}`" for media in body) + ".", ""]
             answers = [
-                [status, ", ".join(f"`{media}`" for media in answer.get("content", {})), _answer(answer), answer["description"]]
+                [
+                    status,
+                    ", ".join(f"`{media}`" for media in answer.get("content", {})),
+                    _answer(answer),
+                    answer["description"],
+                ]
                 for status, answer in operation["responses"].items()
             ]
             lines += [table(["status", "media type", "document", "meaning"], answers), ""]
