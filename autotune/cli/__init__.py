@@ -21,9 +21,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-DONE, FAILED, BAD_INPUT = 0, 1, 2
-INTERRUPTED = 130
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: runs one command and exits with its code; no error of a caller ends in a traceback."""
@@ -34,6 +31,7 @@ def run(argv: list[str]) -> int:
     """Runs one command line and returns its exit code."""
     import typer
 
+    from autotune.cli.exit_codes import DONE, INTERRUPTED
     from autotune.cli.output import report_error
     from autotune.errors import AutotuneError
 

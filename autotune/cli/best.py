@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, StoreOption, StudyArgument, UrlOption, consoles, emit, note
+from autotune.cli.output import (
+    JsonOption,
+    StoreOption,
+    StudyArgument,
+    UrlOption,
+    bare_table,
+    consoles,
+    emit,
+    note,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -87,7 +96,7 @@ def best(
 
 
 def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
-    from autotune.cli.live import configs_table, export_command, speedup_line
+    from autotune.cli.study_text import configs_table, export_command, speedup_line
 
     out, _ = consoles()
     if asked := document.get("objective"):
@@ -100,7 +109,7 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
     elif document.get("source") == "cost_model":
         _print_predicted(document)
     else:
-        out.print(configs_table(document.get("configs") or [document["best"]], study=document["study"]))
+        out.print(configs_table(document.get("configs") or [document["best"]]))
         _print_evidence(document)
         if line := speedup_line(document):
             out.print(line)
@@ -161,8 +170,6 @@ def _print_evidence(document: dict[str, Any]) -> None:
 
 def _print_rows(heads: list[str], rows: list[list[str]], *, text: int) -> None:
     """A table whose first `text` columns are words and whose others are numbers."""
-    from autotune.cli.live import bare_table
-
     out, _ = consoles()
     table = bare_table()
     for i, head in enumerate(heads):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.output import JsonOption, StoreOption, consoles, emit, note
+from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, emit, note
 
 
 def register(app: typer.Typer) -> None:
@@ -31,9 +31,7 @@ def calibrate(
     if json:
         emit({"calibration": document})
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
+    table = bare_table()
     table.add_column("constant")
     table.add_column("value", justify="right")
     for name, value in document.items():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, consoles, emit
+from autotune.cli.output import JsonOption, bare_table, consoles, emit
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -189,7 +189,6 @@ def _show(
     if as_json:
         emit({title: rows})
         return
-    from autotune.cli.live import bare_table
     from autotune.report.table_layout import Column, FittedTable, Shortening
     from autotune.report.terminal import Palette, safe
 

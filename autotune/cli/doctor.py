@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from autotune.cli.output import JsonOption, StoreOption, consoles, emit
+from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, emit
 
 OK, HINT, WARNING, FAILED = "ok", "hint", "warning", "failed"
 MIN_FREE_BYTES = 1 << 30
@@ -67,11 +67,10 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
 
 
 def _print(checks: list[Check]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     colours = {OK: "green", HINT: "cyan", WARNING: "yellow", FAILED: "red"}
-    table = Table(box=None, pad_edge=False)
+    table = bare_table()
     table.add_column("")
     table.add_column("check")
     table.add_column("found", overflow="fold")

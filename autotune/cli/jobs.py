@@ -7,7 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, SpecArgument, StoreOption, StudyArgument, UrlOption, consoles, emit, note
+from autotune.cli.output import (
+    JsonOption,
+    SpecArgument,
+    StoreOption,
+    StudyArgument,
+    UrlOption,
+    bare_table,
+    consoles,
+    emit,
+    note,
+)
 
 POLL_S = 1.0
 
@@ -68,9 +78,7 @@ def list_studies(
     if json:
         emit(document)
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
+    table = bare_table()
     for name in ("id", "name", "status", "model", "cluster", "trials", "speedup", "created"):
         table.add_column(name, justify="right" if name in ("trials", "speedup") else "left", overflow="fold")
     for s in document["studies"]:
@@ -94,7 +102,7 @@ def status(study: StudyArgument, store: StoreOption = None, url: UrlOption = Non
     if json:
         emit(document)
         return
-    from autotune.cli.live import print_study
+    from autotune.cli.study_text import print_study
 
     print_study(document, trials)
 
@@ -111,8 +119,9 @@ def _watch(source: Any, study: str, as_json: bool) -> None:
     """Shows what happens until the study ends, in a terminal as `tune` does; exits with 1 when it failed."""
     from contextlib import nullcontext
 
-    from autotune.cli.live import LiveView, history_line, print_study
+    from autotune.cli.live import LiveView
     from autotune.cli.source import studies_of
+    from autotune.cli.study_text import history_line, print_study
     from autotune.spec import StudyStatus
 
     view = LiveView(studies_of(source).study(study).study) if consoles()[1].is_terminal else None
@@ -149,8 +158,8 @@ def logs(
     json: JsonOption = False,
 ) -> None:
     """Prints the history of a study, or what is kept of one trial: its failure and the last log lines."""
-    from autotune.cli.live import history_line
     from autotune.cli.source import open_source
+    from autotune.cli.study_text import history_line
     from autotune.errors import NotFoundError
 
     with open_source(store, url) as source:

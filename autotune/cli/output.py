@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout, everything else on stderr.")
@@ -49,6 +50,13 @@ def consoles() -> tuple[Console, Console]:
     return out, err
 
 
+def bare_table() -> Table:
+    """An empty table without lines."""
+    from rich.table import Table
+
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
 def emit(document: Mapping[str, Any]) -> None:
     """Prints one strict JSON document: no NaN, no infinity (they become null)."""
     sys.stdout.write(json.dumps(strict(document), indent=2, allow_nan=False, default=str) + "\n")
@@ -74,7 +82,7 @@ def note(text: str) -> None:
 
 def report_error(error: Exception, *, as_json: bool) -> int:
     """Prints an error as law, values and remedy (or as the JSON envelope) and returns the exit code."""
-    from autotune.cli import BAD_INPUT, FAILED
+    from autotune.cli.exit_codes import BAD_INPUT, FAILED
     from autotune.errors import AutotuneError, ConflictError, InfeasibleError, ServiceError
 
     if isinstance(error, AutotuneError):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, note
+from autotune.cli.output import JsonOption, SpecArgument, StoreOption, bare_table, consoles, emit, note
 
 
 def register(app: typer.Typer) -> None:
@@ -62,8 +62,6 @@ def _counts(text: str) -> list[int]:
 
 
 def _print_plan(study: Any, found: Any, sizes: Any) -> None:
-    from rich.table import Table
-
     from autotune.report.terminal import config_label, format_bytes, format_count, plan_table
 
     out, _ = consoles()
@@ -89,7 +87,7 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
         for remedy in miss.remedies:
             out.print(f"  {remedy}")
     if sizes:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table = bare_table()
         budgeted = any(row.days is not None for row in sizes)
         for name in ("GPUs", "config", "tokens/s", "MFU", *(("days", "cost") if budgeted else ())):
             table.add_column(name, justify="left" if name == "config" else "right")
@@ -131,7 +129,7 @@ def estimate(
 ) -> None:
     """Shows one config's predicted time and memory by parts, or why it is illegal."""
     from autotune import api
-    from autotune.cli import BAD_INPUT
+    from autotune.cli.exit_codes import BAD_INPUT
     from autotune.space import complete, why_not
 
     study = api.load_study(spec)

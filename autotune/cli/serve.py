@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, StoreOption, consoles, emit, note
+from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, emit, note
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -125,9 +125,7 @@ def list_tokens(store: StoreOption = None, json: JsonOption = False) -> None:
     if not found:
         note("no tokens in this database; --store names another")
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
+    table = bare_table()
     names = ("id", "owner", "scope", "created_at", "expires_at", "revoked_at")
     for name in names:
         table.add_column(name.removesuffix("_at"), overflow="fold")
@@ -177,9 +175,8 @@ def audit(
         emit({"audit": lines})
         return
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
+    table = bare_table()
     for name in ("number", *names[1:]):
         table.add_column(name, overflow="fold")
     for line in lines:

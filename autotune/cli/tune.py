@@ -37,8 +37,9 @@ def tune(
 ) -> None:
     """Runs a study here, to its end. Ctrl-C stops cleanly and keeps everything; the same command goes on."""
     from autotune import api
-    from autotune.cli import INTERRUPTED
-    from autotune.cli.live import LiveView, print_study
+    from autotune.cli.exit_codes import FAILED, INTERRUPTED
+    from autotune.cli.live import LiveView
+    from autotune.cli.study_text import print_study
     from autotune.schema import read_spec
     from autotune.spec import StudyStatus
     from autotune.store.location import find_location
@@ -70,4 +71,4 @@ def tune(
         note("stopped and kept; the same command goes on where it stopped")
         raise typer.Exit(INTERRUPTED)
     if result.record.status is StudyStatus.FAILED or result.best is None:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)

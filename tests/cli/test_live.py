@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.cli.live import LiveView, configs_table, speedup_line, trials_line
+from autotune.cli.live import LiveView
+from autotune.cli.study_text import configs_table, speedup_line, trials_line
 from autotune.spec import TrialPurpose, TrialStatus
 from tests.report.worlds import record, trial, trials
 
@@ -131,10 +132,10 @@ def test_configs_say_how_many_gpus_and_across_history_which_runner() -> None:
     found = trial(1).to_dict()
     study = {"model": "nano-llama", "cluster": "cpu-1x4", "runner": "simulated", "id": "s1"}
     console = terminal(200, 24)
-    console.print(configs_table([found], study=study))
-    console.print(configs_table([{"study": study, "best": found}], study=None))
+    console.print(configs_table([found]))
+    console.print(configs_table([{"study": study, "best": found}]))
     narrow = terminal(80, 24)
-    narrow.print(configs_table([found], study=study))
+    narrow.print(configs_table([found]))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "GPUs" in text
     assert "simulated" in text

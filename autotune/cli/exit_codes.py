@@ -1,0 +1,9 @@
+"""The exit codes of the commands."""
+
+DONE = 0
+FAILED = 1
+"""the command failed, or nothing is feasible"""
+BAD_INPUT = 2
+"""the command line, the spec or another argument is wrong"""
+INTERRUPTED = 130
+"""stopped by Ctrl-C (128 + SIGINT); what was measured is kept"""

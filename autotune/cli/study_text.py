@@ -1,0 +1,188 @@
+"""A study as text: its printed summary, the table of best configs, and trials, speedups and events in one line each.
+
+Everything is made from trials and from the documents of the public contract. A study therefore reads the same whether it runs in this process,
+ended yesterday or runs on a service.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.cli.output import bare_table, consoles
+from autotune.report.table_layout import Column, FittedTable, Shortening
+from autotune.report.terminal import (
+    MIN_CONFIG,
+    Palette,
+    config_label,
+    format_bytes,
+    format_count,
+    format_duration,
+    note_of,
+    safe,
+    trials_table,
+)
+from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus
+
+OPTIONAL_COLUMNS = ("stability", "step", "memory", "reward")
+"""columns that a narrow terminal leaves out, in this order"""
+
+
+def trial_line(trial: Trial, palette: Palette) -> str:
+    """A trial that ended, in one line."""
+    label = f"trial {trial.number} {config_label(trial.config)}: {trial.status.lower()}"
+    if trial.is_measured and trial.measurement is not None:
+        m = trial.measurement
+        predicted = f" (predicted {format_count(float(trial.estimate.tokens_per_s))})" if trial.estimate else ""
+        label += f", {format_count(m.tokens_per_s)} tokens/s{predicted}, {format_bytes(m.peak_memory_bytes)}"
+    remark = note_of(trial)
+    return f"{label}; {remark}" if remark else label
+
+
+def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], *, why: Sequence[str] = ()) -> None:
+    """A study with its trials, its winner and `why` it won, and the next commands, on stdout."""
+    out, err = consoles()
+    palette = Palette.of(sys.stdout)
+    study, best = document["study"], document["best"]
+    rows = [Trial.from_dict(dict(t)) for t in trials]
+    if rows:
+        out.print(trials_table(rows, best=best["number"] if best else None, palette=palette))
+    out.print(
+        f"study {study['id']} ({study['name']}): {study['status']}"
+        + (f", {study['message']}" if study["message"] else ""),
+        markup=False,
+    )
+    out.print(trials_line(rows) if rows else f"trials: {sum(study['trials'].values()) or 'none'}")
+    failures = [t for t in rows if t.status is TrialStatus.FAILED]
+    if failures:
+        kinds: dict[str, int] = {}
+        for t in failures:
+            kinds[str(t.failure.kind) if t.failure else "ERROR"] = (
+                kinds.get(str(t.failure.kind) if t.failure else "ERROR", 0) + 1
+            )
+        out.print(
+            "failed: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()) + f" (autotune logs {study['id']} TRIAL)"
+        )
+    if best:
+        config = ParallelConfig.from_dict(best["config"])
+        out.print(f"best: {config}", soft_wrap=True)
+        if line := speedup_line(document):
+            out.print(line)
+        for sentence in (*why, *(document.get("notes") or ())):
+            out.print(f"  {sentence}", markup=False)
+        err.print(
+            f"next: autotune explain {study['id']}\n      autotune report {study['id']} -o report.html\n"
+            f"      {export_command(study['id'], document.get('exports') or ())}",
+            soft_wrap=True,
+        )
+
+
+def export_command(study_id: str, trainers: Sequence[str]) -> str:
+    """The command that hands the best config to the first of the trainers that can express it."""
+    return f"autotune export {study_id} --to {trainers[0] if trainers else 'native'} -o launch/"
+
+
+_PURPOSES: Mapping[TrialPurpose, tuple[str, str]] = {
+    TrialPurpose.SEARCH: ("{} searched", "{} searched"),
+    TrialPurpose.BASELINE: ("the default config", "{} runs of the default config"),
+    TrialPurpose.REFERENCE: ("an fp32 reference", "{} fp32 references"),
+    TrialPurpose.FINAL: ("{} final measurement", "{} final measurements"),
+}
+"""what the trials of a purpose are called: one of them, several"""
+_STATUSES: Mapping[TrialStatus, str] = {
+    TrialStatus.COMPLETED: "completed",
+    TrialStatus.STOPPED: "ended early because they could not win",
+    TrialStatus.FAILED: "failed",
+    TrialStatus.CANCELLED: "cancelled",
+    TrialStatus.INFEASIBLE: "infeasible",
+    TrialStatus.RUNNING: "running",
+    TrialStatus.PENDING: "waiting",
+}
+
+
+def trials_line(trials: Sequence[Trial]) -> str:
+    """`trials: 14 searched, the default config, 6 final measurements (19 completed, 2 failed)`: only searched ones count in the budget."""
+    purposes = Counter(t.purpose for t in trials)
+    statuses = Counter(t.status for t in trials)
+    kinds = [words[n > 1].format(n) for purpose, words in _PURPOSES.items() if (n := purposes[purpose])]
+    ends = [f"{n} {words}" for status, words in _STATUSES.items() if (n := statuses[status])]
+    return f"trials: {', '.join(kinds)} ({', '.join(ends)})"
+
+
+def speedup_line(document: Mapping[str, Any]) -> str:
+    """How the best config of a study compares with the default one, and how surely; empty where there is nothing to compare.
+
+    `document` is the JSON contract {study, best, baseline, speedup, final_rounds, ...}.
+    """
+    study, best, baseline = document.get("study"), document.get("best"), document.get("baseline")
+    if not study or not best or not baseline:
+        return ""
+    ended = StudyStatus(study["status"]).is_terminal
+    if best["config"] == baseline["config"]:
+        return "nothing beats the default config" + ("" if ended else " so far")
+    if not document.get("speedup"):
+        return ""
+    if document.get("final_rounds"):
+        how = ", both measured again in turn"
+    else:
+        how = " (each measured once)" if ended else " (not yet measured again)"
+    return f"{document['speedup']:.2f}x the tokens/s of the default config{how}"
+
+
+def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
+    """Measured configs, best first. Rows are trials, or {study, best} across history."""
+    across = bool(configs) and "best" in configs[0]
+    palette = Palette.of(sys.stdout)
+    table = FittedTable(
+        empty=bare_table,
+        columns=(
+            Column(key="rank", heading="#" if across else "rank", right=True),
+            Column(key="config", least=MIN_CONFIG, cut=False),
+            *(Column(key=n, right=True) for n in ("GPUs", "tokens/s", "step", "memory", "stability", "reward")),
+            *(Column(key=n) for n in (("model", "cluster", "runner", "study") if across else ())),
+        ),
+        stages=(
+            *(Shortening(without=frozenset(OPTIONAL_COLUMNS[:n])) for n in range(len(OPTIONAL_COLUMNS))),
+            Shortening(without=frozenset(OPTIONAL_COLUMNS), shorten=("config",)),
+        ),
+        ellipsis=palette.unicode,
+    )
+    for rank, row in enumerate(configs, start=1):
+        trial = row["best"] if across else row
+        m, r = trial["measurement"] or {}, trial["reward"] or {}
+        config = ParallelConfig.from_dict(trial["config"])
+        of = row["study"] if across else {}
+        table.add_row(
+            str(rank),
+            config_label(config),
+            f"{config.world_size:,}",
+            format_count(m.get("tokens_per_s")),
+            format_duration(m.get("step_time_s")),
+            format_bytes(m.get("peak_memory_bytes")),
+            f"{r['stability']:.2f}" if r else "-",
+            f"{r['total']:+.3f}" if r else "-",
+            *(safe(str(of[name]), palette) for name in (("model", "cluster", "runner", "id") if across else ())),
+        )
+    return table
+
+
+def history_line(event: Mapping[str, Any]) -> str:
+    """An event of a study's history in one line; nothing for those that only machines need."""
+    kind, data = event["kind"], event["data"]
+    if kind.startswith("trial."):
+        number = data.get("number")
+        words = [f"trial {number} {kind.removeprefix('trial.')}"]
+        if config := data.get("config"):
+            words.append(str(config) if isinstance(config, str) else config_label(ParallelConfig.from_dict(config)))
+        words += [str(data[name]) for name in ("status", "kind", "message", "reason") if data.get(name)]
+        return ": ".join([words[0], ", ".join(words[1:])]) if len(words) > 1 else words[0]
+    if kind == "attempt.ended":
+        failure = data.get("failure") or {}
+        why = ": ".join(str(failure[name]) for name in ("kind", "message") if failure.get(name))
+        return f"trial {data.get('number')}: attempt {data.get('attempt')} ended" + (f": {why}" if why else "")
+    if kind.startswith("study."):
+        message = data.get("message") or data.get("status") or ""
+        return f"study {kind.removeprefix('study.')}" + (f": {message}" if message else "")
+    return ""
