@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.cost.measured import KEYS, measured_constants
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, Workload
 from autotune.spec.checks import nearest, positive
@@ -120,16 +121,20 @@ class Calibration:
     def from_measurements(
         cls, measured: Mapping[str, Any], *, cluster: ClusterSpec, trainer: str = "native"
     ) -> Calibration:
-        """What was measured on `cluster`, as constants; whatever is missing stays as `calibration_for` knows it.
+        """Constants fitted to what was measured on `cluster`; a constant that nothing was measured for keeps the value of `calibration_for`.
 
         Keys of `measured`, all optional: `matmul`: list of {m, n, k, precision, flops_per_s}; `memory_bytes_per_s`; `collectives`: list of
         {kind (all_reduce, all_gather, reduce_scatter), ranks, scope (intra, inter), bytes, time_s}; `host_overhead_s`: time to launch one layer's
         forward and backward pass; `concurrency`: list of {ranks, flops_per_s (per rank, all at once)}; `gpu`, `memory_bytes`, `versions` and
         `date` of the measurement are no constants. Raises `SpecError` for other keys and for figures that are no positive number.
         """
-        from autotune.cost.measured import constants_of
-
-        return constants_of(measured, cluster=cluster, trainer=trainer)
+        prior = known_constants(cluster.gpu.name, trainer)
+        values = measured_constants(
+            measured, cluster, half_size=prior.half_size, full_speed_ranks=prior.full_speed_ranks
+        )
+        what = ", ".join(key for key in KEYS if measured.get(key)) or "nothing"
+        rest = prior.source.partition(";")[0]  # without the advice to calibrate
+        return replace(prior, **values, source=f"measured on {cluster.name} ({what}); the rest: {rest}")
 
     def perturbed(self, rng: np.random.Generator, scale: float) -> Calibration:
         """Another world: every constant multiplied by exp(scale * standard normal), fractions kept at most 1.

@@ -1,42 +1,47 @@
-"""Measurements of the cluster at hand, turned into constants: fractions of the figures that its `ClusterSpec` states.
+"""Measurements of a cluster turned into constants of the cost model: fractions of the figures that its `ClusterSpec` states.
 
-    matmul       rate r of m x n x k:      1/r = (1 + half_size * (1/m + 1/n + 1/k)) / (peak * efficiency), a line in the sum of inverses
-    collectives  time t of S bytes:        t = latency + moved / (bandwidth * efficiency), a line in the moved bytes
+    matmul       rate r of an m x n x k product    1/r = (1 + half_size * (1/m + 1/n + 1/k)) / (peak * efficiency)
+                                                   a straight line in 1/m + 1/n + 1/k
+    collectives  time t of S bytes                 t = latency + moved / (bandwidth * efficiency)
+                                                   a straight line in the moved bytes, (n-1)/n * S per pass of a ring of n ranks
 
-Both are fitted by Theil-Sen (the median of slopes, Sen 1968), which a single disturbed measurement does not move.
+Both lines are fitted by Theil-Sen (the median of all pairwise slopes; Sen 1968), which one disturbed measurement does not move.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from autotune.cost.calibration import Calibration, known_constants
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, LinkSpec
 from autotune.spec.checks import nearest, one_of, positive, positive_int
 
 KEYS = ("matmul", "memory_bytes_per_s", "collectives", "host_overhead_s", "concurrency")
 NOTES = ("gpu", "memory_bytes", "versions", "date")
-"""what a calibrator may say about its measurement beside: kept by those who keep them, no constants"""
+"""keys that describe the measurement and determine no constant"""
 _ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 """ring passes of each collective"""
 
 
-def constants_of(measured: Mapping[str, Any], *, cluster: ClusterSpec, trainer: str) -> Calibration:
-    """`Calibration.from_measurements`."""
+def measured_constants(
+    measured: Mapping[str, Any], cluster: ClusterSpec, *, half_size: float, full_speed_ranks: float
+) -> dict[str, float]:
+    """Values of the constants of `Calibration` that the measurements determine, by name.
+
+    `half_size` and `full_speed_ranks` are used where the measurements do not determine them. `Calibration.from_measurements` lists the
+    keys of `measured`. Raises `SpecError` for other keys and for figures that are not positive numbers.
+    """
     if not isinstance(measured, Mapping):
-        raise SpecError(f"what was measured must hold keys and values, but is {measured!r}")
+        raise SpecError(f"measurements must be a mapping of keys to values, but are {measured!r}")
     for key in measured:
         if key not in KEYS + NOTES:
             raise SpecError(f"a calibration measures nothing called {key!r}", remedy=nearest(key, KEYS), field=str(key))
-    constants = known_constants(cluster.gpu.name, trainer)
-    values: dict[str, Any] = {}
-    values.update(_matmul(_rows(measured, "matmul"), cluster, constants))
+    values: dict[str, float] = {}
+    values.update(_matmul(_rows(measured, "matmul"), cluster, half_size))
     if measured.get("memory_bytes_per_s") is not None:
         rate = positive("memory_bytes_per_s", measured["memory_bytes_per_s"])
         values["memory_efficiency"] = rate / cluster.gpu.memory_bytes_per_s
@@ -45,11 +50,9 @@ def constants_of(measured: Mapping[str, Any], *, cluster: ClusterSpec, trainer: 
     concurrency = _rows(measured, "concurrency")
     if concurrency:
         values["full_speed_ranks"] = _full_speed_ranks(concurrency, cluster.cores_per_node)
-    full_speed_ranks = values.get("full_speed_ranks", constants.full_speed_ranks)
+    full_speed_ranks = values.get("full_speed_ranks", full_speed_ranks)
     values.update(_links(_rows(measured, "collectives"), cluster, full_speed_ranks))
-    what = ", ".join(key for key in KEYS if measured.get(key))
-    rest = constants.source.partition(";")[0]  # without the advice to calibrate
-    return replace(constants, **values, source=f"measured on {cluster.name} ({what or 'nothing'}); the rest: {rest}")
+    return values
 
 
 def _rows(measured: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
@@ -69,7 +72,7 @@ def _number(row: Mapping[str, Any], name: str) -> float:
     return positive(name, row[name])
 
 
-def _matmul(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, constants: Calibration) -> dict[str, float]:
+def _matmul(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, half_size: float) -> dict[str, float]:
     """Efficiency and half size from the precision that was measured most; the intercept is where the sum of inverses vanishes. How 16 bits compare
     is the median over the shapes that were measured in both."""
     if not rows:
@@ -95,7 +98,7 @@ def _matmul(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, constants: 
     return {
         "matmul_efficiency": 1.0 / intercept,
         "half_factor": factor,
-        "half_size": max(slope, 0.0) / intercept if len(points) > 1 else constants.half_size,
+        "half_size": max(slope, 0.0) / intercept if len(points) > 1 else half_size,
     }
 
 

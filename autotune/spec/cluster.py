@@ -1,19 +1,24 @@
-"""What a model is trained on: a GPU type, links, and nodes of GPUs. SI units and bytes throughout.
+"""The cluster that a model is trained on: a GPU type, links, and nodes of GPUs. SI units and bytes throughout.
 
-Figures are those of the datasheets: dense (no sparsity), per GPU, links per GPU and direction. What a given trainer really reaches is
-kept apart, in the cost model's calibration.
+Figures are those of the datasheets: dense peaks (no sparsity) per GPU, link bandwidths per GPU and direction. The fraction of them that a
+trainer reaches is a constant of the cost model (`autotune.cost.calibration`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from autotune.errors import SpecError
-from autotune.spec.checks import figure, positive, positive_int
+from autotune.errors import CatalogError, SpecError
+from autotune.spec.catalog_files import entry_names, read_entry
+from autotune.spec.checks import figure, nearest, positive, positive_int
 from autotune.spec.config import PRECISIONS
 
 _LONGEST_LATENCY_S = 3600.0
+_GIB = 1 << 30
+_CLUSTER_NAME = re.compile(r"(?P<gpu>[a-z0-9-]+)-(?P<nodes>[0-9]{1,7})x(?P<gpus>[0-9]{1,4})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,13 @@ class GpuSpec:
     def is_cpu(self) -> bool:
         """Whether ranks are processes on the CPU."""
         return self.name == "cpu"
+
+    @classmethod
+    def of(cls, name: str) -> GpuSpec:
+        """The catalog's GPU of that name. Raises `CatalogError` with the nearest name when there is none."""
+        values = dict(read_entry("gpus", name, field="gpu"))
+        del values["intra_node"], values["inter_node"]
+        return cls(name=name, memory_bytes=float(round(values.pop("memory_gib") * _GIB)), **values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,16 +120,38 @@ class ClusterSpec:
 
     @classmethod
     def of(cls, gpu: str | GpuSpec, *, num_nodes: int = 1, gpus_per_node: int = 8) -> ClusterSpec:
-        """A cluster of a catalog GPU, with the links that come with it; `ClusterSpec.of("h100-sxm-4x8")` names the sizes at once."""
-        from autotune.spec.catalog import (
-            cluster,
-            cluster_of,
-            gpu_names,
-        )  # reads its files when it is asked, never at import
+        """A cluster of a catalog GPU (or of your own) with the links that come with it; `ClusterSpec.of("h100-sxm-4x8")` names the sizes at once.
 
-        names_sizes = (
-            isinstance(gpu, str) and gpu not in gpu_names() and gpu.rpartition("-")[2].replace("x", "").isdigit()
-        )
-        if isinstance(gpu, str) and names_sizes and (num_nodes, gpus_per_node) == (1, 8):
-            return cluster(gpu)
-        return cluster_of(gpu, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
+        A GPU that is not in the catalog gets the default links of this class: give your own with `dataclasses.replace`.
+        """
+        if isinstance(gpu, str):
+            has_sizes = gpu not in entry_names("gpus") and gpu.rpartition("-")[2].replace("x", "").isdigit()
+            if has_sizes and (num_nodes, gpus_per_node) == (1, 8):
+                return cls.named(gpu)
+            gpu = GpuSpec.of(gpu)
+        links: dict[str, Any] = {}
+        if gpu.name in entry_names("gpus"):
+            values = read_entry("gpus", gpu.name, field="gpu")
+            links = {link: LinkSpec(**values[link]) for link in ("intra_node", "inter_node")}
+        name = f"{gpu.name}-{num_nodes}x{gpus_per_node}"
+        return cls(name=name, gpu=gpu, num_nodes=num_nodes, gpus_per_node=gpus_per_node, **links)
+
+    @classmethod
+    def named(cls, name: str) -> ClusterSpec:
+        """The cluster of a name like `h100-sxm-4x8`: any size of any catalog GPU. Raises `CatalogError` for any other name."""
+        gpus = entry_names("gpus")
+        found = _CLUSTER_NAME.fullmatch(name)
+        if not found:
+            raise CatalogError(
+                f"no cluster is called {name!r}",
+                remedy=nearest(name, [f"{gpu}-1x8" for gpu in gpus])
+                or "write GPU-NODESxGPUS, e.g. h100-sxm-4x8 for 4 nodes of 8",
+                field="cluster",
+            )
+        if found["gpu"] not in gpus:
+            raise CatalogError(
+                f"no GPU is called {found['gpu']!r} (in cluster {name!r})",
+                remedy=nearest(found["gpu"], gpus) or f"there are {', '.join(gpus)}",
+                field="cluster",
+            )
+        return cls.of(found["gpu"], num_nodes=int(found["nodes"]), gpus_per_node=int(found["gpus"]))

@@ -95,7 +95,7 @@ def test_nothing_measured_changes_nothing_but_the_source() -> None:
     c = Calibration.from_measurements({}, cluster=ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=2))
     assert "nothing" in c.source
     assert "run `autotune calibrate`" not in c.source
-    with pytest.raises(SpecError, match="must hold keys and values"):
+    with pytest.raises(SpecError, match="must be a mapping of keys"):
         Calibration.from_measurements([], cluster=cluster())  # type: ignore[arg-type]
 
 

@@ -1,0 +1,51 @@
+"""The YAML files of `spec/catalog/`: which there are, and what each holds.
+
+    catalog/models/NAME.yaml    the fields of `ModelSpec`
+    catalog/gpus/NAME.yaml      the fields of `GpuSpec` (memory as GiB), with its links: intra_node, inter_node
+
+This module returns plain mappings, so that `cluster` and `catalog` can both build their values from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import CatalogError
+from autotune.spec.checks import nearest
+
+_ROOT = Path(__file__).with_name("catalog")
+_KINDS = {"models": "model", "gpus": "GPU"}
+
+
+@cache
+def entry_names(kind: str) -> tuple[str, ...]:
+    """Names of all entries of a kind (`models` or `gpus`): by family, then by size."""
+    return tuple(sorted((path.stem for path in (_ROOT / kind).glob("*.yaml")), key=_by_size))
+
+
+@cache
+def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
+    """What the file of that entry holds. `CatalogError` names the nearest entry when there is none; `field` is the spec's field to blame."""
+    names = entry_names(kind)
+    if name not in names:
+        raise CatalogError(
+            f"no {_KINDS[kind]} is called {name!r}",
+            remedy=nearest(name, names) or f"there are {', '.join(names)}",
+            field=field,
+        )
+    import yaml  # takes a while to import, and most commands read no file of the catalog
+
+    values: dict[str, Any] = yaml.safe_load((_ROOT / kind / f"{name}.yaml").read_text(encoding="utf-8"))
+    return values
+
+
+def _by_size(name: str) -> tuple[str, float, str]:
+    """Sorts llama-8b before llama-70b and gpt2-small before gpt2-xl."""
+    words = {"small": 0.0, "medium": 1.0, "large": 2.0, "xl": 3.0}
+    family, _, size = name.rpartition("-")
+    number = re.fullmatch(r"([0-9.]+)b", size)
+    return (family or name, float(number[1]) if number else words.get(size, 0.0), name)
