@@ -129,8 +129,8 @@ class Calibration:
         `date` of the measurement are no constants. Raises `SpecError` for other keys and for figures that are no positive number.
         """
         prior = known_constants(cluster.gpu.name, trainer)
-        values = measured_constants(
-            measured, cluster, half_size=prior.half_size, full_speed_ranks=prior.full_speed_ranks
+        values: dict[str, Any] = dict(
+            measured_constants(measured, cluster, half_size=prior.half_size, full_speed_ranks=prior.full_speed_ranks)
         )
         what = ", ".join(key for key in KEYS if measured.get(key)) or "nothing"
         rest = prior.source.partition(";")[0]  # without the advice to calibrate
