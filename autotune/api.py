@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import SpecError
-from autotune.ports import Store, StudyRecord
+from autotune.ports import CalibrationStore, Store, StudyReader, StudyRecord
 from autotune.results.answers import (
     Result,
     document,
@@ -104,23 +104,16 @@ def tune(
     if not isinstance(study, Study):
         spec = read_document(study) if spec is None else spec
         study = load_study(study)
-    opened = open_store(store) if store is None or isinstance(store, str | Path) else None
-    database = opened or store
-    assert database is not None
-    assert not isinstance(database, str | Path)
-    try:
+    with _opened(store) as database:
         if study_id is None:
             found = _unfinished(database, study, spec or {}) if resume else None
             key = _one_of_those_at_once(database, study) if resume and found is None else None
             study_id = (found or submit_study(database, study, spec, idempotency_key=key, owner=owner)).id
         with _signals() as interrupted:
             return run_study(database, study_id, on_event=on_event, interrupted=interrupted)
-    finally:
-        if opened is not None:
-            opened.close()
 
 
-def plan_of(study: Study, *, top: int = 10, store: Store | None = None) -> Plan:
+def plan_of(study: Study, *, top: int = 10, store: CalibrationStore | None = None) -> Plan:
     """The space ranked by the cost model, with this cluster's calibration when `store` holds one. Raises `InfeasibleError`."""
     from autotune.planning import plan
     from autotune.results.calibrations import stored_calibration
@@ -131,7 +124,7 @@ def plan_of(study: Study, *, top: int = 10, store: Store | None = None) -> Plan:
 
 
 def what_if_of(
-    study: Study, gpus: Sequence[int], *, tokens: float | None = None, store: Store | None = None
+    study: Study, gpus: Sequence[int], *, tokens: float | None = None, store: CalibrationStore | None = None
 ) -> tuple[WhatIf, ...]:
     """The best of the study's space on clusters of other sizes, with days and cost for a budget of `tokens`."""
     from autotune.planning import what_if
@@ -141,7 +134,7 @@ def what_if_of(
     return what_if(study.workload, study.space, gpus, tokens=tokens, calibration=known)
 
 
-def estimate_of(study: Study, config: ParallelConfig, *, store: Store | None = None) -> tuple[Estimate, str]:
+def estimate_of(study: Study, config: ParallelConfig, *, store: CalibrationStore | None = None) -> tuple[Estimate, str]:
     """One config's estimate, with this cluster's calibration when `store` holds one, and where the constants come from."""
     from autotune.cost import calibration_for, estimate
     from autotune.results.calibrations import stored_calibration
@@ -153,7 +146,7 @@ def estimate_of(study: Study, config: ParallelConfig, *, store: Store | None = N
 def calibrate(
     cluster: str = LOCAL,
     *,
-    store: Store | None = None,
+    store: CalibrationStore | None = None,
     on_progress: Callable[[str], None] | None = None,
     trainer: str = "native",
 ) -> Calibration:
@@ -176,19 +169,28 @@ def calibrate(
     measured = calibrator(cluster)(progress=lambda what, done: tell(f"{done:4.0%} {what}"))
     here = local_cluster()
     constants = Calibration.from_measurements(measured, cluster=here, trainer=trainer)
-    save = getattr(store, "save_calibration", None)
-    if save is not None:
-        save(here.name, trainer, constants.to_dict())
+    if store is not None:
+        store.save_calibration(here.name, trainer, constants.to_dict())
     return constants
 
 
-def _one_of_those_at_once(store: Store, study: Study) -> str:
+@contextlib.contextmanager
+def _opened(store: Store | str | Path | None) -> Iterator[Store]:
+    """The store itself, or the one at that address, which is closed afterwards."""
+    if store is not None and not isinstance(store, str | Path):
+        yield store
+        return
+    with contextlib.closing(open_store(store)) as opened:
+        yield opened
+
+
+def _one_of_those_at_once(store: StudyReader, study: Study) -> str:
     """The same key for all who submit this study after the same last one: of two that are started at the same moment one is refused."""
     last = next((record.id for record in store.studies(name=study.name, limit=1)), "")
     return f"tune {fingerprint(study_to_dict(study))} after {last}"
 
 
-def _unfinished(store: Store, study: Study, spec: Mapping[str, Any]) -> StudyRecord | None:
+def _unfinished(store: StudyReader, study: Study, spec: Mapping[str, Any]) -> StudyRecord | None:
     """The newest unfinished study of the same name and spec."""
     wanted = study_to_dict(study)
     for record in store.studies(name=study.name, limit=50):

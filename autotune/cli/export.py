@@ -69,14 +69,13 @@ def report(
     url: UrlOption = None,
 ) -> None:
     """Writes a self-contained page with figures: trials, winner, why it won, what failed."""
-    from autotune import api
-    from autotune.cli.source import open_source, studies_of
+    from autotune.cli.source import open_source, study_with_trials
     from autotune.errors import SpecError
     from autotune.report import html_report
 
     with open_source(store, url) as source:
-        result = api.result_of(studies_of(source), study)
-    page = html_report(result.record, result.trials)
+        record, trials = study_with_trials(source, study)
+    page = html_report(record, trials)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(page, encoding="utf-8")
@@ -93,13 +92,12 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Shows two studies side by side."""
-    from autotune import api
-    from autotune.cli.source import open_source, studies_of
+    from autotune.cli.source import open_source, study_with_trials
     from autotune.report import compare as compare_studies
 
     with open_source(store, url) as source:
-        a, b = (api.result_of(studies_of(source), study) for study in (first, second))
-    if json:
-        emit({"studies": [api.document(a), api.document(b)]})
-        return
-    consoles()[0].print(compare_studies((a.record, a.trials), (b.record, b.trials)))
+        if json:
+            emit({"studies": [source.status(study) for study in (first, second)]})
+            return
+        a, b = (study_with_trials(source, study) for study in (first, second))
+    consoles()[0].print(compare_studies(a, b))

@@ -120,11 +120,11 @@ def _watch(source: Any, study: str, as_json: bool) -> None:
     from contextlib import nullcontext
 
     from autotune.cli.live import LiveView
-    from autotune.cli.source import studies_of
     from autotune.cli.study_text import history_line, print_study
+    from autotune.results.records import record_of
     from autotune.spec import StudyStatus
 
-    view = LiveView(studies_of(source).study(study).study) if consoles()[1].is_terminal else None
+    view = LiveView(record_of(source.record(study)["record"]).study) if consoles()[1].is_terminal else None
     seen = 0
     with view or nullcontext():
         while True:

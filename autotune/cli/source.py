@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from autotune.client import Client
     from autotune.ports import Store, StudyRecord
     from autotune.spec import Trial
 
@@ -31,6 +30,10 @@ class Source(Protocol):
 
     def status(self, study_id: str) -> Document:
         """{study, best, baseline, speedup}."""
+        ...
+
+    def record(self, study_id: str) -> Document:
+        """{record}: the study in full, as the store keeps it."""
         ...
 
     def trials(self, study_id: str) -> list[Document]:
@@ -110,6 +113,12 @@ class LocalSource:
 
         return api.document(api.result_of(self.store, study_id))
 
+    def record(self, study_id: str) -> Document:
+        """The study in full."""
+        from autotune.results.records import record_document
+
+        return {"record": record_document(self.store.study(study_id))}
+
     def trials(self, study_id: str) -> list[Document]:
         """All trials of a study."""
         return [trial.to_dict() for trial in self.store.trials(self.store.study(study_id).id)]
@@ -160,30 +169,13 @@ class LocalSource:
         return api.study_document(record)
 
 
-class RemoteStudies:
-    """The studies of a service, for what is worked out from a store: reports, comparisons, explanations, other rankings."""
+def study_with_trials(source: Source, study_id: str) -> tuple[StudyRecord, tuple[Trial, ...]]:
+    """A study and its trials as values, for what is worked out here: reports, comparisons, the live view."""
+    from autotune.results.records import record_of
+    from autotune.spec import Trial
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def study(self, study_id: str) -> StudyRecord:
-        """As `Store.study`."""
-        from autotune.results.records import record_of
-
-        return record_of(self._client.record(study_id)["record"])
-
-    def trials(self, study_id: str) -> list[Trial]:
-        """As `Store.trials`."""
-        from autotune.spec import Trial
-
-        return [Trial.from_dict(values) for values in self._client.trials(study_id)]
-
-
-def studies_of(source: Source) -> Store:
-    """`study` and `trials` of what `open_source` opened; no more may be asked of it."""
-    if isinstance(source, LocalSource):
-        return source.store
-    return cast("Store", RemoteStudies(cast("Client", source)))
+    record = record_of(source.record(study_id)["record"])
+    return record, tuple(Trial.from_dict(values) for values in source.trials(record.id))
 
 
 @contextmanager

@@ -86,12 +86,10 @@ def vacuum(store: StoreOption = None) -> None:
 
 def _kept(store: str | None) -> SqlStore:
     """The store, which must be there: looking after one is no reason to make it. Raises `NotFoundError`."""
-    from autotune.store import SqlStore, open_store
+    from autotune.store import open_store
     from autotune.store.location import find_location
 
     place = find_location(store)
     if place.path is not None and not place.path.exists():
         raise NotFoundError(f"there is no store at {place}", remedy="check --store and AUTOTUNE_STORE")
-    database = open_store(store)
-    assert isinstance(database, SqlStore)
-    return database
+    return open_store(store)

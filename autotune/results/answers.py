@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune import reward
 from autotune.errors import ExportError, NotFoundError, SpecError
-from autotune.ports import Store, StudyRecord
+from autotune.ports import HistoryReader, StudyReader, StudyRecord
 from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus
 from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
@@ -47,14 +47,14 @@ class Result:
     """whether it waits for a controller to go on with it, because the last one died"""
 
 
-def result_of(store: Store, study_id: str) -> Result:
+def result_of(store: StudyReader, study_id: str) -> Result:
     """What the store knows of a study, running or finished. Raises `NotFoundError`."""
     record = store.study(study_id)
     is_left = record.status in (StudyStatus.RUNNING, StudyStatus.STOPPING) and not is_held(store, record.id)
     return replace(result_from(record, store.trials(record.id)), is_left=is_left)
 
 
-def is_held(store: Store, study_id: str) -> bool:
+def is_held(store: StudyReader, study_id: str) -> bool:
     """Whether a controller has the study that, for all that is known, lives."""
     lease = store.holder(study_id)
     return lease is not None and lease.expires_at > datetime.now(UTC) and not is_gone(lease.owner)
@@ -172,7 +172,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
 
 
 def past_studies(
-    store: Store, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", limit: int = 10
+    store: HistoryReader, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", limit: int = 10
 ) -> list[dict[str, Any]]:
     """The best measured trials across all history: {study, best}.
 
@@ -192,7 +192,7 @@ def past_studies(
     return [{"study": study_document(record), "best": trial_document(trial)} for record, trial in found]
 
 
-def export_document(store: Store, study_id: str, trainer: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def export_document(store: StudyReader, study_id: str, trainer: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files, notes}. Nothing is written or started.
 
     Raises `NotFoundError` when nothing has been measured yet, `CatalogError` for an unknown trainer, and `SpecError` or `ExportError`.
@@ -207,7 +207,7 @@ def export_document(store: Store, study_id: str, trainer: str, options: Mapping[
     return {"trainer": target.name, "config": result.best.config.to_dict(), **launch.to_dict()}
 
 
-def explain(store: Store, study_id: str, number: int | None = None) -> dict[str, Any]:
+def explain(store: StudyReader, study_id: str, number: int | None = None) -> dict[str, Any]:
     """Why a trial (None: the winner) won or lost, as `autotune.reward.Explanation`'s plain values. Raises `NotFoundError`."""
     return explained(result_of(store, study_id), number)
 

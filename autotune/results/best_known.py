@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import hypot, log2
-from typing import Any, cast
+from typing import Any, Protocol
 
 from autotune import reward
 from autotune.errors import AutotuneError, CatalogError, InfeasibleError, SpecError
-from autotune.ports import Store, StudyRecord
+from autotune.ports import CalibrationStore, HistoryReader, StudyRecord
 from autotune.results.answers import past_studies, study_document, trial_document
 from autotune.results.calibrations import stored_calibration
 from autotune.spec import (
@@ -39,8 +39,6 @@ from autotune.spec import (
 )
 from autotune.spec.checks import one_of, positive_int
 from autotune.spec.study import METRICS, SIMULATED
-from autotune.store.sql import SqlStore
-from autotune.store.statistics import KnownWorkload
 
 FARTHEST = 2.0
 """largest distance of a workload whose configs are handed on: four times as large in one respect"""
@@ -94,7 +92,11 @@ class Asked:
         return asked if self.stability_weight is None else replace(asked, stability_weight=self.stability_weight)
 
 
-def best_known(store: Store, asked: Asked, *, top: int = 1) -> dict[str, Any]:
+class BestKnownStore(HistoryReader, CalibrationStore, Protocol):
+    """What was measured, and the cost model's constants for what was not."""
+
+
+def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str, Any]:
     """{study, best, baseline, speedup, configs[] = {study, best}, source, objective, evidence, untried, nearest, assumed, notes}.
 
     `evidence`: trials, configs, studies, last_at, age_s, spread (of the best config's steps). `untried`: legal and measured configs of the
@@ -147,11 +149,7 @@ def _peak(gpu: GpuSpec) -> float:
     return gpu.peak_flops_per_s.get("bf16") or max(gpu.peak_flops_per_s.values())
 
 
-def _known(store: Store) -> list[KnownWorkload]:
-    return cast(SqlStore, store).known_workloads()
-
-
-def _measured(store: Store, asked: Asked, **names: Any) -> list[tuple[StudyRecord, Trial]]:
+def _measured(store: HistoryReader, asked: Asked, **names: Any) -> list[tuple[StudyRecord, Trial]]:
     """All measured configs of that model and cluster (or workload), best first."""
     without = "" if asked.runner else SIMULATED
     found = store.best(trainer=asked.trainer, limit=MOST_CONFIGS, runner=asked.runner, without_runner=without, **names)
@@ -211,7 +209,7 @@ def _evidence(pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any]:
     }
 
 
-def _untried(store: Store, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any] | None:
+def _untried(store: CalibrationStore, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any] | None:
     """What the space of the best config's study holds beside the measured configs; None when it cannot be worked out any more."""
     from autotune.planning import plan
     from autotune.space import SearchSpace
@@ -229,9 +227,9 @@ def _untried(store: Store, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, 
     return {"legal": len(space), "measured": len(tried), "best": best}
 
 
-def _workload(store: Store, asked: Asked) -> tuple[Workload, dict[str, Any]]:
+def _workload(store: HistoryReader, asked: Asked) -> tuple[Workload, dict[str, Any]]:
     """What is asked about, with what had to be assumed. Raises `CatalogError` for names that neither catalog nor history know."""
-    known = [k.workload for k in _known(store)]
+    known = [k.workload for k in store.known_workloads()]
     models: Mapping[str, ModelSpec] = {w.model.name: w.model for w in reversed(known)}
     clusters: Mapping[str, ClusterSpec] = {w.cluster.name: w.cluster for w in reversed(known)}
     model = models.get(asked.model) or catalog.model(asked.model)
@@ -269,12 +267,12 @@ def _adapted(workload: Workload, config: ParallelConfig) -> ParallelConfig | Non
     return here if why_not(workload, here) is None else None
 
 
-def _from_nearest(store: Store, asked: Asked, workload: Workload, top: int) -> dict[str, Any] | None:
+def _from_nearest(store: BestKnownStore, asked: Asked, workload: Workload, top: int) -> dict[str, Any] | None:
     """The configs of the nearest workload that are legal here and expected to fit."""
     from autotune.cost import estimate
     from autotune.planning import FITS
 
-    near = sorted(((distance(k.workload, workload), k) for k in _known(store)), key=lambda pair: pair[0])
+    near = sorted(((distance(k.workload, workload), k) for k in store.known_workloads()), key=lambda pair: pair[0])
     for far, known in near:
         if far > FARTHEST:
             return None
@@ -304,7 +302,7 @@ def _from_nearest(store: Store, asked: Asked, workload: Workload, top: int) -> d
     return None
 
 
-def _from_cost_model(store: Store, asked: Asked, workload: Workload, top: int) -> dict[str, Any]:
+def _from_cost_model(store: CalibrationStore, asked: Asked, workload: Workload, top: int) -> dict[str, Any]:
     from autotune.planning import plan
     from autotune.space import SearchSpace
 

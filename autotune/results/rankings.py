@@ -8,14 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune import reward
-from autotune.ports import Store
+from autotune.ports import StudyReader
 from autotune.results.answers import Result, document, result_of, trial_document
 from autotune.spec import Objective, Trial, TrialPurpose, TrialStatus, Workload
 from autotune.spec.checks import one_of
 from autotune.spec.study import METRICS
 
 
-def rerank(store: Store, study_id: str, objective: Objective) -> list[Trial]:
+def rerank(store: StudyReader, study_id: str, objective: Objective) -> list[Trial]:
     """The measured trials of a study with their rewards under another objective, best first."""
     return _ranked(result_of(store, study_id), objective)
 
@@ -26,7 +26,7 @@ def pareto(result: Result) -> list[Trial]:
 
 
 def best_document(
-    store: Store,
+    store: StudyReader,
     study_id: str,
     *,
     top: int = 1,

@@ -22,12 +22,10 @@ from urllib.parse import urlsplit
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from autotune.ports import StudyRecord
+from autotune.ports import SCOPES, StudyRecord, Token, TokenStore
 from autotune.service.error_responses import RefusalError
 from autotune.service.options import ServiceOptions, is_loopback
 from autotune.service.rates import Limiter
-from autotune.store.sql import SqlStore
-from autotune.store.tokens import SCOPES, Token
 
 COOKIE = "autotune_token"
 LOOPBACK = "loopback"
@@ -74,8 +72,8 @@ class Caller:
 class Gate:
     """Recognizes callers."""
 
-    def __init__(self, store: SqlStore, options: ServiceOptions) -> None:
-        self._store, self._options = store, options
+    def __init__(self, tokens: TokenStore, options: ServiceOptions) -> None:
+        self._tokens, self._options = tokens, options
         self._secret = secrets.token_bytes(32)
         self._rate, self._writes = Limiter(options.rate), Limiter(options.write_rate)
         self._refusals = Limiter(options.refusal_rate)
@@ -139,7 +137,7 @@ class Gate:
         wait = self._refusals.wait_s(address, take=False)
         if wait and mark not in self._good:  # a neighbour's wrong tokens do not lock out a right one
             raise too_many("too many wrong tokens came from this address", wait)
-        token = await run_in_threadpool(self._store.tokens.check, text)
+        token = await run_in_threadpool(self._tokens.check, text)
         if token is None:
             self._good.discard(mark)
             self._refusals.wait_s(address)

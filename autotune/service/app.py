@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from autotune import __version__
 from autotune.errors import AutotuneError
+from autotune.ports import ServiceStore
 from autotune.schema import StudyDocument
 from autotune.service import error_responses, pages
 from autotune.service.access import COOKIE, Gate
@@ -24,20 +25,19 @@ from autotune.service.resources import across_studies, events, health, studies
 from autotune.service.response_cache import ResponseCache
 from autotune.service.service_state import ServiceState
 from autotune.service.supervisor import Supervisor
-from autotune.store.sql import SqlStore
 
 ROOT = "/api/v1"
 DESCRIPTION = """Finds the fastest stable configuration to train a model on a cluster, in a handful of short real trials.
 Every error is `{error: {kind, message, field, remedy}}`. Numbers are SI and bytes; times are UTC."""
 
 
-def create_app(store: SqlStore, options: ServiceOptions, *, supervisor: Supervisor | None = None) -> FastAPI:
+def create_app(store: ServiceStore, options: ServiceOptions, *, supervisor: Supervisor | None = None) -> FastAPI:
     """The service on that store. With a supervisor it also runs studies, from the server's start to its end."""
     counters = Counters()
     service = ServiceState(
         store=store,
         options=options,
-        gate=Gate(store, options),
+        gate=Gate(store.tokens, options),
         counters=counters,
         recent=ResponseCache(store),
         supervisor=supervisor,

@@ -14,9 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autotune.errors import StoreError
+from autotune.ports import AuditLog
 from autotune.service.options import Rate
 from autotune.service.rates import Limiter
-from autotune.store.sql import SqlStore
 
 log = logging.getLogger("autotune.service")
 
@@ -29,7 +29,7 @@ STRANGER = "stranger"
 class Refusals:
     """Middleware."""
 
-    def __init__(self, app: ASGIApp, *, store: SqlStore, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, app: ASGIApp, *, store: AuditLog, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.app, self._store = app, store
         self._ration = Limiter(KEPT, monotonic=monotonic)
         self._untold = 0

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from autotune.store.queries import Revision
-from autotune.store.sql import SqlStore
+from autotune.ports import Revision, StudyReader
 
 FRESH_S = 0.1
 MOST_BYTES = 64 << 20
@@ -56,7 +55,7 @@ class _Look:
 class ResponseCache:
     """Belongs to one event loop; only `doubt` may be called from threads."""
 
-    def __init__(self, store: SqlStore, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: StudyReader, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._store, self._monotonic = store, monotonic
         self._kept: OrderedDict[Question, tuple[CachedResponse, float]] = OrderedDict()
         self._looks: dict[Question, _Look] = {}

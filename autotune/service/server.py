@@ -18,12 +18,13 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from autotune.errors import ServiceError, SpecError
+from autotune.ports import TokenStore
 from autotune.service.app import create_app
 from autotune.service.launcher import Launcher, ProcessLauncher
 from autotune.service.options import ServiceOptions
 from autotune.service.supervisor import Supervisor
 from autotune.settings import data_folder, settings
-from autotune.store.sql import SqlStore
+from autotune.store import open_store
 
 HEAD_TIMEOUT_S = 10.0
 """the head of a request must be here after so long, or the connection is closed"""
@@ -41,16 +42,13 @@ def serve(
 
     Raises `SpecError` when it would be open to others without a token, `ServiceError` when the port is taken, `StoreError`.
     """
-    from autotune.api import open_store
-
     address = store_url or settings().store
     store = open_store(address)
-    assert isinstance(store, SqlStore)
     try:
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        _refuse_open_door(store, options)
+        _refuse_open_door(store.tokens, options)
         listener = _listen(options)
         url = _url(options, listener)
         launcher = _launcher(options, address, url) if run_studies else None
@@ -154,13 +152,13 @@ class PatientH11(H11Protocol):
             self._deadline = None
 
 
-def _refuse_open_door(store: SqlStore, options: ServiceOptions) -> None:
+def _refuse_open_door(tokens: TokenStore, options: ServiceOptions) -> None:
     if options.on_loopback and not options.require_token:
         return
     from datetime import UTC, datetime
 
     now = datetime.now(UTC)
-    living = [t for t in store.tokens.list() if t.revoked_at is None and (t.expires_at is None or t.expires_at > now)]
+    living = [t for t in tokens.list() if t.revoked_at is None and (t.expires_at is None or t.expires_at > now)]
     if not living:
         raise SpecError(
             f"at {options.host} others can reach the service, so that every caller needs a token, but there is none",

@@ -12,6 +12,7 @@ import anyio.to_thread
 from fastapi import Depends, Path, Query, Request
 
 from autotune.errors import SpecError
+from autotune.ports import ServiceStore
 from autotune.service.access import LOOPBACK, Caller, Gate
 from autotune.service.counters import Counters
 from autotune.service.error_responses import RefusalError
@@ -19,7 +20,6 @@ from autotune.service.options import ServiceOptions
 from autotune.service.response_cache import ResponseCache
 from autotune.service.supervisor import Supervisor
 from autotune.spec.checks import nearest
-from autotune.store.sql import SqlStore
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ Offset = Annotated[int, Query(ge=0, le=1 << 40)]
 class ServiceState:
     """One service. Kept in `app.state.service`."""
 
-    store: SqlStore
+    store: ServiceStore
     options: ServiceOptions
     gate: Gate
     counters: Counters

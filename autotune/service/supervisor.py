@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from autotune.errors import AutotuneError, ConflictError, NotFoundError, RunnerError, StoreError
-from autotune.ports import Lease, Store, StudyRecord
+from autotune.ports import Lease, StudyRecord, StudyStore
 from autotune.service.launcher import Ended, Launcher
 from autotune.service.worker import ENDED, HELD, STORE_AWAY
 from autotune.spec import StudyStatus
@@ -63,7 +63,7 @@ class Supervisor:
 
     def __init__(
         self,
-        store: Store,
+        store: StudyStore,
         launcher: Launcher,
         *,
         max_studies: int,

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from autotune.errors import ConflictError, NotFoundError
-from autotune.ports import Lease
+from autotune.ports import Lease, StudyFields
 from autotune.spec import StudyStatus
 from autotune.store import locking
 from autotune.store.database import now_us
@@ -17,7 +17,7 @@ from autotune.store.rows import clean, json_text
 from autotune.store.tables import specs, studies
 from autotune.store.trials import cancel_open
 
-FIELDS = ("elapsed_s", "baseline", "best", "speedup", "result")
+FIELDS = tuple(StudyFields.__annotations__)
 """What may be written beside the status."""
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, select
 
 from autotune.errors import NotFoundError
-from autotune.ports import StudyRecord
+from autotune.ports import Revision, StudyRecord
 from autotune.spec import StudyStatus, Trial
 from autotune.store.best_trials import runner_text
 from autotune.store.database import to_us
@@ -22,17 +21,6 @@ from autotune.store.tables import attempts, records, specs, studies, trials, wor
 _LISTED = 5
 """Candidates that an ambiguous name lists."""
 _REVISION = select(studies.c.num_events, studies.c.updated_us).where(studies.c.key == bindparam("of_key"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Revision:
-    """A study at one moment: as long as this is equal, so is everything that the store says of it."""
-
-    id: str
-    events: int
-    """lines in its history"""
-    updated_us: int
-    """when it changed last, microseconds since 1970 UTC"""
 
 
 def _study_rows() -> Select[Any]:
@@ -156,11 +144,9 @@ def best(
     one_each: bool = False,
     **filters: Any,
 ) -> list[tuple[StudyRecord, Trial]]:
-    """Representatives of configs, by tokens per second and GPU of the cluster, best first.
+    """Representatives of configs, by tokens per second and GPU of the cluster, best first. See `autotune.ports.HistoryReader.best`.
 
-    `runner`, `without_runner`: only, or no, results of that runner. `one_each`: only the best of each model and cluster, the latest study
-    first, for the speeds of unlike models say nothing about each other. `filters`: gpu, num_gpus, seq_len, owner, workload (a key of
-    `known_workloads`). Raises `TypeError` for any other.
+    `filters`: gpu, num_gpus, seq_len, owner, workload; those that are empty or None do not count.
     """
     picked = select(records.c.trial, records.c.throughput).order_by(records.c.throughput.desc(), records.c.trial)
     picked = picked.limit(limit)
@@ -174,8 +160,6 @@ def best(
         "owner": studies.c.owner,
     }
     asked = {name: value for name, value in filters.items() if value not in (None, "")}
-    if unknown := [name for name in asked if name not in columns]:
-        raise TypeError(f"best has no filter called {unknown[0]!r}; filters: {', '.join(columns)}")
     if {"gpu", "num_gpus", "seq_len"} & set(asked):
         picked = picked.join(workloads, workloads.c.key == records.c.workload)
     if runner or without_runner or one_each or "owner" in asked:

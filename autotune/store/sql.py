@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 from sqlalchemy import text
 
 from autotune.errors import ConflictError
-from autotune.ports import HistoryEvent, Lease, StepsReported, StudyRecord
+from autotune.ports import (
+    AuditEvent,
+    HistoryEvent,
+    KnownWorkload,
+    Lease,
+    Revision,
+    Statistics,
+    StepsReported,
+    StudyFields,
+    StudyRecord,
+)
 from autotune.spec import Failure, Study, StudyStatus, Trial
 from autotune.store import (
     audit,
@@ -23,16 +33,13 @@ from autotune.store import (
     submissions,
     trials,
 )
-from autotune.store.audit import AuditEvent
 from autotune.store.database import Database
 from autotune.store.location import StoreLocation
-from autotune.store.queries import Revision
-from autotune.store.statistics import KnownWorkload, Statistics
 from autotune.store.tokens import TokenKeeper
 
 
 class SqlStore:
-    """Implements `autotune.ports.Store`; threads may share one, processes open their own."""
+    """Implements `autotune.ports.ServiceStore`; threads may share one, processes open their own."""
 
     def __init__(self, place: StoreLocation) -> None:
         self.database = Database(place)
@@ -187,7 +194,7 @@ class SqlStore:
         expect: Sequence[StudyStatus],
         message: str = "",
         lease: Lease | None = None,
-        **fields: Any,
+        **fields: Unpack[StudyFields],
     ) -> StudyRecord:
         """Moves the study on, when its status is one of `expect`."""
         with self.database.write(durable=True) as connection:
@@ -197,11 +204,38 @@ class SqlStore:
             return queries.study(connection, study_id)
 
     def best(
-        self, *, model: str = "", cluster: str = "", trainer: str = "", limit: int = 10, **filters: Any
+        self,
+        *,
+        model: str = "",
+        cluster: str = "",
+        trainer: str = "",
+        gpu: str = "",
+        num_gpus: int | None = None,
+        seq_len: int | None = None,
+        owner: str = "",
+        workload: int | None = None,
+        runner: str = "",
+        without_runner: str = "",
+        one_each: bool = False,
+        limit: int = 10,
     ) -> list[tuple[StudyRecord, Trial]]:
-        """Best measured trials across all history by tokens per second and GPU of the cluster, one for each config."""
+        """Best measured trials across all history by tokens per second and GPU of the cluster, one for each workload and config."""
         with self.database.read() as connection:
-            return queries.best(connection, model=model, cluster=cluster, trainer=trainer, limit=limit, **filters)
+            return queries.best(
+                connection,
+                model=model,
+                cluster=cluster,
+                trainer=trainer,
+                gpu=gpu,
+                num_gpus=num_gpus,
+                seq_len=seq_len,
+                owner=owner,
+                workload=workload,
+                runner=runner,
+                without_runner=without_runner,
+                one_each=one_each,
+                limit=limit,
+            )
 
     def known_workloads(self) -> list[KnownWorkload]:
         """All workloads of which there are measurements, for a search of the nearest one; `best` takes the key as `workload`."""

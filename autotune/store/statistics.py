@@ -3,45 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
 
 from sqlalchemy import Connection, func, select
 
-from autotune.spec import Workload
+from autotune.ports import KnownWorkload, Statistics
 from autotune.spec.plain import workload_from_dict
 from autotune.store.database import from_us
 from autotune.store.tables import records, studies, trials, workloads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
-    """How many there are."""
-
-    studies: Mapping[str, int]
-    """studies by status"""
-    trials: Mapping[str, int]
-    """trials by status"""
-    failures: Mapping[str, int]
-    """failed trials by kind"""
-    leased: int
-    """studies that somebody holds now"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownWorkload:
-    """A workload of which the history has measurements."""
-
-    key: int
-    """for the filter `workload` of `best`"""
-    workload: Workload
-    configs: int
-    """configs that were measured"""
-    trials: int
-    """measured trials behind them"""
-    last_at: datetime
-    """when the last of them ended"""
 
 
 def statistics(connection: Connection, now: int) -> Statistics:

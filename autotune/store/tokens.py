@@ -13,20 +13,17 @@ import hmac
 import secrets
 import threading
 import time
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Row, bindparam, insert, select, update
 
 from autotune.errors import NotFoundError, SpecError
+from autotune.ports import SCOPES, Token
 from autotune.spec.checks import one_of
 from autotune.store.database import Database, from_us, now_us
 from autotune.store.rows import clean
 from autotune.store.tables import tokens
 
-SCOPES = ("read", "submit", "admin")
-"""What a token allows; each scope includes those before it."""
 REMEMBER_S = 60.0
 """How long a checked token need not be hashed again, s"""
 MAX_REMEMBERED = 1024
@@ -34,26 +31,8 @@ MAX_REMEMBERED = 1024
 _FIND = select(tokens).where(tokens.c.id == bindparam("of_id"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
-    """A token as the store keeps it: everything but its secret."""
-
-    id: str
-    owner: str
-    scope: str
-    """read, submit or admin"""
-    created_at: datetime
-    expires_at: datetime | None
-    """None: never"""
-    revoked_at: datetime | None = None
-
-    def allows(self, scope: str) -> bool:
-        """Whether its scope includes `scope`."""
-        return SCOPES.index(scope) <= SCOPES.index(self.scope)
-
-
 class TokenKeeper:
-    """Makes, checks and revokes tokens. Threads may share it."""
+    """Implements `autotune.ports.TokenStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autotune.errors import InfeasibleError, RunnerError
-from autotune.ports import Store, TrialRunner
+from autotune.ports import CalibrationStore, StudyReader, TrialRunner
 from autotune.results.calibrations import stored_calibration
 from autotune.space import SearchSpace, default_config, why_not
 from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
@@ -128,7 +128,7 @@ class Assembly:
         )
 
 
-def assemble(study: Study, store: Store | None = None) -> Assembly:
+def assemble(study: Study, store: CalibrationStore | None = None) -> Assembly:
     """Works the study out. Raises `InfeasibleError` when no config of its space is legal."""
     from autotune.cost import estimate
 
@@ -143,7 +143,7 @@ def assemble(study: Study, store: Store | None = None) -> Assembly:
     )
 
 
-def history_of(study: Study, store: Store, *, before: datetime) -> list[tuple[Workload, Trial]]:
+def history_of(study: Study, store: StudyReader, *, before: datetime) -> list[tuple[Workload, Trial]]:
     """Ended trials of earlier studies on the same cluster, model or trainer, those that tell most about this one first, the newer of equals first;
     simulated ones only for simulated ones.
 

@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from autotune.errors import ConflictError, StoreUnavailableError
-from autotune.ports import Lease, StepsReported, Store, StudyRecord
+from autotune.ports import Lease, LeasedStore, StepsReported, StudyFields, StudyReader, StudyRecord
 from autotune.spec import Failure, StudyStatus, Trial
 from autotune.study.process_id import is_gone, this_process
 
@@ -33,7 +33,7 @@ class StudyLease:
 
     def __init__(
         self,
-        store: Store,
+        store: LeasedStore,
         lease: Lease,
         *,
         lease_s: float = 10.0,
@@ -55,7 +55,7 @@ class StudyLease:
         self._renewer = threading.Thread(target=self._renew, name=f"lease of {lease.study}", daemon=True)
 
     @classmethod
-    def claim(cls, store: Store, study_id: str, *, lease_s: float = 10.0, **options: Any) -> StudyLease:
+    def claim(cls, store: LeasedStore, study_id: str, *, lease_s: float = 10.0, **options: Any) -> StudyLease:
         """The ledger of a study that nobody else runs. A holder that was a process of this host and is gone is replaced at once.
 
         Raises `ConflictError` when a live controller has the study, or when it has ended.
@@ -140,7 +140,9 @@ class StudyLease:
         """Makes a trial terminal; False when it was."""
         return self._patiently(lambda: self.store.end_trial(self._lease, trial))
 
-    def move(self, status: StudyStatus | None, message: str | None = None, **fields: Any) -> StudyRecord:
+    def move(
+        self, status: StudyStatus | None, message: str | None = None, **fields: Unpack[StudyFields]
+    ) -> StudyRecord:
         """Sets status (None: as it is), message (None: as it is) and fields of the study; a study that has ended is left as it is."""
         while True:
             found = self.record()
@@ -190,7 +192,7 @@ class StudyLease:
                 return
 
 
-def _holder(store: Store, study_id: str) -> Lease | None:
+def _holder(store: StudyReader, study_id: str) -> Lease | None:
     """The last lease that was taken, from the history."""
     last, after = None, 0
     while page := store.events(study_id, after=after, limit=PAGE):

@@ -1,16 +1,15 @@
 """Losses of fp32 trials, measured once and kept for every later study of the same model, data and seed.
 
 A curve belongs to everything that decides which numbers are computed: model, data, seed, sequence length, global batch, optimizer, trainer with
-its options (the learning rate) and warm-up steps; and what a simulation made up is no reference for anything real. Stores that keep no reference losses simply have none.
+its options (the learning rate) and warm-up steps; and what a simulation made up is no reference for anything real.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
-from autotune.ports import Store
+from autotune.ports import ReferenceLossStore
 from autotune.spec import Study, Trial, TrialPurpose
 from autotune.spec.plain import fingerprint, workload_to_dict
 from autotune.spec.study import SIMULATED
@@ -20,24 +19,9 @@ from autotune.study.controller.finals import whole
 SHIPPED = "the text that ships"
 
 
-@runtime_checkable
-class KeepsLosses(Protocol):
-    """A store that can keep reference losses."""
-
-    def reference_losses(self, model: str, data: str, seed: int) -> tuple[float, ...] | None:
-        """The losses by step, None when nobody measured them."""
-        ...
-
-    def save_reference_losses(self, model: str, data: str, seed: int, losses: Sequence[float]) -> None:
-        """Keeps the losses."""
-        ...
-
-
-def known_losses(assembly: Assembly, store: Store) -> dict[int, tuple[float, ...]]:
+def known_losses(assembly: Assembly, store: ReferenceLossStore) -> dict[int, tuple[float, ...]]:
     """Losses by tokens per step, for the global batches at which they are needed and an earlier study measured them for as many steps."""
     study, found = assembly.study, dict[int, tuple[float, ...]]()
-    if not isinstance(store, KeepsLosses):
-        return found
     for batch in assembly.references:
         losses = store.reference_losses(study.workload.model.name, _data(study, batch), study.seed)
         if losses and len(losses) >= whole(study.measure).max_steps:
@@ -45,11 +29,11 @@ def known_losses(assembly: Assembly, store: Store) -> dict[int, tuple[float, ...
     return found
 
 
-def keep_losses(assembly: Assembly, store: Store, trials: Iterable[Trial]) -> None:
+def keep_losses(assembly: Assembly, store: ReferenceLossStore, trials: Iterable[Trial]) -> None:
     """Keeps the losses of this study's reference trials."""
     study = assembly.study
     for trial in trials:
-        if trial.purpose is TrialPurpose.REFERENCE and trial.is_measured and isinstance(store, KeepsLosses):
+        if trial.purpose is TrialPurpose.REFERENCE and trial.is_measured:
             losses = trial.measurement.losses if trial.measurement is not None else ()
             data = _data(study, trial.config.global_batch_size)
             store.save_reference_losses(study.workload.model.name, data, study.seed, losses)

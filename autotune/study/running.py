@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.errors import AutotuneError, ConflictError, RunnerError, StoreError
-from autotune.ports import Store, StudyRecord
+from autotune.ports import Store, StudyRecord, StudyStore
 from autotune.results.answers import Result, is_held, result_of
 from autotune.spec import Study, StudyStatus
 from autotune.study.assembly import assemble, history_of, make_runner_of
@@ -72,7 +72,7 @@ def run_study(
     return result_of(store, record.id)
 
 
-def act(store: Store, study_id: str, action: str) -> StudyRecord:
+def act(store: StudyStore, study_id: str, action: str) -> StudyRecord:
     """pause, resume, stop or cancel a study, whether it is being run or not. Raises `ConflictError` when its state forbids that."""
     record = store.study(study_id)
     queued, running, paused = StudyStatus.QUEUED, StudyStatus.RUNNING, StudyStatus.PAUSED

@@ -470,7 +470,7 @@ class StoreContract:
         with pytest.raises(ConflictError):
             store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.PAUSED])
         with pytest.raises(TypeError):
-            store.set_status(lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], nonsense=1)
+            store.set_status(lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], nonsense=1)  # type: ignore[call-arg]
         paused = store.set_status(lease.study, StudyStatus.PAUSED, expect=[StudyStatus.RUNNING], message="by ada")
         assert (paused.status, paused.message, paused.result) == (StudyStatus.PAUSED, "by ada", record.result)
         with pytest.raises(NotFoundError):
@@ -553,7 +553,7 @@ class StoreContract:
         assert ranks(num_gpus=4, seq_len=1024, gpu="gpu") == [(small.study, 0)]
         assert ranks(cluster="none") == []
         with pytest.raises(TypeError):
-            store.best(nonsense=1)
+            store.best(nonsense=1)  # type: ignore[call-arg]
 
     def test_a_config_that_was_measured_often_stands_with_its_median(self, store: Store) -> None:
         lease = running_study(store)

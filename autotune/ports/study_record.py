@@ -1,0 +1,119 @@
+"""What a store hands out of a study: its record, its history, its lease, and what is known of all studies together.
+
+Times are UTC and aware. A number `*_us` is microseconds since 1970 UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypedDict
+
+from autotune.spec import Study, StudyStatus, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord:
+    """A study as the store keeps it."""
+
+    id: str
+    """made by the store: short, unique, safe in a path"""
+    study: Study
+    """what was asked"""
+    spec: Mapping[str, Any]
+    """the spec as it was submitted, plain values"""
+    status: StudyStatus
+    """where it is in its life"""
+    created_at: datetime
+    """when it was submitted"""
+    updated_at: datetime
+    """when anything about it changed last"""
+    started_at: datetime | None = None
+    """when it was RUNNING first"""
+    ended_at: datetime | None = None
+    """when its status became terminal"""
+    elapsed_s: float = 0.0
+    """seconds that it was running, without pauses, as of the last checkpoint"""
+    message: str = ""
+    """why it is in this state, in words"""
+    owner: str = ""
+    """who submitted it"""
+    baseline: int | None = None
+    """number of the baseline trial"""
+    best: int | None = None
+    """number of the best trial, when one was named"""
+    speedup: float | None = None
+    """best against baseline, by the final rounds where there were any"""
+    result: Mapping[str, Any] = field(default_factory=dict)
+    """what else the end of the study said: finals, stop reason, notes"""
+    trial_counts: Mapping[str, int] = field(default_factory=dict)
+    """trials by status"""
+
+
+class StudyFields(TypedDict, total=False):
+    """What may be written beside a study's status. A field that is not given stays as it is."""
+
+    elapsed_s: float
+    baseline: int | None
+    best: int | None
+    speedup: float | None
+    result: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEvent:
+    """One line of a study's append-only history."""
+
+    study: str
+    """id of the study"""
+    sequence: int
+    """from 1, without gaps"""
+    at: datetime
+    """when it was written"""
+    kind: str
+    """e.g. study.submitted, trial.asked, trial.started, trial.ended, trial.late, study.paused"""
+    data: Mapping[str, Any]
+    """what else there is to say, plain values"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """A study at one moment: as long as this is equal, so is everything that the store says of it."""
+
+    id: str
+    """id of the study"""
+    events: int
+    """lines in its history"""
+    updated_us: int
+    """when it changed last, microseconds since 1970 UTC"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to write for a study, until it expires. A larger fence is newer; writes with an older one are refused."""
+
+    study: str
+    """id of the study"""
+    owner: str
+    """who holds it"""
+    fence: int
+    """grows with each claim"""
+    expires_at: datetime
+    """when others may claim the study"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownWorkload:
+    """A workload of which the history has measurements."""
+
+    key: int
+    """for the filter `workload` of `HistoryReader.best`"""
+    workload: Workload
+    """model, cluster, sequence length, batch, trainer"""
+    configs: int
+    """configs that were measured"""
+    trials: int
+    """measured trials behind them"""
+    last_at: datetime
+    """when the last of them ended"""

@@ -1,0 +1,227 @@
+"""The store of results, split by who needs what. Each function asks for the narrowest role; `Store` is all that tuning needs.
+
+    StudyReader           studies, trials, steps, history, who holds the lease: status, results, the read part of the service
+    HistoryReader         the best across all studies: `autotune best`
+    StudyWriter           submits studies and moves their status: `submit`, `pause`, `cancel`
+    LeaseKeeper           claims, renews and releases the right to write for a study
+    TrialWriter           trials, attempts and steps, under a lease: the controller's loop
+    CalibrationStore      constants of the cost model, measured once for a cluster and trainer: `calibrate`, `plan`
+    ReferenceLossStore    losses of fp32 trials, measured once for a model, data and seed
+    StudyStore            StudyReader, StudyWriter: the supervisor, pause and resume
+    LeasedStore           StudyStore, LeaseKeeper, TrialWriter: one running study (`autotune.study.lease`)
+    Store                 all of these: `tune`, `best`, `plan`
+
+What the service asks for beyond that is in `autotune.ports.service_store`. A store of another kind implements these methods and passes
+`autotune.testing.stores.StoreContract`; it inherits from nothing.
+
+Every acknowledged fact is kept. Each transition is a compare-and-set, and whoever writes for a study shows the fencing number of its
+lease. Writes under a lease can be repeated: the same call again is the same fact. Methods that write raise `ConflictError` when the present state or the
+lease forbids it. All methods raise `NotFoundError` for unknown ids and `StoreUnavailableError` when the store cannot be reached. Threads
+may share a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol, Unpack
+
+from autotune.ports.study_record import HistoryEvent, KnownWorkload, Lease, Revision, StudyFields, StudyRecord
+from autotune.ports.trial_runner import StepsReported
+from autotune.spec import Failure, Study, StudyStatus, Trial
+
+
+class StudyReader(Protocol):
+    """Reads studies with their trials, steps and history."""
+
+    def study(self, study_id: str) -> StudyRecord:
+        """The study of this id, the newest of this name, or the one whose id begins so."""
+        ...
+
+    def studies(
+        self,
+        *,
+        status: StudyStatus | None = None,
+        model: str = "",
+        cluster: str = "",
+        trainer: str = "",
+        owner: str = "",
+        name: str = "",
+        ended_before: datetime | None = None,
+        runner: str = "",
+        without_runner: str = "",
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[StudyRecord]:
+        """Studies that match all that is given, newest first. `without_runner`: those of any other runner."""
+        ...
+
+    def trials(self, study_id: str) -> list[Trial]:
+        """All trials of a study by number; without step series beyond what the measurement holds."""
+        ...
+
+    def revision(self, study_id: str) -> Revision:
+        """What the study is at now; far cheaper than the study, for those who ask again and again."""
+        ...
+
+    def events(self, study_id: str, *, after: int = 0, limit: int = 1000) -> list[HistoryEvent]:
+        """History after that sequence number."""
+        ...
+
+    def steps(self, study_id: str, number: int, *, attempt: int | None = None) -> dict[str, list[float]]:
+        """Step metrics of a trial's attempt (default the last): step, step_time_s, loss, grad_norm as lists."""
+        ...
+
+    def holder(self, study_id: str) -> Lease | None:
+        """The last lease that was taken and not given back, also when it ran out; None when nobody has one."""
+        ...
+
+    def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
+        """Studies that should run (QUEUED, RUNNING, STOPPING) but that nobody holds, oldest first."""
+        ...
+
+
+class HistoryReader(Protocol):
+    """Reads what all studies together have measured."""
+
+    def best(
+        self,
+        *,
+        model: str = "",
+        cluster: str = "",
+        trainer: str = "",
+        gpu: str = "",
+        num_gpus: int | None = None,
+        seq_len: int | None = None,
+        owner: str = "",
+        workload: int | None = None,
+        runner: str = "",
+        without_runner: str = "",
+        one_each: bool = False,
+        limit: int = 10,
+    ) -> list[tuple[StudyRecord, Trial]]:
+        """Best measured trials by tokens per second and GPU of the cluster, best first, one for each workload and config.
+
+        A config that was measured more than once is represented by its median, the lower one of an even number. Simulated measurements
+        count only where there is no real one. `workload`: a key of `known_workloads`. `one_each`: only the best of each model and cluster,
+        the latest study first, for the speeds of unlike models say nothing about each other.
+        """
+        ...
+
+    def known_workloads(self) -> list[KnownWorkload]:
+        """All workloads of which there are measurements, the one that was measured last first."""
+        ...
+
+
+class StudyWriter(Protocol):
+    """Submits studies and moves their status."""
+
+    def submit(
+        self, study: Study, spec: Mapping[str, Any], *, idempotency_key: str | None = None, owner: str = ""
+    ) -> StudyRecord:
+        """Keeps a new study as QUEUED. The same key returns the study that it made first; the same key with another spec conflicts."""
+        ...
+
+    def set_status(
+        self,
+        study_id: str,
+        status: StudyStatus,
+        *,
+        expect: Sequence[StudyStatus],
+        message: str = "",
+        lease: Lease | None = None,
+        **fields: Unpack[StudyFields],
+    ) -> StudyRecord:
+        """Moves the study on, when its status is one of `expect`. A terminal status never changes, and leaves no trial open."""
+        ...
+
+    def record_event(self, study_id: str, kind: str, data: Mapping[str, Any]) -> None:
+        """Appends a line of one's own to the history, e.g. who asked for a pause."""
+        ...
+
+
+class LeaseKeeper(Protocol):
+    """Decides who may write for a study."""
+
+    def claim(self, study_id: str, owner: str, *, lease_s: float) -> Lease | None:
+        """Takes the lease when nobody holds it (or it ran out); None when somebody does."""
+        ...
+
+    def renew(self, lease: Lease, *, lease_s: float) -> Lease:
+        """The lease, longer; `ConflictError` when it was taken over."""
+        ...
+
+    def release(self, lease: Lease) -> None:
+        """Gives the lease back; nothing happens when it is no longer ours."""
+        ...
+
+
+class TrialWriter(Protocol):
+    """Writes the trials of one study, under its lease."""
+
+    def add_trial(self, lease: Lease, trial: Trial) -> None:
+        """Keeps a new PENDING trial; numbers have no gaps."""
+        ...
+
+    def start_attempt(self, lease: Lease, number: int, attempt: int) -> None:
+        """PENDING or RUNNING (next attempt) -> RUNNING."""
+        ...
+
+    def adopt_attempt(self, lease: Lease, number: int, attempt: int) -> None:
+        """Notes that an attempt that an earlier holder started goes on under this lease."""
+        ...
+
+    def add_steps(self, lease: Lease, steps: Sequence[StepsReported]) -> None:
+        """Keeps step metrics, in bulk. Steps that are there already are left as they are."""
+        ...
+
+    def end_attempt(self, lease: Lease, number: int, attempt: int, failure: Failure | None) -> None:
+        """Closes an attempt that will be tried again (WORKER_LOST)."""
+        ...
+
+    def end_trial(self, lease: Lease, trial: Trial) -> bool:
+        """Makes the trial terminal, once. A second report is kept in the history as `trial.late`, changes nothing and returns False.
+
+        A report under a lease that was taken over is kept as late too, and raises `ConflictError`.
+        """
+        ...
+
+
+class CalibrationStore(Protocol):
+    """Keeps the cost model's constants that were measured on a cluster."""
+
+    def calibration(self, cluster: str, trainer: str) -> Mapping[str, Any] | None:
+        """The constants that were kept under exactly these names; None when nothing was measured."""
+        ...
+
+    def save_calibration(self, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
+        """Keeps the constants for a cluster (or GPU type) and trainer in place of those before."""
+        ...
+
+
+class ReferenceLossStore(Protocol):
+    """Keeps the losses of fp32 trials, against which other precisions are judged."""
+
+    def reference_losses(self, model: str, data: str, seed: int) -> tuple[float, ...] | None:
+        """The losses by step, from 0; None when nobody measured them."""
+        ...
+
+    def save_reference_losses(self, model: str, data: str, seed: int, losses: Sequence[float]) -> None:
+        """Keeps the losses by step; a shorter series does not replace a longer one."""
+        ...
+
+
+class StudyStore(StudyReader, StudyWriter, Protocol):
+    """Studies as whoever acts on them from outside needs them."""
+
+
+class LeasedStore(StudyStore, LeaseKeeper, TrialWriter, Protocol):
+    """Studies as the controller that runs one of them needs them."""
+
+
+class Store(LeasedStore, HistoryReader, CalibrationStore, ReferenceLossStore, Protocol):
+    """All that planning, tuning and asking for the best need."""
+
+    def close(self) -> None:
+        """Lets go of connections."""
+        ...

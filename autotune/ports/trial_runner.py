@@ -1,0 +1,139 @@
+"""The runner of trials: it executes attempts and reports what happens as events. It decides nothing about studies.
+
+    TrialRequest    one attempt to be run            RunnerEvent      what is reported of it: queued, started, steps, ended
+    TrialRunner     start, poll, cancel, close       AdoptingRunner   one that can take over attempts of an earlier runner
+
+All values are plain, so that they cross process and machine borders as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Workload
+
+AttemptId = tuple[str, int, int]
+"""(study id, trial number, attempt from 1)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRequest:
+    """One attempt to be run. Plain values only: it crosses process and machine borders as JSON."""
+
+    study: str
+    """id of the study"""
+    number: int
+    """trial number"""
+    attempt: int
+    """from 1"""
+    workload: Workload
+    """what is trained"""
+    config: ParallelConfig
+    """how"""
+    measure: MeasureSpec
+    """how it is measured, with its deadlines"""
+    seed: int = 0
+    """seed of weights and data"""
+    trainer: str = "native"
+    """whose training loop"""
+    trainer_options: Mapping[str, Any] = field(default_factory=dict)
+    """what else the trainer wants"""
+    data: str | None = None
+    """text or .bin file; None means the text that ships"""
+    profile: bool = False
+    """also take a breakdown of the step"""
+    beat_step_time_s: float | None = None
+    """best step time so far for the same tokens per step; a trial that can no longer come near it ends early as STOPPED"""
+    repeat: int = 0
+    """how often this config was measured before in this study"""
+
+    @property
+    def id(self) -> AttemptId:
+        """What events of this attempt carry."""
+        return (self.study, self.number, self.attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted:
+    """The ranks are placed and begin to set up."""
+
+    id: AttemptId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptQueued:
+    """The attempt still waits for ranks that others use. Said again and again while it lasts: this time counts for no deadline."""
+
+    id: AttemptId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsReported:
+    """Some optimizer steps are done. Series of equal length; steps count from 0 with warm-up."""
+
+    id: AttemptId
+    first_step: int
+    step_times_s: tuple[float, ...]
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded:
+    """The attempt is over and its resources are free. Exactly one per attempt that was started.
+
+    `failure` None means measured: COMPLETED, or STOPPED when `stopped` says why it ended early. A cancelled attempt has `cancelled`.
+    """
+
+    id: AttemptId
+    measurement: Measurement | None = None
+    failure: Failure | None = None
+    stopped: str = ""
+    cancelled: bool = False
+
+
+RunnerEvent = AttemptQueued | AttemptStarted | StepsReported | AttemptEnded
+
+
+class TrialRunner(Protocol):
+    """Executes attempts. Not thread-safe: one loop owns one runner."""
+
+    trainers: Sequence[str]
+    """names of the trainers that it can really run"""
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        ...
+
+    def start(self, request: TrialRequest) -> None:
+        """Begins the attempt and returns at once; whatever goes wrong later comes as `AttemptEnded` with a failure.
+
+        Raises `RunnerError` only when nothing can be run at all (Ray gone, no such trainer).
+        """
+        ...
+
+    def poll(self, timeout_s: float) -> list[RunnerEvent]:
+        """Events since the last call; waits up to `timeout_s` for the first one."""
+        ...
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Ends the attempt soon: cooperative stop, then kill. Its `AttemptEnded` (cancelled) still comes. Unknown ids are ignored."""
+        ...
+
+    def close(self) -> None:
+        """Kills what runs and frees everything. Idempotent; bounded in time."""
+        ...
+
+
+@runtime_checkable
+class AdoptingRunner(TrialRunner, Protocol):
+    """A runner whose attempts outlive it for a while, so that the next one of the study can go on with them."""
+
+    def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
+        """Takes over what an earlier runner of this study left behind: those of `attempts` that still run, or ended unheard. All that they reported
+        since they began is reported again. What else was left is kept warm, or ended."""
+        ...
