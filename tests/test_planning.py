@@ -10,9 +10,8 @@ import pytest
 from autotune.cost import estimate
 from autotune.errors import SpecError
 from autotune.planning import plan, what_if
-from autotune.report.terminal import config_label
 from autotune.space import SearchSpace
-from autotune.spec import ParallelConfig, SpaceSpec, Workload, catalog
+from autotune.spec import ParallelConfig, SpaceSpec, Workload, catalog, config_label
 
 SPACE = SpaceSpec(
     name="test",
@@ -125,7 +124,7 @@ def test_labels_of_the_tables_are_read_back() -> None:
     space = SearchSpace.build(workload(), SPACE)
     for i in range(len(space)):
         assert ParallelConfig.parse(config_label(space[i])) == space[i]
-    assert ParallelConfig.parse("tp2 pp4 dp1 cp2 mb3 acc8 fp16 zero1 full-recompute sp i-1f1b v2 compile") == ParallelConfig(
+    assert ParallelConfig.parse("tp2 pp4 dp1 cp2 mb3 acc8 fp16 full-recompute zero1 sp i-1f1b v2 compile") == ParallelConfig(
         tp=2, pp=4, cp=2, micro_batch_size=3, accumulation_steps=8, precision="fp16", recompute="full", zero_stage=1,
         sequence_parallel=True, pp_schedule="interleaved_1f1b", virtual_stages=2, compile=True,
     )  # fmt: skip

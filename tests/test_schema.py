@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,20 @@ from autotune.errors import AutotuneError, CatalogError, SpecError
 from autotune.schema import StudyDocument, json_schema, parse_space, parse_study, read_spec
 from autotune.schema.reading import MAX_BYTES, parse_text
 from autotune.schema.spec_models import ModelDocument, SpaceDocument
-from autotune.spec import FIELDS, PRECISIONS, Budget, MeasureSpec, ModelSpec, Objective, ParallelConfig, Study, catalog
+from autotune.space import SearchSpace, default_config
+from autotune.spec import (
+    FIELDS,
+    PRECISIONS,
+    Budget,
+    MeasureSpec,
+    ModelSpec,
+    Objective,
+    ParallelConfig,
+    Study,
+    catalog,
+    config_label,
+)
+from autotune.spec.plain import study_from_dict, study_to_dict
 from autotune.spec.study import METRICS
 from autotune.spec.workload import OPTIMIZERS
 
@@ -314,7 +327,7 @@ def test_the_documents_know_every_field_of_the_values() -> None:
     for part, value in ((asked.objective, Objective), (asked.budget, Budget), (asked.measure, MeasureSpec)):
         assert set(type(part).model_fields) == {field.name for field in fields(value)}
     spoken = {field.name for field in fields(Study)} - {"trainer_options", "runner_options", "left_out"}
-    assert set(StudyDocument.model_fields) == spoken | {"model", "cluster"}
+    assert set(StudyDocument.model_fields) == spoken | {"model", "cluster", "knobs"}
 
 
 def test_the_json_schema_knows_the_words() -> None:
@@ -329,3 +342,54 @@ def test_half_characters_are_refused_in_keys_and_values() -> None:
     for document in ({"name": "\ud800"}, {"model": {"\ud800": 1}}):
         with pytest.raises(SpecError, match="half a character"):
             parse_study(document)
+
+
+OWN = {"num_workers": [2, 0, 4], "bucket_mb": {"powers_of_two": [1, 8]}, "flash": [False, True], "rate": [0.5, 1e-3]}
+
+
+def test_a_study_brings_knobs_of_its_own() -> None:
+    asked = study(
+        knobs=OWN,
+        space={"tp": [1, 2], "micro_batch_size": 8},
+        baseline="tp=1,flash=true",
+        enqueue=["tp2 mb8 num_workers=4"],
+    )
+    assert dict(asked.space.extra) == {
+        "num_workers": (2, 0, 4),
+        "bucket_mb": (1, 2, 4, 8),
+        "flash": (False, True),
+        "rate": (0.5, 1e-3),
+    }
+    assert asked.baseline is not None
+    assert dict(asked.baseline.extra) == {"num_workers": 2, "bucket_mb": 1, "flash": True, "rate": 0.5}, (
+        "the first value is the default"
+    )
+    assert asked.enqueue[0].extra["num_workers"] == 4
+    assert study_from_dict(json.loads(json.dumps(study_to_dict(asked)))) == asked
+    space = SearchSpace.build(asked.workload, asked.space)
+    assert len(space) == 2 * 3 * 4 * 2 * 2
+    assert asked.baseline in SearchSpace.build(asked.workload, replace(asked.space, knobs={}))
+    assert default_config(space).extra["num_workers"] == 2
+    assert space.coordinates().shape == (96, len(FIELDS) + 4)
+    assert len({config.key for config in space}) == len({config_label(config) for config in space}) == 96
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"knobs": {"tp": [1]}}, "knobs.tp", "a knob of every study.*under `space`"),
+        ({"knobs": {"world_sizes": [1]}}, "knobs.world_sizes", "a knob of every study"),
+        ({"knobs": {"Bad name": [1]}}, "knobs", "lower-case letters"),
+        ({"knobs": {"mine": [1, "a"]}}, "knobs.mine", "all numbers, all words, or true and false"),
+        ({"knobs": {"mine": []}}, "knobs.mine", "must not be empty"),
+        ({"knobs": {"mine": [1, 2]}, "enqueue": ["tp=1,mine=3"]}, "enqueue.0.mine", "must be one of 1, 2, but is 3"),
+        ({"knobs": {"mine": [1, 2]}, "baseline": "mime=1"}, "baseline.mime", "did you mean mine"),
+        ({"space": {"mine": [1]}}, "space.mine", "no key is called 'mine'"),
+    ],
+)
+def test_mistakes_in_own_knobs_are_answered_with_place_and_remedy(
+    change: dict[str, Any], field: str, words: str
+) -> None:
+    with pytest.raises(SpecError, match=words) as caught:
+        study(**change)
+    assert caught.value.field == field

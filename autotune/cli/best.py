@@ -119,8 +119,8 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
 
 def _print_predicted(document: dict[str, Any]) -> None:
     """The cost model's answer where there is no other."""
-    from autotune.report.terminal import config_label, format_bytes, format_count, format_duration
-    from autotune.spec import ParallelConfig
+    from autotune.report.terminal import format_bytes, format_count, format_duration
+    from autotune.spec import ParallelConfig, config_label
 
     rows = []
     for rank, row in enumerate(document["configs"], 1):
@@ -142,8 +142,8 @@ def _print_predicted(document: dict[str, Any]) -> None:
 
 def _print_evidence(document: dict[str, Any]) -> None:
     """How an answer across history is known."""
-    from autotune.report.terminal import config_label, format_duration
-    from autotune.spec import ParallelConfig
+    from autotune.report.terminal import format_duration
+    from autotune.spec import ParallelConfig, config_label
 
     if near := document.get("nearest"):
         here = near["here"]["estimate"]

@@ -17,12 +17,11 @@ from autotune.cli.study_text import trial_line
 from autotune.report.table_layout import FittedTable
 from autotune.report.terminal import (
     Palette,
-    config_label,
     format_count,
     format_duration,
     trials_table,
 )
-from autotune.spec import Study, Trial, TrialPurpose, TrialStatus
+from autotune.spec import Study, Trial, TrialPurpose, TrialStatus, config_label
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -62,7 +62,8 @@ def _counts(text: str) -> list[int]:
 
 
 def _print_plan(study: Any, found: Any, sizes: Any) -> None:
-    from autotune.report.terminal import config_label, format_bytes, format_count, plan_table
+    from autotune.report.terminal import format_bytes, format_count, plan_table
+    from autotune.spec import config_label
 
     out, _ = consoles()
     workload = study.workload
@@ -133,7 +134,7 @@ def estimate(
     from autotune.space import complete, why_not
 
     study = api.load_study(spec)
-    asked = complete(study.workload, config)
+    asked = complete(study.workload, config, study.space.own_knobs)
     reason = why_not(study.workload, asked)
     if reason is not None:
         if json:
@@ -156,13 +157,13 @@ def estimate(
 
 def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
     from autotune.report.terminal import (
-        config_label,
         format_bytes,
         format_count,
         format_duration,
         time_bar,
         time_legend,
     )
+    from autotune.spec import config_label
 
     out, _ = consoles()
     palette = _palette(out)

@@ -19,7 +19,6 @@ from autotune.cost.uncertainty import exceeds, interval, time_sigma
 from autotune.errors import ConfigError
 from autotune.space import LAWS
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
-from autotune.spec.config import COUNTS
 
 _SHAPE_LAWS = tuple(law for law in LAWS if law.name in ("tp_heads", "pp_layers", "cp_sequence", "ep_experts"))
 BLOCK = 1 << 15
@@ -42,10 +41,7 @@ def estimate(
     if isinstance(configs, ParallelConfig):
         return _block(workload, _lawful(workload, [configs]), constants).row(0)
     table = configs if isinstance(configs, ConfigTable) else _lawful(workload, configs)
-    for name in COUNTS:
-        column = table.column(name)
-        if len(table) and column.min() < 1:
-            raise ConfigError(f"{name} must be at least 1, but is {column.min()}", field=name)
+    table.check_counts()
     if len(table) <= BLOCK:
         return _block(workload, table, constants)
     blocks = [

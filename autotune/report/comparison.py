@@ -11,7 +11,6 @@ from autotune.report.reward_tables import cost_label
 from autotune.report.terminal import (
     FULL,
     Palette,
-    config_label,
     format_bytes,
     format_count,
     format_duration,
@@ -19,7 +18,7 @@ from autotune.report.terminal import (
     safe,
 )
 from autotune.reward import stability, token_cost
-from autotune.spec import Measurement, Trial, Workload
+from autotune.spec import Measurement, Trial, Workload, config_label
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autotune.ports import StudyRecord
 from autotune.report.terminal import PART_NAMES, format_bytes, format_count, format_duration
 from autotune.reward import competes
-from autotune.spec import FIELDS, Trial, TrialPurpose, TrialStatus
+from autotune.spec import Trial, TrialPurpose, TrialStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def time_parts(trial: Trial) -> tuple[dict[str, float], bool]:
 
 def changed_knobs(before: Trial, after: Trial) -> dict[str, tuple[object, object]]:
     """Knobs with different values, with both of them."""
-    pairs = {name: (getattr(before.config, name), getattr(after.config, name)) for name in FIELDS}
+    pairs = {name: (before.config.value(name), after.config.value(name)) for name in after.config.values()}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 

@@ -29,13 +29,12 @@ from autotune.report.reward_tables import PRODUCT, formula_rows, front_rows, rew
 from autotune.report.terminal import (
     PART_COLOURS,
     PART_NAMES,
-    config_label,
     format_bytes,
     format_count,
     format_duration,
     note_of,
 )
-from autotune.spec import MemoryParts, Trial, TrialPurpose
+from autotune.spec import MemoryParts, Trial, TrialPurpose, config_label
 
 MAX_SPEC = 20_000
 """characters of the spec that are shown"""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.report.terminal import config_label, format_bytes, format_count
-from autotune.spec import ParallelConfig
+from autotune.report.terminal import format_bytes, format_count
+from autotune.spec import ParallelConfig, config_label
 
 TERMS: Mapping[str, str] = {
     "tokens_per_s_ratio": "tokens/s, times {whose}",

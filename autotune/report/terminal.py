@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.report.table_layout import Column, FittedTable, Shortening
-from autotune.spec import ParallelConfig, Trial, TrialPurpose, TrialStatus
+from autotune.spec import Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.duration import format_duration as format_duration
 from autotune.spec.estimate import MemoryParts, TimeParts
 from autotune.spec.size import format_bytes as format_bytes
@@ -105,26 +105,6 @@ class Palette:
 
 
 FULL = Palette()
-
-
-def config_label(config: ParallelConfig) -> str:
-    """The config in a few words: `tp2 pp2 dp4 mb1 acc8 bf16 zero1 full-recompute`; knobs without effect are left out."""
-    words = [f"tp{config.tp}", f"pp{config.pp}", f"dp{config.dp}"]
-    words += [f"{name}{degree}" for name, degree in (("cp", config.cp), ("ep", config.ep)) if degree > 1]
-    words += [f"mb{config.micro_batch_size}", f"acc{config.accumulation_steps}", config.precision]
-    if config.zero_stage:
-        words.append(f"zero{config.zero_stage}")
-    if config.recompute != "none":
-        words.append(f"{config.recompute}-recompute")
-    if config.sequence_parallel:
-        words.append("sp")
-    if config.pp > 1:
-        words.append(config.pp_schedule.replace("interleaved_", "i-").replace("zero_bubble", "zb"))
-        if config.virtual_stages > 1:
-            words.append(f"v{config.virtual_stages}")
-    if config.compile:
-        words.append("compile")
-    return " ".join(words)
 
 
 def format_count(value: float | None) -> str:

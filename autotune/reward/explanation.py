@@ -14,7 +14,7 @@ from autotune.reward.goodput import known_noise_scale, learning_rate_factor, wit
 from autotune.reward.ranking import first_measured
 from autotune.reward.stability import diverged, formulas, spikes, stability_parts
 from autotune.reward.total import reward
-from autotune.spec import FIELDS, Measurement, Objective, Reward, Trial, Workload
+from autotune.spec import Measurement, Objective, Reward, Trial, Workload
 from autotune.spec.duration import format_duration
 
 WEAK = 0.95
@@ -157,10 +157,12 @@ def _compare(
     assert trial.measurement is not None
     assert other.measurement is not None
     theirs = reward(other.measurement, baseline=reference, objective=objective, workload=workload, config=other.config)
-    mine, yours = trial.config.to_dict(), other.config.to_dict()
+    mine, yours = trial.config, other.config
     return {
         "number": other.number,
-        "config_changes": {name: [yours[name], mine[name]] for name in FIELDS if mine[name] != yours[name]},
+        "config_changes": {
+            name: [yours.value(name), value] for name, value in mine.values().items() if value != yours.value(name)
+        },
         "speed_ratio": trial.measurement.tokens_per_s / other.measurement.tokens_per_s,
         "total_difference": worth.total - theirs.total,
         "stability": theirs.stability,

@@ -20,7 +20,6 @@ from autotune.errors import AutotuneError, CatalogError, ConfigError, SpecError
 from autotune.schema.files import find_data, is_model_file, is_space_file, locate, name_of, read_model
 from autotune.schema.reading import check_size, read_document
 from autotune.schema.spec_models import (
-    KNOBS,
     ClusterDocument,
     KindDocument,
     ModelDocument,
@@ -31,9 +30,11 @@ from autotune.schema.spec_models import (
 from autotune.search import searcher_names
 from autotune.space import complete, reasons
 from autotune.spec import (
+    KNOBS,
     Budget,
     ClusterSpec,
     GpuSpec,
+    Knob,
     LinkSpec,
     MeasureSpec,
     ModelSpec,
@@ -96,7 +97,9 @@ def parse_study(
             trainer=trainer_name,
         ),
     )
-    enqueue = [_config(workload, config, f"enqueue.{i}") for i, config in enumerate(asked.enqueue)]
+    space = replace(parse_space(asked.space, base=base), extra=_own_knobs(asked))
+    own = space.own_knobs
+    enqueue = [_config(workload, config, f"enqueue.{i}", own) for i, config in enumerate(asked.enqueue)]
     left_out: list[str] = []
     if asked.cluster == LOCAL:  # the spec was written before anybody knew this machine
         broken = [reasons(workload, config) for config in enqueue]
@@ -106,7 +109,7 @@ def parse_study(
     return Study(
         name=asked.name or f"{workload.model.name}-{cluster.name}",
         workload=workload,
-        space=parse_space(asked.space, base=base),
+        space=space,
         objective=Objective(**asked.objective.model_dump()),
         budget=Budget(**asked.budget.model_dump()),
         measure=MeasureSpec(**asked.measure.model_dump()),
@@ -117,7 +120,7 @@ def parse_study(
         runner_options=runner_options,
         seed=asked.seed,
         data=asked.data if asked.data is None or base is None else find_data(asked.data, base),
-        baseline=None if asked.baseline is None else _config(workload, asked.baseline, "baseline"),
+        baseline=None if asked.baseline is None else _config(workload, asked.baseline, "baseline", own),
         enqueue=tuple(dict.fromkeys(enqueue)),
         left_out=tuple(dict.fromkeys(left_out)),
     )
@@ -135,7 +138,7 @@ def parse_space(
     knobs = {knob: _listed(values) for knob, values in given.items() if values is not None}
     for knob, values in knobs.items():
         for value in values:
-            _located(f"space.{knob}", partial(ParallelConfig, **{knob: value}))
+            _located(f"space.{knob}", partial(KNOBS[knob].check, value))
     return SpaceSpec(
         name=asked.name or name or "inline",
         knobs=knobs,
@@ -255,9 +258,23 @@ def _refuse_export_options(name: str, options: Mapping[str, Any]) -> None:
         raise SpecError(f"{message}; trials would ignore it", remedy=remedy, field=f"trainer.{option}")
 
 
-def _config(workload: Workload, asked: str | Mapping[str, Any], field: str) -> ParallelConfig:
-    config: ParallelConfig = _located(field, partial(complete, workload, asked))
+def _config(workload: Workload, asked: str | Mapping[str, Any], field: str, own: Sequence[Knob] = ()) -> ParallelConfig:
+    config: ParallelConfig = _located(field, partial(complete, workload, asked, own))
     return config
+
+
+def _own_knobs(asked: StudyDocument) -> dict[str, tuple[Any, ...]]:
+    """The study's own knobs with their values, each checked."""
+    listed = {name: _listed(values) for name, values in asked.knobs.items()}
+    for name, values in listed.items():
+        if name in KNOBS or name in SpaceDocument.model_fields:
+            raise SpecError(
+                f"{name} is a knob of every study, so a study cannot declare it again",
+                remedy="write its values under `space`",
+                field=f"knobs.{name}",
+            )
+        Knob.own(name, values)
+    return listed
 
 
 def _listed(values: Any) -> tuple[Any, ...]:

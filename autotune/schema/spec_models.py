@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -21,14 +21,17 @@ from pydantic import (
     StrictInt,
     StrictStr,
     Tag,
+    create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from autotune.space.enumeration import MAX_VALUES
-from autotune.spec import FIELDS, Budget, MeasureSpec, Objective
+from autotune.spec import KNOBS, Budget, MeasureSpec, Objective
 from autotune.spec.checks import nearest
 
+MAX_OWN_KNOBS = 16
+"""Knobs of its own that a study may have."""
 _OBJECTIVE, _BUDGET, _MEASURE = Objective(), Budget(), MeasureSpec()
 _EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,3}")
 
@@ -175,6 +178,23 @@ KnobValues = Annotated[
     | Annotated[Scalar, Tag("<one>")],
     Discriminator(_values_kind),
 ]
+OwnScalar = Annotated[
+    Annotated[StrictBool, Tag("<flag>")]
+    | Annotated[StrictInt, Tag("<number>")]
+    | Annotated[Number, Tag("<fraction>")]
+    | Annotated[Text, Tag("<word>")],
+    Discriminator(
+        lambda value: "<fraction>" if type(value) is float else _scalar_kind(value),
+        custom_error_type="scalar",
+        custom_error_message="must be a number, a word, true or false",
+    ),
+]
+OwnValues = Annotated[
+    Annotated[Values, Tag("<rule>")]
+    | Annotated[list[OwnScalar], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
+    | Annotated[OwnScalar, Tag("<one>")],
+    Discriminator(_values_kind),
+]
 Sizes = Annotated[
     Annotated[Values, Tag("<rule>")]
     | Annotated[list[Count], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
@@ -183,28 +203,26 @@ Sizes = Annotated[
 ]
 
 
-class SpaceDocument(Document):
-    """The values that each knob may take. Knobs left out keep their default; dp and accumulation_steps follow from world size and batch."""
-
+class _SpaceHead(Document):
     name: Name | None = None
     description: str = ""
     world_sizes: Sizes | None = Field(
         default=None, description="numbers of ranks that may be used; all GPUs when left out"
     )
-    tp: KnobValues | None = None
-    pp: KnobValues | None = None
-    dp: KnobValues | None = None
-    cp: KnobValues | None = None
-    ep: KnobValues | None = None
-    micro_batch_size: KnobValues | None = None
-    accumulation_steps: KnobValues | None = None
-    precision: KnobValues | None = None
-    recompute: KnobValues | None = None
-    zero_stage: KnobValues | None = None
-    sequence_parallel: KnobValues | None = None
-    pp_schedule: KnobValues | None = None
-    virtual_stages: KnobValues | None = None
-    compile: KnobValues | None = None
+
+
+_DOC = "The values that each knob may take. Knobs left out keep their default; dp and accumulation_steps follow from world size and batch."
+if TYPE_CHECKING:
+
+    class SpaceDocument(_SpaceHead):
+        """See below: one key for each knob that is declared."""
+else:
+    SpaceDocument = create_model(
+        "SpaceDocument",
+        __base__=_SpaceHead,
+        __doc__=_DOC,
+        **{name: (KnobValues | None, Field(default=None, description=knob.doc)) for name, knob in KNOBS.items()},
+    )
 
 
 class WorkloadDocument(Document):
@@ -293,7 +311,8 @@ Kind = Annotated[
     Annotated[Name, Tag("<name>")] | Annotated[KindDocument, Tag("<inline>")], _either("<name>", "<inline>")
 ]
 Config = Annotated[
-    Annotated[Text, Tag("<text>")] | Annotated[dict[StrictStr, Scalar], Field(max_length=32), Tag("<inline>")],
+    Annotated[Text, Tag("<text>")]
+    | Annotated[dict[StrictStr, OwnScalar], Field(max_length=len(KNOBS) + MAX_OWN_KNOBS), Tag("<inline>")],
     _either("<text>", "<inline>"),
 ]
 
@@ -312,6 +331,10 @@ class StudyDocument(Document):
     space: Annotated[
         Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")], _either("<name>", "<inline>")
     ] = Field(description="name of a search space that ships, path to a file, or the knobs inline")
+    knobs: Annotated[dict[StrictStr, OwnValues], Field(max_length=MAX_OWN_KNOBS)] = Field(
+        default_factory=dict,
+        description="the study's own knobs with their values, the default first: {num_workers: [0, 2, 4], flash: [false, true]}",
+    )
     objective: ObjectiveDocument = ObjectiveDocument()
     budget: BudgetDocument = BudgetDocument()
     measure: MeasureDocument = MeasureDocument()
@@ -330,7 +353,3 @@ class StudyDocument(Document):
         default_factory=list,
         description="your own guesses, tried first; dp and accumulation_steps follow from the others when left out",
     )
-
-
-KNOBS = tuple(name for name in SpaceDocument.model_fields if name in FIELDS)
-"""The knobs that a space document can hold."""

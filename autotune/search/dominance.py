@@ -16,8 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.spec import FIELDS, ConfigTable, ParallelConfig
-from autotune.spec.config import encode
+from autotune.spec import ConfigTable, ParallelConfig
 
 ORDERED = ("tp", "pp", "micro_batch_size", "accumulation_steps", "zero_stage", "recompute", "sequence_parallel")
 """The knobs with a rule of their own; all others must be equal."""
@@ -26,14 +25,14 @@ ORDERED = ("tp", "pp", "micro_batch_size", "accumulation_steps", "zero_stage", "
 def needs_as_much_memory(table: ConfigTable, failed: ParallelConfig) -> NDArray[np.bool_]:
     """Which rows need at least the memory of `failed`, shape (N,); `failed` itself is among them."""
     mask = table.tp * table.pp == failed.tp * failed.pp
-    for name in FIELDS:
+    for name, knob in table.knobs.items():
         if name not in ORDERED:
-            mask &= table.column(name) == encode(name, getattr(failed, name))
+            mask &= table.column(name) == knob.encode(failed.value(name))
     mask &= table.tp <= failed.tp
     mask &= table.micro_batch_size >= failed.micro_batch_size
     # the same tokens per step, cut up coarser: a larger global batch at the same micro-batch needs no less memory either
     mask &= table.global_batch_size >= failed.global_batch_size
     mask &= table.zero_stage <= failed.zero_stage
-    mask &= table.recompute <= encode("recompute", failed.recompute)
+    mask &= table.recompute <= table.knobs["recompute"].encode(failed.recompute)
     mask &= table.sequence_parallel.astype(np.int8) <= int(failed.sequence_parallel)
     return np.asarray(mask)

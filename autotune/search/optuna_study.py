@@ -27,7 +27,6 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from autotune.errors import InfeasibleError, SpecError
 from autotune.search import Searcher, make_searcher
 from autotune.spec import (
-    FIELDS,
     Failure,
     FailureKind,
     Measurement,
@@ -85,7 +84,7 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
                 raise InfeasibleError(
                     f"none of the {len(self._space)} configs is left to try", remedy="end the study, or widen the space"
                 )
-            knobs = {name: getattr(asked[0], name) for name in search_space}
+            knobs = {name: asked[0].value(name) for name in search_space}
             study._storage.set_trial_system_attr(trial._trial_id, ASKED, knobs)
         return knobs
 
@@ -129,7 +128,7 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
         if not set(names) <= set(knobs):
             return None
         fixed = {name: values[0] for name, values in self._space.knobs.items()}
-        config = ParallelConfig.from_dict({**fixed, **{name: knobs[name] for name in names}})
+        config = ParallelConfig.of_values({**fixed, **{name: knobs[name] for name in names}})
         if frozen.state is TrialState.COMPLETE and frozen.value and frozen.value > 0:
             tokens = config.global_batch_size * self._space.workload.seq_len
             measurement = Measurement(
@@ -156,7 +155,7 @@ def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
 def suggest_config(trial: optuna.Trial, space: SearchSpace) -> ParallelConfig:
     """The config that an Optuna trial stands for."""
     knobs: Mapping[str, tuple[Any, ...]] = space.knobs
-    return ParallelConfig.from_dict(
+    return ParallelConfig.of_values(
         {
             name: trial.suggest_categorical(name, values) if len(values) > 1 else values[0]
             for name, values in knobs.items()
@@ -173,7 +172,8 @@ def export_study(name: str, trials: Sequence[Trial], storage: str) -> optuna.Stu
     study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
     study.set_user_attr("made_by", "autotune")
     study.set_user_attr("value", "tokens_per_s")
-    knobs = {n: tuple(sorted({getattr(t.config, n) for t in trials})) for n in FIELDS}
+    names = dict.fromkeys(name for trial in trials for name in trial.config.values())
+    knobs = {n: tuple(sorted({t.config.value(n) for t in trials if t.config.value(n) is not None})) for n in names}
     choices = {n: CategoricalDistribution(values) for n, values in knobs.items() if values}
     study.add_trials([_exported(trial, choices) for trial in trials])
     return study

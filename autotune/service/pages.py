@@ -18,12 +18,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from autotune import assets
 from autotune.errors import AutotuneError, SpecError
-from autotune.report.terminal import config_label, format_bytes, format_count, format_duration
+from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.service.access import COOKIE, LOOPBACK, Caller
 from autotune.service.error_responses import STATUS, RefusalError
 from autotune.service.resources.studies import Action, acted
 from autotune.service.service_state import ServiceState, service_state_of
-from autotune.spec import ParallelConfig, StudyStatus
+from autotune.spec import ParallelConfig, StudyStatus, config_label
 from autotune.spec.checks import one_of
 from autotune.spec.study import METRICS
 

@@ -1,6 +1,7 @@
 """The config that nobody tuned: what a study has to beat.
 
-Data parallel over all ranks, micro-batch 1, no ZeRO, no recomputation, in the first precision that the space names: what a trainer does when it is
+Data parallel over all ranks, micro-batch 1, no ZeRO, no recomputation, in the first precision that the space names, the study's own knobs at the first
+value that it names: what a trainer does when it is
 told nothing but how many GPUs there are.
 """
 
@@ -22,10 +23,13 @@ def default_config(space: SearchSpace) -> ParallelConfig:
     """
     named = space.spec.knobs.get("precision", ()) if space.spec else ()
     precision = str(named[0]) if named else space[0].precision
+    extra = {knob.name: knob.default for knob in space.table.own}
     for world_size in reversed(space.world_sizes):
         for batch in space.workload.global_batch_sizes:
             if batch % world_size == 0:
-                config = ParallelConfig(dp=world_size, accumulation_steps=batch // world_size, precision=precision)
+                config = ParallelConfig(
+                    dp=world_size, accumulation_steps=batch // world_size, precision=precision, extra=extra
+                )
                 if why_not(space.workload, config) is None:
                     return config
     table = space.table

@@ -7,12 +7,12 @@ precision            bf16, or fp16 or fp32 where the GPU has no bf16
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.spec import ParallelConfig, Workload
-from autotune.spec.config import knobs_of
+from autotune.spec import KNOBS, Knob, ParallelConfig, Workload
+from autotune.spec.config import knobs_of, unknown_knob
 
 
 def default_precision(workload: Workload) -> str:
@@ -20,12 +20,20 @@ def default_precision(workload: Workload) -> str:
     return next((p for p in ("bf16", "fp16", "fp32") if p in workload.cluster.gpu.peak_flops_per_s), "bf16")
 
 
-def complete(workload: Workload, asked: str | Mapping[str, Any]) -> ParallelConfig:
+def complete(workload: Workload, asked: str | Mapping[str, Any], own: Iterable[Knob] = ()) -> ParallelConfig:
     """The config of `tp=2,pp=1,...`, of `tp2 pp1 ...` (or of a mapping) with dp, accumulation_steps and precision derived when they are not given.
 
-    What cannot be derived keeps its default: the laws then say what is wrong. Raises `ConfigError` for an unknown knob or value.
+    `own`: the study's own knobs; those left out take their defaults. What cannot be derived keeps its default: the laws then say what is wrong. Raises
+    `ConfigError` for an unknown knob or value.
     """
-    given = knobs_of(asked) if isinstance(asked, str) else asked
+    declared = {knob.name: knob for knob in own}
+    given = dict(knobs_of(asked, declared) if isinstance(asked, str) else asked)
+    extra = {**dict(given.pop("extra", {})), **{name: given.pop(name) for name in declared if name in given}}
+    for name, value in extra.items():
+        if name not in declared:
+            raise unknown_knob(name, {**KNOBS, **declared})
+        declared[name].check(value)
+    given["extra"] = {**{name: knob.default for name, knob in declared.items()}, **extra}
     config = ParallelConfig.from_dict({"precision": default_precision(workload), **given})
     if "dp" not in given:
         config = replace(config, dp=max(1, workload.cluster.num_gpus // (config.tp * config.pp * config.cp)))

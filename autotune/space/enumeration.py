@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from autotune.errors import ConfigError, SpecError
 from autotune.space.completion import default_precision
 from autotune.space.constraint import LAWS, Law, reasons, world_size_law
-from autotune.spec import FIELDS, ConfigTable, ParallelConfig, SpaceSpec, Workload
+from autotune.spec import FIELDS, KNOBS, ConfigTable, Knob, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.checks import nearest
-from autotune.spec.config import DEFAULTS, decode, encode
 
 Columns = dict[str, NDArray[Any]]
 
@@ -37,7 +36,7 @@ MAX_CONFIGS = 2_000_000
 """Legal configs that a space may have: what estimates and searchers can hold in a few GB."""
 CHUNK = 1 << 18
 
-ORDER = (
+GROWN_FIRST = (
     "tp",
     "pp",
     "cp",
@@ -49,11 +48,8 @@ ORDER = (
     "sequence_parallel",
     "micro_batch_size",
     "accumulation_steps",
-    "precision",
-    "recompute",
-    "compile",
 )
-"""The knobs in the order in which they are grown: those that laws cut most come first."""
+"""The knobs that laws cut most, in the order in which they are grown; all others follow."""
 
 
 def choices_of(workload: Workload, space: SpaceSpec) -> dict[str, NDArray[np.int64]]:
@@ -65,17 +61,19 @@ def choices_of(workload: Workload, space: SpaceSpec) -> dict[str, NDArray[np.int
                 remedy=nearest(name, FIELDS) or f"knobs: {', '.join(FIELDS)}",
                 field="space",
             )
-    given = {name: _codes(name, values) for name, values in space.knobs.items()}
+    own = space.own_knobs
+    given = {name: _codes(KNOBS[name], values) for name, values in space.knobs.items()}
+    given |= {knob.name: _codes(knob, space.extra[knob.name]) for knob in own}
     derived = {
         "dp": world_sizes(workload, space),
         "accumulation_steps": workload.global_batch_sizes,
-        "precision": (encode("precision", default_precision(workload)),),
+        "precision": (KNOBS["precision"].encode(default_precision(workload)),),
     }
     return {
         name: given[name]
         if name in given
-        else np.array(sorted(derived.get(name, (encode(name, DEFAULTS[name]),))), dtype=np.int64)
-        for name in ORDER
+        else np.array(sorted(derived.get(name, (KNOBS[name].encode(KNOBS[name].default),))), dtype=np.int64)
+        for name in _order(own)
     }
 
 
@@ -108,72 +106,77 @@ def laws_of(workload: Workload, space: SpaceSpec) -> tuple[Law, ...]:
 
 def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable, dict[str, int]]:
     """All legal configs, and how many combinations each law cut. Raises `SpecError` when there are too many to list."""
+    own = space.own_knobs
+    order = _order(own)
+    declared = {**KNOBS, **{knob.name: knob for knob in own}}
     choices, laws = choices_of(workload, space), laws_of(workload, space)
     excluded = {law.name: 0 for law in laws}
     rows: Columns = {}
     known: set[str] = set()
-    for place, knob in enumerate(ORDER):
+    for place, knob in enumerate(order):
         combinations = _length(rows) * len(choices[knob])
         if combinations > MAX_COMBINATIONS:
             raise _too_many(choices)
-        later = math.prod(len(choices[name]) for name in ORDER[place + 1 :])
+        later = math.prod(len(choices[name]) for name in order[place + 1 :])
         due = [law for law in laws if knob in law.fields and known.issuperset(f for f in law.fields if f != knob)]
         known.add(knob)
         kept: list[Columns] = []
         count = 0
-        for grown, illegal, law_name in _grow(rows, knob, choices[knob], space):
+        for grown, illegal, law_name in _grow(rows, declared[knob], choices[knob], space):
             excluded[law_name] += illegal * later
             columns = grown
             for law in due:
-                holds = law.check(workload, ConfigTable(columns))
+                holds = law.check(workload, ConfigTable(columns, own))
                 cut = len(holds) - int(np.count_nonzero(holds))
                 if cut:
                     excluded[law.name] += cut * later
                     columns = {name: column[holds] for name, column in columns.items()}
             kept.append(columns)
             count += _length(columns)
-            if count > (MAX_CONFIGS if place == len(ORDER) - 1 else MAX_ROWS):
+            if count > (MAX_CONFIGS if place == len(order) - 1 else MAX_ROWS):
                 raise _too_many(choices)
         rows = {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
-    return ConfigTable(rows), {name: count for name, count in excluded.items() if count}
+    return ConfigTable(rows, own), {name: count for name, count in excluded.items() if count}
 
 
 def nearest_miss(
     workload: Workload, space: SpaceSpec, *, sample: int = 50_000
 ) -> tuple[ParallelConfig, dict[str, str]]:
     """The combination that breaks fewest laws, and the reason of each by the law's name. Beyond `sample` combinations a fixed draw of them is looked at."""
+    own = space.own_knobs
+    order = _order(own)
     choices, laws = choices_of(workload, space), laws_of(workload, space)
     total = math.prod(len(values) for values in choices.values())
     if total <= sample:
-        picks = np.unravel_index(np.arange(total), [len(choices[name]) for name in ORDER])
+        picks = np.unravel_index(np.arange(total), [len(choices[name]) for name in order])
     else:
         random = np.random.default_rng(0)
-        picks = tuple(random.integers(0, len(choices[name]), sample) for name in ORDER)
-    columns: Columns = {name: choices[name][pick] for name, pick in zip(ORDER, picks, strict=True)}
+        picks = tuple(random.integers(0, len(choices[name]), sample) for name in order)
+    columns: Columns = {name: choices[name][pick] for name, pick in zip(order, picks, strict=True)}
     if "dp" not in space.knobs:
         columns["dp"] = np.maximum(1, columns["dp"] // (columns["tp"] * columns["pp"] * columns["cp"]))
     if "accumulation_steps" not in space.knobs:
         one_step = columns["micro_batch_size"] * columns["dp"]
         columns["accumulation_steps"] = np.maximum(1, columns["accumulation_steps"] // one_step)
-    table = ConfigTable(columns)
+    table = ConfigTable(columns, own)
     broken = sum((~law.check(workload, table)).astype(np.int64) for law in laws)
     config = table[int(np.argmin(broken))]
     return config, {law.name: reason for law in laws for reason in reasons(workload, config, [law])}
 
 
-def _grow(rows: Columns, knob: str, values: NDArray[np.int64], space: SpaceSpec) -> Iterator[tuple[Columns, int, str]]:
+def _grow(rows: Columns, knob: Knob, values: NDArray[np.int64], space: SpaceSpec) -> Iterator[tuple[Columns, int, str]]:
     """Chunks of `rows` times `values`, with the number of combinations that no whole number completes, and the law that they break."""
     length = _length(rows)
     chunk = max(1, CHUNK // len(values))
     for start in range(0, max(length, 1), chunk):
         part = {name: np.repeat(column[start : start + chunk], len(values)) for name, column in rows.items()}
         column = np.tile(values, min(chunk, length - start))
-        if knob == "dp" and "dp" not in space.knobs:
-            yield _derive(part, knob, column, by=part["tp"] * part["pp"] * part["cp"], law="world_size")
-        elif knob == "accumulation_steps" and knob not in space.knobs:
-            yield _derive(part, knob, column, by=part["micro_batch_size"] * part["dp"], law="batch")
+        if knob.name == "dp" and "dp" not in space.knobs:
+            yield _derive(part, "dp", column, by=part["tp"] * part["pp"] * part["cp"], law="world_size")
+        elif knob.name == "accumulation_steps" and knob.name not in space.knobs:
+            yield _derive(part, knob.name, column, by=part["micro_batch_size"] * part["dp"], law="batch")
         else:
-            part[knob] = column.astype(np.int8) if knob in _SMALL else column
+            part[knob.name] = column.astype(knob.dtype)
             yield part, 0, "batch"
 
 
@@ -187,7 +190,9 @@ def _derive(
     return columns, len(whole) - int(np.count_nonzero(whole)), law
 
 
-_SMALL = frozenset(("precision", "recompute", "pp_schedule", "sequence_parallel", "compile"))
+def _order(own: Sequence[Knob]) -> tuple[str, ...]:
+    """All knobs in the order in which they are grown; the study's own come last, for no law reads them."""
+    return (*GROWN_FIRST, *(name for name in KNOBS if name not in GROWN_FIRST), *(knob.name for knob in own))
 
 
 def _length(rows: Mapping[str, NDArray[Any]]) -> int:
@@ -195,18 +200,19 @@ def _length(rows: Mapping[str, NDArray[Any]]) -> int:
     return len(next(iter(rows.values()))) if rows else 1
 
 
-def _codes(name: str, values: Sequence[Any]) -> NDArray[np.int64]:
+def _codes(knob: Knob, values: Sequence[Any]) -> NDArray[np.int64]:
     """The values of a knob as codes, each once, in rising order."""
+    where = f"knobs.{knob.name}" if knob.is_own else f"space.{knob.name}"
     if not values:
-        raise SpecError(f"the knob {name} must have at least one value", field=f"space.{name}")
+        raise SpecError(f"the knob {knob.name} must have at least one value", field=where)
     if len(values) > MAX_VALUES:
-        raise SpecError(f"a knob may have {MAX_VALUES} values, but {name} has {len(values)}", field=f"space.{name}")
+        raise SpecError(f"a knob may have {MAX_VALUES} values, but {knob.name} has {len(values)}", field=where)
     for value in values:
         try:
-            ParallelConfig(**{name: value})
+            knob.check(value)
         except ConfigError as error:
-            raise SpecError(error.message, remedy=error.remedy, field=f"space.{name}") from None
-    return np.array(sorted({encode(name, value) for value in values}), dtype=np.int64)
+            raise SpecError(error.message, remedy=error.remedy, field=where) from None
+    return np.array(sorted({knob.encode(value) for value in values}), dtype=np.int64)
 
 
 def _too_many(choices: Mapping[str, NDArray[np.int64]]) -> SpecError:
@@ -218,8 +224,3 @@ def _too_many(choices: Mapping[str, NDArray[np.int64]]) -> SpecError:
         + ", ".join(f"{name} ({len(choices[name])} values)" for name in widest if len(choices[name]) > 1),
         field="space",
     )
-
-
-def decoded(name: str, codes: NDArray[Any]) -> tuple[Any, ...]:
-    """The knob's values that these codes stand for."""
-    return tuple(decode(name, code) for code in codes)

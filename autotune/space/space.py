@@ -1,6 +1,6 @@
 """The space of one study: every config that may be tried, listed.
 
-    N   configs            d   knobs, in the order of `FIELDS`
+    N   configs            d   knobs: those of every config, then the study's own
 
 A space is made from knobs and laws (`SearchSpace.build`) or from a given list (`SearchSpace.of`), and never changes. Searchers speak of its
 configs by index.
@@ -14,11 +14,10 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.errors import ConfigError, InfeasibleError
+from autotune.errors import InfeasibleError
 from autotune.space.constraint import why_not
-from autotune.space.enumeration import choices_of, decoded, enumerate_configs, laws_of, nearest_miss, world_sizes
-from autotune.spec import FIELDS, ConfigTable, ParallelConfig, SpaceSpec, Workload
-from autotune.spec.config import COUNTS, encode
+from autotune.space.enumeration import choices_of, enumerate_configs, laws_of, nearest_miss, world_sizes
+from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, Workload
 
 _DERIVED = ("dp", "accumulation_steps")
 SAID_LAWS = 2
@@ -68,10 +67,8 @@ class SearchSpace:
             raise InfeasibleError(
                 "a space needs at least one config, but the list is empty", remedy="give some configs"
             )
-        for name in COUNTS:
-            if table.column(name).min() < 1:
-                raise ConfigError(f"{name} must be at least 1, but is {table.column(name).min()}", field=name)
-        rows = np.stack([table.column(name).astype(np.int64) for name in FIELDS], axis=1)
+        table.check_counts()
+        rows = np.stack([table.column(name).astype(np.int64) for name in table.knobs], axis=1)
         first = np.sort(np.unique(rows, axis=0, return_index=True)[1])
         return cls(workload, table if len(first) == len(table) else table.take(first), excluded={}, spec=None)
 
@@ -91,9 +88,13 @@ class SearchSpace:
     def index_of(self, config: ParallelConfig) -> int | None:
         """Where `config` is in the list, or None."""
         rows: NDArray[np.intp] | None = None
-        for name in FIELDS:
-            column = self.table.column(name)
-            code = encode(name, getattr(config, name))
+        if config.extra.keys() != {knob.name for knob in self.table.own}:
+            return None
+        for name, knob in self.table.knobs.items():
+            column, value = self.table.column(name), config.value(name)
+            if knob.values and value not in knob.values:
+                return None
+            code = knob.encode(value)
             rows = np.flatnonzero(column == code) if rows is None else rows[column[rows] == code]
             if not len(rows):
                 return None
@@ -115,7 +116,10 @@ class SearchSpace:
     def knobs(self) -> Mapping[str, tuple[Any, ...]]:
         """The values of each knob that occur, in rising order (words in the order of their codes)."""
         if self._knobs is None:
-            self._knobs = {name: decoded(name, np.unique(self.table.column(name))) for name in FIELDS}
+            self._knobs = {
+                name: tuple(knob.decode(code) for code in np.unique(self.table.column(name)))
+                for name, knob in self.table.knobs.items()
+            }
         return self._knobs
 
     @property
@@ -127,11 +131,7 @@ class SearchSpace:
 
     def coordinates(self) -> NDArray[np.float64]:
         """Where each config lies, shape (N, d): log2 of counts, codes of words, 0 or 1 for flags. One step in any column is one step of a knob."""
-        columns = []
-        for name in FIELDS:
-            column = self.table.column(name).astype(np.float64)
-            columns.append(np.log2(column) if name in COUNTS else column)
-        return np.stack(columns, axis=1)
+        return np.stack([knob.coordinate(self.table.column(name)) for name, knob in self.table.knobs.items()], axis=1)
 
 
 def why_outside(workload: Workload, space: SpaceSpec, config: ParallelConfig) -> str | None:
@@ -139,13 +139,19 @@ def why_outside(workload: Workload, space: SpaceSpec, config: ParallelConfig) ->
     broken = why_not(workload, config, laws_of(workload, space))
     if broken:
         return broken
+    declared = {**KNOBS, **{knob.name: knob for knob in space.own_knobs}}
     for name, codes in choices_of(workload, space).items():
         if name in _DERIVED and name not in space.knobs:
             continue
-        if encode(name, getattr(config, name)) not in codes:
-            values = ", ".join(str(value).lower() for value in decoded(name, codes))
-            given = str(getattr(config, name)).lower()
-            return f"the space gives {name} the values {values}, but {name}={given}; add it to the space's knobs"
+        knob, value = declared[name], config.value(name)
+        allowed = [knob.decode(code) for code in codes]
+        if value not in allowed:
+            given = "not set" if value is None else f"{name}={knob.text(value)}"
+            listed = ", ".join(knob.text(one) for one in allowed)
+            return f"the space gives {name} the values {listed}, but {given}; add it to the space's knobs"
+    for name in config.extra:
+        if name not in declared:
+            return f"{name} is no knob of this study; declare it under `knobs`"
     return None
 
 

@@ -1,6 +1,7 @@
 """Frozen values that everything else speaks in: model, cluster, workload, config, estimate, trial, study.
 
-    config.py     ParallelConfig, the point that is tuned; ConfigTable, many of them as columns
+    knob.py       Knob, the one declaration of each tunable value                      table.py     ConfigTable, many configs as columns
+    config.py     ParallelConfig, the point that is tuned
     model.py      ModelSpec         cluster.py   GpuSpec, LinkSpec, ClusterSpec        workload.py  Workload
     estimate.py   Estimate          trial.py     Trial, Measurement, Failure, Reward   study.py     Study and its parts
     catalog/      models and GPUs by name, one YAML file each
@@ -9,19 +10,21 @@ Units are SI and bytes; a name ends in its unit. Nothing here does I/O but the c
 """
 
 from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec
-from autotune.spec.config import FIELDS, PRECISIONS, RECOMPUTES, SCHEDULES, WORDS, ConfigTable, ParallelConfig
+from autotune.spec.config import FIELDS, KNOBS, PRECISIONS, RECOMPUTES, SCHEDULES, ParallelConfig, config_label
 from autotune.spec.estimate import Estimate, MemoryParts, TimeParts
+from autotune.spec.knob import Knob
 from autotune.spec.model import ModelSpec
 from autotune.spec.study import Budget, MeasureSpec, Objective, SpaceSpec, Study, StudyStatus
+from autotune.spec.table import ConfigTable
 from autotune.spec.trial import Failure, FailureKind, Measurement, Reward, Trial, TrialPurpose, TrialStatus
 from autotune.spec.workload import Workload
 
 __all__ = [
     "FIELDS",
+    "KNOBS",
     "PRECISIONS",
     "RECOMPUTES",
     "SCHEDULES",
-    "WORDS",
     "Budget",
     "ClusterSpec",
     "ConfigTable",
@@ -29,6 +32,7 @@ __all__ = [
     "Failure",
     "FailureKind",
     "GpuSpec",
+    "Knob",
     "LinkSpec",
     "MeasureSpec",
     "Measurement",
@@ -45,4 +49,5 @@ __all__ = [
     "TrialPurpose",
     "TrialStatus",
     "Workload",
+    "config_label",
 ]

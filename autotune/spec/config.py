@@ -1,94 +1,130 @@
-"""The point that is tuned: one `ParallelConfig`, or many of them as columns.
+"""The point that is tuned: one `ParallelConfig`.
 
 Laws that hold for every config (others depend on model and cluster, see `autotune.space.constraint`):
 
     global_batch_size = micro_batch_size * accumulation_steps * dp      sequences per optimizer step
     world_size        = tp * pp * dp * cp                               ranks; ep divides dp * cp
 
-`ConfigTable` keeps N configs as arrays of length N under the same field names, so that one code path serves one config
-or a million. Words (precision, recompute, pp_schedule) are kept there as small integer codes: the index in `WORDS[field]`.
+Each field that is declared by `knob(...)` is a knob; everything that depends on which knobs there are is made from these declarations. A config is
+written in two ways, which may be mixed where one is read:
+
+    tp2 pp2 dp4 mb1 acc8 bf16 full-recompute zero1        its label, for tables: a default that says nothing is left out
+    tp=2,pp=2,dp=4,num_workers=4                          knob by knob
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, final
 
 from autotune.errors import ConfigError
 from autotune.spec.checks import nearest
+from autotune.spec.knob import Knob, Value, knob
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
-RECOMPUTES = ("none", "selective", "full")
-SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble")
+KEY_VERSION = 1
+"""version of `ParallelConfig.key`; raised when a default changes, so that equal keys go on to mean equal configs"""
 
-WORDS: Mapping[str, tuple[str, ...]] = {
-    "precision": PRECISIONS,
-    "recompute": RECOMPUTES,
-    "pp_schedule": SCHEDULES,
-}
-"""The fields that hold a word, with the words that they may hold, in the order of their codes."""
-FLAGS = ("sequence_parallel", "compile")
-"""The fields that are true or false."""
-DEGREES = ("tp", "pp", "dp", "cp", "ep")
-"""The sizes of the mesh axes."""
+
+@final
+class Extra(Mapping[str, Value]):
+    """The values of a study's own knobs by name, in the order of their names. Immutable, so that a config can be hashed."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Value] | None = None) -> None:
+        """`values`: by the knob's name."""
+        self._values = dict(sorted((values or {}).items()))
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+NO_EXTRA = Extra()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
     """How a model is spread over ranks and how a step is cut up."""
 
-    tp: int = 1
-    """tensor-parallel degree, >= 1"""
-    pp: int = 1
-    """pipeline-parallel degree (ranks), >= 1"""
-    dp: int = 1
-    """data-parallel degree, >= 1"""
-    cp: int = 1
-    """context-parallel degree, >= 1"""
-    ep: int = 1
-    """expert-parallel degree, >= 1; ranks are taken from dp * cp"""
-    micro_batch_size: int = 1
-    """sequences per rank and micro-batch, >= 1"""
-    accumulation_steps: int = 1
-    """micro-batches per optimizer step and data-parallel rank, >= 1"""
-    precision: str = "bf16"
-    """fp32, tf32, bf16, fp16 or fp8"""
-    recompute: str = "none"
-    """activation checkpointing: none, selective (attention only) or full (every layer)"""
-    zero_stage: int = 0
-    """0: replicated (DDP), 1: optimizer sharded, 2: + gradients, 3: + weights (FSDP)"""
-    sequence_parallel: bool = False
-    """shard the activations between tensor-parallel regions along the sequence"""
-    pp_schedule: str = "1f1b"
-    """gpipe, 1f1b, interleaved_1f1b or interleaved_zero_bubble"""
-    virtual_stages: int = 1
-    """pipeline stages per rank; above 1 only with an interleaved schedule"""
-    compile: bool = False
-    """torch.compile of the layers"""
+    tp: int = knob("degree", 1, "tensor-parallel degree", label="tp{}", unit="ranks", always_shown=True)
+    pp: int = knob("degree", 1, "pipeline-parallel degree", label="pp{}", unit="ranks", always_shown=True)
+    dp: int = knob("degree", 1, "data-parallel degree", label="dp{}", unit="ranks", always_shown=True)
+    cp: int = knob("degree", 1, "context-parallel degree", label="cp{}", unit="ranks")
+    ep: int = knob("degree", 1, "expert-parallel degree; its ranks are taken from dp * cp", label="ep{}", unit="ranks")
+    micro_batch_size: int = knob(
+        "count", 1, "sequences per rank and micro-batch", label="mb{}", unit="sequences", always_shown=True
+    )
+    accumulation_steps: int = knob(
+        "count",
+        1,
+        "micro-batches per optimizer step and data-parallel rank",
+        label="acc{}",
+        unit="micro-batches",
+        always_shown=True,
+    )
+    precision: str = knob(
+        "word",
+        "bf16",
+        "number format of the matrix products",
+        values=("fp32", "tf32", "bf16", "fp16", "fp8"),
+        always_shown=True,
+    )
+    recompute: str = knob(
+        "word",
+        "none",
+        "activation checkpointing: none, selective (attention only) or full (every layer)",
+        values=("none", "selective", "full"),
+        label="{}-recompute",
+    )
+    zero_stage: int = knob(
+        "number",
+        0,
+        "0: replicated (DDP), 1: optimizer sharded, 2: + gradients, 3: + weights (FSDP)",
+        values=(0, 1, 2, 3),
+        label="zero{}",
+    )
+    sequence_parallel: bool = knob(
+        "flag", False, "shard the activations between tensor-parallel regions along the sequence", label="sp"
+    )
+    pp_schedule: str = knob(
+        "word",
+        "1f1b",
+        "order in which a pipeline runs its micro-batches",
+        values=("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble"),
+        short={"interleaved_1f1b": "i-1f1b", "interleaved_zero_bubble": "i-zb"},
+        shown_beside="pp",
+    )
+    virtual_stages: int = knob(
+        "count",
+        1,
+        "pipeline stages per rank; above 1 only with an interleaved schedule",
+        label="v{}",
+        unit="stages per rank",
+    )
+    compile: bool = knob("flag", False, "torch.compile of the layers", label="compile")
+    extra: Mapping[str, Value] = NO_EXTRA
+    """values of the study's own knobs, by name"""
 
     def __post_init__(self) -> None:
-        for name in COUNTS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 30:
-                raise ConfigError(f"{name} must be a whole number from 1 to 2^30, but is {value!r}", field=name)
-        if isinstance(self.zero_stage, bool) or self.zero_stage not in (0, 1, 2, 3):
-            raise ConfigError(f"zero_stage must be 0, 1, 2 or 3, but is {self.zero_stage!r}", field="zero_stage")
-        for name, words in WORDS.items():
-            if getattr(self, name) not in words:
-                value = getattr(self, name)
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(words)}, but is {value!r}",
-                    remedy=nearest(value, words),
-                    field=name,
-                )
-        for name in FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be true or false, but is {getattr(self, name)!r}", field=name)
+        for declared in KNOBS.values():
+            declared.check(getattr(self, declared.name))
+        if self.extra is not NO_EXTRA:
+            object.__setattr__(self, "extra", _checked_extra(self.extra))
 
     @property
     def world_size(self) -> int:
@@ -100,21 +136,41 @@ class ParallelConfig:
         """Sequences per optimizer step: micro_batch_size * accumulation_steps * dp."""
         return self.micro_batch_size * self.accumulation_steps * self.dp
 
+    def value(self, name: str) -> Any:
+        """The value of a knob, the study's own included; a knob that this config does not have is None."""
+        return getattr(self, name) if name in KNOBS else self.extra.get(name)
+
+    def values(self) -> dict[str, Any]:
+        """All its knobs by name: those of every config, then the study's own."""
+        return {**{name: getattr(self, name) for name in FIELDS}, **self.extra}
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> ParallelConfig:
+        """The config of `values()`: names that no config has by itself are the study's own knobs."""
+        fixed = {name: value for name, value in values.items() if name in KNOBS}
+        return cls(**fixed, extra=Extra({name: value for name, value in values.items() if name not in KNOBS}))
+
+    @property
+    def key(self) -> str:
+        """Text that is the same for equal configs, now and after knobs are added: the values that differ from their defaults, under a version.
+
+        `1:{"dp":8,"precision":"fp32"}`. A study's own knobs count with all their values.
+        """
+        given = {name: getattr(self, name) for name in FIELDS if getattr(self, name) != KNOBS[name].default}
+        values = {**given, **({"extra": dict(self.extra)} if self.extra else {})}
+        return f"{KEY_VERSION}:{json.dumps(values, sort_keys=True, separators=(',', ':'))}"
+
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain JSON values."""
-        return {name: getattr(self, name) for name in FIELDS}
+        """All fields as plain JSON values; `extra` only where the study has knobs of its own."""
+        values = {name: getattr(self, name) for name in FIELDS}
+        return {**values, "extra": dict(self.extra)} if self.extra else values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ParallelConfig:
         """The config of plain values; fields left out take their defaults, unknown ones raise `ConfigError`."""
         for name in values:
-            if name not in FIELDS:
-                known = ", ".join(FIELDS)
-                raise ConfigError(
-                    f"no knob is called {name!r}",
-                    remedy=nearest(name, FIELDS) or f"knobs: {known}",
-                    field=str(name),
-                )
+            if name not in KNOBS and name != "extra":
+                raise unknown_knob(name)
         return cls(**values)
 
     @classmethod
@@ -123,155 +179,93 @@ class ParallelConfig:
         return cls.from_dict(knobs_of(text))
 
     def __str__(self) -> str:
-        """Short and unambiguous: the knobs that differ from their defaults, and always tp, pp, dp and the batch."""
-        always = ("tp", "pp", "dp", "micro_batch_size", "accumulation_steps", "precision")
-        names = [n for n in FIELDS if n in always or getattr(self, n) != DEFAULTS[n]]
-        return ",".join(f"{n}={str(getattr(self, n)).lower() if n in FLAGS else getattr(self, n)}" for n in names)
+        """Short and unambiguous: the knobs that differ from their defaults, and always tp, pp, dp, batch and precision."""
+        shown = [k for k in KNOBS.values() if k.always_shown or getattr(self, k.name) != k.default]
+        pairs = [f"{k.name}={k.text(getattr(self, k.name))}" for k in shown]
+        pairs += [f"{n}={str(v).lower() if isinstance(v, bool) else v}" for n, v in self.extra.items()]
+        return ",".join(pairs)
 
 
-def knobs_of(text: str) -> dict[str, Any]:
+KNOBS: Mapping[str, Knob] = {
+    f.name: Knob(name=f.name, **f.metadata["knob"]) for f in fields(ParallelConfig) if "knob" in f.metadata
+}
+"""The declarations of all knobs that every config has, by name, in the order in which people read them."""
+FIELDS: tuple[str, ...] = tuple(KNOBS)
+"""Their names."""
+PRECISIONS: tuple[str, ...] = KNOBS["precision"].values
+RECOMPUTES: tuple[str, ...] = KNOBS["recompute"].values
+SCHEDULES: tuple[str, ...] = KNOBS["pp_schedule"].values
+
+
+def unknown_knob(name: Any, known: Mapping[str, Knob] = KNOBS) -> ConfigError:
+    """The error for a knob that does not exist, with the nearest that does."""
+    remedy = nearest(name, known) or f"knobs: {', '.join(known)}"
+    return ConfigError(f"no knob is called {name!r}", remedy=remedy, field=str(name))
+
+
+def config_label(config: ParallelConfig) -> str:
+    """The config in a few words: `tp2 pp2 dp4 mb1 acc8 bf16 full-recompute zero1`. Different configs have different labels."""
+    words = [
+        declared.label_of(getattr(config, declared.name)) for declared in KNOBS.values() if _is_shown(declared, config)
+    ]
+    words += [f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in config.extra.items()]
+    return " ".join(words)
+
+
+def knobs_of(text: str, own: Mapping[str, Knob] | None = None) -> dict[str, Any]:
     """The knobs that a text gives, typed as `tp=2,pp=1,precision=bf16` or pasted from a table as `tp2 pp1 dp2 mb8 acc1 fp32`.
 
-    The two ways may be mixed. Raises `ConfigError` for what is neither, for unknown knobs and values, and for a knob given twice.
+    `own`: declarations of the study's own knobs; their values stand under `extra`. Raises `ConfigError` for words that are no label, for unknown
+    knobs and for a knob that is given twice.
     """
+    known = {**KNOBS, **(own or {})}
     values: dict[str, Any] = {}
     for piece in re.sub(r"\s*=\s*", "=", text).replace(",", " ").split():
         name, sign, value = piece.partition("=")
-        if not sign:
-            name, value = _of_label(piece)
+        if sign and name not in known:
+            raise unknown_knob(name, known)
+        name, parsed = (name, known[name].parse(value)) if sign else _of_label(piece)
         if name in values:
             raise ConfigError(f"{name} is given twice", field=name)
-        values[name] = _parse_value(name, value)
-    return values
+        values[name] = parsed
+    extra = {name: value for name, value in values.items() if name not in KNOBS}
+    return {**{n: v for n, v in values.items() if n in KNOBS}, **({"extra": extra} if extra else {})}
 
 
-_LABELS: Mapping[str, tuple[str, str]] = {
-    "sp": ("sequence_parallel", "true"),
-    "compile": ("compile", "true"),
-    "i-1f1b": ("pp_schedule", "interleaved_1f1b"),
-    "i-zb": ("pp_schedule", "interleaved_zero_bubble"),
-    **{word: (name, word) for name in ("precision", "pp_schedule") for word in WORDS[name]},
-    **{f"{word}-recompute": ("recompute", word) for word in RECOMPUTES},
-}
-"""What a word of a table's label stands for."""
-_COUNTED = {"mb": "micro_batch_size", "acc": "accumulation_steps", "zero": "zero_stage", "v": "virtual_stages"}
+def _is_shown(declared: Knob, config: ParallelConfig) -> bool:
+    if declared.always_shown or getattr(config, declared.name) != declared.default:
+        return True
+    return bool(declared.shown_beside) and getattr(config, declared.shown_beside) > 1
 
 
-def _of_label(word: str) -> tuple[str, str]:
+def _of_label(word: str) -> tuple[str, Any]:
     """(knob, value) of one word of a label, such as `tp2`, `bf16` or `full-recompute`."""
-    if word in _LABELS:
-        return _LABELS[word]
-    counted = re.fullmatch(r"([a-z]+)(\d+)", word)
-    if counted and (counted[1] in DEGREES or counted[1] in _COUNTED):
-        return _COUNTED.get(counted[1], counted[1]), counted[2]
+    for declared in KNOBS.values():
+        if declared.kind == "flag":
+            if word == declared.label:
+                return declared.name, True
+        elif declared.kind == "word":
+            for value in declared.values:
+                if word in (declared.label_of(value), declared.label.format(value)):
+                    return declared.name, value
+        elif counted := re.fullmatch(re.escape(declared.label).replace(r"\{\}", r"(\d+)"), word):
+            return declared.name, int(counted[1])
     raise ConfigError(
         f"{word!r} has no '=' and is no word of a config's label",
         remedy="write tp=2,pp=1,dp=4,... or paste a label such as tp2 pp1 dp4 mb8 acc1 bf16",
     )
 
 
-def _parse_value(name: str, text: str) -> Any:
-    if name in WORDS or name not in FIELDS:
-        return text
-    if name in FLAGS:
-        flags = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
-        if text.lower() not in flags:
-            raise ConfigError(f"{name} must be true or false, but is {text!r}", field=name)
-        return flags[text.lower()]
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name} must be a whole number, but is {text!r}", field=name) from None
-
-
-FIELDS: tuple[str, ...] = tuple(f.name for f in fields(ParallelConfig))
-"""Names of all knobs, in the order in which people read them."""
-DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in fields(ParallelConfig)}
-COUNTS = tuple(n for n in FIELDS if n not in WORDS and n not in FLAGS and n != "zero_stage")
-"""The fields that hold a count of at least 1."""
-
-Column = NDArray[Any]
-
-
-class ConfigTable:
-    """N configs as columns: `table.tp` is an int64 array of shape (N,), `table.precision` an int8 array of codes."""
-
-    __slots__ = ("_columns",)
-
-    def __init__(self, columns: Mapping[str, Any]) -> None:
-        """`columns`: arrays (or single values) by field name; fields left out take their defaults. Shapes must agree."""
-        unknown = [n for n in columns if n not in FIELDS]
-        if unknown:
-            raise ConfigError(f"no knob is called {unknown[0]!r}", remedy=nearest(unknown[0], FIELDS), field=unknown[0])
-        arrays = {n: np.asarray(columns.get(n, encode(n, DEFAULTS[n])), dtype=_dtype(n)) for n in FIELDS}
-        length = np.broadcast_shapes((1,) if not columns else (), *(np.atleast_1d(a).shape for a in arrays.values()))
-        if len(length) != 1:
-            raise ConfigError(f"columns must have one dimension, but broadcast to shape {length}")
-        self._columns: dict[str, Column] = {n: np.broadcast_to(a, length) for n, a in arrays.items()}
-
-    @classmethod
-    def of(cls, configs: Iterable[ParallelConfig]) -> ConfigTable:
-        """The table of these configs, in their order."""
-        rows = list(configs)
-        return cls({n: np.array([encode(n, getattr(c, n)) for c in rows], dtype=_dtype(n)) for n in FIELDS})
-
-    @classmethod
-    def concatenate(cls, tables: Sequence[ConfigTable]) -> ConfigTable:
-        """All rows of all tables, one after the other."""
-        return cls({n: np.concatenate([t.column(n) for t in tables]) for n in FIELDS})
-
-    def column(self, name: str) -> Column:
-        """The column of that knob, shape (N,)."""
-        return self._columns[name]
-
-    def __getattr__(self, name: str) -> Column:
-        if name.startswith("_"):  # while it is unpickled there are no columns yet
-            raise AttributeError(name)
-        try:
-            return self._columns[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def __len__(self) -> int:
-        return len(self._columns["tp"])
-
-    def __getitem__(self, index: int) -> ParallelConfig:
-        """Row `index` as a config."""
-        return ParallelConfig(**{n: decode(n, self._columns[n][index]) for n in FIELDS})
-
-    def __iter__(self) -> Iterator[ParallelConfig]:
-        return (self[i] for i in range(len(self)))
-
-    def take(self, index: Any) -> ConfigTable:
-        """The rows that `index` (integers or a mask) names."""
-        return ConfigTable({n: c[index] for n, c in self._columns.items()})
-
-    def is_word(self, name: str, word: str) -> NDArray[np.bool_]:
-        """Where the column `name` holds `word`: `table.is_word("precision", "bf16")`."""
-        return self._columns[name] == WORDS[name].index(word)  # type: ignore[no-any-return]
-
-    @property
-    def world_size(self) -> Column:
-        """Ranks of each row."""
-        return self.tp * self.pp * self.dp * self.cp
-
-    @property
-    def global_batch_size(self) -> Column:
-        """Sequences per optimizer step of each row."""
-        return self.micro_batch_size * self.accumulation_steps * self.dp
-
-
-def encode(name: str, value: Any) -> int:
-    """The integer under which a column keeps this value of the knob."""
-    return WORDS[name].index(value) if name in WORDS else int(value)
-
-
-def decode(name: str, code: Any) -> Any:
-    """The knob's value of a column's entry."""
-    if name in WORDS:
-        return WORDS[name][int(code)]
-    return bool(code) if name in FLAGS else int(code)
-
-
-def _dtype(name: str) -> Any:
-    return np.int8 if name in WORDS else np.bool_ if name in FLAGS else np.int64
+def _checked_extra(values: Any) -> Extra:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"extra must hold values by knob, but is {values!r}", field="extra")
+    for name, value in values.items():
+        if name in KNOBS:
+            raise ConfigError(
+                f"{name} is a knob of every config, but stands in extra", remedy=f"set {name} itself", field="extra"
+            )
+        if not isinstance(value, bool | int | float | str):
+            raise ConfigError(
+                f"extra.{name} must be a number, a word, true or false, but is {value!r}", field=f"extra.{name}"
+            )
+    return values if isinstance(values, Extra) else Extra(values) if values else NO_EXTRA

@@ -98,7 +98,9 @@ def finite(values: Any) -> Any:
 
 def _space(values: Mapping[str, Any]) -> SpaceSpec:
     knobs = {name: tuple(allowed) for name, allowed in values.get("knobs", {}).items()}
-    return _build(SpaceSpec, {**values, "knobs": knobs, "world_sizes": tuple(values.get("world_sizes", ()))})
+    extra = {name: tuple(allowed) for name, allowed in values.get("extra", {}).items()}
+    sizes = tuple(values.get("world_sizes", ()))
+    return _build(SpaceSpec, {**values, "knobs": knobs, "world_sizes": sizes, "extra": extra})
 
 
 def _build(kind: type[Part], values: Mapping[str, Any]) -> Part:

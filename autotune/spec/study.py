@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.spec.config import ParallelConfig
+from autotune.spec.knob import Knob
 from autotune.spec.workload import Workload
 
 METRICS = ("throughput", "goodput", "cost")
@@ -41,6 +42,13 @@ class SpaceSpec:
     is bf16, or fp16 or fp32 where the GPU has no bf16"""
     world_sizes: tuple[int, ...] = ()
     """numbers of ranks that may be used; empty means all GPUs of the cluster"""
+    extra: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """the study's own knobs: allowed values by name, the default first"""
+
+    @property
+    def own_knobs(self) -> tuple[Knob, ...]:
+        """The declarations of the study's own knobs, in the order of their names. Raises `SpecError` for values that no knob can have."""
+        return tuple(Knob.own(name, values) for name, values in sorted(self.extra.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

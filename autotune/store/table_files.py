@@ -17,8 +17,7 @@ from sqlalchemy import select
 
 from autotune.errors import SpecError
 from autotune.ports import HistoryEvent, StudyRecord
-from autotune.spec import Trial
-from autotune.spec.config import FLAGS, WORDS, ParallelConfig
+from autotune.spec import KNOBS, Trial
 from autotune.spec.plain import canonical
 from autotune.store.diagnosis import diagnosed
 from autotune.store.packing import unpack_steps
@@ -40,13 +39,12 @@ STUDIES: Columns = {
     **dict.fromkeys(("trials", "baseline", "best"), int),
     **dict.fromkeys(("elapsed_s", "speedup"), float),
 }
-KNOBS: Columns = {
-    name: bool if name in FLAGS else str if name in WORDS else int for name in ParallelConfig.__dataclass_fields__
-}
+_TYPES = {"flag": bool, "word": str}
 TRIALS: Columns = {
     "study": str,
     "number": int,
-    **KNOBS,
+    **{name: _TYPES.get(knob.kind, int) for name, knob in KNOBS.items()},
+    "extra": str,
     **dict.fromkeys(("purpose", "status", "failure", "failure_message", "reason"), str),
     **dict.fromkeys(("seed", "attempts"), int),
     **dict.fromkeys(("step_time_s", "step_time_spread", "tokens_per_s", "tokens_per_s_per_gpu", "mfu"), float),
@@ -143,7 +141,8 @@ def _trial_row(trial: Trial) -> Row:
     return (
         trial.study,
         trial.number,
-        *trial.config.to_dict().values(),
+        *(trial.config.value(name) for name in KNOBS),
+        canonical(dict(trial.config.extra)) if trial.config.extra else None,
         *words,
         trial.seed,
         trial.attempts,

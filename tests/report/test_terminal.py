@@ -15,7 +15,6 @@ from rich.console import Console
 
 from autotune.report.terminal import (
     Palette,
-    config_label,
     format_bytes,
     format_count,
     format_duration,
@@ -25,7 +24,7 @@ from autotune.report.terminal import (
     time_legend,
     trials_table,
 )
-from autotune.spec import Failure, FailureKind, ParallelConfig, TrialStatus
+from autotune.spec import Failure, FailureKind, ParallelConfig, TrialStatus, config_label
 from tests.report.worlds import estimate, trial
 
 ASCII = Palette(unicode=False)
@@ -54,7 +53,7 @@ def test_labels_leave_out_what_has_no_effect() -> None:
         virtual_stages=2,
         compile=True,
     )
-    assert config_label(config) == "tp2 pp4 dp1 cp2 mb3 acc8 fp16 zero1 full-recompute sp i-1f1b v2 compile"
+    assert config_label(config) == "tp2 pp4 dp1 cp2 mb3 acc8 fp16 full-recompute zero1 sp i-1f1b v2 compile"
 
 
 @pytest.mark.parametrize(

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
-from autotune.spec import FIELDS, PRECISIONS, RECOMPUTES, SCHEDULES, ConfigTable, ParallelConfig
-from autotune.spec.config import COUNTS, FLAGS, WORDS
+from autotune.spec import FIELDS, KNOBS, ConfigTable, Knob, ParallelConfig, config_label
+from autotune.spec.config import knobs_of
 
-counts = st.integers(1, 1 << 30)
-configs = st.builds(
-    ParallelConfig,
-    **dict.fromkeys(COUNTS, counts),
-    **{name: st.booleans() for name in FLAGS},
-    zero_stage=st.integers(0, 3),
-    precision=st.sampled_from(PRECISIONS),
-    recompute=st.sampled_from(RECOMPUTES),
-    pp_schedule=st.sampled_from(SCHEDULES),
+
+def values_of(knob: Knob) -> st.SearchStrategy[Any]:
+    """Any value that the knob may have."""
+    return st.sampled_from(knob.values) if knob.values else st.integers(1, 1 << 30)
+
+
+OWN = (
+    Knob.own("num_workers", [2, 0, 4]),
+    Knob.own("flash", [False, True]),
+    Knob.own("rate", [1e-3, 0.5]),
+    Knob.own("backend", ["inductor", "eager"]),
 )
+plain = st.fixed_dictionaries({name: values_of(knob) for name, knob in KNOBS.items()})
+own = st.fixed_dictionaries({knob.name: values_of(knob) for knob in OWN})
+configs = st.builds(ParallelConfig.of_values, plain)
+own_configs = st.builds(lambda fixed, extra: ParallelConfig(**fixed, extra=extra), plain, own)
 laws = settings(deadline=None, derandomize=True)
 
 
@@ -39,9 +49,69 @@ def test_columns_round_trip(rows: list[ParallelConfig]) -> None:
     assert list(table) == rows
     assert list(table.take(slice(None, None, -1))) == rows[::-1]
     assert list(ConfigTable.concatenate([table, table])) == rows + rows
-    for name, words in WORDS.items():
-        for word in words:
+    for name, knob in KNOBS.items():
+        for word in knob.values:
             assert table.is_word(name, word).tolist() == [getattr(row, name) == word for row in rows]
+
+
+@laws
+@given(st.lists(own_configs, min_size=1, max_size=8))
+def test_columns_of_own_knobs_round_trip(rows: list[ParallelConfig]) -> None:
+    table = ConfigTable.of(rows, OWN)
+    assert list(table) == rows
+    assert list(table.take(slice(None, None, -1))) == rows[::-1]
+    assert list(ConfigTable.concatenate([table, table])) == rows + rows
+    assert list(ConfigTable.of(rows)) == rows, "declared by the values that occur"
+
+
+@laws
+@given(own_configs)
+def test_own_knobs_round_trip_through_every_form(config: ParallelConfig) -> None:
+    declared = {knob.name: knob for knob in OWN}
+    assert ParallelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert ParallelConfig.from_dict(knobs_of(str(config), declared)) == config
+    assert ParallelConfig.from_dict(knobs_of(config_label(config), declared)) == config
+    assert ParallelConfig.of_values(config.values()) == config
+    assert hash(ParallelConfig.of_values(config.values())) == hash(config)
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+@laws
+@given(configs)
+def test_a_label_says_the_whole_config(config: ParallelConfig) -> None:
+    assert ParallelConfig.parse(config_label(config)) == config
+
+
+@laws
+@given(own_configs, own_configs)
+def test_a_key_stands_for_one_config(one: ParallelConfig, other: ParallelConfig) -> None:
+    assert (one.key == other.key) == (one == other)
+
+
+def test_a_key_holds_only_what_differs_from_the_defaults_under_a_version() -> None:
+    assert ParallelConfig().key == "1:{}"
+    assert ParallelConfig(dp=8, precision="fp32").key == '1:{"dp":8,"precision":"fp32"}'
+    assert ParallelConfig(tp=2, extra={"b": 1, "a": True}).key == '1:{"extra":{"a":true,"b":1},"tp":2}'
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"tp": 2}, "tp is a knob of every config"),
+        ({"x": [1]}, r"extra\.x must be a number, a word, true or false"),
+        (3, "extra must hold values by knob"),
+    ],
+)
+def test_extra_holds_plain_values_of_other_knobs(extra: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ParallelConfig(extra=extra)
+
+
+def test_a_table_has_one_set_of_own_knobs() -> None:
+    with pytest.raises(ConfigError, match="the same own knobs"):
+        ConfigTable.of([ParallelConfig(extra={"a": 1}), ParallelConfig()])
+    with pytest.raises(ConfigError, match="must be one of 0, 2, 4, but is 3"):
+        ConfigTable.of([ParallelConfig(extra={"num_workers": 3})], OWN[:1])
 
 
 @laws
@@ -50,10 +120,6 @@ def test_derived_columns_are_those_of_the_rows(rows: list[ParallelConfig]) -> No
     table = ConfigTable.of(rows)
     assert table.world_size.tolist() == [row.world_size for row in rows]
     assert table.global_batch_size.tolist() == [row.global_batch_size for row in rows]
-
-
-def test_every_knob_is_a_count_a_word_a_flag_or_the_zero_stage() -> None:
-    assert set(COUNTS) | set(WORDS) | set(FLAGS) | {"zero_stage"} == set(FIELDS)
 
 
 def test_a_table_fills_in_defaults_and_broadcasts() -> None:

@@ -1,0 +1,186 @@
+"""A knob: one tunable value of a config, declared once.
+
+    kind      values                           column of a `ConfigTable`
+    degree    1, 2, 3, ...: size of a mesh axis   the number
+    count     1, 2, 3, ...                     the number
+    number    the listed numbers               index in `values`
+    word      the listed words                 index in `values`
+    flag      false, true                      0 or 1
+
+Columns, the space's document and its schema, labels and their parser, reports, command-line help and the documentation are all made from the
+declaration. The knobs that every study has are the fields of `ParallelConfig`; `Knob.own` declares one that a single study adds (`config.extra`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import ConfigError, SpecError
+from autotune.spec.checks import nearest
+
+KINDS = ("degree", "count", "number", "word", "flag")
+MAX_COUNT = 1 << 30
+"""largest value of a degree or count"""
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_FLAGS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+
+Value = bool | int | float | str
+"""What a knob may be set to."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One tunable value of a config."""
+
+    name: str
+    """the field of the config, or the key of `config.extra`"""
+    kind: str
+    """degree, count, number, word or flag"""
+    default: Any
+    """the value of a config that says nothing"""
+    doc: str
+    """one line: what it does"""
+    values: tuple[Any, ...] = ()
+    """what a number, word or flag may be, in the order of their codes; empty for degrees and counts"""
+    label: str = "{}"
+    """how a value is written in labels, with {} for the value: `tp{}`, `{}-recompute`; for a flag the word that stands for true"""
+    short: Mapping[str, str] = field(default_factory=dict)
+    """words that labels shorten"""
+    unit: str = ""
+    """what it counts; empty where it has no unit"""
+    always_shown: bool = False
+    """whether labels show it at its default too"""
+    shown_beside: str = ""
+    """a degree beside which labels show it at its default too: once that is above 1"""
+    is_own: bool = False
+    """whether one study alone has it"""
+
+    @classmethod
+    def own(cls, name: str, values: Sequence[Any]) -> Knob:
+        """A knob of one study, by its values: all true or false, all numbers, or all words. The first value is the default.
+
+        Raises `SpecError` for a name that is no identifier in lower case, and for values of different kinds.
+        """
+        where = f"knobs.{name}"
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise SpecError(
+                f"the name of a knob must be lower-case letters, digits and _, 40 at most, but is {name!r}",
+                field="knobs",
+            )
+        if not values:
+            raise SpecError(f"the knob {name} must have at least one value", field=where)
+        first, kind = values[0], _kind_of(values)
+        if kind is None:
+            raise SpecError(
+                f"the values of the knob {name} must be all numbers, all words, or true and false, but are {list(values)!r:.80}",
+                field=where,
+            )
+        if kind == "flag":
+            codes: tuple[Any, ...] = (False, True)
+        else:
+            codes = tuple(sorted(set(values))) if kind == "number" else tuple(dict.fromkeys(values))
+        return cls(
+            name=name,
+            kind=kind,
+            default=first,
+            doc="a knob of this study",
+            values=codes,
+            label=f"{name}={{}}",
+            always_shown=True,
+            is_own=True,
+        )
+
+    def check(self, value: Any) -> None:
+        """Raises `ConfigError` when the knob cannot have that value."""
+        if self.kind in ("degree", "count"):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
+                raise self._wrong("must be a whole number from 1 to 2^30", value)
+        elif self.kind == "flag":
+            if not isinstance(value, bool):
+                raise self._wrong("must be true or false", value)
+        elif isinstance(value, bool) or value not in self.values:
+            listed = [str(v) for v in self.values]
+            if self.kind == "word" or self.is_own:
+                raise self._wrong(f"must be one of {', '.join(listed)}", value, remedy=nearest(value, listed))
+            raise self._wrong(f"must be {', '.join(listed[:-1])} or {listed[-1]}", value)
+
+    def parse(self, text: str) -> Any:
+        """The value that a text stands for, not yet checked. Raises `ConfigError` for text that is no value of this kind."""
+        if self.kind == "word":
+            return text
+        if self.kind == "flag":
+            if text.lower() not in _FLAGS:
+                raise self._wrong("must be true or false", text)
+            return _FLAGS[text.lower()]
+        try:
+            return int(text)
+        except ValueError:
+            pass
+        try:
+            if self.is_own:
+                return float(text)
+        except ValueError:
+            pass
+        raise self._wrong("must be a number" if self.is_own else "must be a whole number", text)
+
+    def text(self, value: Any) -> str:
+        """The value as people write it: `true`, `8`, `bf16`."""
+        return str(value).lower() if self.kind == "flag" else str(value)
+
+    def label_of(self, value: Any) -> str:
+        """The value in a label: `tp8`, `bf16`, `full-recompute`, `sp`, `num_workers=4`."""
+        if self.kind == "flag" and not self.is_own:
+            return self.label
+        return self.label.format(self.short.get(value, self.text(value)) if self.kind == "word" else self.text(value))
+
+    def encode(self, value: Any) -> int:
+        """The integer under which a column keeps the value."""
+        return self.values.index(value) if self.values else int(value)
+
+    def decode(self, code: Any) -> Any:
+        """The value of a column's entry."""
+        return self.values[int(code)] if self.values else int(code)
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its column: small where it holds few codes."""
+        return np.bool_ if self.kind == "flag" else np.int8 if self.kind == "word" and not self.is_own else np.int64
+
+    def coordinate(self, column: NDArray[Any]) -> NDArray[np.float64]:
+        """Where each entry of a column lies on the axis of this knob: log2 of counts and of positive numbers, else the code.
+
+        One step of the knob is about one on the axis (a doubling, the next word, true against false).
+        """
+        if not self.values:
+            return np.asarray(np.log2(column.astype(np.float64)))
+        if self.kind == "number" and self.values[0] > 0:
+            return np.asarray(np.log2(np.array(self.values, dtype=np.float64))[column.astype(np.int64)])
+        return column.astype(np.float64)
+
+    def _wrong(self, law: str, value: Any, *, remedy: str = "") -> ConfigError:
+        return ConfigError(f"{self.name} {law}, but is {value!r}", remedy=remedy, field=self.name)
+
+
+def knob(kind: str, default: Any, doc: str, **declared: Any) -> Any:
+    """Declares the field of `ParallelConfig` that this stands at: a `dataclasses.field` that carries its `Knob`."""
+    if kind == "flag":
+        declared["values"] = (False, True)
+    return field(default=default, metadata={"knob": {"kind": kind, "default": default, "doc": doc, **declared}})
+
+
+def _kind_of(values: Sequence[Any]) -> str | None:
+    if all(isinstance(value, bool) for value in values):
+        return "flag"
+    if all(isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values):
+        return "number"
+    if all(isinstance(value, str) and re.fullmatch(r"[^\s,=]{1,100}", value) for value in values):
+        return "word"
+    return None

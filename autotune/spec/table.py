@@ -1,0 +1,131 @@
+"""Many configs as columns: N configs as arrays of length N under the names of their knobs, so that one code path serves one config or a million.
+
+A column holds integers: degrees and counts as they are, everything else as its code (`Knob.encode`): the index among the knob's values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import ConfigError
+from autotune.spec.config import KNOBS, NO_EXTRA, Extra, ParallelConfig, unknown_knob
+from autotune.spec.knob import Knob
+
+Column = NDArray[Any]
+
+
+class ConfigTable:
+    """N configs as columns: `table.tp` is an int64 array of shape (N,), `table.precision` an int8 array of codes."""
+
+    __slots__ = ("_columns", "knobs")
+
+    def __init__(self, columns: Mapping[str, Any], own: Iterable[Knob] = ()) -> None:
+        """`columns`: arrays (or single values) of codes by knob; knobs left out take their defaults. Shapes must agree.
+
+        `own`: declarations of the study's own knobs.
+        """
+        self.knobs: Mapping[str, Knob] = {**KNOBS, **{k.name: k for k in own}}
+        """the declarations of all its knobs by name"""
+        for name in columns:
+            if name not in self.knobs:
+                raise unknown_knob(name, self.knobs)
+        arrays = {
+            name: np.asarray(columns.get(name, knob.encode(knob.default)), dtype=knob.dtype)
+            for name, knob in self.knobs.items()
+        }
+        length = np.broadcast_shapes((1,) if not columns else (), *(np.atleast_1d(a).shape for a in arrays.values()))
+        if len(length) != 1:
+            raise ConfigError(f"columns must have one dimension, but broadcast to shape {length}")
+        self._columns: dict[str, Column] = {n: np.broadcast_to(a, length) for n, a in arrays.items()}
+
+    @classmethod
+    def of(cls, configs: Iterable[ParallelConfig], own: Iterable[Knob] | None = None) -> ConfigTable:
+        """The table of these configs, in their order. Without `own` the configs' own knobs are declared by the values that occur.
+
+        Raises `ConfigError` when one config has own knobs that another lacks, or a value that its declaration does not list.
+        """
+        rows = list(configs)
+        declared = tuple(_declared_by(rows)) if own is None else tuple(own)
+        knobs = (*KNOBS.values(), *declared)
+        names = {knob.name for knob in declared}
+        for config in rows:
+            if config.extra.keys() != names:
+                raise ConfigError(
+                    f"all configs of a table must have the same own knobs, but {config} has {', '.join(config.extra) or 'none'} "
+                    f"and the table {', '.join(sorted(names)) or 'none'}",
+                    field="extra",
+                )
+            for knob in declared:
+                knob.check(config.extra[knob.name])
+        return cls(
+            {k.name: np.array([k.encode(c.value(k.name)) for c in rows], dtype=k.dtype) for k in knobs}, declared
+        )
+
+    @classmethod
+    def concatenate(cls, tables: Sequence[ConfigTable]) -> ConfigTable:
+        """All rows of all tables, one after the other; the tables have the same knobs."""
+        knobs = tables[0].knobs
+        return cls({n: np.concatenate([t.column(n) for t in tables]) for n in knobs}, tables[0].own)
+
+    @property
+    def own(self) -> tuple[Knob, ...]:
+        """The declarations of the study's own knobs."""
+        return tuple(knob for knob in self.knobs.values() if knob.is_own)
+
+    def column(self, name: str) -> Column:
+        """The column of that knob, shape (N,)."""
+        return self._columns[name]
+
+    def __getattr__(self, name: str) -> Column:
+        if name.startswith("_"):  # while it is unpickled there are no columns yet
+            raise AttributeError(name)
+        try:
+            return self._columns[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __len__(self) -> int:
+        return len(self._columns["tp"])
+
+    def __getitem__(self, index: int) -> ParallelConfig:
+        """Row `index` as a config."""
+        values = {n: knob.decode(self._columns[n][index]) for n, knob in self.knobs.items()}
+        own = {n: values.pop(n) for n in values.keys() - KNOBS.keys()}
+        return ParallelConfig(**values, extra=Extra(own) if own else NO_EXTRA)
+
+    def __iter__(self) -> Iterator[ParallelConfig]:
+        return (self[i] for i in range(len(self)))
+
+    def take(self, index: Any) -> ConfigTable:
+        """The rows that `index` (integers or a mask) names."""
+        return ConfigTable({n: c[index] for n, c in self._columns.items()}, self.own)
+
+    def is_word(self, name: str, word: str) -> NDArray[np.bool_]:
+        """Where the column `name` holds `word`: `table.is_word("precision", "bf16")`."""
+        return np.asarray(self._columns[name] == self.knobs[name].encode(word))
+
+    def check_counts(self) -> None:
+        """Raises `ConfigError` when a degree or count is below 1."""
+        for name, knob in self.knobs.items():
+            column = self._columns[name]
+            if knob.kind in ("degree", "count") and len(self) and column.min() < 1:
+                raise ConfigError(f"{name} must be at least 1, but is {column.min()}", field=name)
+
+    @property
+    def world_size(self) -> Column:
+        """Ranks of each row."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def global_batch_size(self) -> Column:
+        """Sequences per optimizer step of each row."""
+        return self.micro_batch_size * self.accumulation_steps * self.dp
+
+
+def _declared_by(configs: Sequence[ParallelConfig]) -> Iterator[Knob]:
+    for name in sorted({name for config in configs for name in config.extra}):
+        yield Knob.own(name, list(dict.fromkeys(c.extra[name] for c in configs if name in c.extra)))
