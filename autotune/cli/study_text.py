@@ -16,7 +16,6 @@ from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import (
     MIN_CONFIG,
     Palette,
-    config_label,
     format_bytes,
     format_count,
     format_duration,
@@ -24,7 +23,7 @@ from autotune.report.terminal import (
     safe,
     trials_table,
 )
-from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus, config_label
 
 OPTIONAL_COLUMNS = ("stability", "step", "memory", "reward")
 """columns that a narrow terminal leaves out, in this order"""
