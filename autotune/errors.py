@@ -6,6 +6,7 @@
     ├── CatalogError (LookupError)        no such model, GPU, cluster, space, trainer, searcher or runner
     ├── InfeasibleError (ValueError)      no configuration of the space is legal or fits: a proper answer, exit code 1
     ├── ExportError (ValueError)          a trainer cannot express the configuration
+    ├── MissingExtraError (ImportError)   an optional dependency is not installed; the remedy names the extra that brings it
     ├── RunnerError (RuntimeError)        trials cannot be run here: Ray not startable, no ranks, no such data
     ├── StoreError (RuntimeError)         the results database
     │   ├── StoreUnavailableError         it cannot be reached or written now; trying again may help
@@ -60,6 +61,10 @@ class InfeasibleError(AutotuneError, ValueError):
 
 class ExportError(AutotuneError, ValueError):
     """The trainer cannot express the configuration."""
+
+
+class MissingExtraError(AutotuneError, ImportError):
+    """An optional dependency is not installed."""
 
 
 class RunnerError(AutotuneError, RuntimeError):

@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import Any, cast
 
 from autotune.errors import CatalogError, RunnerError, SpecError
+from autotune.extras import missing_extra
 from autotune.ports import TrialRunner
 from autotune.spec.checks import nearest
 
@@ -27,8 +28,8 @@ def runner_names() -> tuple[str, ...]:
 def make_runner(name: str, **options: Any) -> TrialRunner:
     """The runner of that name.
 
-    Raises `CatalogError` for a name that nobody registered, `SpecError` for an option that it does not take, and `RunnerError` when it
-    cannot be loaded or cannot run here.
+    Raises `CatalogError` for a name that nobody registered, `SpecError` for an option that it does not take, `MissingExtraError` when it
+    needs an extra that is not installed, and `RunnerError` when it cannot be loaded or cannot run here.
     """
     factory = _load(RUNNERS, "runner", name)
     _check_options(name, factory, options)
@@ -43,7 +44,8 @@ def calibrator_names() -> tuple[str, ...]:
 def calibrator(name: str = "local") -> Callable[..., dict[str, Any]]:
     """The function that measures a cluster; called with `progress`, a function of (what, fraction done), or nothing.
 
-    Raises `CatalogError` for an unknown name and `RunnerError` when it cannot be loaded.
+    Raises `CatalogError` for an unknown name, `MissingExtraError` when it needs an extra that is not installed, and `RunnerError` when it
+    cannot be loaded.
     """
     return cast("Callable[..., dict[str, Any]]", _load(CALIBRATORS, "calibrator", name))
 
@@ -62,7 +64,7 @@ def _load(group: str, noun: str, name: str) -> Callable[..., Any]:
     try:
         return cast("Callable[..., Any]", entries[name].load())
     except (ImportError, AttributeError) as error:
-        raise RunnerError(
+        raise missing_extra(error, f"the {noun} {name!r}") or RunnerError(
             f"the {noun} {name!r} ({entries[name].value}) cannot be loaded: {error}",
             remedy="install what it needs; `autotune doctor` says what is missing",
         ) from error

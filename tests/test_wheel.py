@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
+
+from autotune.extras import MODULES
+from tests import test_extras
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = """\
@@ -26,30 +28,45 @@ runner: local
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `autotune` command of a venv that holds the wheel, and the dependencies of this environment, but not this checkout."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from this checkout."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(folder),
-    ]
-    subprocess.run([*build, str(ROOT)], check=True, capture_output=True, timeout=240)
-    (wheel,) = folder.glob("autotune-*.whl")
-    venv = folder / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=120)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    build = [sys.executable, "-m", "pip", "wheel", *options, str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True, timeout=240)
+    return next(folder.glob("autotune-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Path:
+    """The `autotune` command of a venv that holds the wheel, and the dependencies of this environment, but not this checkout."""
+    venv = new_venv(wheel.parent / "venv")
     site = next((venv / "lib").glob("python*/site-packages"))
-    # A path line, not an installation: the packages below are found, their .pth files (our editable install) are not read.
-    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    install = [str(venv / "bin" / "pip"), "install", "--quiet", "--no-deps", "--disable-pip-version-check", str(wheel)]
-    subprocess.run(install, check=True, capture_output=True, timeout=240)
+    # Path lines, not installations: the packages below are found, their .pth files (our editable install) are not read.
+    packages = [path for path in sys.path if Path(path).name == "site-packages"]
+    (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in packages))
+    install(venv, "--no-deps", str(wheel))
     return venv / "bin" / "autotune"
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path) -> Path:
+    """The `bin` folder of a venv into which pip installed the wheel without any extra, and nothing else."""
+    venv = new_venv(wheel.parent / "bare")
+    install(venv, "--constraint", str(ROOT / "constraints.txt"), str(wheel))
+    return venv / "bin"
+
+
+def new_venv(folder: Path) -> Path:
+    """Makes a virtual environment of this Python."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+    return folder
+
+
+def install(venv: Path, *arguments: str) -> None:
+    """`pip install` in a virtual environment."""
+    pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *arguments], check=True, capture_output=True, timeout=600)
 
 
 def run(command: Path, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -89,3 +106,43 @@ def test_tunes_from_another_folder(installed: Path, tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert document["best"]["measurement"]["tokens_per_s"] > 0
     assert document["study"]["status"] == "COMPLETED"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_of_an_extra_is_installed_with_the_package_itself(bare: Path, tmp_path: Path) -> None:
+    names = sorted(module for modules in MODULES.values() for module in modules)
+    script = f"from importlib.util import find_spec; print([name for name in {names} if find_spec(name)])"
+    assert run(bare / "python", "-c", script, folder=tmp_path).stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_commands_and_client_work_without_any_extra(bare: Path, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(test_extras.SPEC)
+    for command in test_extras.WORKS:
+        done = run(bare / "autotune", *command.split(), folder=tmp_path)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+    done = run(bare / "python", "-W", "error", "-c", "import autotune; autotune.Client", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_names_the_extra_that_is_not_installed(bare: Path, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(test_extras.SPEC)
+    assert run(bare / "autotune", "tune", "spec.yaml", folder=tmp_path).returncode == 0
+    for command, (_, extra) in test_extras.LACKS.items():
+        done = run(bare / "autotune", *command.split(), folder=tmp_path)
+        assert done.returncode == 2, f"{command}: {done.stderr}"
+        assert done.stderr.rstrip().endswith(f"install it with: pip install 'autotune[{extra}]'")
+
+
+@pytest.mark.slow
+def test_help_imports_no_large_package(bare: Path, tmp_path: Path) -> None:
+    script = "from autotune.cli import main; main(['--help'])"
+    done = run(bare / "python", "-X", "importtime", "-c", script, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "typer" in imported
+    assert not imported & {"numpy", "scipy", "sqlalchemy", "pydantic", "httpx"}

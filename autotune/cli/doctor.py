@@ -13,6 +13,7 @@ from pathlib import Path
 import typer
 
 from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, emit
+from autotune.extras import install_command, is_installed
 
 OK, HINT, WARNING, FAILED = "ok", "hint", "warning", "failed"
 MIN_FREE_BYTES = 1 << 30
@@ -86,11 +87,12 @@ def _python() -> Check:
 
 
 def _torch() -> Check:
-    try:
-        import torch
-        import torch.distributed as dist
-    except ImportError as error:
-        return Check(name="torch", status=FAILED, detail=str(error), remedy="pip install torch")
+    if not is_installed("torch"):
+        detail = "not installed: trials of the native trainer and `autotune calibrate` do not run"
+        return Check(name="torch", status=WARNING, detail=detail, remedy=install_command("native"))
+    import torch
+    import torch.distributed as dist
+
     backends = [n for n, there in (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available())) if there]
     return Check(
         name="torch", status=OK, detail=f"{torch.__version__}, collectives over {', '.join(backends) or 'nothing'}"
@@ -98,6 +100,10 @@ def _torch() -> Check:
 
 
 def _gpus() -> Check:
+    if not is_installed("torch"):
+        return Check(
+            name="GPUs", status=HINT, detail="not looked for: that needs torch", remedy=install_command("native")
+        )
     import torch
 
     if not torch.cuda.is_available():
@@ -123,7 +129,7 @@ def _ray() -> Check:
             name="Ray",
             status=WARNING,
             detail="not installed: only the local and the simulated runner work",
-            remedy="pip install 'ray[default]'",
+            remedy=install_command("ray"),
         )
     return Check(name="Ray", status=OK, detail=version)
 

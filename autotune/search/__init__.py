@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import CatalogError, SpecError
+from autotune.extras import require_extra
 from autotune.search.searcher import Problem, Searcher, score
 from autotune.search.transfer import transfer_weight
 from autotune.spec import Estimate, Objective, ParallelConfig, Trial, Workload
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from autotune.space import SearchSpace
 
 OPTUNA_SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "qmc")
+OPTUNA_EXTRAS = {"gp": ("optuna", "native")}
+"""Extras that a sampler needs, where they are more than `optuna`: Optuna's Gaussian process is written in torch"""
 
 
 def make_searcher(
@@ -47,7 +50,7 @@ def make_searcher(
 
     `estimate`: prediction for all of them (default: the cost model's); `calibration`: its constants, for the history and for configs
     outside the space; `history`: trials of earlier studies, each with its workload; `enqueue`: guesses to try first. Raises
-    `CatalogError` for an unknown name, `SpecError` for an unknown option and `ConfigError` for a guess outside the space.
+    `CatalogError` for an unknown name, `MissingExtraError` when it needs an extra that is not installed, `SpecError` for an unknown option and `ConfigError` for a guess outside the space.
     """
     problem = Problem(
         space=space,
@@ -113,6 +116,8 @@ def _find(name: str) -> tuple[Callable[[Problem], Searcher], tuple[str, ...]]:
     if kind == "optuna" and sampler in OPTUNA_SAMPLERS:
         from autotune.search.optuna import OptunaSearcher
 
+        for extra in OPTUNA_EXTRAS.get(sampler, ("optuna",)):
+            require_extra(extra, f"the searcher {name!r}")
         return partial(OptunaSearcher, sampler=sampler), ()
     raise CatalogError(
         f"no searcher is called {name!r}",

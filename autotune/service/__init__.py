@@ -36,4 +36,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'autotune.service' has no attribute {name!r}")
     from importlib import import_module
 
+    from autotune.extras import require_extra
+
+    require_extra("service", "the service")
     return getattr(import_module(_HOME[name]), name)

@@ -33,6 +33,7 @@ from typing import Any, Self
 import httpx
 
 from autotune.errors import RunnerError
+from autotune.extras import require_extra
 from autotune.ports import StudyRecord
 from autotune.service.launcher import Ended
 from autotune.service.options import ServiceOptions
@@ -223,7 +224,8 @@ class RayHead:
 
     @classmethod
     def start(cls, store_url: str) -> Self:
-        """Starts it and waits until it answers. Raises `RunnerError`."""
+        """Starts it and waits until it answers. Raises `MissingExtraError` without Ray, and `RunnerError`."""
+        require_extra("ray", "the service's own Ray cluster")
         root = tempfile.gettempdir()
         folder = tempfile.mkdtemp(prefix="at-", dir=root if len(root) <= _SHORT_TEMP else "/tmp")
         path, token = own_token()

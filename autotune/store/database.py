@@ -22,6 +22,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.pool import QueuePool, StaticPool
 
+from autotune.extras import require_extra
 from autotune.store.diagnosis import diagnosed
 from autotune.store.location import StoreLocation
 
@@ -123,6 +124,7 @@ class Database:
 
 def _make_engine(place: StoreLocation, is_memory: bool) -> Engine:
     if not place.is_sqlite:
+        require_extra("postgresql", "a PostgreSQL store")
         engine = create_engine(
             place.url,
             pool_size=8,

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import select
 
 from autotune.errors import SpecError
+from autotune.extras import require_extra
 from autotune.ports import HistoryEvent, StudyRecord
 from autotune.spec import KNOBS, Trial
 from autotune.spec.plain import canonical
@@ -63,7 +64,7 @@ EVENTS: Columns = {"study": str, "sequence": int, "at": str, "kind": str, "data"
 def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "csv") -> list[Path]:  # noqa: A002
     """Writes one file per table into `folder`, each whole or not at all, and returns their paths.
 
-    `format`: csv, or parquet with pyarrow. Raises `SpecError` for another, `StoreUnavailableError` when nothing can be written.
+    `format`: csv, or parquet with pyarrow. Raises `SpecError` for another, `MissingExtraError` without pyarrow, `StoreUnavailableError` when nothing can be written.
     """
     if format not in ("csv", "parquet"):
         raise SpecError(f"a store is exported as csv or parquet, but the format is {format!r}", field="format")
@@ -188,15 +189,9 @@ def _write_csv(path: Path, columns: Columns, rows: Iterable[Row]) -> None:
 
 
 def _parquet_writer() -> Callable[[Path, Columns, Iterable[Row]], None]:
-    try:
-        import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
-        from pyarrow import parquet
-    except ImportError:
-        raise SpecError(
-            "parquet needs pyarrow, which is not installed",
-            remedy="`pip install 'autotune[parquet]'`, or export csv",
-            field="format",
-        ) from None
+    require_extra("parquet", "an export to parquet")
+    import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    from pyarrow import parquet
 
     kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from autotune.errors import SpecError, StoreUnavailableError
+from autotune.errors import MissingExtraError, SpecError, StoreUnavailableError
 from autotune.ports import StepsReported
 from autotune.spec import Failure, FailureKind, ParallelConfig, StudyStatus, Trial, TrialStatus
 from autotune.store import MemoryStore, SqlStore, maintenance, open_store
@@ -161,7 +161,7 @@ def test_an_export_says_the_same_as_the_store(store: SqlStore, tmp_path: Path) -
 
 def test_parquet_says_what_it_needs(store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(SpecError, match="pyarrow"):
+    with pytest.raises(MissingExtraError, match=r"autotune\[parquet\]"):
         maintenance.export(store, tmp_path / "out", format="parquet")
 
 

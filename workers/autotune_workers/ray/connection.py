@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from autotune.errors import RunnerError
+from autotune.extras import require_extra
 from autotune_workers.ray import watchdog
 
 Answer = TypeVar("Answer")
@@ -48,7 +49,7 @@ class RayCluster:
     """A connection, and what has to be undone when it ends."""
 
     def __init__(self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool) -> None:
-        """Joins or starts. Raises `RunnerError` when Ray cannot be reached or started."""
+        """Joins or starts. Raises `MissingExtraError` without Ray, `RunnerError` when Ray cannot be reached or started."""
         self._owned = False
         self._joined = False
         self._temp = ""
@@ -61,10 +62,9 @@ class RayCluster:
             os.environ.setdefault(_MOST_SPEAKING, "0")  # read when ray is imported
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        try:
-            import ray
-        except ImportError as error:
-            raise RunnerError(f"ray cannot be imported: {error}", remedy="pip install 'ray[default]'") from error
+        require_extra("ray", "the runner 'ray'")
+        import ray
+
         if ray.is_initialized():
             return
         try:

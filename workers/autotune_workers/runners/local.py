@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import RunnerError, SpecError
+from autotune.extras import require_extra
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
 from autotune.spec.checks import one_of, positive_int
 from autotune.trainers import trainer_names
@@ -69,9 +70,10 @@ class LocalRunner(GangRunner):
         return (NATIVE, *(name for name in trainer_names() if name != NATIVE))
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when nothing can be run."""
+        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` or `MissingExtraError` when nothing can be run."""
         self.check(request)
         if request.trainer == NATIVE:
+            require_extra("native", "the trainer 'native' on the runner 'local'")
             super().start(request)
         else:
             self._programs.start(request)

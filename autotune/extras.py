@@ -1,0 +1,74 @@
+"""Optional dependencies: which extra of the package brings a module, and the error that names the extra when the module is missing.
+
+    native       torch                                          trials of the native trainer on this machine, `autotune calibrate`
+    ray          ray                                            the runner `ray`, `autotune serve` with its own Ray cluster
+    service      fastapi, uvicorn, jinja2, prometheus_client    `autotune serve`
+    postgresql   psycopg                                        stores at postgresql:// addresses
+    parquet      pyarrow                                        `autotune store export --format parquet`
+    optuna       optuna, cmaes                                  the searchers `optuna:*`
+    gpu          pynvml                                         readings of GPU utilization and clocks; left out without it
+
+The package itself needs none of them: commands, plan, estimate, the searchers, simulated trials, stores in SQLite and the client work
+without. Code that needs an extra calls `require_extra` before it starts anything. A plug-in that imports more than is here fails with an
+`ImportError`; `missing_extra` says whether an extra would bring what it lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Final
+
+from autotune.errors import MissingExtraError
+
+MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "native": ("torch",),
+    "ray": ("ray",),
+    "service": ("fastapi", "uvicorn", "jinja2", "prometheus_client"),
+    "postgresql": ("psycopg",),
+    "parquet": ("pyarrow",),
+    "optuna": ("optuna", "cmaes"),
+    "gpu": ("pynvml",),
+}
+"""the top-level modules that each extra brings"""
+
+
+def require_extra(extra: str, needed_by: str) -> None:
+    """Raises `MissingExtraError` unless every module of the extra is installed. Imports none of them.
+
+    `needed_by` begins the message, e.g. "the runner 'local'".
+    """
+    for module in MODULES[extra]:
+        if not is_installed(module):
+            raise _error(module, extra, needed_by)
+
+
+def missing_extra(error: BaseException, needed_by: str) -> MissingExtraError | None:
+    """The error that names the extra, when `error` says that a module of one is not installed; None for any other error."""
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    module = (error.name or "").partition(".")[0]
+    for extra, modules in MODULES.items():
+        if module in modules and not is_installed(module):
+            return _error(module, extra, needed_by)
+    return None
+
+
+def is_installed(module: str) -> bool:
+    """Whether the top-level module can be found."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # an import hook that refuses it
+        return False
+
+
+def install_command(extra: str) -> str:
+    """What installs the extra."""
+    return f"pip install 'autotune[{extra}]'"
+
+
+def _error(module: str, extra: str, needed_by: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"{needed_by} needs {module}, which is not installed",
+        remedy=f"install it with: {install_command(extra)}",
+    )
