@@ -64,22 +64,22 @@ def result_from(record: StudyRecord, found: Sequence[Trial]) -> Result:
     """What a study and its trials come to."""
     trials = tuple(found)
     listed = [ParallelConfig.from_dict(f["config"]) for f in record.result.get("finals", ())]
-    verdict = decide(trials, record.study, listed if record.status.is_terminal else None)
+    winner = decide(trials, record.study, listed if record.status.is_terminal else None)
     return Result(
         record=record,
         trials=trials,
-        best=verdict.winner,
-        baseline=verdict.baseline,
-        speedup=verdict.speedup,
-        final_rounds=verdict.rounds,
-        confirmed=verdict.confirmed,
-        notes=(*verdict.notes, *_payback(record, verdict)),
+        best=winner.best,
+        baseline=winner.baseline,
+        speedup=winner.speedup,
+        final_rounds=winner.rounds,
+        confirmed=winner.confirmed,
+        notes=(*winner.notes, *_payback(record, winner)),
     )
 
 
-def _payback(record: StudyRecord, verdict: Winner) -> list[str]:
+def _payback(record: StudyRecord, winner: Winner) -> list[str]:
     """What the training that the study is for takes with the best config, with the default one, and what the study took."""
-    tokens, best, baseline = record.study.budget.train_tokens, verdict.winner, verdict.baseline
+    tokens, best, baseline = record.study.budget.train_tokens, winner.best, winner.baseline
     if tokens is None or best is None or baseline is None:
         return []
     ours, default = training_s(best, tokens), training_s(baseline, tokens)

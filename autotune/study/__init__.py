@@ -1,0 +1,9 @@
+"""How a study is run: the loop and what it works with.
+
+loop.py         Loop: polls the runner, asks the controller, carries out its commands. The first file to read
+controller/     Controller: what to do next, as a pure state machine
+running.py      submit, run and act on studies: what `autotune tune` and the service call
+assembly.py     a spec worked out: space, predictions, baseline, searcher, runner
+lease.py        StudyLease: the right to write for a study, renewed by a thread     process_id.py   who holds it
+references.py   fp32 losses of earlier studies                                      progress.py     events for the live view
+"""

@@ -1,8 +1,7 @@
-"""A study taken apart into what its loop needs: space, predictions, baseline, searcher, runner.
+"""What a study needs to run, worked out from its spec: space, predictions, baseline, references, searcher, runner.
 
-Before anything starts the whole space is looked at: when nothing is legal, or everything is predicted not to fit into memory, the answer is an
-`InfeasibleError` with the nearest miss, and no rank is touched. The prediction is only that, so a study with a guess of
-its user's that may just fit is run.
+Before anything starts the whole space is predicted. When no config is legal, or none is expected to fit into memory, `InfeasibleError` names the
+nearest miss and no rank is started. Predictions may be wrong, so a study whose user enqueued a config that may just fit is run.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ REFERENCES_TRIED = 20
 PAST_STUDIES = 10
 """earlier studies that a searcher learns from"""
 LOOKED_AT = 50
-"""newest studies of the same model, cluster or trainer among which these are chosen"""
+"""newest studies of the same model, cluster or trainer among which those are chosen"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,11 @@
-"""The store as one loop writes it: under a lease that a thread keeps alive, and patiently while the database is away.
+"""The lease of one study, and the store as its holder writes it: a thread renews the lease, and writes are repeated while the database is away.
 
-    lease_s      the lease runs out so many seconds after its last renewal; it is renewed three times as often
-    patience_s   a write is tried for so long before the loop gives up; what was measured stays in hand meanwhile
-    stall_s      a loop that has not come round for so long is not kept alive: another may take the study over
+    lease_s      seconds from the last renewal until the lease runs out; it is renewed three times as often
+    patience_s   seconds for which a write is repeated before the loop gives up; the measurements stay in memory meanwhile
+    stall_s      seconds without a round of the loop after which the lease is no longer renewed, so that another may take the study over
 
-Every write of the store can be repeated, so a write whose answer was lost is simply written again. When the lease was taken over the first
-write says so (`ConflictError`), and the loop stops at once.
+Every write of the store may be repeated safely, so a write whose answer was lost is written again. When somebody else took the lease, the next
+write raises `ConflictError` and the loop stops.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StudyLease:
         on_trouble: Callable[[str], None] = lambda _: None,
         impatient: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_trouble` hears of outages, once each; `impatient()` ends the wait for the database."""
+        """`on_trouble` is called once for each outage; `impatient()` ends the wait for the database."""
         self.store = store
         self.study_id = lease.study
         self.fenced = threading.Event()
@@ -56,9 +56,9 @@ class StudyLease:
 
     @classmethod
     def claim(cls, store: LeasedStore, study_id: str, *, lease_s: float = 10.0, **options: Any) -> StudyLease:
-        """The ledger of a study that nobody else runs. A holder that was a process of this host and is gone is replaced at once.
+        """The lease of a study that nobody else runs. A holder that was a process of this host and has ended is replaced at once.
 
-        Raises `ConflictError` when a live controller has the study, or when it has ended.
+        Raises `ConflictError` when a live controller holds the study, or when the study has ended.
         """
         owner = this_process()
         lease = store.claim(study_id, owner, lease_s=lease_s)
@@ -69,7 +69,7 @@ class StudyLease:
             held = _holder(store, study_id)
             raise ConflictError(
                 f"study {study_id} is being run by another controller" + (f" ({held.owner})" if held else ""),
-                remedy=f"wait for it, or if it died, {lease_s:.0f} s until its lease runs out",
+                remedy=f"wait for it; if it died, its lease runs out in {lease_s:.0f} s",
             )
         return cls(store, lease, lease_s=lease_s, **options)
 
@@ -86,11 +86,11 @@ class StudyLease:
             self.store.release(self._lease)
 
     def come_round(self) -> None:
-        """The loop lives. Raises `ConflictError` when the lease was taken over."""
+        """Notes that the loop is alive. Raises `ConflictError` when the lease was taken over."""
         self._came_round_s = time.monotonic()
         if self.fenced.is_set():
             raise ConflictError(
-                f"the lease on study {self.study_id} was taken over", remedy="the study goes on elsewhere"
+                f"the lease on study {self.study_id} was taken over", remedy="another controller runs the study now"
             )
 
     def told_in_order(self) -> list[Trial]:
@@ -109,7 +109,7 @@ class StudyLease:
         return self._patiently(lambda: self.store.study(self.study_id))
 
     def glance(self) -> StudyRecord | None:
-        """The same without patience: None while the database is away. Unreachable is not cancelled."""
+        """The same, tried once: None while the database is away. Unreachable is not cancelled."""
         try:
             return self.store.study(self.study_id)
         except StoreUnavailableError:
@@ -143,7 +143,7 @@ class StudyLease:
     def move(
         self, status: StudyStatus | None, message: str | None = None, **fields: Unpack[StudyFields]
     ) -> StudyRecord:
-        """Sets status (None: as it is), message (None: as it is) and fields of the study; a study that has ended is left as it is."""
+        """Sets status, message (None: unchanged) and fields of the study; a study that has ended is left as it is."""
         while True:
             found = self.record()
             if found.status.is_terminal:
@@ -173,7 +173,7 @@ class StudyLease:
                     raise
                 if pause_s == 0.05:
                     self._on_trouble(
-                        f"the store cannot be reached, trying for {self._patience_s:.0f} s: {error.message}"
+                        f"the store cannot be reached; trying again for {self._patience_s:.0f} s: {error.message}"
                     )
             self._came_round_s = time.monotonic()
             self._closed.wait(pause_s)

@@ -1,12 +1,12 @@
-"""The loop: ask -> run -> tell -> store. Here everything comes together; what each part does is in its own room.
+"""The loop of one study: ask -> run -> tell -> store. The first file to read.
 
-    controller   decides (`autotune.study.controller`): events in, commands out
-    runner       runs trials (`autotune.ports.TrialRunner`): commands in, events out
-    ledger       keeps every fact (`autotune.study.lease`) before anything follows from it
-    on_event     is told what happens, for the live view (`autotune.study.progress`)
+    controller   decides: events in, commands out (`autotune.study.controller`)
+    runner       runs trials: commands in, events out (`autotune.ports.TrialRunner`)
+    lease        writes every fact to the store before anything is done about it (`autotune.study.lease`)
+    on_event     is called with what happens, for the live view (`autotune.study.progress`)
 
-Once round: hear the runner, look at the clock and at what people asked for, let the controller decide, carry out its commands in order.
-If this process dies at any point, the ledger holds enough to go on: see `Controller.__init__`.
+Each round polls the runner, reads the clock and what people asked for, passes these events to the controller and carries out its commands in
+order. When this process dies, the store holds enough for another one to continue: see `Controller.__init__`.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from autotune.study.progress import (
 POLL_S = 0.2
 """the longest wait for the runner's next event"""
 GLANCE_S = 1.0
-"""how often the store is asked whether somebody wants a pause, a stop or a cancel, and step metrics are kept"""
+"""how often the loop reads the status that people set (pause, stop, cancel) and stores step metrics"""
 CHECKPOINT_S = 2.0
-"""how often the time that the study and its ranks have taken is kept, besides at each trial's end: what of its budgets a study forgets when it is killed"""
+"""how often elapsed time and rank-seconds are stored, besides at each trial's end; a killed study loses at most so much of its accounts"""
 
 ASKED: dict[StudyStatus, Event] = {
     StudyStatus.RUNNING: ResumeAsked(),
@@ -69,7 +69,7 @@ ASKED: dict[StudyStatus, Event] = {
     StudyStatus.STOPPING: StopAsked(),
     StudyStatus.CANCELLED: CancelAsked(),
 }
-"""What the status in the store, which anyone may change, asks of the loop."""
+"""The event for each status that people may set in the store."""
 
 
 class Loop:
@@ -79,15 +79,15 @@ class Loop:
         self,
         controller: Controller,
         runner: TrialRunner,
-        ledger: StudyLease,
+        lease: StudyLease,
         *,
         on_event: OnEvent = lambda _: None,
         interrupted: Callable[[], bool] = lambda: False,
         leave: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`interrupted()` turns true when the study shall rest at once; `leave`: it then keeps its status, for another controller. The runner stays the caller's, who closes it."""
-        self.controller, self.runner, self.ledger = controller, runner, ledger
+        """`interrupted()` turns true when the study shall pause at once; `leave`: its status then stays, so that another controller takes it over. The caller closes the runner."""
+        self.controller, self.runner, self.lease = controller, runner, lease
         self.on_event, self.interrupted, self.monotonic = on_event, interrupted, monotonic
         self._leave = leave
         self._steps: list[StepsReported] = []
@@ -103,13 +103,13 @@ class Loop:
         try:
             return self._run()
         except ConflictError:
-            if (record := self.ledger.record()).status.is_terminal:
+            if (record := self.lease.record()).status.is_terminal:
                 return record  # cancelled by somebody just before a write
             raise
 
     def _run(self) -> StudyRecord:
         glanced = checked = self.monotonic()
-        if (asked := ASKED.get(self.ledger.record().status)) is not None:
+        if (asked := ASKED.get(self.lease.record().status)) is not None:
             self._handle(asked)
         self._adopt()
         self._handle(Tick(now_s=glanced))
@@ -121,26 +121,26 @@ class Loop:
             if now - glanced >= GLANCE_S:
                 glanced = now
                 self._keep_steps()
-                if (record := self.ledger.glance()) is not None and record.status in ASKED:
+                if (record := self.lease.glance()) is not None and record.status in ASKED:
                     events.append(ASKED[record.status])
             if now - checked >= CHECKPOINT_S:
                 checked = now
                 self._checkpoint()
             for event in [*events, Tick(now_s=now)]:
                 self._handle(event)
-            self.ledger.come_round()
+            self.lease.come_round()
         return self._end
 
     def _adopt(self) -> None:
-        """What an earlier controller of the study left running goes on, where the runner can take it over."""
+        """Takes over the attempts that an earlier controller left running, where the runner can."""
         if not isinstance(self.runner, AdoptingRunner):
             return
-        for attempt in self.runner.adopt(self.ledger.study_id, self.controller.cut_off):
+        for attempt in self.runner.adopt(self.lease.study_id, self.controller.cut_off):
             _, number, launch = attempt
-            self.ledger.adopt_attempt(number, launch)
+            self.lease.adopt_attempt(number, launch)
             self._handle(AttemptAdopted(id=attempt))
             self.on_event(
-                Notice(message=f"trial {number} goes on: its ranks outlived the controller that started them")
+                Notice(message=f"trial {number} continues: its ranks outlived the controller that started them")
             )
 
     def _handle(self, event: Event) -> None:
@@ -148,13 +148,13 @@ class Loop:
             self._carry_out(command)
 
     def _carry_out(self, command: Command) -> None:
-        ledger, tell = self.ledger, self.on_event
+        lease, tell = self.lease, self.on_event
         match command:
             case KeepTrial(trial=trial):
-                ledger.add_trial(trial)
+                lease.add_trial(trial)
                 tell(TrialAsked(trial=trial))
             case StartAttempt(request=request):
-                ledger.start_attempt(request.number, request.attempt)
+                lease.start_attempt(request.number, request.attempt)
                 self.runner.start(request)
             case NoteQueued(number=number, reason=reason):
                 tell(Notice(message=f"trial {number} waits: {reason}"))
@@ -167,40 +167,40 @@ class Loop:
                 self.runner.cancel(attempt_id)
             case CloseAttempt(number=number, attempt=attempt, failure=failure):
                 self._keep_steps()
-                ledger.end_attempt(number, attempt, failure)
+                lease.end_attempt(number, attempt, failure)
                 tell(TrialRetried(number=number, attempt=attempt, failure=failure))
             case EndTrial(trial=trial):
                 self._keep_steps()
-                ledger.end_trial(trial)
+                lease.end_trial(trial)
                 tell(TrialEnded(trial=trial))
                 self._checkpoint()
                 if (best := self.controller.best) is not None and best.number != self._best:
                     self._best = best.number
                     tell(BestChanged(trial=best))
             case KeepLate(event=late):
-                if (said := self.controller.late(late)) is not None:
-                    ledger.end_trial(said)  # is written down as late and changes nothing
+                if (report := self.controller.late(late)) is not None:
+                    lease.end_trial(report)  # the store notes it as late and changes nothing
             case EnterPhase(phase=phase, message=message):
-                ledger.move(None, result=self._spent({"phase": str(phase), "stop_reason": self.controller.stop_reason}))
+                lease.move(None, result=self._spent({"phase": str(phase), "stop_reason": self.controller.stop_reason}))
                 tell(PhaseEntered(phase=phase, message=message))
             case EndStudy():
                 self._rest(command)
 
     def _checkpoint(self) -> None:
-        """Keeps the time that the study and its ranks have taken."""
-        self.ledger.move(None, elapsed_s=self.controller.elapsed_s, result=self._spent(self.ledger.record().result))
+        """Stores the time that the study and its ranks have taken."""
+        self.lease.move(None, elapsed_s=self.controller.elapsed_s, result=self._spent(self.lease.record().result))
 
     def _spent(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """`result` with what a successor cannot tell from the trials: their times are a wall clock's, with outages and jumps in them."""
+        """`result` with the rank-seconds, which a later controller cannot add up from the trials: their wall-clock times include outages and clock changes."""
         return {**result, "gpu_s": self.controller.spent.gpu_s}
 
     def _keep_steps(self) -> None:
-        self.ledger.add_steps(self._steps)
+        self.lease.add_steps(self._steps)
         self._steps = []
 
     def _rest(self, end: EndStudy) -> None:
         as_it_is = end.status is StudyStatus.PAUSED and (self._leave or end.message == PAUSED_ON_REQUEST)
-        self._end = self.ledger.move(
+        self._end = self.lease.move(
             None if as_it_is else end.status,  # on request the store says PAUSED, or somebody has just taken it back
             end.message,
             elapsed_s=self.controller.elapsed_s,

@@ -1,10 +1,10 @@
-"""Who holds a lease: a process, named so that another process beside it can tell whether it lives, and nobody else thinks to know.
+"""The id of a process that holds a lease. Another process on the same machine can tell from it whether the holder is alive.
 
-    host:pid:start:place  start is the kernel's start time of the process in clock ticks since boot; 0 where it cannot be read
-                          place is one boot of one kernel and one namespace of process ids; 0 where it cannot be read
+    host:pid:start:place   start   kernel's start time of the process, clock ticks since boot; 0 where it cannot be read
+                           place   digest of the boot id and the namespace of process ids; 0 where they cannot be read
 
-A process id alone is not enough: ids are given again. Nor is a host's name: two containers or machines may have the same, and ids of one mean nothing
-in the other. Where start or place is unknown, or the holder is elsewhere, it counts as alive, and only the end of its lease says otherwise.
+A process id alone is not enough: the kernel reuses ids. A host name is not enough either: two containers may share one, and the ids of one mean
+nothing in the other. A holder with an unknown start or place, or in another place, counts as alive until its lease runs out.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pathlib import Path
 
 
 def this_process() -> str:
-    """The name under which this process takes leases."""
+    """The id under which this process takes leases."""
     return f"{socket.gethostname()}:{os.getpid()}:{_start_time(os.getpid()) or 0}:{_place()}"
 
 
-def is_beside(holder: str) -> bool:
-    """Whether `holder` is a process, living or dead, that this one could see, as far as can be told."""
-    host, place = holder.partition(":")[0], holder.rpartition(":")[2]
-    return holder.count(":") == 3 and host == socket.gethostname() and place == _place()
+def is_beside(process_id: str) -> bool:
+    """Whether the process, alive or dead, is of this machine and namespace, as far as can be told."""
+    host, place = process_id.partition(":")[0], process_id.rpartition(":")[2]
+    return process_id.count(":") == 3 and host == socket.gethostname() and place == _place()
 
 
-def is_gone(holder: str) -> bool:
-    """Whether `holder` is a process beside this one that surely lives no more."""
-    if not is_beside(holder):
+def is_gone(process_id: str) -> bool:
+    """Whether the process is of this machine and namespace and has surely ended."""
+    if not is_beside(process_id):
         return False
-    _, pid, start, place = holder.split(":")
+    _, pid, start, place = process_id.split(":")
     if not pid.isdigit() or not start.isdigit() or "0" in (start, place):
         return False
     return _start_time(int(pid)) != int(start) if Path("/proc/self/stat").exists() else False
@@ -39,7 +39,7 @@ def is_gone(holder: str) -> bool:
 
 @functools.cache
 def _place() -> str:
-    """The same for all processes that see each other's ids, and for no others."""
+    """Equal for processes that see each other's ids, and different for all others."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         ids = os.readlink("/proc/self/ns/pid")

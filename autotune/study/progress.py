@@ -1,4 +1,4 @@
-"""What a running study tells whoever watches it: the events of the live view, in the order in which they happen."""
+"""Events of a running study for the live view, logs and metrics, in the order in which they happen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.study.controller import StudyPhase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyOpened:
-    """The loop has the study; `past` holds the trials that were there before."""
+    """The loop begins; `past` holds the trials of earlier controllers."""
 
     record: StudyRecord
     past: tuple[Trial, ...]
@@ -20,7 +20,7 @@ class StudyOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseEntered:
-    """The study does something else from here on."""
+    """The study enters another phase; `message` says why."""
 
     phase: StudyPhase
     message: str
@@ -28,7 +28,7 @@ class PhaseEntered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialAsked:
-    """A trial was made and kept; it waits for ranks."""
+    """A trial was created and stored; it waits for ranks."""
 
     trial: Trial
 
@@ -43,7 +43,7 @@ class TrialStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialStepped:
-    """Some steps are done."""
+    """A trial reported steps."""
 
     number: int
     steps: StepsReported
@@ -51,7 +51,7 @@ class TrialStepped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRetried:
-    """An attempt was lost and another follows."""
+    """An attempt was lost; another will be launched."""
 
     number: int
     attempt: int
@@ -81,7 +81,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRested:
-    """The loop is over: the study ended, or is paused."""
+    """The loop has ended: the study is over, or paused."""
 
     record: StudyRecord
 

@@ -1,7 +1,7 @@
-"""Losses of fp32 trials, measured once and kept for every later study of the same model, data and seed.
+"""Losses of fp32 trials, measured once and stored for every later study of the same model, data and seed.
 
-A curve belongs to everything that decides which numbers are computed: model, data, seed, sequence length, global batch, optimizer, trainer with
-its options (the learning rate) and warm-up steps; and what a simulation made up is no reference for anything real.
+A curve is stored under all that decides which numbers are computed: model, data, seed, sequence length, global batch, optimizer, trainer with
+its options (e.g. the learning rate) and warm-up steps. Simulated losses are never used for real trials.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Running studies: in the foreground, or claimed from the store by a service.
 
-A study that was interrupted, or whose controller died, goes on: everything that it needs is in the store.
+A study that was interrupted, or whose controller died, is continued from what the store holds.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ def run_study(
     `leave`: when interrupted it is not PAUSED but keeps its status, for the next controller.
 
     A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds it and `StoreError` when the store stays
-    away; both leave the study to whoever comes next. Any other trouble makes the study FAILED with a message, or PAUSED when it had
-    measured something that is worth going on from, and is raised too.
+    away; both leave the study as it is for the next controller. Any other error makes the study FAILED with a message, or PAUSED when the runner
+    failed after something had been measured, and is raised too.
     """
     tell, stop = on_event or (lambda _: None), interrupted or (lambda: False)
     record = store.study(study_id)
     if record.status.is_terminal:
         return result_of(store, record.id)
     trouble = {"on_trouble": lambda text: tell(Notice(message=text)), "impatient": stop}
-    with StudyLease.claim(store, record.id, lease_s=lease_s, **trouble) as ledger:
+    with StudyLease.claim(store, record.id, lease_s=lease_s, **trouble) as lease:
         try:
-            _run(store, ledger, tell, stop, leave)
+            _run(store, lease, tell, stop, leave)
         except (ConflictError, StoreError):
             raise
         except Exception as error:
-            said = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
+            message = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
             can_go_on = isinstance(error, RunnerError) and any(t.is_measured for t in store.trials(record.id))
-            ledger.move(StudyStatus.PAUSED if can_go_on else StudyStatus.FAILED, said)
+            lease.move(StudyStatus.PAUSED if can_go_on else StudyStatus.FAILED, message)
             raise
     return result_of(store, record.id)
 
@@ -102,21 +102,21 @@ def act(store: StudyStore, study_id: str, action: str) -> StudyRecord:
     )
 
 
-def _run(store: Store, ledger: StudyLease, tell: OnEvent, stop: Callable[[], bool], leave: bool) -> None:
-    record = ledger.record()
+def _run(store: Store, lease: StudyLease, tell: OnEvent, stop: Callable[[], bool], leave: bool) -> None:
+    record = lease.record()
     study = record.study
     assembly = assemble(study, store)
     assembly.check_fit()
     searcher = assembly.searcher(history_of(study, store, before=record.created_at))
     for guess in study.left_out:
-        tell(Notice(message=f"a guess is left out, for this cluster cannot run it: {guess}"))
+        tell(Notice(message=f"a guess of the spec is left out, because this cluster cannot run it: {guess}"))
         if record.started_at is None:
             store.record_event(record.id, "guess.left_out", {"message": guess})
     runner = make_runner_of(assembly)
     try:
         if record.status is not StudyStatus.STOPPING:
-            record = ledger.move(StudyStatus.RUNNING, "")
-        past = ledger.told_in_order()
+            record = lease.move(StudyStatus.RUNNING, "")
+        past = lease.told_in_order()
         controller = Controller(
             study_id=record.id,
             study=study,
@@ -133,7 +133,7 @@ def _run(store: Store, ledger: StudyLease, tell: OnEvent, stop: Callable[[], boo
             fp32_losses=known_losses(assembly, store),
         )
         tell(StudyOpened(record=record, past=tuple(past)))
-        Loop(controller, runner, ledger, on_event=tell, interrupted=stop, leave=leave).run()
+        Loop(controller, runner, lease, on_event=tell, interrupted=stop, leave=leave).run()
         keep_losses(assembly, store, controller.trials.values())
     finally:
         runner.close()

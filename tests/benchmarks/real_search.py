@@ -76,7 +76,7 @@ def run(store: Store, runner: TrialRunner, study: Study, assembly: Assembly) -> 
     record = found or store.submit(study, {})
     if record.status.is_terminal:
         return record
-    with StudyLease.claim(store, record.id) as ledger:
+    with StudyLease.claim(store, record.id) as lease:
         controller = Controller(
             study_id=record.id,
             study=study,
@@ -85,10 +85,10 @@ def run(store: Store, runner: TrialRunner, study: Study, assembly: Assembly) -> 
             baseline=study.baseline,
             predict=assembly.predict,
             refuse=assembly.refuse,
-            past=ledger.told_in_order(),
+            past=lease.told_in_order(),
             elapsed_s=record.elapsed_s,
         )
-        return Loop(controller, runner, ledger, on_event=_say).run()
+        return Loop(controller, runner, lease, on_event=_say).run()
 
 
 def _say(event: object) -> None:

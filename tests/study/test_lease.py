@@ -49,36 +49,36 @@ def study_id(store: Store) -> str:
 
 def test_a_write_waits_for_the_database_and_says_so_once(store: Store, study_id: str) -> None:
     away, heard = Away(store), []
-    with StudyLease.claim(away, study_id, lease_s=LONG_S, on_trouble=heard.append) as ledger:
+    with StudyLease.claim(away, study_id, lease_s=LONG_S, on_trouble=heard.append) as lease:
         away.calls_away = 3
-        ledger.add_trial(Trial(config=CONFIGS[0]))
+        lease.add_trial(Trial(config=CONFIGS[0]))
     assert len(heard) == 1
     assert len(store.trials(study_id)) == 1
 
 
 def test_patience_ends(store: Store, study_id: str) -> None:
     away = Away(store)
-    with StudyLease.claim(away, study_id, lease_s=LONG_S, patience_s=0.2) as ledger:
+    with StudyLease.claim(away, study_id, lease_s=LONG_S, patience_s=0.2) as lease:
         away.calls_away = 10**6
         with pytest.raises(StoreUnavailableError):
-            ledger.add_trial(Trial(config=CONFIGS[0]))
+            lease.add_trial(Trial(config=CONFIGS[0]))
         away.calls_away = 0
 
 
 def test_nobody_waits_who_was_interrupted(store: Store, study_id: str) -> None:
     away = Away(store)
-    with StudyLease.claim(away, study_id, lease_s=LONG_S, patience_s=1e6, impatient=lambda: True) as ledger:
+    with StudyLease.claim(away, study_id, lease_s=LONG_S, patience_s=1e6, impatient=lambda: True) as lease:
         away.calls_away = 1
         with pytest.raises(StoreUnavailableError):
-            ledger.record()
+            lease.record()
 
 
 def test_a_glance_at_a_store_that_is_away_sees_nothing(store: Store, study_id: str) -> None:
     away = Away(store)
-    with StudyLease.claim(away, study_id, lease_s=LONG_S) as ledger:
+    with StudyLease.claim(away, study_id, lease_s=LONG_S) as lease:
         away.calls_away = 1
-        assert ledger.glance() is None
-        assert ledger.glance() is not None
+        assert lease.glance() is None
+        assert lease.glance() is not None
 
 
 def test_the_lease_is_kept_alive_beyond_its_length(store: Store, study_id: str) -> None:
@@ -89,22 +89,22 @@ def test_the_lease_is_kept_alive_beyond_its_length(store: Store, study_id: str) 
             renewed.set()
             return store.renew(lease, lease_s=lease_s)
 
-    with StudyLease.claim(Counting(store), study_id, lease_s=1.0) as ledger:
+    with StudyLease.claim(Counting(store), study_id, lease_s=1.0) as lease:
         assert renewed.wait(LONG_S)
-        ledger.come_round()
+        lease.come_round()
 
 
 def test_a_lease_that_was_taken_over_is_noticed(store: Store, study_id: str) -> None:
-    with StudyLease.claim(store, study_id, lease_s=0.2) as ledger:
-        store.release(ledger._lease)
+    with StudyLease.claim(store, study_id, lease_s=0.2) as lease:
+        store.release(lease._lease)
         assert store.claim(study_id, "another", lease_s=LONG_S) is not None
-        assert ledger.fenced.wait(LONG_S)
+        assert lease.fenced.wait(LONG_S)
         with pytest.raises(ConflictError, match="taken over"):
-            ledger.come_round()
+            lease.come_round()
         with pytest.raises(ConflictError):
-            ledger.add_trial(Trial(config=CONFIGS[0]))
+            lease.add_trial(Trial(config=CONFIGS[0]))
         with pytest.raises(ConflictError):
-            ledger.move(StudyStatus.RUNNING)
+            lease.move(StudyStatus.RUNNING)
     assert store.trials(study_id) == []
 
 
@@ -123,13 +123,13 @@ def test_a_loop_that_never_comes_round_is_not_kept_alive(store: Store, study_id:
 
 
 def test_trials_come_in_the_order_in_which_they_ended(store: Store, study_id: str) -> None:
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
         for number in range(4):
-            ledger.add_trial(Trial(config=CONFIGS[number], number=number))
+            lease.add_trial(Trial(config=CONFIGS[number], number=number))
         for number in (0, 1, 2):
-            ledger.start_attempt(number, 1)
+            lease.start_attempt(number, 1)
         for number in (2, 0):
-            ledger.end_trial(
+            lease.end_trial(
                 Trial(
                     config=CONFIGS[number],
                     number=number,
@@ -137,10 +137,10 @@ def test_trials_come_in_the_order_in_which_they_ended(store: Store, study_id: st
                     measurement=measured(CONFIGS[number]),
                 )
             )
-        assert [t.number for t in ledger.told_in_order()] == [2, 0, 1, 3]
+        assert [t.number for t in lease.told_in_order()] == [2, 0, 1, 3]
 
 
 def test_moving_a_study_that_ended_leaves_it(store: Store, study_id: str) -> None:
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
         store.set_status(study_id, StudyStatus.CANCELLED, expect=[StudyStatus.QUEUED])
-        assert ledger.move(StudyStatus.RUNNING).status is StudyStatus.CANCELLED
+        assert lease.move(StudyStatus.RUNNING).status is StudyStatus.CANCELLED

@@ -68,20 +68,20 @@ def store() -> Iterator[Store]:
     memory.close()
 
 
-def loop_on(store: Any, ledger: StudyLease, runner: InstantRunner, **options: Any) -> Loop:
+def loop_on(store: Any, lease: StudyLease, runner: InstantRunner, **options: Any) -> Loop:
     asked = study(max_trials=5)
     space = SearchSpace.of(asked.workload, CONFIGS)
     controller = Controller(
-        study_id=ledger.study_id,
+        study_id=lease.study_id,
         study=asked,
         searcher=GridSearcher(Problem(space=space)),
         capacity=runner.capacity,
         baseline=BASELINE,
-        past=ledger.told_in_order(),
-        gpu_s=ledger.record().result.get("gpu_s"),
-        stop_reason=str(ledger.record().result.get("stop_reason", "")),
+        past=lease.told_in_order(),
+        gpu_s=lease.record().result.get("gpu_s"),
+        stop_reason=str(lease.record().result.get("stop_reason", "")),
     )
-    return Loop(controller, runner, ledger, **options)
+    return Loop(controller, runner, lease, **options)
 
 
 def begun(store: Store) -> str:
@@ -90,9 +90,9 @@ def begun(store: Store) -> str:
 
 def test_everything_is_kept_and_told(store: Store) -> None:
     study_id, heard = begun(store), list[LoopEvent]()
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
-        ledger.move(StudyStatus.RUNNING)
-        record = loop_on(store, ledger, InstantRunner(), on_event=heard.append).run()
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
+        record = loop_on(store, lease, InstantRunner(), on_event=heard.append).run()
     trials = store.trials(study_id)
     assert record.status is StudyStatus.COMPLETED
     assert record.speedup == pytest.approx(2.0)
@@ -113,9 +113,9 @@ def test_a_trial_is_kept_before_it_is_run(store: Store) -> None:
     def look(request: TrialRequest) -> None:
         assert store.trials(study_id)[request.number].status is TrialStatus.RUNNING
 
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
-        ledger.move(StudyStatus.RUNNING)
-        loop_on(store, ledger, InstantRunner(look)).run()
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
+        loop_on(store, lease, InstantRunner(look)).run()
 
 
 @pytest.mark.parametrize("at", [0, 3, 7, 11])
@@ -128,12 +128,12 @@ def test_a_loop_that_dies_is_replaced_and_ends_the_same(store: Store, at: int) -
             raise DeathError
 
     study_id = begun(store)
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
-        ledger.move(StudyStatus.RUNNING)
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
         with pytest.raises(DeathError):
-            loop_on(store, ledger, InstantRunner(die)).run()
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
-        record = loop_on(store, ledger, InstantRunner()).run()
+            loop_on(store, lease, InstantRunner(die)).run()
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        record = loop_on(store, lease, InstantRunner()).run()
     trials = store.trials(study_id)
     assert [t.attempts for t in trials] == [2 if n == at else 1 for n in range(12)]
     assert trials[record.best or 0].config == CONFIGS[3]
@@ -149,29 +149,29 @@ def test_the_rank_seconds_that_were_spent_are_kept_beside_what_else_is_known(sto
         now_s += 2 * CHECKPOINT_S
         return now_s
 
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
-        ledger.move(StudyStatus.RUNNING)
-        loop = loop_on(store, ledger, InstantRunner(), monotonic=monotonic)
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
+        loop = loop_on(store, lease, InstantRunner(), monotonic=monotonic)
         record = loop.run()
     assert record.result["gpu_s"] == loop.controller.spent.gpu_s > 0
     assert {"phase", "stop_reason", "finals"} <= set(record.result)
-    with StudyLease.claim(store, begun(store), lease_s=LONG_S) as ledger:
-        store.set_status(ledger.study_id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], result={"gpu_s": 7.5})
-        assert loop_on(store, ledger, InstantRunner()).controller.spent.gpu_s == 7.5
+    with StudyLease.claim(store, begun(store), lease_s=LONG_S) as lease:
+        store.set_status(lease.study_id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], result={"gpu_s": 7.5})
+        assert loop_on(store, lease, InstantRunner()).controller.spent.gpu_s == 7.5
 
 
 @pytest.mark.parametrize("asked", [StudyStatus.RUNNING, StudyStatus.PAUSED])
 def test_a_service_that_ends_leaves_the_study_as_people_want_it(store: Store, asked: StudyStatus) -> None:
-    with StudyLease.claim(store, begun(store), lease_s=LONG_S) as ledger:
-        ledger.move(StudyStatus.RUNNING)
+    with StudyLease.claim(store, begun(store), lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
 
         def interrupted() -> bool:
-            store.set_status(ledger.study_id, asked, expect=[StudyStatus.RUNNING, asked])
+            store.set_status(lease.study_id, asked, expect=[StudyStatus.RUNNING, asked])
             return True
 
-        record = loop_on(store, ledger, InstantRunner(), interrupted=interrupted, leave=True).run()
+        record = loop_on(store, lease, InstantRunner(), interrupted=interrupted, leave=True).run()
         assert record.status is asked
-        assert not [e for e in store.events(ledger.study_id) if e.kind == "study.paused" and asked != "PAUSED"]
+        assert not [e for e in store.events(lease.study_id) if e.kind == "study.paused" and asked != "PAUSED"]
 
 
 def test_a_controller_whose_lease_was_taken_over_stops_and_changes_nothing(store: Store) -> None:
@@ -179,13 +179,13 @@ def test_a_controller_whose_lease_was_taken_over_stops_and_changes_nothing(store
 
     def usurp(request: TrialRequest) -> None:
         if request.number == 2:
-            store.release(ledger._lease)
+            store.release(lease._lease)
             assert store.claim(study_id, "another", lease_s=LONG_S) is not None
 
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
-        ledger.move(StudyStatus.RUNNING)
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
         with pytest.raises(ConflictError):
-            loop_on(store, ledger, InstantRunner(usurp)).run()
+            loop_on(store, lease, InstantRunner(usurp)).run()
     assert [t.status for t in store.trials(study_id)] == [TrialStatus.COMPLETED] * 2 + [TrialStatus.RUNNING]
 
 
@@ -196,9 +196,9 @@ def test_a_study_cancelled_under_the_loop_ends_it_quietly(store: Store) -> None:
         if request.number == 2:
             store.set_status(study_id, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING])
 
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
-        ledger.move(StudyStatus.RUNNING)
-        assert loop_on(store, ledger, InstantRunner(cancel)).run().status is StudyStatus.CANCELLED
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
+        assert loop_on(store, lease, InstantRunner(cancel)).run().status is StudyStatus.CANCELLED
     assert store.trials(study_id)[2].status is TrialStatus.CANCELLED
 
 
@@ -211,13 +211,13 @@ def test_a_store_that_stays_away_ends_the_loop_and_nothing_acknowledged_is_lost(
         if request.number == 4:
             away.calls_away = 10**6
 
-    with StudyLease.claim(away, study_id, lease_s=LONG_S, patience_s=0.3) as ledger:
-        ledger.move(StudyStatus.RUNNING)
+    with StudyLease.claim(away, study_id, lease_s=LONG_S, patience_s=0.3) as lease:
+        lease.move(StudyStatus.RUNNING)
         with pytest.raises(StoreUnavailableError):
-            loop_on(away, ledger, InstantRunner(unplug)).run()
+            loop_on(away, lease, InstantRunner(unplug)).run()
         away.calls_away = 0
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
-        record = loop_on(store, ledger, InstantRunner()).run()
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        record = loop_on(store, lease, InstantRunner()).run()
     assert record.status is StudyStatus.COMPLETED
     assert store.trials(study_id)[record.best or 0].config == CONFIGS[3]
 
@@ -230,9 +230,9 @@ def test_a_store_that_comes_back_in_time_is_not_noticed_in_the_result(store: Sto
     def unplug(request: TrialRequest) -> None:
         away.calls_away = 2
 
-    with StudyLease.claim(away, study_id, lease_s=LONG_S) as ledger:
-        ledger.move(StudyStatus.RUNNING)
-        record = loop_on(away, ledger, InstantRunner(unplug)).run()
+    with StudyLease.claim(away, study_id, lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
+        record = loop_on(away, lease, InstantRunner(unplug)).run()
     assert record.status is StudyStatus.COMPLETED
     assert all(t.attempts == 1 for t in store.trials(study_id))
 
@@ -242,7 +242,7 @@ def test_a_runner_that_can_run_nothing_is_the_callers_matter(store: Store) -> No
         raise RunnerError("gone")
 
     study_id = begun(store)
-    with StudyLease.claim(store, study_id, lease_s=LONG_S) as ledger:
-        ledger.move(StudyStatus.RUNNING)
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
         with pytest.raises(RunnerError):
-            loop_on(store, ledger, InstantRunner(refuse)).run()
+            loop_on(store, lease, InstantRunner(refuse)).run()

@@ -1,9 +1,13 @@
-"""What a study does next, as a pure machine: events in, commands out; no clock and no I/O.
+"""What a study does next, as a pure state machine: events in, commands out; no clock and no I/O.
 
-commands.py   the events and commands              machine.py   Controller: phases, retries, pause, stop, cancel
-attempts.py   ranks, deadlines                     judge.py     a report becomes a terminal trial
-book.py       the trials, counted                  finals.py    who is measured again, and who won
-budget.py     what is used up                   payoff.py    what further trials are worth
+commands.py        the events and commands, as values
+state_machine.py   Controller: trials become terminal, retries, deadlines, pause, stop, cancel
+phases.py          baseline, search, finals: which trial is asked for next
+attempts.py        ranks in use, deadlines, lost attempts        rest.py          the strongest request to come to rest
+trial_index.py     all trials, with running counts               trial_requests.py   a trial as a request to the runner
+scoring.py         a report becomes a terminal trial             finals.py        who is measured again, and who won
+budget.py          what is used up                               stop_rule.py     whether further trials pay
+ending.py          status, message and result of the end
 """
 
 from autotune.study.controller.commands import (

@@ -11,10 +11,10 @@ The runner keeps its own deadlines and reports what it ended. Those here are a b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.ports import AttemptId
-from autotune.spec import MeasureSpec
+from autotune.spec import Failure, FailureKind, MeasureSpec, Trial, TrialStatus
 
 DEADLINE_GRACE_S = 60.0
 """given to the runner beyond start and trial timeout, s"""
@@ -24,6 +24,11 @@ MAX_LOST = 2
 """attempts of a trial that may be lost and tried again"""
 MAX_ATTEMPTS = 10
 """launches of a trial in all, restarts of the controller included: a config that takes its machine down must not do so for ever"""
+CUT_OFF = Failure(kind=FailureKind.WORKER_LOST, message="the controller of the study ended while this attempt ran")
+"""of an attempt that nobody adopted; it does not count among those that may be lost"""
+UNASKED = Failure(kind=FailureKind.WORKER_LOST, message="the runner ended the attempt unasked")
+OVERDUE = "it took longer than a trial may take, and its runner did not end it"
+SILENT = "the runner did not say that it ended"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +51,13 @@ class Attempt:
         """Trial number."""
         return self.id[1]
 
+    def end_of(self, trial: Trial) -> Trial:
+        """The trial made terminal by the end that was asked of this attempt."""
+        if self.overdue:
+            failure = Failure(kind=FailureKind.TIMEOUT, message=self.cancelled)
+            return replace(trial, status=TrialStatus.FAILED, failure=failure)
+        return replace(trial, status=TrialStatus.CANCELLED, reason=self.cancelled)
+
 
 class Attempts:
     """Live and lost attempts, and the ranks that they hold."""
@@ -55,6 +67,7 @@ class Attempts:
         self.live: dict[AttemptId, Attempt] = {}
         self.lost: dict[AttemptId, Attempt] = {}
         self._gpu_s = 0.0
+        self._times_lost: dict[int, int] = {}
 
     @property
     def free(self) -> int:
@@ -89,6 +102,11 @@ class Attempts:
             return False
         attempt.cancelled, attempt.overdue, attempt.deadline_s = why, overdue, now_s + CANCEL_GRACE_S
         return True
+
+    def may_retry(self, trial: Trial, failure: Failure) -> bool:
+        """Whether the trial gets another attempt after this one was lost; to be asked once for each loss."""
+        lost = self._times_lost[trial.number] = self._times_lost.get(trial.number, 0) + (failure is not CUT_OFF)
+        return lost <= MAX_LOST and trial.attempts < MAX_ATTEMPTS
 
     def late(self, now_s: float) -> list[Attempt]:
         """Live attempts whose deadline has passed."""

@@ -171,7 +171,7 @@ class KeepLate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnterPhase:
-    """The study does something else from here on."""
+    """The study enters another phase."""
 
     phase: StudyPhase
     message: str

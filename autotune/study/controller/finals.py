@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from autotune.reward import competes, first_measured, known_noise_scale, reward, with_noise_scale
 from autotune.spec import Measurement, MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
@@ -23,7 +22,7 @@ from autotune.spec import Measurement, MeasureSpec, ParallelConfig, Study, Trial
 class Winner:
     """Who won, and by what."""
 
-    winner: Trial | None
+    best: Trial | None
     """the trial in which the winning config was first measured; after finals with their measurement and reward"""
     baseline: Trial | None
     """the same of the baseline; None when it could not be measured"""
@@ -104,48 +103,26 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     confirmed = _confirmed(trials, study, alive, rounds) if rounds else []
     ranked = confirmed or [t for t in contenders(trials, study) if t.config not in dead]
     if not ranked:
-        return Winner(winner=None, baseline=baseline, speedup=None, notes=tuple(notes))
-    winner = ours = ranked[0]
+        return Winner(best=None, baseline=baseline, speedup=None, notes=tuple(notes))
+    best = ours = ranked[0]
     against = next((t for t in confirmed if baseline is not None and t.config == baseline.config), baseline)
     if not rounds:
         notes.append("no final round was finished: what is claimed rests on one measurement each")
     elif baseline is not None and against is baseline:
         notes.append("the baseline was not measured again: the speedup rests on one measurement each")
-        ours = next(t for t in first_measurements(trials, study) if t.config == winner.config)
+        ours = next(t for t in first_measurements(trials, study) if t.config == best.config)
     if study.objective.metric == "goodput" and not any(known_noise_scale(t.measurement) is not None for t in trials):
         notes.append(
             "no trial told the gradient noise scale: larger batches were judged as if they learnt nothing more"
         )
     return Winner(
-        winner=winner,
+        best=best,
         baseline=against,
         speedup=_speed(ours) / _speed(against) if against is not None else None,
         rounds=rounds,
         confirmed=tuple(confirmed),
         notes=tuple(notes),
     )
-
-
-def outcome(trials: Sequence[Trial], study: Study, *, phase: str, stop_reason: str) -> dict[str, Any]:
-    """The verdict as the fields of `EndStudy`: baseline, best, speedup, result."""
-    verdict = decide(trials, study)
-    finals = [
-        {"number": t.number, "config": t.config.to_dict(), "tokens_per_s": t.measurement.tokens_per_s}
-        for t in verdict.confirmed
-        if t.measurement is not None
-    ]
-    return {
-        "baseline": verdict.baseline.number if verdict.baseline else None,
-        "best": verdict.winner.number if verdict.winner else None,
-        "speedup": verdict.speedup,
-        "result": {
-            "phase": str(phase),
-            "stop_reason": stop_reason,
-            "final_rounds": verdict.rounds,
-            "finals": finals,
-            "notes": list(verdict.notes),
-        },
-    }
 
 
 def _confirmed(trials: Sequence[Trial], study: Study, alive: Sequence[ParallelConfig], rounds: int) -> list[Trial]:

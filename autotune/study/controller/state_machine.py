@@ -12,18 +12,15 @@ a trial becomes terminal once and stays so; every trial that was asked is told e
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from autotune.ports import AttemptId, TrialRequest
-from autotune.reward import competes
+from autotune.ports import AttemptId
 from autotune.spec import (
     Estimate,
     Failure,
-    FailureKind,
     ParallelConfig,
     Study,
     StudyStatus,
@@ -31,12 +28,9 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
-from autotune.study.controller.attempts import MAX_ATTEMPTS, MAX_LOST, Attempt, Attempts
-from autotune.study.controller.budget import Spent, everything_is_over, search_is_over
+from autotune.study.controller.attempts import CUT_OFF, OVERDUE, SILENT, UNASKED, Attempt, Attempts
+from autotune.study.controller.budget import Spent, everything_is_over
 from autotune.study.controller.commands import (
-    CANCELLED_ON_REQUEST,
-    PAUSED_ON_REQUEST,
-    STOPPED_ON_REQUEST,
     AttemptAdopted,
     AttemptEnded,
     AttemptQueued,
@@ -45,7 +39,6 @@ from autotune.study.controller.commands import (
     CancelAttempt,
     CloseAttempt,
     Command,
-    EndStudy,
     EndTrial,
     EnterPhase,
     Event,
@@ -63,16 +56,15 @@ from autotune.study.controller.commands import (
     StudyPhase,
     Tick,
 )
-from autotune.study.controller.finals import longer, next_final, outcome, participants, whole
+from autotune.study.controller.ending import ended, paused
+from autotune.study.controller.phases import Ask, Phases
+from autotune.study.controller.rest import RestRequest
 from autotune.study.controller.scoring import Scorer
-from autotune.study.controller.stop_rule import not_worth_it
 from autotune.study.controller.trial_index import TrialIndex
+from autotune.study.controller.trial_requests import request_for
 
 if TYPE_CHECKING:
     from autotune.search import Searcher
-
-CUT_OFF = Failure(kind=FailureKind.WORKER_LOST, message="the controller of the study ended while this attempt ran")
-SILENT = "the runner did not say that it ended"
 
 
 class Controller:
@@ -103,30 +95,26 @@ class Controller:
         known already."""
         self.study_id = study_id
         self.study = study
-        self.searcher = searcher
         self.attempts = Attempts(capacity)
-        self.book = TrialIndex(study)
+        self.index = TrialIndex(study)
         self.phase = StudyPhase.BASELINE
         self.stop_reason = stop_reason
-        self._baseline = baseline
         self._predict = predict
         self._refuse = refuse
-        self._judge = Scorer(study, fp32_losses)
-        self._references = dict(references)
-        """those that were not asked for yet"""
+        self._scorer = Scorer(study, fp32_losses)
+        self._phases = Phases(
+            study, searcher, self.index, self._scorer, baseline=baseline, references=references, refuse=refuse
+        )
         self._now_s: float | None = None
         self._elapsed_s = elapsed_s
         self._past_gpu_s = 0.0
-        self._lost: dict[int, int] = {}
         self._waiting: list[int] = []
         self._cut_off: list[int] = []
         self._adopted: set[AttemptId] = set()
-        self._quiet = ""
-        self._resting: StudyStatus | None = None
-        self._rest_reason = ""
+        self._rest = RestRequest()
         self._out: list[Command] = []
         self._restore(past)
-        self._past_gpu_s = self.book.measured_gpu_s if gpu_s is None else gpu_s
+        self._past_gpu_s = self.index.measured_gpu_s if gpu_s is None else gpu_s
 
     def handle(self, event: Event) -> list[Command]:
         """Takes in one event; what is to be done about it, in order."""
@@ -144,16 +132,8 @@ class Controller:
                 self._out.append(NoteStarted(number=event.id[1], attempt=event.id[2]))
             case StepsReported() if event.id in self.attempts.live:
                 self._out.append(KeepSteps(steps=event))
-            case PauseAsked():
-                self._rest(StudyStatus.PAUSED, PAUSED_ON_REQUEST)
-            case ResumeAsked() if self._resting is StudyStatus.PAUSED and self._rest_reason == PAUSED_ON_REQUEST:
-                self._resting = None
-            case StopAsked():
-                self._rest(StudyStatus.COMPLETED, STOPPED_ON_REQUEST)
-            case CancelAsked():
-                self._rest(StudyStatus.CANCELLED, CANCELLED_ON_REQUEST)
-            case InterruptAsked():
-                self._rest(StudyStatus.PAUSED, event.reason)
+            case PauseAsked() | ResumeAsked() | StopAsked() | CancelAsked() | InterruptAsked():
+                self._rest.hear(event)
             case _:
                 pass
         if self.phase is not StudyPhase.ENDED and self._now_s is not None:
@@ -174,45 +154,40 @@ class Controller:
     @property
     def trials(self) -> Mapping[int, Trial]:
         """All trials by number."""
-        return self.book.trials
+        return self.index.trials
 
     @property
     def best(self) -> Trial | None:
         """The best measured so far."""
-        return self.book.best
+        return self.index.best
 
     @property
     def spent(self) -> Spent:
         """What of the budget is used up."""
-        book, gpu_s = self.book, self._past_gpu_s + self.attempts.gpu_s(self._now_s or 0.0)
-        return Spent(trials=book.asked, failed=book.failed, refused=book.refused, wall_s=self._elapsed_s, gpu_s=gpu_s)
+        index, gpu_s = self.index, self._past_gpu_s + self.attempts.gpu_s(self._now_s or 0.0)
+        return Spent(
+            trials=index.asked, failed=index.failed, refused=index.refused, wall_s=self._elapsed_s, gpu_s=gpu_s
+        )
 
     def late(self, event: AttemptEnded) -> Trial | None:
         """What a late report says of its trial; None when that trial is not over, so that the report must not touch it."""
         trial = self.trials.get(event.id[1])
         if trial is None or not trial.status.is_terminal:
             return None
-        return trial if event.cancelled else self._judge.ended(trial, event)
+        return trial if event.cancelled else self._scorer.ended(trial, event)
 
     # ---- what happened
 
     def _restore(self, past: Sequence[Trial]) -> None:
         for trial in past:
-            self.book.put(trial)
+            self.index.put(trial)
             if trial.status.is_terminal:
                 self._learn(trial)
-        for trial in sorted(past, key=lambda t: t.number):
+        by_number = sorted(past, key=lambda t: t.number)
+        self.phase = self._phases.restore(by_number)
+        for trial in by_number:
             if not trial.status.is_terminal:
-                if trial.purpose is TrialPurpose.SEARCH:
-                    self.searcher.tell([trial])  # pending: not to be asked again
                 (self._cut_off if trial.status is TrialStatus.RUNNING else self._waiting).append(trial.number)
-            if trial.purpose is TrialPurpose.REFERENCE and trial.status is not TrialStatus.CANCELLED:
-                self._references.pop(trial.config.global_batch_size, None)
-        purposes = {t.purpose for t in past}
-        if TrialPurpose.FINAL in purposes:
-            self.phase = StudyPhase.FINALS
-        elif TrialPurpose.SEARCH in purposes:
-            self.phase = StudyPhase.SEARCH
 
     def _pass_time(self, now_s: float) -> None:
         if self._now_s is None:
@@ -233,57 +208,33 @@ class Controller:
             return
         trial = self.trials[attempt.number]
         if attempt.cancelled and (event.cancelled or attempt.overdue):
-            self._end_cancelled(attempt)
+            self._end_trial(attempt.end_of(trial))
         elif event.cancelled:
-            self._retry(
-                trial.number, Failure(kind=FailureKind.WORKER_LOST, message="the runner ended the attempt unasked")
-            )
+            self._retry(trial.number, UNASKED)
         elif event.failure is not None and event.failure.kind.is_retried:
             self._retry(trial.number, event.failure)
         else:
-            self._end_trial(self._judge.ended(trial, event))
-
-    def _end_cancelled(self, attempt: Attempt) -> None:
-        trial = self.trials[attempt.number]
-        if attempt.overdue:
-            failure = Failure(kind=FailureKind.TIMEOUT, message=attempt.cancelled)
-            self._end_trial(replace(trial, status=TrialStatus.FAILED, failure=failure))
-        else:
-            self._end_trial(replace(trial, status=TrialStatus.CANCELLED, reason=attempt.cancelled))
+            self._end_trial(self._scorer.ended(trial, event))
 
     def _retry(self, number: int, failure: Failure) -> None:
         trial = self.trials[number]
-        lost = self._lost[number] = self._lost.get(number, 0) + (failure is not CUT_OFF)
-        if self._kills:
-            self._end_trial(replace(trial, status=TrialStatus.CANCELLED, reason=self._rest_reason))
-        elif lost > MAX_LOST or trial.attempts >= MAX_ATTEMPTS:
-            self._end_trial(replace(trial, status=TrialStatus.FAILED, failure=failure))
-        else:
+        may_retry = self.attempts.may_retry(trial, failure)
+        if self._rest.kills:
+            self._end_trial(replace(trial, status=TrialStatus.CANCELLED, reason=self._rest.reason))
+        elif may_retry:
             self._out.append(CloseAttempt(number=number, attempt=trial.attempts, failure=failure))
             self._waiting.insert(0, number)
+        else:
+            self._end_trial(replace(trial, status=TrialStatus.FAILED, failure=failure))
 
     def _end_trial(self, trial: Trial) -> None:
-        self.book.put(trial)
+        self.index.put(trial)
         self._out.append(EndTrial(trial=trial))
         self._learn(trial)
 
     def _learn(self, trial: Trial) -> None:
-        self._judge.learn(trial)
-        self._quiet = ""
-        if trial.purpose is not TrialPurpose.FINAL and competes(trial, self.study):
-            self.searcher.tell([trial])
-
-    def _rest(self, status: StudyStatus, reason: str) -> None:
-        order = (None, StudyStatus.PAUSED, StudyStatus.COMPLETED, StudyStatus.CANCELLED)
-        if order.index(status) >= order.index(self._resting):
-            self._resting, self._rest_reason = status, reason
-
-    @property
-    def _kills(self) -> bool:
-        """Whether running trials are not waited for."""
-        return self._resting is StudyStatus.CANCELLED or (
-            self._resting is StudyStatus.PAUSED and self._rest_reason != PAUSED_ON_REQUEST
-        )
+        self._scorer.learn(trial)
+        self._phases.learn(trial)
 
     # ---- what to do next
 
@@ -292,18 +243,17 @@ class Controller:
         for attempt in self.attempts.late(now_s):
             if attempt.cancelled:
                 self.attempts.give_up(attempt)
-                self._end_cancelled(replace(attempt, cancelled=f"{attempt.cancelled}; {SILENT}"))
+                silent = replace(attempt, cancelled=f"{attempt.cancelled}; {SILENT}")
+                self._end_trial(silent.end_of(self.trials[attempt.number]))
             else:
-                self._cancel(
-                    attempt, "it took longer than a trial may take, and its runner did not end it", overdue=True
-                )
-        if self._kills:
-            self._cancel_all(self._rest_reason)
+                self._cancel(attempt, OVERDUE, overdue=True)
+        if self._rest.kills:
+            self._cancel_all(self._rest.reason)
         elif over := everything_is_over(self.spent, self.study.budget):
             self.stop_reason = self.stop_reason or over
             self._cancel_all(over)
-            self._rest(StudyStatus.COMPLETED, over)
-        if self._resting is None:
+            self._rest.ask(StudyStatus.COMPLETED, over)
+        if self._rest.status is None:
             self._go_on()
         elif not self.attempts.live:
             self._come_to_rest()
@@ -317,11 +267,6 @@ class Controller:
             self._out.append(CancelAttempt(id=attempt.id))
 
     def _go_on(self) -> None:
-        steps = {
-            StudyPhase.BASELINE: self._measure_baseline,
-            StudyPhase.SEARCH: self._search,
-            StudyPhase.FINALS: self._measure_again,
-        }
         while self.phase is not StudyPhase.ENDED:
             while self._waiting and self._may_start(self.trials[self._waiting[0]]):
                 self._start(self._waiting.pop(0))
@@ -329,89 +274,25 @@ class Controller:
                 if not self.attempts.live:
                     self._finish("ranks of the runner are still taken by attempts that never ended")
                 return
-            if not steps[self.phase]():
+            move = self._phases.next_move(self.phase, running=len(self.attempts.live), spent=self.spent)
+            if move is None:
                 return
+            for ask in move.asks:
+                self._ask(ask)
+            if move.phase is not None:
+                self._enter(move.phase, move.message)
+            elif not move.asks:
+                self._finish("")
 
-    def _measure_baseline(self) -> bool:
-        if self.attempts.live:
-            return False
-        known = self.book.purposes
-        if self._baseline is not None and TrialPurpose.BASELINE not in known:
-            self._new(self._baseline, TrialPurpose.BASELINE, "the default config, which everything is compared with")
-            return True
-        if self.book.baseline is not None and self._new_reference(self.book.baseline.config):
-            return True
-        if self.book.baseline is not None:
-            message = "the baseline is measured"
-        else:
-            message = "there is no measured baseline: rewards are relative to the first config that is measured"
-        self._enter(StudyPhase.SEARCH, message)
-        return True
-
-    def _search(self) -> bool:
-        if len(self.attempts.live) >= max(1, self.study.budget.parallel_trials):
-            return False
-        reason = (
-            search_is_over(self.spent, self.study.budget, self.book.reserve(self.study.measure))
-            or self._quiet
-            or not_worth_it(self.searcher, self.book, self.study.budget)
-        )
-        config = None if reason else next(iter(self.searcher.ask(1)), None)
-        if config is not None:
-            self._new_reference(config)
-            self._new(config, TrialPurpose.SEARCH, self.searcher.reason(config))
-            return True
-        self._quiet = reason = reason or self.searcher.nothing_left()
-        if self.attempts.live:
-            return False
-        self.stop_reason = reason
-        self._enter(StudyPhase.FINALS, reason)
-        return True
-
-    def _measure_again(self) -> bool:
-        if self.attempts.live:
-            return False
-        trials, measure = self.book.listed(), self.study.measure
-        finals = [t for t in trials if t.purpose is TrialPurpose.FINAL]
-        upcoming = next_final(participants(trials, self.study), finals, measure.final_rounds)
-        if upcoming is None:
-            self._finish("")
-            return False
-        r, config = upcoming
-        self._new(config, TrialPurpose.FINAL, f"measured again: round {r + 1} of {measure.final_rounds}")
-        return True
-
-    # ---- how it is done
-
-    def _new(self, config: ParallelConfig, purpose: TrialPurpose, reason: str) -> None:
-        trial = Trial(
-            config=config,
-            number=len(self.trials),
-            study=self.study_id,
-            seed=self.study.seed,
-            purpose=purpose,
-            estimate=self._predict(config),
-            reason=reason,
-        )
-        self.book.put(trial)
+    def _ask(self, ask: Ask) -> None:
+        trial = ask.trial(self.study_id, self.study, len(self.trials), self._predict(ask.config))
+        self.index.put(trial)
         self._out.append(KeepTrial(trial=trial))
-        refusal = self._refuse(config) or self._judge.refusal(trial, self.attempts.capacity)
+        refusal = self._refuse(ask.config) or self._scorer.refusal(trial, self.attempts.capacity)
         if refusal:
             self._end_trial(replace(trial, status=TrialStatus.INFEASIBLE, reason=refusal))
         else:
             self._waiting.append(trial.number)
-
-    def _new_reference(self, config: ParallelConfig) -> bool:
-        """Asks for the fp32 losses that this config's will be held against, where they are not known."""
-        batch, baseline = config.global_batch_size, self.book.baseline
-        known = batch * self.study.workload.seq_len in self._judge.fp32_losses
-        if known or config.precision == "fp32" or batch not in self._references or self._refuse(config):
-            return False
-        if baseline is not None and baseline.measurement is not None and not baseline.measurement.losses:
-            return False  # this trainer does not tell its losses
-        reason = f"in fp32: the reference of what the loss should look like at a global batch of {batch}"
-        self._new(self._references.pop(batch), TrialPurpose.REFERENCE, reason)
-        return True
 
     def _may_start(self, trial: Trial) -> bool:
         """Whether there are ranks for it, and its reference is there."""
@@ -422,51 +303,26 @@ class Controller:
 
     def _start(self, number: int) -> None:
         trial = replace(self.trials[number], status=TrialStatus.RUNNING, attempts=self.trials[number].attempts + 1)
-        self.book.put(trial)
-        study = self.study
-        is_reference = trial.purpose is TrialPurpose.REFERENCE
-        is_last = trial.purpose is TrialPurpose.FINAL and self._is_last_round(trial.config)
-        request = TrialRequest(
-            study=self.study_id,
-            number=number,
-            attempt=trial.attempts,
-            workload=study.workload,
-            config=trial.config,
-            measure=whole(study.measure) if is_reference else longer(study.measure) if is_last else study.measure,
-            seed=trial.seed,
-            trainer=study.trainer,
-            trainer_options=study.trainer_options,
-            data=study.data,
-            profile=is_last,
-            beat_step_time_s=self._judge.time_to_beat(trial, self.best)
-            if trial.purpose is TrialPurpose.SEARCH
-            else None,
-            repeat=self._repeat(trial),
-        )
-        self.attempts.begin(request.id, trial.config.world_size, self._now_s or 0.0, study.measure)
+        self.index.put(trial)
+        request = request_for(trial, self.study_id, self.study, self.index, self._scorer)
+        self.attempts.begin(request.id, trial.config.world_size, self._now_s or 0.0, self.study.measure)
         self._out.append(StartAttempt(request=request))
 
-    def _repeat(self, trial: Trial) -> int:
-        """How often its config was measured before: only the finals measure again."""
-        if trial.purpose is not TrialPurpose.FINAL:
-            return 0
-        return sum(t.is_measured and t.config == trial.config for t in self.trials.values())
-
-    def _is_last_round(self, config: ParallelConfig) -> bool:
-        finals = [t for t in self.trials.values() if t.purpose is TrialPurpose.FINAL and t.config == config]
-        return sum(t.is_measured for t in finals) >= self.study.measure.final_rounds - 1
-
     def _enter(self, phase: StudyPhase, message: str) -> None:
+        if phase is StudyPhase.FINALS:
+            self.stop_reason = message
         self.phase = phase
         self._out.append(EnterPhase(phase=phase, message=message))
 
     def _come_to_rest(self) -> None:
-        if self._resting is StudyStatus.PAUSED:
-            outcome = self._outcome()
-            self.phase = StudyPhase.ENDED
-            self._out.append(EndStudy(status=StudyStatus.PAUSED, message=self._rest_reason, **outcome))
-        else:
-            self._finish(self._rest_reason, cancelled=self._resting is StudyStatus.CANCELLED)
+        if self._rest.status is not StudyStatus.PAUSED:
+            self._finish(self._rest.reason, cancelled=self._rest.status is StudyStatus.CANCELLED)
+            return
+        end = paused(
+            self.index.listed(), self.study, phase=self.phase, stop_reason=self.stop_reason, why=self._rest.reason
+        )
+        self.phase = StudyPhase.ENDED
+        self._out.append(end)
 
     def _finish(self, why: str, *, cancelled: bool = False) -> None:
         """Ends the study with what is known; `why` is empty when it ran its course."""
@@ -474,20 +330,14 @@ class Controller:
             self._end_trial(replace(self.trials[number], status=TrialStatus.CANCELLED, reason=why))
         self._waiting = []
         self.stop_reason = why or self.stop_reason
-        outcome = self._outcome()
-        if cancelled:
-            status, message = StudyStatus.CANCELLED, why
-        elif outcome["best"] is None:
-            status = StudyStatus.CANCELLED if why == STOPPED_ON_REQUEST else StudyStatus.FAILED
-            message = f"no config could be measured: {self._judge.tally()}" if status is StudyStatus.FAILED else why
-            refusals = Counter(t.reason for t in self.trials.values() if t.status is TrialStatus.INFEASIBLE)
-            if status is StudyStatus.FAILED and refusals:
-                (reason, count), *_ = refusals.most_common(1)
-                message += f"; {refusals.total()} could not be run at all, {count} of them because {reason}"
-        else:
-            status, message = StudyStatus.COMPLETED, self.stop_reason
+        end = ended(
+            self.index.listed(),
+            self.study,
+            phase=self.phase,
+            stop_reason=self.stop_reason,
+            why=why,
+            cancelled=cancelled,
+            failures=self._scorer.tally(),
+        )
         self.phase = StudyPhase.ENDED
-        self._out.append(EndStudy(status=status, message=message, **outcome))
-
-    def _outcome(self) -> dict[str, Any]:
-        return outcome(self.book.listed(), self.study, phase=self.phase, stop_reason=self.stop_reason)
+        self._out.append(end)

@@ -26,9 +26,9 @@ def training_s(trial: Trial, tokens: float) -> float:
     return tokens / trial.measurement.tokens_per_s if trial.measurement is not None else float("nan")
 
 
-def not_worth_it(searcher: Searcher, book: TrialIndex, budget: Budget) -> str:
+def not_worth_it(searcher: Searcher, index: TrialIndex, budget: Budget) -> str:
     """Why no further trial is worth asking for, in words; empty while one is, or the searcher cannot say."""
-    if book.best is None or book.asked == 0 or (budget.min_gain == 0 and budget.train_tokens is None):
+    if index.best is None or index.asked == 0 or (budget.min_gain == 0 and budget.train_tokens is None):
         return ""
     gain = searcher.expected_gain()
     if gain is None:
@@ -36,11 +36,11 @@ def not_worth_it(searcher: Searcher, book: TrialIndex, budget: Budget) -> str:
     if gain == 0 and not len(searcher.worth_trying()):
         return searcher.nothing_left()
     if budget.train_tokens is not None:
-        return _costs_more(searcher, gain, book.trial_s, training_s(book.best, budget.train_tokens))
+        return _costs_more(searcher, gain, index.trial_s, training_s(index.best, budget.train_tokens))
     if gain >= budget.min_gain:
         return ""
     return (
-        f"the trials that would come next, of about {format_duration(book.trial_s)} each, are expected to gain {gain:.2%}, "
+        f"the trials that would come next, of about {format_duration(index.trial_s)} each, are expected to gain {gain:.2%}, "
         f"which is under the {budget.min_gain:.2%} asked for"
     )
 

@@ -64,10 +64,10 @@ def test_a_reference_competes_only_where_the_space_has_it() -> None:
     trials = [*FIRST, reference]
     assert participants(trials, outside) == (BASELINE, A, C)
     assert contenders(trials, outside) == contenders(FIRST, outside)
-    assert decide(trials, outside).winner == FIRST[1]
+    assert decide(trials, outside).best == FIRST[1]
     assert participants(trials, inside) == (BASELINE, fp32, A)
-    assert decide(trials, inside).winner == reference
-    assert decide(trials, replace(outside, enqueue=(fp32,))).winner == reference
+    assert decide(trials, inside).best == reference
+    assert decide(trials, replace(outside, enqueue=(fp32,))).best == reference
     best = TrialIndex(outside)
     for trial in trials:
         best.put(trial)
@@ -95,22 +95,22 @@ def test_a_cancelled_measurement_is_made_again() -> None:
 
 def test_the_finals_decide_and_not_the_search() -> None:
     again = [final(n, c, t) for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.2), (C, 0.1)] * 2, start=4)]
-    verdict = decide([*FIRST, *again], STUDY)
-    assert verdict.winner is not None
-    assert verdict.winner.number == 3
-    assert verdict.winner.measurement is not None
-    assert verdict.winner.measurement.step_time_s == pytest.approx(0.1)
-    assert verdict.speedup == pytest.approx(3.0)
-    assert verdict.rounds == 2
-    assert [t.config for t in verdict.confirmed] == [C, A, BASELINE]
-    assert not verdict.notes
+    winner = decide([*FIRST, *again], STUDY)
+    assert winner.best is not None
+    assert winner.best.number == 3
+    assert winner.best.measurement is not None
+    assert winner.best.measurement.step_time_s == pytest.approx(0.1)
+    assert winner.speedup == pytest.approx(3.0)
+    assert winner.rounds == 2
+    assert [t.config for t in winner.confirmed] == [C, A, BASELINE]
+    assert not winner.notes
 
 
 def test_a_round_that_not_everyone_finished_does_not_count() -> None:
     again = [final(n, c, t) for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.2), (C, 0.1), (C, 9.0)], start=4)]
-    verdict = decide([*FIRST, *again], STUDY)
-    assert verdict.rounds == 1
-    assert verdict.speedup == pytest.approx(3.0)
+    winner = decide([*FIRST, *again], STUDY)
+    assert winner.rounds == 1
+    assert winner.speedup == pytest.approx(3.0)
     assert decide([*FIRST, *again[:2]], STUDY).rounds == 0
 
 
@@ -122,21 +122,21 @@ def test_who_fails_again_is_out_and_the_others_rounds_count() -> None:
         final(7, A, 0.2),
         final(8, BASELINE, 0.3),
     ]
-    verdict = decide([*FIRST, *again], STUDY)
-    assert verdict.winner is not None
-    assert verdict.winner.config == A
-    assert verdict.rounds == 2
-    assert "failed when it was measured again" in verdict.notes[0]
+    winner = decide([*FIRST, *again], STUDY)
+    assert winner.best is not None
+    assert winner.best.config == A
+    assert winner.rounds == 2
+    assert "failed when it was measured again" in winner.notes[0]
 
 
 def test_without_the_baseline_in_the_finals_first_measurements_are_compared() -> None:
     again = [failed(final(4, BASELINE, 0.3)), *(final(n, c, 0.1) for n, c in enumerate([A, C, C, A], start=5))]
-    verdict = decide([*FIRST, *again], STUDY)
-    assert verdict.rounds == 2
-    assert verdict.speedup is not None
-    assert verdict.winner is not None
-    assert verdict.speedup == pytest.approx(0.3 / {A: 0.1, C: 0.15}[verdict.winner.config])
-    assert "the baseline was not measured again" in verdict.notes[1]
+    winner = decide([*FIRST, *again], STUDY)
+    assert winner.rounds == 2
+    assert winner.speedup is not None
+    assert winner.best is not None
+    assert winner.speedup == pytest.approx(0.3 / {A: 0.1, C: 0.15}[winner.best.config])
+    assert "the baseline was not measured again" in winner.notes[1]
 
 
 def test_each_round_gives_equally_many_steps() -> None:
@@ -147,10 +147,10 @@ def test_each_round_gives_equally_many_steps() -> None:
         replace(final(6, A, 0.2), measurement=long),
         final(7, BASELINE, 0.3),
     ]
-    verdict = decide([*FIRST[:2], *again], STUDY)
-    assert verdict.winner is not None
-    assert verdict.winner.measurement is not None
-    assert verdict.winner.measurement.step_time_s == pytest.approx(0.15)
+    winner = decide([*FIRST[:2], *again], STUDY)
+    assert winner.best is not None
+    assert winner.best.measurement is not None
+    assert winner.best.measurement.step_time_s == pytest.approx(0.15)
 
 
 def test_who_took_part_may_be_told() -> None:
@@ -159,5 +159,5 @@ def test_who_took_part_may_be_told() -> None:
 
 
 def test_nothing_measured_has_no_winner() -> None:
-    verdict = decide([failed(FIRST[0])], STUDY)
-    assert (verdict.winner, verdict.baseline, verdict.speedup) == (None, None, None)
+    winner = decide([failed(FIRST[0])], STUDY)
+    assert (winner.best, winner.baseline, winner.speedup) == (None, None, None)

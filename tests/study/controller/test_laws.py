@@ -174,16 +174,16 @@ class AnyOrder(RuleBasedStateMachine):
         assert set(self.world.searcher.told.values()) <= {1}
 
     @invariant()
-    def the_book_is_right(self) -> None:
+    def the_index_is_right(self) -> None:
         if not hasattr(self, "world"):
             return
-        book, trials = self.world.controller.book, list(self.world.trials.values())
+        index, trials = self.world.controller.index, list(self.world.trials.values())
         searched = [t for t in trials if t.purpose is TrialPurpose.SEARCH and t.status is not TrialStatus.CANCELLED]
         refused = [t for t in searched if t.status is TrialStatus.INFEASIBLE]
-        assert (book.asked, book.refused) == (len(searched) - len(refused), len(refused))
-        assert book.failed == sum(t.status is TrialStatus.FAILED for t in trials)
-        assert book.best == next(iter(contenders(trials, self.world.study)), None)
-        assert book.baseline == baseline_of(trials)
+        assert (index.asked, index.refused) == (len(searched) - len(refused), len(refused))
+        assert index.failed == sum(t.status is TrialStatus.FAILED for t in trials)
+        assert index.best == next(iter(contenders(trials, self.world.study)), None)
+        assert index.baseline == baseline_of(trials)
 
     @invariant()
     def no_config_is_searched_twice(self) -> None:
