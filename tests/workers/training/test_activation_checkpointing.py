@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from autotune.errors import ConfigError
-from autotune_workers.training.activation_checkpointing import check_compiler, no_silent_fallback
+from autotune_workers.training.activation_checkpointing import check_compiler
+from autotune_workers.training.torch_internals import compile_or_fail
 
 CPU = torch.device("cpu")
 
@@ -31,6 +32,6 @@ def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_torch_may_not_hide_that_it_cannot_compile() -> None:
-    with torch._dynamo.config.patch(suppress_errors=True), no_silent_fallback():
+    with torch._dynamo.config.patch(suppress_errors=True), compile_or_fail():
         assert not torch._dynamo.config.suppress_errors
         assert torch._dynamo.config.fail_on_recompile_limit_hit

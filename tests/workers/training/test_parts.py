@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from autotune.spec import ModelSpec
 from autotune_workers.training.context_parallel import positions_of
 from autotune_workers.training.data import TokenStream, rows_of
-from autotune_workers.training.decoder import DecoderStage, RMSNorm, draw, global_names, rotary, rotate, split_layers
+from autotune_workers.training.decoder import DecoderStage, RMSNorm, global_names, rotary, rotate, split_layers
+from autotune_workers.training.initialization import initial_value
 from autotune_workers.training.measure import MeanPower
 from autotune_workers.training.precision import LossScaler
 from autotune_workers.training.profile import partition
@@ -22,7 +23,7 @@ from tests.workers.trial_ranks import MODELS
 def whole(spec: ModelSpec) -> DecoderStage:
     stage = DecoderStage(spec, range(spec.num_layers), dtype=torch.float32)
     for name, parameter in global_names(stage):
-        parameter.data.copy_(draw(name, parameter.shape, spec, 0, torch.device("cpu")))
+        parameter.data.copy_(initial_value(name, parameter.shape, spec, 0, torch.device("cpu")))
     stage.place(torch.arange(16), torch.arange(16))
     return stage
 

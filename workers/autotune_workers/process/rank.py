@@ -221,8 +221,10 @@ class Rank:
     def _clean_up(self) -> None:
         import torch
 
-        if "torch._dynamo" in sys.modules:
-            sys.modules["torch._dynamo"].reset()
+        if (
+            "torch._dynamo" in sys.modules
+        ):  # something was compiled; importing the compiler only to reset it takes seconds
+            torch.compiler.reset()
         gc.collect()
         if self._device == "cuda":
             with contextlib.suppress(RuntimeError):  # a broken context shows itself in the next check

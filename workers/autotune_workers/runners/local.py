@@ -26,6 +26,7 @@ from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.program_runner import ProgramRunner
 from autotune_workers.process.rank_processes import TRIAL, Births, RankProcess
 from autotune_workers.training.faults import Fault
+from autotune_workers.training.torch_version import check_torch_version
 
 MIN_CPU_RANKS = 8
 """CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small machine"""
@@ -74,6 +75,7 @@ class LocalRunner(GangRunner):
         self.check(request)
         if request.trainer == NATIVE:
             require_extra("native", "the trainer 'native' on the runner 'local'")
+            check_torch_version()
             super().start(request)
         else:
             self._programs.start(request)

@@ -10,8 +10,7 @@ import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ _SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 """variables with which torch compiles nothing, without a word"""
 
 
-def recompute_layers(stage: DecoderStage, mode: str) -> None:
+def apply_recompute(stage: DecoderStage, mode: str) -> None:
     """Checkpoints nothing, the attention or the whole of each layer."""
     for block in stage.layers.values():
         if mode == "full":
@@ -53,14 +52,7 @@ def check_compiler(device: torch.device) -> None:
         )
 
 
-@contextmanager
-def no_silent_fallback() -> Iterator[None]:
-    """Inside, a layer that cannot be compiled, or would have to be too often, is an error, where torch may go on without compiling it."""
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, suppress_errors=False):
-        yield
-
-
-def compile_layers(stage: DecoderStage) -> None:
+def apply_compile(stage: DecoderStage) -> None:
     """Compiles each layer by itself: equal layers share one compilation."""
     for block in stage.layers.values():
         _replace_forward(block, torch.compile(block.forward, dynamic=False))

@@ -17,7 +17,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from autotune.errors import ConfigError
 from autotune_workers.training.collective_ops import GatherFirst
-from autotune_workers.training.decoder import Attend
+from autotune_workers.training.decoder import DecoderStage
 
 
 def check_context(seq_len: int, cp: int) -> None:
@@ -34,14 +34,16 @@ def positions_of(seq_len: int, cp: int, rank: int) -> Tensor:
     return torch.cat((chunks[rank], chunks[2 * cp - 1 - rank]))
 
 
-def context_attention(seq_len: int, group: dist.ProcessGroup, device: torch.device) -> Attend:
-    """Causal attention over the whole sequence for the queries of this rank."""
+def apply_context_parallel(stage: DecoderStage, seq_len: int, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Has every layer attend over the whole sequence for the queries of this rank."""
     cp = group.size()
     gathered = torch.cat([positions_of(seq_len, cp, r) for r in range(cp)])
     natural = gathered.argsort().to(device)
     ends = [int(chunk[-1]) + 1 for chunk in positions_of(seq_len, cp, group.rank()).chunk(2)]
     # not compiled: the compiler would have to cut the graph at the collective anyway
-    return torch.compiler.disable(functools.partial(_attend, group, natural, ends))
+    attend = torch.compiler.disable(functools.partial(_attend, group, natural, ends))
+    for block in stage.layers.values():
+        block.attention.attend = attend
 
 
 def _attend(group: dist.ProcessGroup, natural: Tensor, ends: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:

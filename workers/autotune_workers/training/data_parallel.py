@@ -13,75 +13,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from autotune_workers.training.collective_ops import all_gather_single, reduce_scatter_single
+from autotune_workers.training.gradient_sync import Shard, Weight, local, local_gradient
 
 BUCKET_BYTES = 25 << 20
 """DDP's default"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
-    """A parameter with what its gradient needs."""
-
-    name: str
-    """in the whole model"""
-    parameter: nn.Parameter
-    group: dist.ProcessGroup | None
-    """ranks that hold the same values and see other data; None when there is only this one"""
-    twins: dist.ProcessGroup | None = None
-    """pipeline ranks that hold a copy of the same tied weight"""
-    copies: int = 1
-    """ranks outside `group` that hold the same values: tp ranks of an uncut weight, twins"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """What the optimizer of this rank updates: a plain tensor whose gradient is set when a step's gradients are complete."""
-
-    tensor: Tensor
-    copies: int
-    """ranks that hold and update these same values"""
-
-
-class GradientSync(Protocol):
-    """How the gradients of a step become complete."""
-
-    shards: list[Shard]
-
-    @property
-    def local_square(self) -> Tensor | None:
-        """Squared norm of this rank's own gradient before it was summed, where it is known."""
-
-    def expect(self, backwards: int) -> None:
-        """A step begins: so many backward passes add to each gradient before it is complete."""
-
-    def finish(self) -> None:
-        """Waits until every shard's gradient is the sum over ranks."""
-
-    def publish(self) -> None:
-        """After the optimizer: makes the updated values known to all ranks, and forgets the gradients."""
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def local_gradient(parameter: nn.Parameter) -> Tensor:
-    """This rank's part of the gradient, summed over tp where it is partial; zeros for a weight that no token met."""
-    grad = parameter.grad
-    if grad is None:
-        return torch.zeros_like(local(parameter.detach()))
-    if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
-        return grad.redistribute(placements=parameter.placements).to_local()
-    return grad
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,8 +108,8 @@ class Replicated:
         self._launched += 1
         grads = [local_gradient(w.parameter) for w in bucket.weights]
         for grad, weight in zip(grads, bucket.weights, strict=True):
-            if weight.twins is not None:
-                dist.all_reduce(grad, group=weight.twins)
+            if weight.tied_group is not None:
+                dist.all_reduce(grad, group=weight.tied_group)
             weight.parameter.grad = None
         if bucket.group is None:
             for value, grad in zip(bucket.values, grads, strict=True):
@@ -219,12 +160,12 @@ def _fill_buckets(weights: list[Weight]) -> list[Bucket]:
     buckets: list[Bucket] = []
     open_buckets: dict[tuple[object, ...], tuple[Bucket, int]] = {}
     arriving = weights[::-1]
-    for weight in (*(w for w in arriving if w.twins is None), *(w for w in arriving if w.twins is not None)):
-        key = (weight.group, weight.copies, weight.twins)
+    for weight in (*(w for w in arriving if w.tied_group is None), *(w for w in arriving if w.tied_group is not None)):
+        key = (weight.group, weight.copies, weight.tied_group)
         size = local(weight.parameter.detach()).nbytes
         bucket, held = open_buckets.get(key, (None, 0))
         if bucket is None or held + size > BUCKET_BYTES:
-            bucket, held = Bucket(weights=[], group=weight.group, late=weight.twins is not None), 0
+            bucket, held = Bucket(weights=[], group=weight.group, late=weight.tied_group is not None), 0
             buckets.append(bucket)
         bucket.weights.append(weight)
         open_buckets[key] = (bucket, held + size)

@@ -3,15 +3,12 @@
     b sequences of a micro-batch    s positions on this rank    h hidden_size    a, k query and key-value heads on this rank    d head_dim
 
 Weights are kept in fp32 (or in the dtype that FSDP hands out) and cast where they are used: the residual stream decides the compute
-dtype, norms and loss work in fp32. Every weight is drawn from a generator seeded by (seed, its name in the whole model), so that any
-cut of the model over ranks starts from the same numbers. There is no dropout: two configs differ only by rounding.
+dtype, norms and loss work in fp32. There is no dropout: two configs differ only by rounding. See `initialization` for the starting values.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -221,16 +218,3 @@ def global_names(stage: DecoderStage) -> Iterator[tuple[str, nn.Parameter]]:
             ("embed.weight" if tied else name),
             parameter,
         )
-
-
-def draw(name: str, shape: torch.Size, spec: ModelSpec, seed: int, device: torch.device) -> Tensor:
-    """The starting value of a whole weight: N(0, 0.02^2), residual projections scaled by 1/sqrt(2 L) (Radford et al. 2019, section 2.3)."""
-    kind = name.rsplit(".", 1)[-1]
-    if "norm" in name:
-        return torch.ones(shape, device=device) if kind == "weight" else torch.zeros(shape, device=device)
-    if kind == "bias":
-        return torch.zeros(shape, device=device)
-    scale = 0.02 / math.sqrt(2 * spec.num_layers) if name.endswith(("wo.weight", "down.weight")) else 0.02
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
-    generator = torch.Generator(device=device).manual_seed(int.from_bytes(digest))
-    return torch.randn(shape, generator=generator, device=device).mul_(scale)

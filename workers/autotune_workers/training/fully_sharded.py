@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from autotune_workers.training.collective_ops import reduce_scatter_single
-from autotune_workers.training.data_parallel import Shard, Weight, local
+from autotune_workers.training.gradient_sync import Shard, Weight, local
 
 
 def shard_module(module: nn.Module, mesh: DeviceMesh, *, stage: int, dtype: torch.dtype) -> None:
@@ -64,7 +64,7 @@ class FullySharded:
         self._modules = [m for m in modules if isinstance(m, FSDPModule)]
         self._weights = list(weights)
         # gradients of cut and uncut weights travel together, and those of tied ones are added up afterwards
-        self._sees_all = all(w.copies == 1 and w.twins is None for w in self._weights)
+        self._sees_all = all(w.copies == 1 and w.tied_group is None for w in self._weights)
         self._sent = WatchedReduceScatter()
         for module in self._modules if self._sees_all else ():
             module.set_custom_reduce_scatter(cast("Any", self._sent))
@@ -96,8 +96,8 @@ class FullySharded:
         for weight, value in zip(self._weights, self._values, strict=True):
             grad = weight.parameter.grad
             value.grad = torch.zeros_like(value) if grad is None else local(grad)
-            if weight.twins is not None:
-                dist.all_reduce(value.grad, group=weight.twins)
+            if weight.tied_group is not None:
+                dist.all_reduce(value.grad, group=weight.tied_group)
 
     def publish(self) -> None:
         """See `GradientSync`."""

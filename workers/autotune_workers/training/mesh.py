@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import _redistribute, _sharding_prop
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from autotune.spec import ParallelConfig
+from autotune_workers.training.torch_internals import flatten_axes, forget_shardings, process_groups, split_axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +38,15 @@ class Mesh:
     """A rank's place on every axis, and the axes as meshes where they are longer than one."""
 
     pp: int
+    """this rank's place on the pipeline axis, from 0"""
     dp: int
+    """on the data-parallel axis"""
     cp: int
+    """on the context-parallel axis"""
     tp: int
+    """on the tensor-parallel axis"""
     root: DeviceMesh
+    """all ranks, by (pp, dp, cp, tp)"""
     axes: Mapping[str, DeviceMesh]
     """the one-dimensional mesh of each axis through this rank"""
 
@@ -51,15 +55,26 @@ class Mesh:
         return self.axes[name].get_group()
 
 
+def tied_embedding_group(config: ParallelConfig, mesh: Mesh, context: RankContext) -> dist.ProcessGroup | None:
+    """This rank's group of first and last pipeline rank, which both hold a tied embedding; None on ranks between them. Collective."""
+    if config.pp == 1:
+        return None
+    ranks = mesh.root.mesh
+    pairs = torch.stack((ranks[0].flatten(), ranks[-1].flatten()), dim=1).tolist()
+    groups = [dist.new_group(pair) for pair in pairs]
+    own = [group for group, pair in zip(groups, pairs, strict=True) if context.rank in pair]
+    return own[0] if own else None
+
+
 def build_mesh(config: ParallelConfig, context: RankContext) -> Mesh:
     """The mesh of the config over all ranks of the gang; collective."""
     ep = config.ep
     names, sizes = ("pp", "dp", "cp", "tp"), (config.pp, config.dp, config.cp, config.tp)
     root = init_device_mesh(context.device.type, sizes, mesh_dim_names=names)
     axes = {name: root[name] for name in names}
-    axes["dp_cp"] = root["dp", "cp"]._flatten("dp_cp")
+    axes["dp_cp"] = flatten_axes(root["dp", "cp"], "dp_cp")
     if ep > 1:
-        experts = axes["dp_cp"]._unflatten("dp_cp", (config.dp * config.cp // ep, ep), ("expert_data", "ep"))
+        experts = split_axis(axes["dp_cp"], "dp_cp", (config.dp * config.cp // ep, ep), ("expert_data", "ep"))
         axes.update({name: experts[name] for name in ("expert_data", "ep")})
     pp, dp, cp, tp = (root.get_local_rank(name) for name in names)
     return Mesh(pp=pp, dp=dp, cp=cp, tp=tp, root=root, axes=axes)
@@ -67,27 +82,22 @@ def build_mesh(config: ParallelConfig, context: RankContext) -> Mesh:
 
 def living_groups() -> set[dist.ProcessGroup]:
     """Every process group that this rank is in now."""
-    return set(dist.distributed_c10d._world.pg_map)
+    return set(process_groups())
 
 
 def destroy_groups(keep: set[dist.ProcessGroup], *, forgiving: bool = False) -> None:
     """Destroys the groups that were made since `keep` was taken, in the order in which they were made (the same on every rank).
 
-    DTensor remembers how it cut and moved tensors, by the shape of the mesh: a later mesh of the same shape would meet the groups of
-    this one. So its memory goes too. `forgiving`: after a failure, groups that will not go must not hide its cause.
+    `forgiving`: after a failure, a group that cannot be destroyed must not hide the cause of the failure.
     """
-    for group in [g for g in dist.distributed_c10d._world.pg_map if g not in keep]:
+    for group in [g for g in process_groups() if g not in keep]:
         with contextlib.suppress(RuntimeError, ValueError) if forgiving else contextlib.nullcontext():
             dist.destroy_process_group(group)
-    _clear_sharding_prop_cache()
-    for module in (_redistribute, _sharding_prop):
-        for remembered in vars(module).values():
-            if hasattr(remembered, "cache_clear") and not isinstance(remembered, type):
-                remembered.cache_clear()
+    forget_shardings()
 
 
 def line_up(context: RankContext) -> None:
-    """Returns when every rank has come here (a barrier that needs no word of devices)."""
+    """A barrier on the device of the rank: returns when every rank has come here."""
     token = torch.zeros(1, device=context.device)
     dist.all_reduce(token)
     token.item()

@@ -7,6 +7,7 @@ precision decides is the dtype of activations and matrix products. A precision t
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from autotune.errors import ConfigError
+from autotune.ports import TrialRequest
 from autotune.spec import ModelSpec, ParallelConfig
 
 DTYPES = {
@@ -24,6 +26,8 @@ DTYPES = {
     "fp8": torch.bfloat16,
 }
 """Dtype of the activations; fp8 multiplies in 8 bits and keeps bf16 between."""
+LOSS_SCALE = 2.0**16
+"""first loss scale of fp16, as in torch.amp"""
 
 
 def check_precision(config: ParallelConfig, model: ModelSpec, device: torch.device) -> None:
@@ -77,6 +81,14 @@ def to_float8(module: nn.Module) -> None:
     from torchao.float8 import convert_to_float8_training
 
     convert_to_float8_training(module, module_filter_fn=lambda m, name: isinstance(m, nn.Linear) and "layers." in name)
+
+
+def first_loss_scale(request: TrialRequest) -> float:
+    """The trainer option `loss_scale`: what loss scaling starts from in fp16. Raises `ConfigError` for a scale below 1."""
+    scale = request.trainer_options.get("loss_scale", LOSS_SCALE)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 1 <= scale < math.inf:
+        raise ConfigError(f"loss_scale must be a finite number of at least 1, but is {scale!r}", field="loss_scale")
+    return float(scale)
 
 
 class LossScaler:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autotune_workers.training.torch_internals import abort_process_group
+
 
 def open_store(host: str, world_size: int, timeout_s: float) -> tuple[dist.TCPStore, int]:
     """Opens the gang's store on `host` and returns it with its port; does not wait for the others."""
@@ -72,4 +74,4 @@ def abort() -> None:
     """Breaks off what the process group is doing, from whatever thread; its collectives raise. No group, no effect."""
     with contextlib.suppress(Exception):  # a backend that cannot abort is ended by its peers' closed connections
         if dist.is_initialized():
-            torch.distributed.distributed_c10d._abort_process_group()
+            abort_process_group()

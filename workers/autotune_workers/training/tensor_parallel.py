@@ -1,4 +1,4 @@
-"""Tensor parallelism: each matrix of a stage is cut over the `tp` axis as a DTensor (Shoeybi et al. 2019, arXiv:1909.08053).
+"""Tensor parallelism: each matrix of a stage is sharded over the `tp` axis as a DTensor (Shoeybi et al. 2019, arXiv:1909.08053).
 
     column cut   wq wk wv up gate output      row cut   wo down (their outputs are summed) and the embedding (over the vocabulary)
 
@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -26,11 +25,30 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from autotune.errors import ConfigError
+from autotune.spec import ModelSpec, ParallelConfig
 from autotune_workers.training.decoder import Block, DecoderStage, Mlp
+from autotune_workers.training.torch_internals import local_shape_and_offset
 
 
-def cut_stage(stage: DecoderStage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Turns the stage's weights into DTensors over `mesh` and lays the collectives around its modules. The weights may be on meta."""
+def check_tensor(model: ModelSpec, config: ParallelConfig, seq_len: int) -> None:
+    """Raises `ConfigError` when heads, matrices or positions cannot be divided evenly."""
+    for name, value in (
+        ("num_attention_heads", model.num_attention_heads),
+        ("num_kv_heads", model.num_kv_heads),
+        ("ffn_hidden_size", model.ffn_hidden_size),
+    ):
+        if value % config.tp:
+            raise ConfigError(f"tp must divide {name}, but tp={config.tp} and {name}={value}", field="tp")
+    if config.sequence_parallel and seq_len // config.cp % config.tp:
+        raise ConfigError(
+            f"tp must divide seq_len / cp under sequence_parallel, but tp={config.tp} and {seq_len // config.cp}",
+            field="tp",
+        )
+
+
+def apply_tensor_parallel(stage: DecoderStage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Turns the stage's weights into DTensors over `mesh` and puts the collectives around its modules. The weights may be on the meta device."""
     stream = Shard(1) if sequence_parallel else Replicate()
     for block in stage.layers.values():
         _cut_block(block, mesh, stream)
@@ -94,18 +112,14 @@ def local_part(whole: Tensor, parameter: Tensor) -> Tensor:
     """The part of a whole weight that this rank keeps of `parameter` (all of it, when that is no DTensor)."""
     if not isinstance(parameter, DTensor):
         return whole
-    shape, offset = compute_local_shape_and_global_offset(whole.shape, parameter.device_mesh, parameter.placements)
+    shape, offset = local_shape_and_offset(whole.shape, parameter.device_mesh, parameter.placements)
     return whole[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))]
 
 
-def vocabulary_slice(stage: DecoderStage) -> tuple[int, int]:
-    """First token id and number of ids of this rank's logits; to be asked before data parallelism cuts the weights further."""
-    assert stage.output is not None
-    weight = stage.output.weight
-    if not isinstance(weight, DTensor):
-        return 0, weight.shape[0]
-    shape, offset = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
-    return int(offset[0]), int(shape[0])
+def vocabulary_slice(vocab_size: int, mesh: DeviceMesh) -> tuple[int, int]:
+    """First token id and number of ids of this rank's logits."""
+    (size,), (start,) = local_shape_and_offset((vocab_size,), mesh, [Shard(0)])
+    return start, size
 
 
 class VocabularyParallelLoss(torch.autograd.Function):

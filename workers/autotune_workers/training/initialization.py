@@ -1,0 +1,55 @@
+"""Starting values of the weights: the same numbers however the model is divided over ranks.
+
+Every weight is drawn from a generator of its own, seeded by (seed, its name in the whole model). A rank draws the whole weight and keeps
+its part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autotune.spec import ModelSpec
+from autotune_workers.training.decoder import DecoderStage
+from autotune_workers.training.tensor_parallel import local_part
+
+
+def initial_value(name: str, shape: torch.Size, spec: ModelSpec, seed: int, device: torch.device) -> Tensor:
+    """The starting value of a whole weight: N(0, 0.02^2), residual projections scaled by 1/sqrt(2 L) (Radford et al. 2019, section 2.3)."""
+    kind = name.rsplit(".", 1)[-1]
+    if "norm" in name:
+        return torch.ones(shape, device=device) if kind == "weight" else torch.zeros(shape, device=device)
+    if kind == "bias":
+        return torch.zeros(shape, device=device)
+    scale = 0.02 / math.sqrt(2 * spec.num_layers) if name.endswith(("wo.weight", "down.weight")) else 0.02
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
+    generator = torch.Generator(device=device).manual_seed(int.from_bytes(digest))
+    return torch.randn(shape, generator=generator, device=device).mul_(scale)
+
+
+def materialize(
+    module: nn.Module, names: dict[nn.Parameter, str], spec: ModelSpec, *, seed: int, device: torch.device
+) -> None:
+    """Gives the module's weights on the meta device their memory and starting values. `names`: of each weight in the whole model."""
+    for inner in module.modules():
+        for key, parameter in inner.named_parameters(recurse=False):
+            if parameter.device.type != "meta":
+                continue
+            whole = initial_value(names[parameter], parameter.shape, spec, seed, device)
+            values: Tensor = local_part(whole, parameter).clone()
+            if isinstance(parameter, DTensor):
+                values = DTensor.from_local(
+                    values,
+                    parameter.device_mesh,
+                    parameter.placements,
+                    run_check=False,
+                    shape=parameter.shape,
+                    stride=parameter.stride(),
+                )
+            inner.register_parameter(key, nn.Parameter(values))
+    for stage in (m for m in module.modules() if isinstance(m, DecoderStage)):
+        stage.tie()

@@ -1,0 +1,43 @@
+"""The torch releases that the native trainer runs on. It imports no torch itself.
+
+The trainer uses a few names that torch does not promise to keep (`torch_internals` lists them). They are checked, by the tests of this
+package, with the releases from `OLDEST` up to, but not including, `FIRST_UNTESTED`; `pyproject.toml` states the same bound.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+from autotune.errors import RunnerError
+
+OLDEST = (2, 13)
+"""major and minor number of the first release that works"""
+FIRST_UNTESTED = (2, 14)
+"""major and minor number of the first release that nobody has tried"""
+
+
+def requirement() -> str:
+    """The bound as pip reads it."""
+    return f"torch>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, FIRST_UNTESTED))}"
+
+
+def check_torch_version(installed: str | None = None) -> None:
+    """Raises `RunnerError` unless torch is installed in a release that works. `installed`: its version; None: look it up."""
+    if installed is None:
+        try:
+            installed = metadata.version("torch")
+        except metadata.PackageNotFoundError:
+            raise RunnerError(
+                f"the native trainer needs {requirement()}, but torch is not installed",
+                remedy="pip install 'autotune[native]'",
+                field="trainer",
+            ) from None
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
+    release = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    if not OLDEST <= release < FIRST_UNTESTED:
+        raise RunnerError(
+            f"the native trainer needs {requirement()}, but torch {installed} is installed",
+            remedy=f"pip install '{requirement()}'; trainers other than native do not depend on this torch",
+            field="trainer",
+        )
