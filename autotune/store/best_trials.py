@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from autotune.spec.plain import canonical
 from autotune.spec.study import SIMULATED
 from autotune.store.database import lock
 
@@ -17,8 +16,8 @@ _CHOOSE = text(
     INSERT INTO records (workload, config_key, trial, throughput, model, cluster, trainer)
     WITH measured AS (
         SELECT t.key, t.workload, t.config_key, t.throughput,
-            CASE WHEN s."values" LIKE :simulated THEN 1 ELSE 0 END AS simulated
-        FROM trials AS t JOIN specs AS s ON s.study = t.study
+            CASE WHEN s.runner = :simulated THEN 1 ELSE 0 END AS simulated
+        FROM trials AS t JOIN studies AS s ON s.key = t.study
         WHERE t.workload = :workload AND t.config_key = :config_key AND t.throughput IS NOT NULL
     ), counted AS (
         SELECT * FROM measured WHERE simulated = (SELECT min(simulated) FROM measured)
@@ -33,14 +32,7 @@ _CHOOSE = text(
 )
 
 
-def runner_text(name: str) -> str:
-    """What a kept study holds when that is its runner: specs are canonical JSON, so that their text can be asked."""
-    return f'"runner":{canonical(name)}'
-
-
 def keep_record(connection: Connection, workload: int, config_key: int) -> None:
     """Chooses the config's representative again, after one of its trials was measured."""
     lock(connection, f"record {config_key}")  # two studies may measure the same config at once
-    connection.execute(
-        _CHOOSE, {"workload": workload, "config_key": config_key, "simulated": f"%{runner_text(SIMULATED)}%"}
-    )
+    connection.execute(_CHOOSE, {"workload": workload, "config_key": config_key, "simulated": SIMULATED})

@@ -15,11 +15,10 @@ from sqlalchemy import Connection, and_, case, func, select, text
 from autotune.errors import StoreCorruptError, StoreError, StoreUnavailableError
 from autotune.spec.study import SIMULATED
 from autotune.store import history, laws, queries, schema
-from autotune.store.best_trials import runner_text
 from autotune.store.diagnosis import diagnosed
 from autotune.store.sql import SqlStore
 from autotune.store.table_files import export, study_keys
-from autotune.store.tables import attempts, events, records, specs, studies, trials
+from autotune.store.tables import attempts, events, records, studies, trials
 
 __all__ = ["backup", "check", "export", "vacuum"]
 
@@ -109,10 +108,10 @@ def _count_faults(connection: Connection, key: int, study_id: str) -> Iterator[s
 
 def _record_faults(store: SqlStore) -> Iterator[str]:
     """Representatives that are missing or are no median: fewer or more trials are faster than half of the config's trials."""
-    simulated = case((specs.c["values"].contains(runner_text(SIMULATED), autoescape=True), 1), else_=0)
+    simulated = case((studies.c.runner == SIMULATED, 1), else_=0)
     counted = (
         select(trials.c.workload, trials.c.config_key, trials.c.throughput, simulated.label("simulated"))
-        .join(specs, specs.c.study == trials.c.study)
+        .join(studies, studies.c.key == trials.c.study)
         .where(trials.c.throughput.is_not(None))
         .subquery()
     )

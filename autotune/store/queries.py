@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, select
+from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
 from autotune.errors import NotFoundError
 from autotune.ports import Revision, StudyRecord
 from autotune.spec import StudyStatus, Trial
-from autotune.store.best_trials import runner_text
 from autotune.store.database import to_us
 from autotune.store.packing import unpack_steps
 from autotune.store.rows import read_study, read_trial
@@ -87,8 +86,8 @@ def list_studies(
         query = query.where(studies.c.name == name)
     if ended_before is not None:
         query = query.where(studies.c.ended_us < to_us(ended_before))
-    query = query.where(_ran_on(runner)) if runner else query
-    query = query.where(~_ran_on(without_runner)) if without_runner else query
+    query = query.where(studies.c.runner == runner) if runner else query
+    query = query.where(studies.c.runner != without_runner) if without_runner else query
     about = {"model": model, "cluster": cluster, "trainer": trainer}
     if any(about.values()):
         query = query.join(workloads, workloads.c.key == studies.c.workload)
@@ -167,8 +166,7 @@ def best(
     for name, value in asked.items():
         picked = picked.where(columns[name] == value)
     if runner or without_runner:
-        picked = picked.join(specs, specs.c.study == studies.c.key)
-        picked = picked.where(_ran_on(runner) if runner else ~_ran_on(without_runner))
+        picked = picked.where(studies.c.runner == runner if runner else studies.c.runner != without_runner)
     if one_each:
         place = func.row_number().over(
             partition_by=(records.c.model, records.c.cluster), order_by=(records.c.throughput.desc(), records.c.trial)
@@ -183,10 +181,6 @@ def best(
     rows = sorted(rows, key=lambda row: order[row.key])
     of = {record.id: record for record in _by_key(connection, {row.study for row in rows})}
     return [(of[row.study_id], read_trial(row.study_id, row)) for row in rows]
-
-
-def _ran_on(runner: str) -> ColumnElement[bool]:
-    return specs.c["values"].contains(runner_text(runner), autoescape=True)
 
 
 def _by_key(connection: Connection, keys: set[int]) -> list[StudyRecord]:

@@ -1,12 +1,13 @@
 """Rows as values, values as rows.
 
 A trial's row keeps what is asked about in columns; `document` holds config, estimate, measurement, reward, failure and reason in full.
-The column `config` is the short text that people read and search. A config is known by `config_key`, the first 64 bits of its
-fingerprint, so that the same config is the same number in every study.
+The column `config` is the short text that people read and search. A config is known by `config_key`, the first 64 bits of the
+fingerprint of `ParallelConfig.key`, so that the same config is the same number in every study and after knobs are added.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +27,7 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
-from autotune.spec.plain import canonical, fingerprint, finite, study_from_dict
+from autotune.spec.plain import canonical, finite, study_from_dict
 from autotune.store.database import from_us, to_us
 from autotune.store.packing import pack_document, unpack_document
 
@@ -38,7 +39,7 @@ def clean(text: str) -> str:
 
 def config_key(config: ParallelConfig) -> int:
     """A signed 64-bit number that is the same for equal configs."""
-    return int.from_bytes(bytes.fromhex(fingerprint(config.to_dict())[:16]), "big", signed=True)
+    return int.from_bytes(hashlib.blake2b(config.key.encode(), digest_size=16).digest()[:8], "big", signed=True)
 
 
 def json_text(values: Any) -> str:

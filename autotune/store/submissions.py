@@ -70,6 +70,7 @@ def _insert_study(connection: Connection, study: Study, owner: str, now: int) ->
             name=clean(study.name),
             owner=owner,
             workload=workload,
+            runner=clean(study.runner),
             status=str(StudyStatus.QUEUED),
             message="",
             created_us=now,

@@ -73,6 +73,7 @@ studies = Table(
     Column("name", Text, nullable=False, index=True),
     Column("owner", Text, nullable=False),
     Column("workload", Integer, ForeignKey("workloads.key"), nullable=False),
+    Column("runner", Text, nullable=False, server_default=""),
     Column("status", Text, nullable=False),
     Column("message", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False, index=True),

@@ -13,15 +13,19 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from autotune.errors import StoreCorruptError, StoreVersionError
-from autotune.spec import TrialStatus
+from autotune.spec import ParallelConfig, TrialStatus
 from autotune.store import SqlStore, maintenance, open_store
+from autotune.store.rows import config_key
 from autotune.store.schema import HEAD
 from autotune.store.tables import metadata
 from autotune.testing.stores import a_study
 from tests.postgresql import PostgresServer
 
-VERSION_1 = Path(__file__).parent / "data" / "version-1.sql"
+DATA = Path(__file__).parent / "data"
+VERSION_1 = DATA / "version-1.sql"
 """What the first version wrote: a study with five trials, and one that waits."""
+VERSION_2 = DATA / "version-2.sql"
+"""What the second version wrote: a study with five trials, a simulated one with three, and one that waits."""
 
 
 def difference(store: SqlStore) -> list[object]:
@@ -31,11 +35,17 @@ def difference(store: SqlStore) -> list[object]:
         return list(compare_metadata(MigrationContext.configure(connection, opts=options), metadata))
 
 
-def old_file(path: Path) -> Path:
-    """A version-1 file."""
+def old_file(path: Path, written: Path = VERSION_1) -> Path:
+    """A file of an older version."""
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(VERSION_1.read_text())
+        connection.executescript(written.read_text())
     return path
+
+
+def keys_of(path: Path) -> list[tuple[int, str]]:
+    """(config_key, config) of all trials."""
+    with closing(sqlite3.connect(path)) as connection:
+        return list(connection.execute("SELECT config_key, config FROM trials ORDER BY key"))
 
 
 def test_the_migrations_make_the_tables_that_the_code_uses(tmp_path: Path) -> None:
@@ -70,6 +80,35 @@ def test_a_version_1_file_is_upgraded_after_a_copy(tmp_path: Path) -> None:
         assert connection.execute("SELECT count(*) FROM trials").fetchone() == (5,)
     open_store(path).close()
     assert len(list(tmp_path.glob("*.backup"))) == 1, "a file that is up to date is not copied again"
+
+
+@pytest.mark.parametrize("written", [VERSION_1, VERSION_2])
+def test_an_upgrade_gives_each_config_the_key_that_this_release_gives_it(tmp_path: Path, written: Path) -> None:
+    path = old_file(tmp_path / "old.db", written)
+    before = keys_of(path)
+    open_store(path).close()
+    after = keys_of(path)
+    assert [config for _, config in after] == [config for _, config in before]
+    assert [key for key, _ in after] == [config_key(ParallelConfig.parse(config)) for _, config in after]
+    assert all(new != old for (new, _), (old, _) in zip(after, before, strict=True))
+
+
+def test_a_version_2_file_keeps_its_best_trials_and_knows_what_was_simulated(tmp_path: Path) -> None:
+    path = old_file(tmp_path / "old.db", VERSION_2)
+    with closing(sqlite3.connect(path)) as connection:
+        best = list(connection.execute("SELECT trial, throughput FROM records ORDER BY trial"))
+    store = open_store(path)
+    try:
+        assert difference(store) == []
+        assert maintenance.check(store) == []
+        with closing(sqlite3.connect(path)) as connection:
+            assert list(connection.execute("SELECT trial, throughput FROM records ORDER BY trial")) == best
+        assert [record.study.name for record in store.studies(runner="simulated")] == ["played"]
+        assert [record.study.name for record in store.studies(without_runner="simulated")] == ["waiting", "real"]
+        assert {record.study.name for record, _ in store.best(without_runner="simulated")} == {"real"}
+        assert [str(trial.config) for _, trial in store.best(runner="simulated")] == [str(ParallelConfig(tp=4, dp=2))]
+    finally:
+        store.close()
 
 
 def test_an_upgrade_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
