@@ -74,6 +74,8 @@ class Plan:
     """set when nothing is feasible"""
     source: str = ""
     """where the cost model's constants come from"""
+    not_modelled: tuple[str, ...] = ()
+    """the study's own knobs: the cost model is neutral to them, so the rows show each at its default"""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: configs, feasible, infeasible, nearest_miss, source."""
@@ -83,6 +85,7 @@ class Plan:
             "infeasible": dict(self.infeasible),
             "nearest_miss": self.nearest_miss.to_dict() if self.nearest_miss else None,
             "source": self.source,
+            "not_modelled": list(self.not_modelled),
         }
 
 
@@ -118,7 +121,8 @@ class WhatIf:
 def plan(space: SearchSpace, *, calibration: Calibration | None = None, top: int | None = 10) -> Plan:
     """The plan of a space; `top` limits the rows (None: all feasible ones).
 
-    Ties in value go to the config that comes first in the space, so that the order is the same everywhere.
+    Ties in value go to the config that comes first in the space, so that the order is the same everywhere. Configs that differ only in the study's own
+    knobs are predicted alike: one row stands for them, with each own knob at its default.
     """
     constants = calibration or calibration_for(space.workload)
     predicted = estimate(space.workload, space.table, calibration=constants)
@@ -126,6 +130,7 @@ def plan(space: SearchSpace, *, calibration: Calibration | None = None, top: int
     fits = np.flatnonzero(chance <= FITS)
     value = np.asarray(predicted.tokens_per_s) * (1.0 - chance)
     order = fits[np.argsort(-value[fits], kind="stable")]
+    order = order[space.table.at_default(knob.name for knob in space.table.own)[order]]
     shown = order if top is None else order[: positive_int("top", top)]
     infeasible = dict(space.excluded)
     if len(space) > len(fits):
@@ -140,6 +145,7 @@ def plan(space: SearchSpace, *, calibration: Calibration | None = None, top: int
         infeasible=infeasible,
         nearest_miss=None if len(fits) else _nearest_miss(space, predicted, constants),
         source=constants.source,
+        not_modelled=tuple(knob.name for knob in space.table.own),
     )
 
 

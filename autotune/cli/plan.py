@@ -79,6 +79,8 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
     if found.rows:
         out.print(plan_table(found, palette=_palette(out)))
         out.print("ranked by predicted speed times the probability that it fits into memory")
+        if found.not_modelled:
+            out.print(f"not in the cost model, each shown at its first value: {', '.join(found.not_modelled)}")
     elif found.nearest_miss:
         miss = found.nearest_miss
         out.print(

@@ -108,6 +108,13 @@ class ConfigTable:
         """Where the column `name` holds `word`: `table.is_word("precision", "bf16")`."""
         return np.asarray(self._columns[name] == self.knobs[name].encode(word))
 
+    def at_default(self, names: Iterable[str]) -> NDArray[np.bool_]:
+        """Where all these knobs have their default, shape (N,)."""
+        mask = np.ones(len(self), dtype=np.bool_)
+        for name in names:
+            mask &= self._columns[name] == self.knobs[name].encode(self.knobs[name].default)
+        return mask
+
     def check_counts(self) -> None:
         """Raises `ConfigError` when a degree or count is below 1."""
         for name, knob in self.knobs.items():

@@ -134,7 +134,7 @@ class CommandTrainer(Trainer):
         model = {f.name: getattr(workload.model, f.name) for f in fields(ModelSpec) if f.name != "name"}
         return {
             **model,
-            **config.to_dict(),
+            **config.values(),
             "model": workload.model.name,
             "head_dim": workload.model.head_dim,
             "seq_len": workload.seq_len,
