@@ -1,15 +1,20 @@
-"""What to try next. A file's stem is the registered name of its searcher.
+"""Searchers: which config to try next. A module's name is the registered name of its searcher.
 
-    searcher.py      Searcher: ask, tell, expected_gain, reason; Problem: what is searched
-    dominance.py     what an out-of-memory failure rules out          worth.py   from step time to score
-    kinship.py       what another workload's measurements tell about this one's
-    random.py        grid.py        cost_ranked.py        rule_of_thumb.py
-    believing.py     BelievingSearcher: what further trials may still bring; surrogate/ holds its models
-    bayesian.py      the default: the cost model's prediction, corrected by every trial
-    reinforce.py     a policy trained on simulated clusters, adapted during the study
-    optuna.py        any Optuna sampler as a searcher; optuna_study.py: our searchers as Optuna samplers, and the export
+    searcher.py         Searcher, the base class: ask, tell, expected_gain, reason; Problem: what is searched
+    random.py           grid.py           cost_ranked.py           rule_of_thumb.py
+    bayesian.py         the default: Bayesian search on the cost model's prediction, corrected by every trial
+    reinforce.py        a policy trained on simulated clusters, adapted during the study
+    optuna.py           any Optuna sampler as a searcher
+    optuna_study.py     our searchers as Optuna samplers; export of a study to an Optuna storage
 
-Assumptions: the candidates are enumerated (`SearchSpace`), a trial takes far longer than choosing it, one loop owns a searcher.
+    model_based.py      ModelBasedSearcher, the base of bayesian and reinforce: estimates the gain of further trials
+    surrogate/          its models of time, memory and failures
+    objective_model.py  from step time to score
+    dominance.py        which candidates an out-of-memory failure rules out
+    transfer.py         how much another workload's measurements tell about this one
+    policy.py           the policy of reinforce; its weights are in policy.json
+
+Assumptions: the candidates are enumerated (`SearchSpace`). A trial takes far longer than choosing it. One loop owns a searcher.
 """
 
 from __future__ import annotations
@@ -48,9 +53,11 @@ def make_searcher(
 ) -> Searcher:
     """The searcher of that name over the candidates of `space`.
 
-    `estimate`: prediction for all of them (default: the cost model's); `calibration`: its constants, for the history and for configs
-    outside the space; `history`: trials of earlier studies, each with its workload; `enqueue`: guesses to try first. Raises
-    `CatalogError` for an unknown name, `MissingExtraError` when it needs an extra that is not installed, `SpecError` for an unknown option and `ConfigError` for a guess outside the space.
+    `estimate`: prediction for all candidates (default: the cost model's). `calibration`: constants of the cost model, for the history and for
+    configs outside the space. `history`: trials of earlier studies, each with its workload. `enqueue`: configs to try first.
+
+    Raises `CatalogError` for an unknown name, `MissingExtraError` for a searcher whose extra is not installed, `SpecError` for an unknown option
+    and `ConfigError` for an enqueued config outside the space.
     """
     problem = Problem(
         space=space,
@@ -87,7 +94,7 @@ def searcher_names() -> tuple[str, ...]:
 
 
 def _find(name: str) -> tuple[Callable[[Problem], Searcher], tuple[str, ...]]:
-    """The class of that name and the options that it takes; modules are imported when they are asked for."""
+    """The class of that name and the options that it takes. Imports only the module that is needed."""
     if name == "random":
         from autotune.search.random import RandomSearcher
 

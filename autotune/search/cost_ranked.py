@@ -1,14 +1,15 @@
-"""Cost order: the candidates as the cost model ranks them, skipping what earlier failures rule out. It does not learn otherwise, but for
-the gradient noise scale where the objective is goodput.
+"""Cost order: the candidates as the cost model ranks them, without those that earlier failures rule out.
 
-Rank: expected tokens per second, predicted throughput times the probability that it fits.
+    rank by    predicted throughput * P(fits)
+
+It does not learn from measurements, except the gradient noise scale where the objective is goodput.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from autotune.search.objective_model import predicted_worth
+from autotune.search.objective_model import predicted_objective
 from autotune.search.searcher import Problem, Searcher
 from autotune.spec import Trial
 
@@ -28,13 +29,13 @@ class CostRankedSearcher(Searcher):
     def _rank(self) -> None:
         with np.errstate(divide="ignore"):
             fits = np.log1p(-np.minimum(np.atleast_1d(self._estimate.oom_probability), 1.0))
-        worth = predicted_worth(self.problem, self._estimate, [trial for _, trial in self.trials])
-        self._order = np.argsort(-(worth + fits), kind="stable")
+        predicted = predicted_objective(self.problem, self._estimate, [trial for _, trial in self.trials])
+        self._order = np.argsort(-(predicted + fits), kind="stable")
 
     def propose(self) -> tuple[int, str] | None:
-        open_ = np.zeros(len(self.space), dtype=np.bool_)
-        open_[self.worth_trying()] = True
-        ranks = np.flatnonzero(open_[self._order])
+        is_eligible = np.zeros(len(self.space), dtype=np.bool_)
+        is_eligible[self.eligible()] = True
+        ranks = np.flatnonzero(is_eligible[self._order])
         if not len(ranks):
             return None
         index = int(self._order[ranks[0]])

@@ -1,14 +1,14 @@
-"""Memory dominance: which configs need at least as much memory as one that ran out of it.
+"""Memory dominance: which configs need at least as much memory as one that ran out of memory.
 
-Three rules, each with all other knobs equal. On 3257 published H100 configurations (1B to 80B parameters, 8 to 512 GPUs, the
-sweeps behind the Ultra-Scale Playbook) they were wrong on few pairs, so an out-of-memory failure rules candidates out for good:
+Three rules, each with all other knobs equal, checked on 3257 published H100 configurations (1B to 80B parameters, 8 to 512 GPUs, the sweeps
+behind the Ultra-Scale Playbook). They were wrong on few pairs, so an out-of-memory failure rules candidates out for good:
 
     larger micro-batch         2078 pairs, 0.6% wrong        the accumulation steps follow from the batch law
     lower ZeRO stage            179 pairs, 0.0% wrong
     same tp * pp, lower tp     1321 pairs, 1.0% wrong        pipeline stages hold 1F1B's micro-batches in flight, tensor shards do not
 
-By construction also: recomputing less, and sharding the sequence no longer. The performance counterparts of these rules were wrong
-on up to 67% of pairs, so speed is left to the model.
+Two more hold by construction: less recomputation, and no sequence parallelism instead of sequence parallelism. The same rules about speed were
+wrong on up to 67% of pairs, so speed is left to the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from autotune.spec import ConfigTable, ParallelConfig
 
 ORDERED = ("tp", "pp", "micro_batch_size", "accumulation_steps", "zero_stage", "recompute", "sequence_parallel")
-"""The knobs with a rule of their own; all others must be equal."""
+"""Knobs that one of the rules orders; all other knobs must be equal."""
 
 
 def needs_as_much_memory(table: ConfigTable, failed: ParallelConfig) -> NDArray[np.bool_]:
@@ -30,7 +30,7 @@ def needs_as_much_memory(table: ConfigTable, failed: ParallelConfig) -> NDArray[
             mask &= table.column(name) == knob.encode(failed.value(name))
     mask &= table.tp <= failed.tp
     mask &= table.micro_batch_size >= failed.micro_batch_size
-    # the same tokens per step, cut up coarser: a larger global batch at the same micro-batch needs no less memory either
+    # a larger global batch at the same micro-batch needs no less memory either
     mask &= table.global_batch_size >= failed.global_batch_size
     mask &= table.zero_stage <= failed.zero_stage
     mask &= table.recompute <= table.knobs["recompute"].encode(failed.recompute)

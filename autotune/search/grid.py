@@ -1,4 +1,4 @@
-"""Grid search: the candidates in the order of the space, whatever comes of them."""
+"""Grid search: the candidates in the order of the space. It does not learn."""
 
 from __future__ import annotations
 

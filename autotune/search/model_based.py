@@ -1,7 +1,8 @@
-"""Searchers with beliefs about every candidate: they know what further trials may still bring.
+"""Searchers with a posterior over every candidate, which estimate what further trials may still gain.
 
-What all candidates together may bring, averaged over all models (`surrogate.averaged`), says when it is time to stop: choosing by a wrong model
-costs a trial, stopping by one costs the study. One more trial may be worth little where twenty candidates are each a little likely to be far better.
+The estimate averages over all models (`surrogate.model_average`) and looks several trials ahead. Choosing a candidate by a wrong model costs one
+trial; stopping by a wrong model costs the study. And one more trial may be expected to gain little where each of twenty candidates has a
+small chance of being far better.
 """
 
 from __future__ import annotations
@@ -13,55 +14,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.search.searcher import Problem, Searcher, score
-from autotune.search.surrogate.acquisition import expected_maximum, log_averaged_improvement
+from autotune.search.surrogate.acquisition import expected_maximum, log_mixture_improvement
 from autotune.search.surrogate.posterior import Posterior
 
 Array = NDArray[np.float64]
 
 
 class ModelBasedSearcher(Searcher):
-    """Keeps `Posterior`, whatever it proposes by."""
+    """Keeps a `Posterior`; subclasses decide how to propose."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self._conditioned_on = 0
 
-    def expected_gain(self, trials: int = Searcher.AHEAD) -> float | None:
-        """Expected relative improvement of the throughput by the best of the next `trials`, the candidates of greatest expected improvement; 0 when no
-        candidate is left; None before anything was measured."""
-        best, candidates = self.best_score(), self.worth_trying()
+    def expected_gain(self, trials: int = Searcher.LOOKAHEAD) -> float | None:
+        """Expected relative gain of the throughput by the best of the `trials` candidates with the greatest expected improvement. 0 when no candidate
+        is left; None before the first measurement."""
+        best, candidates = self.best_score(), self.eligible()
         if best is None:
             return None
         if not len(candidates):
             return 0.0
-        log_weights, mean, sd, runs = self.believed(candidates)
-        likely = np.argsort(-(log_averaged_improvement(log_weights, mean, sd, best) + runs))[:trials]
+        log_weights, mean, sd, runs = self.predict(candidates)
+        likely = np.argsort(-(log_mixture_improvement(log_weights, mean, sd, best) + runs))[:trials]
         gains = [
             expected_maximum(m[likely], s[likely], np.exp(runs[likely]), best) for m, s in zip(mean, sd, strict=True)
         ]
-        return self.as_speed(float(np.exp(log_weights) @ gains))
+        return self.as_throughput_gain(float(np.exp(log_weights) @ gains))
 
-    def as_speed(self, gain: float) -> float:
-        """What a gain of the score is as a relative one of the throughput; where that counts for nothing: as it is."""
-        slope = self.beliefs.slope
+    def as_throughput_gain(self, gain: float) -> float:
+        """A gain of the score as a relative gain of the throughput; unchanged where the score does not depend on the throughput."""
+        slope = self.posterior.slope
         return math.expm1(gain / slope) if slope > 0 else gain
 
     @property
-    def beliefs(self) -> Posterior:
-        """What is believed after the trials so far."""
+    def posterior(self) -> Posterior:
+        """The posterior given all trials so far."""
         if self._conditioned_on != len(self.trials):
-            self._beliefs.update(self.trials)
+            self._posterior.update(self.trials)
             self._conditioned_on = len(self.trials)
-        return self._beliefs
+        return self._posterior
 
-    def believed(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
-        """Log weights of the models, shape (M,), mean and standard deviation of the scores in each, shape (M, N), and log P(it runs), shape (N,)."""
-        return *self.beliefs.score(candidates, self.pending()), self.beliefs.log_runs(candidates)
+    def predict(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
+        """Log weights of the models, shape (M,); mean and standard deviation of the scores in each, shape (M, N); log P(runs), shape (N,)."""
+        return *self.posterior.score(candidates, self.pending()), self.posterior.log_runs(candidates)
 
     def best_score(self) -> float | None:
-        """Best score that a candidate or the baseline reached; None before anything was measured."""
+        """Best score of any measured trial, the baseline included; None before the first measurement."""
         return max((score(trial) for _, trial in self.trials if trial.is_measured), default=None)
 
     @cached_property
-    def _beliefs(self) -> Posterior:
+    def _posterior(self) -> Posterior:
         return Posterior(self.problem)

@@ -1,13 +1,14 @@
-"""How the score that is maximized hangs on the step time.
+"""How the score that is maximized depends on the step time.
 
-A reward weighs throughput against stability; its throughput may be per unit of cost, or times the statistical efficiency of the global batch
-(`autotune.reward`):
+A reward weighs throughput against stability. Its throughput may be per unit of cost, or multiplied by the statistical efficiency of the global
+batch (`autotune.reward`):
 
-    score = slope * (log tokens_per_s + log efficiency - log cost) + rest     slope = 1 - stability_weight, or 1 where trials have no reward
+    score  = slope * (log tokens_per_s + log efficiency - log cost) + offset
+    slope  = 1 - stability_weight, or 1 where trials have no reward
 
-The time model predicts the first part. Efficiency hangs on the batch alone, once a trial has told the gradient noise scale: it is computed, not
-learnt, so that a large batch that is only fast does not look good until it was tried. `rest` (the baseline's constant, stability) is what
-a trial's reward says beyond both.
+The time model predicts tokens_per_s. The efficiency depends on the global batch alone once a trial has measured the gradient noise scale: it is
+computed, not learnt, so that a large batch that is fast but inefficient is not tried first. `offset` is the remainder of a trial's reward:
+stability, and the constant of the baseline.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from autotune.search.searcher import Problem, score
 from autotune.spec import ConfigTable, Estimate, Objective, Trial
 
 
-def predicted_worth(problem: Problem, estimate: Estimate, trials: Sequence[Trial] = ()) -> NDArray[np.float64]:
-    """Log of the predicted throughput in the objective's terms, up to a constant, shape (N,); `trials`: what was measured so far."""
+def predicted_objective(problem: Problem, estimate: Estimate, trials: Sequence[Trial] = ()) -> NDArray[np.float64]:
+    """Log of the predicted throughput, efficiency and cost included, up to a constant, shape (N,); `trials`: all trials so far."""
     log_tokens = np.log(np.atleast_1d(np.asarray(estimate.tokens_per_s, dtype=np.float64)))
     table = problem.space.table
     gained = log_efficiency(problem.objective, table.global_batch_size, trials)
@@ -31,15 +32,18 @@ def predicted_worth(problem: Problem, estimate: Estimate, trials: Sequence[Trial
 
 
 def log_cost(objective: Objective, table: ConfigTable) -> NDArray[np.float64]:
-    """Log of what a second of each config costs, up to a constant: ranks where cost counts, else nothing; shape (N,)."""
+    """Log of the cost of a second of each config, up to a constant, shape (N,): log of its ranks for the metric `cost`, else 0."""
     if objective.metric == "cost":
         return np.asarray(np.log(table.world_size))
     return np.zeros(len(table))
 
 
 def log_efficiency(objective: Objective, batches: NDArray[np.int64], trials: Sequence[Trial]) -> NDArray[np.float64]:
-    """Log of the progress per sequence at these global batches as the reward counts it, shape (N,): relative to the first measured trial's batch
-    (the baseline's), by the noise scale of the first that tells one, else in the worst case. Zero unless the objective is goodput."""
+    """Log of the statistical efficiency of these global batches, shape (N,); zero unless the objective is goodput.
+
+    It is relative to the batch of the first measured trial (the baseline). The noise scale is that of the first trial that measured one; before
+    that the worst case is assumed.
+    """
     if objective.metric != "goodput":
         return np.zeros(len(batches))
     measured = [t for t in trials if t.is_measured]
@@ -52,12 +56,12 @@ def log_efficiency(objective: Objective, batches: NDArray[np.int64], trials: Seq
 
 
 def slope(objective: Objective, *, rewarded: bool) -> float:
-    """Change of the score with the log of the throughput."""
+    """Derivative of the score with respect to the log of the throughput."""
     return 1.0 - objective.stability_weight if rewarded else 1.0
 
 
-def rest_of(trial: Trial, objective: Objective, trials: Sequence[Trial]) -> float:
-    """What the trial's score says beyond its throughput and, after `trials`, its batch's efficiency."""
+def offset_of(trial: Trial, objective: Objective, trials: Sequence[Trial]) -> float:
+    """The trial's score less the terms of throughput, efficiency (given `trials`) and cost: its stability and the baseline's constant."""
     if trial.measurement is None or trial.reward is None:
         return 0.0
     table = ConfigTable.of([trial.config])

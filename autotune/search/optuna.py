@@ -1,11 +1,11 @@
 """Any Optuna sampler over the same list of candidates: `optuna:tpe`, `optuna:gp`, `optuna:cmaes`, `optuna:nsga2`, `optuna:qmc`.
 
-A knob is an integer: the place of its value among those that occur. What the sampler suggests need not exist, so the nearest candidate
-that is free is taken (sum over knobs of the distance in places, relative to the knob's range), and the sampler is told of that one. Nothing is
-ever proposed twice, nor what a failure rules out. Failed trials are failed trials for Optuna too: its samplers ignore them.
+A knob is an integer for the sampler: the rank of its value among those that occur. The suggested point may not exist, so the nearest
+eligible candidate is proposed (sum over knobs of the distance in ranks, relative to the number of ranks), and the sampler is told of that candidate.
+Nothing is proposed twice, nor what a failure rules out. Failed trials are failed trials for Optuna too: its samplers ignore them.
 
-For every proposal the study is made anew from the trials told so far, with a generator seeded by their number: samplers advance their
-random state with every question, and ours must not.
+For every proposal the Optuna study is rebuilt from the trials told so far, with a generator seeded by their number: samplers advance their random
+state with every suggestion, which would break the replay.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from autotune.search.searcher import Problem, Searcher, score
 if TYPE_CHECKING:
     import optuna
 
-RELIVED = ("cmaes", "nsga2", "qmc")
-"""Samplers that keep state in each trial that they were asked for: told trials are asked for again."""
+STATEFUL = ("cmaes", "nsga2", "qmc")
+"""samplers that store state in the trials that they suggest: trials are added by asking for them again"""
 
 
 class OptunaSearcher(Searcher):
-    """An Optuna sampler that speaks of candidates."""
+    """Proposes the candidate nearest to the sampler's suggestion."""
 
     def __init__(self, problem: Problem, sampler: str) -> None:
         super().__init__(problem)
@@ -34,32 +34,32 @@ class OptunaSearcher(Searcher):
         knobs = {name: values for name, values in problem.space.knobs.items() if len(values) > 1}
         self._sizes = {name: len(values) for name, values in knobs.items()}
         columns = [np.unique(problem.space.table.column(name), return_inverse=True)[1] for name in knobs]
-        self._places: NDArray[np.int64] = (
+        self._ranks: NDArray[np.int64] = (
             np.stack(columns, axis=1) if columns else np.zeros((len(problem.space), 0), dtype=np.int64)
         )
 
     def propose(self) -> tuple[int, str] | None:
-        candidates = self.worth_trying()
+        candidates = self.eligible()
         if not len(candidates):
             return None
         suggested = self._suggest()
         ranges = np.array([size - 1 for size in self._sizes.values()])
-        away = (np.abs(self._places[candidates] - suggested) / ranges).sum(axis=1)
-        index = int(candidates[np.argmin(away)])
-        nearest = "" if away.min() == 0 else ", the nearest candidate that is free"
+        distance = (np.abs(self._ranks[candidates] - suggested) / ranges).sum(axis=1)
+        index = int(candidates[np.argmin(distance)])
+        nearest = "" if distance.min() == 0 else " (the nearest eligible candidate)"
         return index, f"suggested by Optuna's {self._sampler} sampler{nearest}"
 
     def _suggest(self) -> NDArray[np.int64]:
-        """The sampler's next point, as places of knob values, shape (knobs,)."""
+        """The sampler's next point as ranks of knob values, shape (knobs,)."""
         import optuna
 
         space: dict[str, optuna.distributions.BaseDistribution] = {
             name: optuna.distributions.IntDistribution(0, size - 1) for name, size in self._sizes.items()
         }
-        told = [(index, trial) for index, trial in self.trials if index is not None]
+        observed = [(index, trial) for index, trial in self.trials if index is not None]
         pending = self.pending().tolist()
-        study = _quiet_study(make_sampler(self._sampler, self.problem.seed + len(told) + len(pending)))
-        for index, trial in told:
+        study = _quiet_study(make_sampler(self._sampler, self.problem.seed + len(observed) + len(pending)))
+        for index, trial in observed:
             self._add(study, space, index, score(trial) if trial.is_measured else None)
         for index in pending:
             self._add(study, space, index, None, running=True)
@@ -69,12 +69,12 @@ class OptunaSearcher(Searcher):
     def _add(
         self, study: optuna.Study, space: dict[str, Any], index: int, value: float | None, *, running: bool = False
     ) -> None:
-        """Puts a candidate with its outcome into the study; no value and not running means failed."""
+        """Adds a candidate with its outcome to the study; no value and not running means failed."""
         from optuna.trial import TrialState, create_trial
 
-        params = dict(zip(space, self._places[index].tolist(), strict=True))
+        params = dict(zip(space, self._ranks[index].tolist(), strict=True))
         state = TrialState.RUNNING if running else TrialState.FAIL if value is None else TrialState.COMPLETE
-        if self._sampler not in RELIVED:
+        if self._sampler not in STATEFUL:
             study.add_trial(create_trial(state=state, params=params, distributions=space, value=value))
             return
         study.enqueue_trial(params)
@@ -89,7 +89,7 @@ def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     from optuna.exceptions import ExperimentalWarning
 
     with warnings.catch_warnings():
-        # experimental since Optuna 3.0 and still: the name says all that a user could do about it
+        # GPSampler and others are marked experimental; a user who chose one by name can do nothing about the warning
         warnings.simplefilter("ignore", ExperimentalWarning)
         if name == "tpe":
             return samplers.TPESampler(seed=seed)
@@ -105,7 +105,7 @@ def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 
 def _quiet_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
-    """A study in memory, made without the log line that Optuna writes for each."""
+    """An Optuna study in memory, without the log line that Optuna writes for each."""
     import optuna
 
     verbosity = optuna.logging.get_verbosity()

@@ -1,14 +1,14 @@
-"""Optuna from the other side: our searchers as samplers of somebody's own Optuna study, and our studies in an Optuna storage.
+"""Optuna interoperability: our searchers as samplers of an Optuna study, and export of our studies to an Optuna storage.
 
     sampler = SearcherSampler(space, "bayesian")
     study = optuna.create_study(direction="maximize", sampler=sampler)
     study.optimize(lambda trial: tokens_per_s(suggest_config(trial, space)))
 
-The study maximizes tokens per second. An objective may say more in the trial's user attributes: `peak_memory_bytes`, and `failure` (a
-`FailureKind`, e.g. OUT_OF_MEMORY) before it raises. What was asked for is kept in the trial's system attributes, since Optuna stores its
-parameters one by one: trials that other threads ask for meanwhile see it as pending.
+The study maximizes tokens per second. An objective may set user attributes of the trial before it raises: `peak_memory_bytes`, and `failure` (a
+`FailureKind`, e.g. OUT_OF_MEMORY). The suggested knobs are stored in the trial's system attributes, because Optuna stores parameters one by one:
+other threads then see the trial as pending.
 
-This module imports Optuna; nothing else in the package imports this module.
+This module imports Optuna when it is imported; nothing else in the package imports this module.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     from autotune.space import SearchSpace
 
 ASKED = "autotune:asked"
-"""system attribute of a trial: the knobs that it was given"""
+"""system attribute of a trial: the knobs that were suggested for it"""
 _asking = threading.Lock()
-"""held while a config is chosen, so that what one thread was given is pending for the next"""
+"""held while a config is chosen, so that the config is pending for the next thread"""
 STATES = {
     TrialStatus.PENDING: TrialState.WAITING,
     TrialStatus.RUNNING: TrialState.RUNNING,
     TrialStatus.COMPLETED: TrialState.COMPLETE,
     TrialStatus.STOPPED: TrialState.COMPLETE,
 }
-"""Optuna's state for ours; all others failed."""
+"""Optuna's state for each of our statuses; all other statuses count as failed"""
 
 
 class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Optuna is not typed for us
-    """A searcher of this package as an Optuna sampler. It keeps nothing: each question is answered from the study's trials."""
+    """A searcher of this package as an Optuna sampler. It keeps no state: each call replays the study's trials."""
 
     def __init__(self, space: SearchSpace, searcher: str = "bayesian", *, seed: int = 0, **options: Any) -> None:
-        """`options`: what `make_searcher` takes beside these."""
+        """`options`: further arguments of `make_searcher`."""
         self._space = space
         self._searcher = searcher
         self._seed = seed
@@ -69,17 +69,17 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The next config's knobs. Raises `InfeasibleError` when no config is left that is worth a trial, `SpecError` when the study does not
-        maximize one value."""
+        """The knobs of the next config. Raises `InfeasibleError` when no eligible config is left, `SpecError` when the study does not maximize
+        one value."""
         if study.directions != [optuna.study.StudyDirection.MAXIMIZE]:
             raise SpecError(
                 f"the study must maximize tokens per second, but its direction is {', '.join(d.name for d in study.directions)}",
-                remedy='create_study(direction="maximize"), and return tokens per second',
+                remedy='use create_study(direction="maximize"), and return tokens per second',
             )
         if search_space and search_space.keys() <= trial.system_attrs.get("fixed_params", {}).keys():
             return {}  # enqueued by the user
         with _asking:
-            asked = self._replayed(study, besides=trial.number).ask(1)
+            asked = self._replayed(study, excluding=trial.number).ask(1)
             if not asked:
                 raise InfeasibleError(
                     f"none of the {len(self._space)} configs is left to try", remedy="end the study, or widen the space"
@@ -91,38 +91,38 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Ends `study.optimize` when this trial was the last of the space, and nothing is enqueued."""
+        """Stops `study.optimize` when no eligible config is left and nothing is enqueued."""
         if study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             return
         ended = copy(trial)
         ended.state, ended.values = state, values
-        after = partial(self._replayed, study, besides=trial.number, also=ended)
-        if not after(searcher="grid").worth_trying().size and not after().ask(1):
-            with suppress(RuntimeError):  # trials that are asked and told by hand: there is no loop to end
+        after = partial(self._replayed, study, excluding=trial.number, also=ended)
+        if not after(searcher="grid").eligible().size and not after().ask(1):
+            with suppress(RuntimeError):  # study.stop raises when the trials are asked and told without study.optimize
                 study.stop()
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Parameters that are no knobs of the space: at random."""
+        """Parameters that are not knobs of the space: sampled at random."""
         sampler = optuna.samplers.RandomSampler(seed=self._seed + trial.number)
         return sampler.sample_independent(study, trial, param_name, param_distribution)
 
     def expected_gain(self, study: optuna.Study) -> float | None:
-        """Expected relative gain of the trials that would come next in this study; None when the searcher cannot say."""
+        """Expected relative gain of further trials of this study; None when the searcher cannot estimate it."""
         return self._replayed(study).expected_gain()
 
     def _replayed(
-        self, study: optuna.Study, *, besides: int = -1, also: FrozenTrial | None = None, searcher: str = ""
+        self, study: optuna.Study, *, excluding: int = -1, also: FrozenTrial | None = None, searcher: str = ""
     ) -> Searcher:
-        """The searcher after all trials of the study but the one of number `besides`; `also` comes last."""
+        """The searcher after all trials of the study except number `excluding`, followed by `also`."""
         replayed = make_searcher(searcher or self._searcher, self._space, seed=self._seed, **self._options)
-        trials = [t for t in study.get_trials(deepcopy=False) if t.number != besides]
-        told = map(self._told, trials if also is None else [*trials, also])
-        replayed.tell(t for t in told if t is not None)
+        trials = [t for t in study.get_trials(deepcopy=False) if t.number != excluding]
+        replay = map(self._as_trial, trials if also is None else [*trials, also])
+        replayed.tell(t for t in replay if t is not None)
         return replayed
 
-    def _told(self, frozen: FrozenTrial) -> Trial | None:
+    def _as_trial(self, frozen: FrozenTrial) -> Trial | None:
         names = distributions(self._space)
         knobs = {**frozen.system_attrs.get(ASKED, {}), **frozen.system_attrs.get("fixed_params", {}), **frozen.params}
         if not set(names) <= set(knobs):
@@ -148,7 +148,7 @@ class SearcherSampler(optuna.samplers.BaseSampler):  # type: ignore[misc]  # Opt
 
 
 def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
-    """The knobs of a space that vary, as Optuna knows them: choices in rising order."""
+    """The knobs of a space that vary, as Optuna distributions: categorical, values in rising order."""
     return {name: CategoricalDistribution(values) for name, values in space.knobs.items() if len(values) > 1}
 
 

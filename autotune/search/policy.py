@@ -1,10 +1,10 @@
-"""A small policy: from what was predicted and what was seen so far, to a probability for each candidate.
+"""A small policy network: from predictions and outcomes so far to a probability for each candidate.
 
     N candidates    F features    H hidden units
     logits(x) = x w + tanh(x W + b) v        x (N, F), w (F,), W (F, H), b (H,), v (H,)
 
-All features are dimensionless, so one policy serves every space, model and cluster. `policy.json` holds the weights that
-`python -m tests.benchmarks.train_policy` trained on simulated clusters.
+All features are dimensionless, so one policy serves every space, model and cluster. `policy.json` holds the weights, trained on
+simulated clusters by `python -m tests.benchmarks.train_policy`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILE = Path(__file__).with_name("policy.json")
 FEATURES = (
     "gain",
     "log_fits",
-    "room",
+    "headroom",
     "rank",
     "novelty",
     "near_out_of_memory",
@@ -41,87 +41,87 @@ FEATURES = (
     "tp_share",
     "dp_share",
 )
-"""What the policy sees of a candidate; see `View.features`."""
-REACH = 2.0
-"""doublings over which what was seen at one candidate tells of another"""
+"""features of a candidate, in the order of `SearchState.features`"""
+LENGTH = 2.0
+"""length scale, in doublings of a knob, over which outcomes of candidates correlate"""
 
 
 @dataclass(slots=True, kw_only=True)
-class View:
-    """The search as the policy sees it: predictions for N candidates, and what was told of some."""
+class SearchState:
+    """State of the search: predictions for N candidates, and outcomes of those that were tried."""
 
-    worth: Array
-    """predicted log throughput, shape (N,)"""
-    room: Array
-    """log of memory over predicted peak, shape (N,)"""
-    room_sd: float
-    """standard deviation of that"""
+    predicted: Array
+    """predicted log throughput in the terms of the objective, shape (N,)"""
+    headroom: Array
+    """log of (GPU memory / predicted peak), shape (N,)"""
+    headroom_sd: float
+    """standard deviation of the headroom"""
     shares: Array
     """shares of compute, bubble, tensor and data parallel communication in the predicted step, shape (N, 4)"""
     points: Array
     """coordinates, shape (N, d)"""
-    told: list[int] = field(default_factory=list)
+    tried: list[int] = field(default_factory=list)
     """candidates that were measured or failed"""
     scores: list[float] = field(default_factory=list)
     """their scores; nan for failures"""
-    excess: list[float] = field(default_factory=list)
-    """log of measured over predicted peak; for those out of memory at least as much as that takes; nan where unknown"""
+    memory_errors: list[float] = field(default_factory=list)
+    """log of (measured / predicted peak); for trials out of memory the least that explains it; nan where unknown"""
     out_of_memory: list[bool] = field(default_factory=list)
     """which of them ran out of memory"""
 
     @classmethod
-    def of(cls, estimate: Estimate, worth: Array, points: Array, capacity_bytes: float) -> View:
-        """The view before any trial."""
+    def of(cls, estimate: Estimate, predicted: Array, points: Array, capacity_bytes: float) -> SearchState:
+        """The state before any trial."""
         times, total = estimate.time_parts_s, np.asarray(estimate.step_time_s)
         low, high = np.asarray(estimate.peak_memory_low_bytes), np.asarray(estimate.peak_memory_high_bytes)
         parts = (times.compute, times.bubble, times.tp_comm, times.dp_comm)
         return cls(
-            worth=worth,
-            room=np.log(capacity_bytes / np.asarray(estimate.peak_memory_bytes)),
-            room_sd=max(float(np.median(np.log(high / low))) / 3.29, 1e-3),
+            predicted=predicted,
+            headroom=np.log(capacity_bytes / np.asarray(estimate.peak_memory_bytes)),
+            headroom_sd=max(float(np.median(np.log(high / low))) / 3.29, 1e-3),
             shares=np.stack([np.asarray(part) / total for part in parts], axis=1),
             points=points,
         )
 
     def add(self, index: int, score: float, *, log_peak_ratio: float | None, out_of_memory: bool) -> None:
-        """Takes in a trial: its score (nan when it failed) and the log of its peak over the memory, where it is known."""
-        excess = np.nan if log_peak_ratio is None else log_peak_ratio + float(self.room[index])
+        """Takes in a trial: its score (nan when it failed) and log of (measured peak / GPU memory), where it is known."""
+        error = np.nan if log_peak_ratio is None else log_peak_ratio + float(self.headroom[index])
         if out_of_memory:
-            excess = max(float(self.room[index]), 0.0) + self.room_sd / 2
-        self.told.append(index)
+            error = max(float(self.headroom[index]), 0.0) + self.headroom_sd / 2
+        self.tried.append(index)
         self.scores.append(score)
-        self.excess.append(float(excess))
+        self.memory_errors.append(float(error))
         self.out_of_memory.append(out_of_memory)
 
     @property
     def best(self) -> int | None:
-        """Which of the told ones is the best measured."""
+        """Position in `tried` of the best measured candidate; None when none was measured."""
         scores = np.array(self.scores)
         return int(np.nanargmax(scores)) if np.isfinite(scores).any() else None
 
     def features(self) -> Array:
         """Shape (N, F), in the order of `FEATURES`, each of about unit size."""
-        near = np.exp(-distances(self.points, self.points[self.told]) / REACH)
-        scores, excess = np.array(self.scores), np.array(self.excess)
-        worth = self.worth + _nearby(near, scores - self.worth[self.told])
-        room = (self.room - _nearby(near, excess)) / self.room_sd
-        best, count = self.best, len(self.told)
-        fits = np.maximum(log_ndtr(room), -5.0)
-        reference = scores[best] if best is not None else float(np.max(worth + fits))
+        near = np.exp(-distances(self.points, self.points[self.tried]) / LENGTH)
+        scores, errors = np.array(self.scores), np.array(self.memory_errors)
+        predicted = self.predicted + _expected_error(near, scores - self.predicted[self.tried])
+        headroom = (self.headroom - _expected_error(near, errors)) / self.headroom_sd
+        best, count = self.best, len(self.tried)
+        fits = np.maximum(log_ndtr(headroom), -5.0)
+        reference = scores[best] if best is not None else float(np.max(predicted + fits))
         seen = near.sum(axis=1)
         ran_out = np.array(self.out_of_memory, dtype=np.bool_)
         lost = np.isnan(scores) & ~ran_out
         columns = (
-            np.clip(worth - reference, -3.0, 1.0),
+            np.clip(predicted - reference, -3.0, 1.0),
             fits,
-            np.clip(room, -3.0, 3.0) / 3.0,
-            np.argsort(np.argsort(-worth)) / max(len(worth) - 1, 1),
+            np.clip(headroom, -3.0, 3.0) / 3.0,
+            np.argsort(np.argsort(-predicted)) / max(len(predicted) - 1, 1),
             1.0 / (1.0 + seen),
             near @ ran_out / (1.0 + seen),
             near @ lost / (1.0 + seen),
-            near[:, best] if best is not None else np.zeros(len(worth)),
-            np.full(len(worth), np.log1p(count) / 3.0),
-            np.full(len(worth), np.isnan(scores).mean() if count else 0.0),
+            near[:, best] if best is not None else np.zeros(len(predicted)),
+            np.full(len(predicted), np.log1p(count) / 3.0),
+            np.full(len(predicted), np.isnan(scores).mean() if count else 0.0),
             *self.shares.T,
         )
         return np.stack(columns, axis=1)
@@ -140,7 +140,7 @@ class Policy:
         return np.asarray(log_softmax(np.where(allowed, logits, -np.inf)))
 
     def gradient(self, features: Array, allowed: NDArray[np.bool_], chosen: int) -> dict[str, Array]:
-        """Gradient of the log probability of the chosen candidate, by weight."""
+        """Gradient of the log probability of the chosen candidate, by name of the weights."""
         w = self.weights
         push = -np.exp(self.log_probabilities(features, allowed))
         push[chosen] += 1.0
@@ -149,16 +149,16 @@ class Policy:
         return {"w": push @ features, "W": features.T @ back, "b": back.sum(axis=0), "v": push @ hidden}
 
     def moved(self, direction: Mapping[str, Array], step: float) -> Policy:
-        """The policy a step further."""
+        """The policy with its weights moved by `step` along `direction`."""
         return Policy(weights={name: value + step * direction[name] for name, value in self.weights.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, rounded to what matters."""
+        """Plain JSON values, rounded to five decimals."""
         return {name: np.round(value, 5).tolist() for name, value in self.weights.items()}
 
     @classmethod
     def initial(cls, hidden: int, rng: np.random.Generator) -> Policy:
-        """A policy that follows the prediction: gain and probability to fit, and nothing else yet."""
+        """An untrained policy, which follows the predictions alone: gain and probability to fit."""
         first = np.zeros(len(FEATURES))
         first[FEATURES.index("gain")] = 12.0
         first[FEATURES.index("log_fits")] = 1.0
@@ -173,13 +173,16 @@ class Policy:
 
     @classmethod
     def trained(cls, path: Path = FILE) -> Policy:
-        """The policy that ships."""
+        """The trained policy that ships with the package."""
         values = json.loads(path.read_text(encoding="utf-8"))["weights"]
         return cls(weights={name: np.array(value) for name, value in values.items()})
 
 
-def _nearby(near: Array, errors: Array) -> Array:
-    """What is expected of an error at each candidate, after those seen (nan: unknown): their mean, and what lies near, both shrunk to zero."""
+def _expected_error(near: Array, errors: Array) -> Array:
+    """Expected error of the prediction at each candidate, shape (N,), from the errors of those tried (nan: unknown).
+
+    The mean of the known errors, plus the kernel-weighted mean of their deviations from it, which shrinks to zero far from all of them.
+    """
     known = np.isfinite(errors)
     if not known.any():
         return np.zeros(len(near))

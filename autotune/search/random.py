@@ -1,4 +1,4 @@
-"""Random search: the candidates in a random order. The peer that every other searcher has to beat."""
+"""Random search: the candidates in a random order. The reference that every other searcher has to beat."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autotune.search.searcher import FREE, Problem, Searcher, permutation
 
 
 class RandomSearcher(Searcher):
-    """Every candidate once, in an order that follows from the seed."""
+    """Every candidate once, in an order that depends on the seed alone."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

@@ -1,8 +1,8 @@
-"""Rules of thumb: what an experienced person tries first, without a model of time.
+"""Rule of thumb: the order in which an experienced engineer tries configs, without a model of time.
 
-The order of preference, from the guides of Megatron-LM and the Ultra-Scale Playbook: least model parallelism that fits, tensor parallel inside a
-node before pipeline, no recomputation before selective before full, lower ZeRO stages before higher ones under a pipeline, then the largest
-micro-batch. Which configs fit is asked of the memory estimate, and learnt from those that ran out of memory.
+From the guides of Megatron-LM and the Ultra-Scale Playbook, in order of importance: the least model parallelism that fits; tensor parallelism inside a
+node before pipeline parallelism; no recomputation before selective before full; lower ZeRO stages first; then the largest micro-batch.
+The memory estimate decides which configs should fit; those that an out-of-memory failure rules out are skipped.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from autotune.search.searcher import Problem, Searcher
 from autotune.spec import ConfigTable
 
 SAFE = 0.5
-"""probability of running out of memory up to which a config counts as one that fits"""
+"""a config counts as fitting up to this probability of running out of memory"""
 
 
 class RuleOfThumbSearcher(Searcher):
-    """Least model parallelism that fits, first."""
+    """Proposes the least model parallelism that should fit."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -27,7 +27,7 @@ class RuleOfThumbSearcher(Searcher):
         self._rank = np.argsort(self._order)
 
     def propose(self) -> tuple[int, str] | None:
-        candidates = self.worth_trying()
+        candidates = self.eligible()
         if not len(candidates):
             return None
         index = int(candidates[np.argmin(self._rank[candidates])])
@@ -35,7 +35,7 @@ class RuleOfThumbSearcher(Searcher):
 
 
 def preference(table: ConfigTable, fits: NDArray[np.bool_], gpus_per_node: int) -> NDArray[np.intp]:
-    """Rows in the order in which an experienced person would try them, shape (N,)."""
+    """Row indices, most preferred first, shape (N,)."""
     keys = (
         ~fits,
         table.tp > gpus_per_node,

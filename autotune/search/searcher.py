@@ -1,14 +1,14 @@
-"""The base of all searchers: an enumerated list of configs, of which some are free, some are being tried, some are done.
+"""The base class of all searchers. Each config of the space is a candidate, and each candidate is free, pending or done.
 
-A searcher is a deterministic function of (space, seed, options, trials told so far): it keeps no random state that asking would
-advance, so that a restarted study tells the same trials again and goes on with the same next config. Subclasses write `propose`
-(which free candidate next, and why) and, where they learn, `learn`.
+    ask       chooses a free candidate, which becomes pending
+    tell      a terminal trial makes its candidate done; CANCELLED makes it free again; a running trial makes it pending
+    score     the number that is maximized: reward.total where the trial has a reward, else log(tokens_per_s)
 
-    ask       a candidate leaves the free ones and becomes pending
-    tell      a terminal trial makes its candidate done; CANCELLED frees it again; a trial that still runs makes it pending
-    score     what is maximized: reward.total where the trial has a reward, else log(tokens_per_s)
+A searcher is a deterministic function of (space, seed, options, trials told so far). It keeps no random state that `ask` would advance, so a
+restarted study tells the same trials again and continues with the same next config. Subclasses implement `propose` (which free candidate
+is next, and why) and, if they learn, `learn`.
 
-Trials of configs outside the space (a baseline, say) may be told too: searchers with a model learn from them.
+Trials of configs outside the space, such as a baseline, may be told too: searchers with a model learn from them.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ FREE, PENDING, DONE = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What a searcher is asked to search."""
+    """What is searched, and what is known about it."""
 
     space: SearchSpace
     """the N candidates"""
     seed: int = 0
-    """everything random follows from it"""
+    """seed of all random choices"""
     estimate: Estimate | None = None
-    """prediction for all N candidates; None: the cost model is asked when it is needed"""
+    """prediction for all N candidates; None: computed by the cost model when needed"""
     calibration: Calibration | None = None
-    """constants of the cost model for configs outside the space and for the history; None: those of each workload"""
+    """constants of the cost model, for configs outside the space and for the history; None: those of each workload"""
     objective: Objective = field(default_factory=Objective)
-    """what the reward was made of"""
+    """what the reward measures"""
     history: tuple[tuple[Workload, Trial], ...] = ()
     """trials of earlier studies, each with its workload"""
     enqueue: tuple[ParallelConfig, ...] = ()
-    """configs that the spec names, tried first"""
+    """configs to try first"""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """what else the searcher wants"""
+    """options of the searcher"""
 
     def predict(self) -> Estimate:
         """The estimate of all N candidates, as arrays of shape (N,)."""
@@ -67,9 +67,9 @@ class Problem:
 class Searcher(ABC):
     """Proposes candidates of a space and learns from their trials."""
 
-    AHEAD = 8
-    """further trials that what is left to gain is reckoned over: a handful. Among thousands of configs that differ by chance some are always better
-    than the best found, but a search for them does not pay."""
+    LOOKAHEAD = 8
+    """number of further trials over which the expected gain is computed. Among thousands of configs that differ by noise, some are always better
+    than the best found, but searching for them does not pay."""
 
     def __init__(self, problem: Problem) -> None:
         """Raises `ConfigError` when an enqueued config is not in the space."""
@@ -79,13 +79,13 @@ class Searcher(ABC):
         self.ruled_out: NDArray[np.bool_] = np.zeros(len(problem.space), dtype=np.bool_)
         self.trials: list[tuple[int | None, Trial]] = []
         self._reasons: dict[int, str] = {}
-        self._enqueued = [self._index_of_guess(config) for config in problem.enqueue]
+        self._enqueued = [self._index_of_enqueued(config) for config in problem.enqueue]
 
     def ask(self, n: int = 1) -> list[ParallelConfig]:
-        """Up to `n` configs to try next, best first; fewer, or none, when nothing is left that could be worth a trial."""
+        """Up to `n` configs to try next, best first. Fewer, or none, when no eligible candidate is left."""
         configs = []
         for _ in range(n):
-            chosen = self._next_guess() or self.propose()
+            chosen = self._next_enqueued() or self.propose()
             if chosen is None:
                 break
             index, reason = chosen
@@ -95,7 +95,7 @@ class Searcher(ABC):
         return configs
 
     def tell(self, trials: Iterable[Trial]) -> None:
-        """Learns what became of these trials, in this order."""
+        """Takes in the state of these trials, in this order."""
         for trial in trials:
             index = self.space.index_of(trial.config)
             if not trial.status.is_terminal or trial.status is TrialStatus.CANCELLED:
@@ -113,70 +113,70 @@ class Searcher(ABC):
 
     @abstractmethod
     def propose(self) -> tuple[int, str] | None:
-        """The next free candidate with the reason in words; None when there is none worth a trial. Changes nothing."""
+        """The index of the next candidate with the reason in words; None when no candidate should be tried. Must not change any state."""
 
-    def learn(self, index: int | None, trial: Trial) -> None:  # noqa: B027  most searchers have nothing to learn
-        """Takes in a measured or failed trial of candidate `index` (None: outside the space)."""
+    def learn(self, index: int | None, trial: Trial) -> None:  # noqa: B027  most searchers do not learn
+        """Takes in a measured or failed trial of candidate `index` (None: a config outside the space)."""
 
-    def expected_gain(self, trials: int = AHEAD) -> float | None:
-        """Expected relative gain over the best so far of the best of the next `trials`; None when this searcher cannot say."""
+    def expected_gain(self, trials: int = LOOKAHEAD) -> float | None:
+        """Expected relative gain of the best of the next `trials` over the best so far; None when this searcher cannot estimate it."""
         return None
 
     def nothing_left(self) -> str:
-        """Why there is nothing to ask for, in words."""
+        """Why `ask` returns nothing, in words."""
         free = len(self.free())
         if not free:
             return (
                 f"all {len(self.space):,} configs of the space were tried"
                 if len(self.space) > 1
-                else "the one config was tried"
+                else "the only config of the space was tried"
             )
-        return f"the {free:,} configs that were not tried are not worth a trial: they need at least the memory of one that ran out of it"
+        return f"the {free:,} configs that were not tried need at least as much memory as one that ran out of memory"
 
     def reason(self, config: ParallelConfig) -> str:
-        """Why this config was asked; empty when it was not."""
+        """Why this config was proposed; empty when it was not."""
         index = self.space.index_of(config)
         return self._reasons.get(index, "") if index is not None else ""
 
     def free(self) -> NDArray[np.intp]:
-        """Candidates that were neither asked nor told, in the order of the space."""
+        """Candidates that are neither pending nor done, in the order of the space."""
         return np.flatnonzero(self.state == FREE)
 
-    def worth_trying(self) -> NDArray[np.intp]:
+    def eligible(self) -> NDArray[np.intp]:
         """Free candidates that no out-of-memory failure rules out."""
         return np.flatnonzero((self.state == FREE) & ~self.ruled_out)
 
     def pending(self) -> NDArray[np.intp]:
-        """Candidates that were asked and not yet told, in the order of the space."""
+        """Candidates whose trial was proposed or is running, in the order of the space."""
         return np.flatnonzero(self.state == PENDING)
 
     def _move(self, index: int | None, state: int) -> None:
         if index is not None and self.state[index] != DONE:
             self.state[index] = state
 
-    def _next_guess(self) -> tuple[int, str] | None:
+    def _next_enqueued(self) -> tuple[int, str] | None:
         return next(((i, "enqueued by the spec") for i in self._enqueued if self.state[i] == FREE), None)
 
-    def _index_of_guess(self, config: ParallelConfig) -> int:
+    def _index_of_enqueued(self, config: ParallelConfig) -> int:
         index = self.space.index_of(config)
         if index is None:
             raise ConfigError(
                 f"an enqueued config must be in the space, but {config} is not: {self.space.why_not(config)}",
-                remedy="change the guess, or widen the space",
+                remedy="change the enqueued config, or widen the space",
                 field="enqueue",
             )
         return index
 
 
 def score(trial: Trial) -> float:
-    """What is maximized: the reward, or the log of tokens per second where there is none."""
+    """The number that is maximized: the reward, or the log of tokens per second where there is no reward."""
     if trial.reward is not None:
         return trial.reward.total
     return math.log(trial.measurement.tokens_per_s) if trial.measurement is not None else math.nan
 
 
 def permutation(length: int, seed: int) -> Sequence[int]:
-    """A random order of 0..length-1 that follows from the seed alone."""
+    """A random order of 0..length-1 that depends on the seed alone."""
     return np.random.default_rng(seed).permutation(length).tolist()  # type: ignore[no-any-return]
 
 

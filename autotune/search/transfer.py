@@ -1,7 +1,7 @@
-"""How much the measurements of one workload tell about another's: the correlation of the cost model's errors, 0 to 1.
+"""Transfer between workloads: the assumed correlation of the cost model's errors on two workloads, 0 to 1.
 
-The factors are rough: constants are fitted for each GPU and trainer, so what they miss is mostly shared where both are the same, and partly
-where one of them is. Whether a history helps is not left to them: `surrogate.averaged` weighs it against none.
+The factors are rough. The cost model's constants are fitted for each GPU type and trainer, so its errors are mostly shared where both are the same
+and partly where one is. Whether a history helps at all is decided by the data: `surrogate.model_average` weighs models with and without it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from autotune.spec import Workload
 
 
 def transfer_weight(ours: Workload, theirs: Workload) -> float:
-    """How far the cost model's errors on another workload tell of those on ours: less for each thing that differs, nothing between CPU and GPU."""
+    """Correlation of the cost model's errors on another workload with those on ours: less for each difference, 0 between CPU and GPU."""
     if ours.cluster.gpu.is_cpu != theirs.cluster.gpu.is_cpu:
         return 0.0
     return (
@@ -22,6 +22,6 @@ def transfer_weight(ours: Workload, theirs: Workload) -> float:
     )
 
 
-def likeness(ours: Workload, theirs: Workload) -> float:
-    """How far what the factors leave unexplained carries over: as the errors do between workloads of one model, else not at all."""
+def residual_transfer_weight(ours: Workload, theirs: Workload) -> float:
+    """The same for the residual, which no factor explains: it transfers between workloads of the same model only."""
     return transfer_weight(ours, theirs) if ours.model == theirs.model else 0.0

@@ -1,7 +1,7 @@
-"""The contract of all searchers. Subclass `SearcherContract` in a test module and name the searcher; pytest runs every law.
+"""The contract of all searchers, as a test suite. Subclass `SearcherContract` in a test module and name the searcher; pytest runs every test.
 
-The world behind the trials is a small one in which everything is known: 2 nodes of 8 GPUs, some dozens of candidates, step times and
-memory from a formula of its own, so that the laws hold whatever the cost model says.
+The trials come from a small simulated world: 2 nodes of 8 GPUs, some dozens of candidates, step times and memory from a formula that is
+independent of the cost model.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def candidates(workload: Workload = WORKLOAD) -> list[ParallelConfig]:
 
 
 def truth(workload: Workload, config: ParallelConfig) -> tuple[float, float]:
-    """Step time (s) and peak memory (bytes) of the contract's world."""
+    """Step time (s) and peak memory (bytes) of a config in the contract's world."""
     c, m = config, workload.model
     tokens = c.global_batch_size * workload.seq_len
     parameters = 12.0 * m.num_layers * m.hidden_size**2
@@ -109,14 +109,14 @@ def failed(config: ParallelConfig, kind: FailureKind, *, number: int = 0) -> Tri
 
 
 class SearcherContract:
-    """What every searcher keeps to."""
+    """Tests that every searcher must pass."""
 
     searcher: ClassVar[str]
     """registered name"""
     options: ClassVar[dict[str, Any]] = {}
     """options to make it with"""
     budget: ClassVar[int] = 40
-    """trials after which an unexhausted searcher is left alone"""
+    """trials that a test plays at most"""
 
     def make(self, configs: Sequence[ParallelConfig] | None = None, *, seed: int = 0, **keywords: Any) -> Searcher:
         """A fresh searcher."""
@@ -124,19 +124,19 @@ class SearcherContract:
         return make_searcher(self.searcher, space, seed=seed, **self.options, **keywords)
 
     def play(self, searcher: Searcher, answer: Any = measured, *, trials: int | None = None) -> list[Trial]:
-        """Asks and tells one by one until the searcher ends or `trials` are done."""
-        told: list[Trial] = []
-        while len(told) < (self.budget if trials is None else trials) and (asked := searcher.ask(1)):
-            told.append(answer(asked[0], number=len(told)))
-            searcher.tell([told[-1]])
-        return told
+        """Asks and tells one by one until the searcher has nothing to ask or `trials` are done."""
+        played: list[Trial] = []
+        while len(played) < (self.budget if trials is None else trials) and (asked := searcher.ask(1)):
+            played.append(answer(asked[0], number=len(played)))
+            searcher.tell([played[-1]])
+        return played
 
     def test_asks_only_candidates_and_none_twice(self) -> None:
         configs = candidates()
-        told = [t.config for t in self.play(self.make())]
-        assert told
-        assert len(set(told)) == len(told)
-        assert set(told) <= set(configs)
+        played = [t.config for t in self.play(self.make())]
+        assert played
+        assert len(set(played)) == len(played)
+        assert set(played) <= set(configs)
 
     def test_gives_a_reason(self) -> None:
         searcher = self.make()
@@ -145,23 +145,23 @@ class SearcherContract:
         assert all(not searcher.reason(c) for c in candidates() if c != config)
 
     def test_same_seed_and_trials_same_next_config(self) -> None:
-        """The replay law: a restarted study goes on where it was."""
+        """Replay: a restarted study continues where it was."""
         first = self.make(seed=3)
-        told = self.play(first, trials=6)
+        played = self.play(first, trials=6)
         again = self.make(seed=3)
-        again.tell(told)
+        again.tell(played)
         assert first.ask(2) == again.ask(2)
         assert first.expected_gain() == again.expected_gain()
 
-    def test_replay_knows_what_still_runs(self) -> None:
+    def test_replay_includes_running_trials(self) -> None:
         first = self.make(seed=1)
-        told = self.play(first, trials=2)
+        played = self.play(first, trials=2)
         pending = first.ask(2)
         again = self.make(seed=1)
-        again.tell([*told, *(Trial(config=c, status=TrialStatus.RUNNING) for c in pending)])
+        again.tell([*played, *(Trial(config=c, status=TrialStatus.RUNNING) for c in pending)])
         assert first.ask(1) == again.ask(1)
 
-    def test_asking_in_bulk_keeps_pending_apart(self) -> None:
+    def test_pending_configs_are_not_asked_again(self) -> None:
         searcher = self.make()
         batch = searcher.ask(4)
         more = searcher.ask(2)
@@ -175,22 +175,22 @@ class SearcherContract:
         searcher.tell([Trial(config=config, status=TrialStatus.CANCELLED)])
         assert searcher.ask(1) == [config]
 
-    def test_failures_are_tolerated_and_not_asked_again(self) -> None:
+    def test_failed_configs_are_not_asked_again(self) -> None:
         def answer(config: ParallelConfig, *, number: int) -> Trial:
             kinds = list(FailureKind)
             return failed(config, kinds[number % len(kinds)]) if number % 2 else measured(config, number=number)
 
-        told = self.play(self.make(), answer)
-        assert len({t.config for t in told}) == len(told)
+        played = self.play(self.make(), answer)
+        assert len({t.config for t in played}) == len(played)
 
     def test_all_fail(self) -> None:
-        """Ends cleanly, or goes on to untried candidates, when nothing works."""
+        """Ends, or continues with untried candidates, when every trial runs out of memory."""
         configs = candidates()
-        told = self.play(self.make(), lambda c, number: failed(c, FailureKind.OUT_OF_MEMORY), trials=len(configs) + 1)
-        assert 1 <= len(told) <= len(configs)
+        played = self.play(self.make(), lambda c, number: failed(c, FailureKind.OUT_OF_MEMORY), trials=len(configs) + 1)
+        assert 1 <= len(played) <= len(configs)
 
     def test_no_memory_reported(self) -> None:
-        """Trainers that do not say their peak are searched too."""
+        """Trainers that do not report their peak memory can be searched too."""
 
         def answer(config: ParallelConfig, *, number: int) -> Trial:
             time, _ = truth(WORKLOAD, config)
@@ -209,16 +209,16 @@ class SearcherContract:
     def test_exhausted_space_ends(self) -> None:
         configs = candidates()[:9]
         searcher = self.make(configs)
-        told = self.play(searcher, trials=20)
-        ruled_out = {c for c in configs if c not in {t.config for t in told}}
+        played = self.play(searcher, trials=20)
+        ruled_out = {c for c in configs if c not in {t.config for t in played}}
         assert searcher.ask(1) == []
         assert all(truth(WORKLOAD, c)[1] > WORKLOAD.cluster.gpu.memory_bytes for c in ruled_out)
 
-    def test_guesses_come_first(self) -> None:
-        guesses = [candidates()[5], candidates()[2]]
-        assert self.make(enqueue=guesses).ask(2) == guesses
+    def test_enqueued_configs_come_first(self) -> None:
+        enqueued = [candidates()[5], candidates()[2]]
+        assert self.make(enqueue=enqueued).ask(2) == enqueued
 
-    def test_guesses_outside_the_space_are_refused(self) -> None:
+    def test_enqueued_configs_outside_the_space_are_refused(self) -> None:
         outside = ParallelConfig(tp=16, accumulation_steps=64)
         with pytest.raises(ConfigError, match="enqueue"):
             self.make(enqueue=[outside])
@@ -228,17 +228,17 @@ class SearcherContract:
         with pytest.raises(SpecError, match="nonsense"):
             make_searcher(self.searcher, space, nonsense=1)
 
-    def test_baseline_outside_the_space_is_welcome(self) -> None:
+    def test_a_baseline_outside_the_space_is_accepted(self) -> None:
         searcher = self.make()
         searcher.tell([measured(ParallelConfig(dp=16, micro_batch_size=4, accumulation_steps=1, recompute="full"))])
         assert len(self.play(searcher, trials=3)) == 3
 
-    def test_repeats_are_welcome(self) -> None:
+    def test_repeats_are_accepted(self) -> None:
         """Finalists are measured again and told again."""
         searcher = self.make()
-        told = self.play(searcher, trials=3)
-        searcher.tell(_measured_only(told))
-        assert not {*searcher.ask(1)} & {t.config for t in told}
+        played = self.play(searcher, trials=3)
+        searcher.tell(_measured_only(played))
+        assert not {*searcher.ask(1)} & {t.config for t in played}
 
 
 def _measured_only(trials: Iterable[Trial]) -> list[Trial]:

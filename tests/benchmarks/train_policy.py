@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.train_policy [--worlds 1500] [--seed 0]
 
-A world is a catalog model on a random cluster, with a random space of which at most `CANDIDATES` are drawn. The policy sees the cost model's estimate;
-what happens follows another cost model, all of whose constants are off (log-normal), with noise of its own, memory that is off, and faults.
-None of the published measurements is used.
+A world is a catalog model on a random cluster, with at most `CANDIDATES` configs of a random space. The policy sees the cost model's estimate. The
+outcomes follow the same model with all constants perturbed (log-normal), plus noise, errors of the memory estimate, and faults. None of the published
+measurements is used.
 
 REINFORCE with the mean return of the other rollouts in the same world as baseline (Kool et al. 2019); the return of an action is minus the
 regret summed over the trials that follow.
@@ -22,23 +22,24 @@ import numpy as np
 from autotune.cost import calibration_for, estimate
 from autotune.errors import AutotuneError
 from autotune.search.dominance import needs_as_much_memory
-from autotune.search.policy import FEATURES, FILE, Policy, View
-from autotune.search.surrogate.evidence import log_limits
+from autotune.search.policy import FEATURES, FILE, Policy, SearchState
+from autotune.search.surrogate.training_data import log_limits
 from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, SpaceSpec, Workload
 from autotune.spec.catalog import gpu_names, model, model_names
 
 CANDIDATES, TRIALS, ROLLOUTS, HIDDEN = 150, 6, 6, 12
 WORST = 1.0
-"""regret (log) before anything was measured, and the largest that counts"""
+"""regret (log) before the first measurement, and the largest that counts"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """A space with what is predicted and what would happen."""
+    """A space with the predictions and the outcome of each config."""
 
     space: SearchSpace
-    view: View
+    state: SearchState
+    """before any trial, from the predictions"""
     score: np.ndarray
     """true log throughput, shape (N,)"""
     log_peak_ratio: np.ndarray
@@ -55,7 +56,7 @@ class World:
 
 
 def draw(seed: int) -> World:
-    """A world in which some configs run and some do not matter."""
+    """A world in which at least five configs run."""
     rng = np.random.default_rng(seed)
     while True:
         try:
@@ -86,25 +87,24 @@ def _draw(rng: np.random.Generator) -> World:
     kept = np.sort(rng.permutation(len(full))[:CANDIDATES])
     space = SearchSpace.of(workload, full.table.take(kept))
     constants = replace(calibration_for(workload), time_sigma=0.2, memory_sigma=0.15)
-    believed = estimate(workload, space.table, calibration=constants)
+    predicted = estimate(workload, space.table, calibration=constants)
     real = estimate(workload, space.table, calibration=constants.perturbed(rng, float(rng.uniform(0.1, 0.6))))
     noise = rng.standard_normal((2, len(space))) * np.array([[rng.uniform(0.01, 0.1)], [0.05]])
     peak = np.asarray(real.peak_memory_bytes) * np.exp(noise[1] + 0.1 * rng.standard_normal())
     capacity = workload.cluster.gpu.memory_bytes
-    worth = np.log(np.asarray(believed.tokens_per_s))
     return World(
         space=space,
-        view=View.of(believed, worth, space.coordinates(), capacity),
+        state=SearchState.of(predicted, np.log(np.asarray(predicted.tokens_per_s)), space.coordinates(), capacity),
         score=np.log(np.asarray(real.tokens_per_s)) + noise[0],
         log_peak_ratio=np.log(peak / capacity),
-        out_of_memory=np.log(peak) > log_limits(believed, capacity),
+        out_of_memory=np.log(peak) > log_limits(predicted, capacity),
         faulty=rng.random(len(space)) < rng.choice([0.0, 0.03]),
     )
 
 
 def rollout(world: World, policy: Policy, rng: np.random.Generator | None) -> tuple[list, np.ndarray]:
     """Actions (features, allowed, chosen) and the regret after each; samples with `rng`, else takes the most probable."""
-    view = replace(world.view, told=[], scores=[], excess=[], out_of_memory=[])
+    state = replace(world.state, tried=[], scores=[], memory_errors=[], out_of_memory=[])
     allowed = np.ones(len(world.space), dtype=bool)
     best, top = -np.inf, world.score[world.runs].max()
     actions, regrets = [], []
@@ -112,14 +112,14 @@ def rollout(world: World, policy: Policy, rng: np.random.Generator | None) -> tu
         if not allowed.any():
             regrets.append(regrets[-1])
             continue
-        features = view.features()
+        features = state.features()
         logs = policy.log_probabilities(features, allowed)
         noisy = logs if rng is None else logs + rng.gumbel(size=len(logs))
         chosen = int(np.argmax(noisy))
         actions.append((features, allowed.copy(), chosen))
         ran_out = bool(world.out_of_memory[chosen])
         runs = bool(world.runs[chosen])
-        view.add(
+        state.add(
             chosen,
             float(world.score[chosen]) if runs else np.nan,
             log_peak_ratio=float(world.log_peak_ratio[chosen]) if runs else None,
@@ -140,10 +140,10 @@ def gradient(world: World, policy: Policy, seed: int) -> tuple[dict[str, np.ndar
     returns = np.array([-np.cumsum(regrets[::-1])[::-1] for _, regrets in played])
     advantage = (returns - returns.mean(axis=0)) * ROLLOUTS / (ROLLOUTS - 1)
     total = {name: np.zeros_like(value) for name, value in policy.weights.items()}
-    for (actions, _), worth in zip(played, advantage, strict=True):
+    for (actions, _), advantages in zip(played, advantage, strict=True):
         for t, (features, allowed, chosen) in enumerate(actions):
             for name, value in policy.gradient(features, allowed, chosen).items():
-                total[name] += worth[t] * value / ROLLOUTS
+                total[name] += advantages[t] * value / ROLLOUTS
     return total, float(np.mean([regrets.mean() for _, regrets in played]))
 
 

@@ -1,4 +1,4 @@
-"""Bayesian search keeps the contract, finds the best of a known world in a few trials, and says when it is done."""
+"""Bayesian search keeps the contract, finds the best config of a known world in a few trials, and estimates when to stop."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class TestBayesian(SearcherContract):
     budget: ClassVar[int] = 15
 
 
-def _play(searcher: Searcher, trials: int, told: Sequence[Trial] = ()) -> list[Trial]:
-    played = list(told)
+def _play(searcher: Searcher, trials: int, earlier: Sequence[Trial] = ()) -> list[Trial]:
+    played = list(earlier)
     while len(played) < trials and (asked := searcher.ask(1)):
         played.append(measured(asked[0], number=len(played)))
         searcher.tell(played[-1:])
@@ -40,16 +40,16 @@ def _found(trials: Sequence[Trial]) -> float:
     return max((t.measurement.tokens_per_s for t in trials if t.is_measured), default=0.0) / BEST
 
 
-def test_finds_the_best_of_a_world_that_the_cost_model_does_not_know() -> None:
+def test_finds_the_best_config_of_a_world_that_the_cost_model_does_not_describe() -> None:
     assert _found(_play(make_searcher("bayesian", SPACE), 10)) > 0.95
 
 
-def test_expects_less_and_less_and_ends_near_nothing() -> None:
+def test_the_expected_gain_falls_towards_zero() -> None:
     searcher = make_searcher("bayesian", SPACE)
     assert searcher.expected_gain() is None
     _play(searcher, 2)
     early = searcher.expected_gain()
-    gains = [searcher.expected_gain(trials) or 0.0 for trials in range(1, searcher.AHEAD + 1)]
+    gains = [searcher.expected_gain(trials) or 0.0 for trials in range(1, searcher.LOOKAHEAD + 1)]
     assert gains == sorted(gains)
     assert 0 < gains[0] < gains[-1] == early
     _play(searcher, 12)
@@ -60,25 +60,25 @@ def test_expects_less_and_less_and_ends_near_nothing() -> None:
     assert late < 0.05
 
 
-class _Doubting(BayesianSearcher):
-    """The likeliest of its two models expects a little of the first candidate alone, the other much of the last."""
+class _TwoModels(BayesianSearcher):
+    """Two models: the likelier one expects a small gain of the first candidate only, the other a large gain of the last."""
 
-    def believed(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
+    def predict(self, candidates: NDArray[np.intp]) -> tuple[Array, Array, Array, Array]:
         best = self.best_score() or 0.0
         mean = np.full((2, len(candidates)), best - 5.0)
         mean[0, 0], mean[1, -1] = best, best + 1.0
         return np.log([0.8, 0.2]), mean, np.full(mean.shape, 0.01), np.zeros(len(candidates))
 
 
-def test_tries_what_keeps_it_from_stopping_whichever_model_expects_it() -> None:
-    searcher = _Doubting(Problem(space=SPACE))
+def test_proposes_the_candidate_that_keeps_it_from_stopping_whichever_model_expects_the_gain() -> None:
+    searcher = _TwoModels(Problem(space=SPACE))
     runs = next(config for config in SPACE if measured(config).is_measured)
     searcher.tell([measured(runs)])
     gain = searcher.expected_gain()
     assert gain is not None
     assert gain > 0.1
-    doubted = SPACE[int(searcher.worth_trying()[-1])]
-    assert searcher.ask(1) == [doubted]
+    expected = SPACE[int(searcher.eligible()[-1])]
+    assert searcher.ask(1) == [expected]
 
 
 def _until_it_stops(predicted: Estimate) -> list[Trial]:
@@ -89,8 +89,8 @@ def _until_it_stops(predicted: Estimate) -> list[Trial]:
     return trials
 
 
-def test_goes_on_when_the_cost_model_turns_out_to_know_nothing() -> None:
-    """The predictions of other configs: it does not take itself for done as soon as with its own."""
+def test_searches_longer_when_the_cost_model_is_useless() -> None:
+    """With the predictions shuffled between configs it stops later than with the right ones."""
     predicted = estimate(WORKLOAD, SPACE.table)
     orders = [np.random.default_rng(seed).permutation(len(SPACE)) for seed in range(2)]
     misled = [_until_it_stops(predicted.take(order)) for order in orders]
@@ -99,7 +99,7 @@ def test_goes_on_when_the_cost_model_turns_out_to_know_nothing() -> None:
 
 
 def test_learns_from_memory_what_will_not_fit() -> None:
-    """A cost model that takes memory for half of what it is runs out of it, but not again and again."""
+    """With a cost model that predicts half of the memory, trials run out of memory, but not again and again."""
     predicted = estimate(WORKLOAD, SPACE.table)
     low = replace(
         predicted,
@@ -157,11 +157,11 @@ def test_rewards_decide_where_there_are_any() -> None:
         return replace(trial, reward=reward)
 
     searcher = make_searcher("bayesian", SPACE, objective=Objective(stability_weight=0.5))
-    told: list[Trial] = []
-    while len(told) < 10 and (asked := searcher.ask(1)):
-        told.append(rewarded(measured(asked[0], number=len(told))))
-        searcher.tell(told[-1:])
-    assert sum(t.config.micro_batch_size < 4 for t in told[4:]) >= 4
+    played: list[Trial] = []
+    while len(played) < 10 and (asked := searcher.ask(1)):
+        played.append(rewarded(measured(asked[0], number=len(played))))
+        searcher.tell(played[-1:])
+    assert sum(t.config.micro_batch_size < 4 for t in played[4:]) >= 4
 
 
 @pytest.mark.parametrize("model", [MODEL, replace(MODEL, name="another", num_layers=24)])
@@ -173,8 +173,8 @@ def test_earlier_studies_do_no_harm(model: object) -> None:
     assert _found(_play(make_searcher("bayesian", SPACE, history=history), 10)) > 0.95
 
 
-def test_earlier_studies_that_mislead_are_voted_down() -> None:
-    """There tensor parallelism was far slower than predicted, here it is not."""
+def test_a_misleading_history_loses_its_weight() -> None:
+    """In the history tensor parallelism was far slower than predicted; here it is not."""
     theirs = replace(WORKLOAD, model=replace(MODEL, name="another", num_layers=24))
 
     def slowed(trial: Trial) -> Trial:
@@ -189,19 +189,19 @@ def test_earlier_studies_that_mislead_are_voted_down() -> None:
     assert all(t.config.tp == 1 for t in trials[:1])
     trials = _play(searcher, 12, trials)
     assert _found(trials) > 0.95
-    time = searcher.beliefs.time
-    alone = np.array([model.sees is not None for model in time.models])
+    time = searcher.posterior.time
+    alone = np.array([model.subset is not None for model in time.models])
     assert np.exp(time.log_weights)[alone].sum() > 0.9
 
 
-def test_what_runs_already_is_believed_and_makes_its_neighbours_surer() -> None:
+def test_pending_trials_count_as_predicted_and_reduce_the_uncertainty_of_their_neighbours() -> None:
     searcher = make_searcher("bayesian", SPACE)
     assert isinstance(searcher, BayesianSearcher)
     _play(searcher, 2)
-    free = searcher.worth_trying()
-    _, mean, sd, _ = searcher.believed(free)
+    free = searcher.eligible()
+    _, mean, sd, _ = searcher.predict(free)
     asked = SPACE.index_of(searcher.ask(1)[0])
-    _, mean_after, sd_after, _ = searcher.believed(free)
+    _, mean_after, sd_after, _ = searcher.predict(free)
     at = int(np.flatnonzero(free == asked)[0])
     assert (sd_after[:, at] < 0.5 * sd[:, at]).all()
     assert np.allclose(mean_after[:, at], mean[:, at], atol=0.02)
@@ -213,12 +213,12 @@ def test_a_failure_that_is_no_lack_of_memory_makes_its_neighbours_less_likely_to
         searcher = make_searcher("bayesian", SPACE)
         assert isinstance(searcher, BayesianSearcher)
         searcher.tell([failed(searcher.ask(1)[0], kind)])
-        return searcher.beliefs.log_runs(np.arange(len(SPACE)))
+        return searcher.posterior.log_runs(np.arange(len(SPACE)))
 
     hung, lost = runs(FailureKind.HANG), runs(FailureKind.WORKER_LOST)
     assert (hung < lost).all()
     assert (lost - hung).max() > 0.3
-    assert (lost - hung).min() < 0.1 * (lost - hung).max(), "far away it says nothing"
+    assert (lost - hung).min() < 0.1 * (lost - hung).max(), "far away it has no effect"
 
 
 def test_a_measured_peak_above_the_prediction_makes_what_needs_more_less_likely_to_run() -> None:
@@ -233,7 +233,7 @@ def test_a_measured_peak_above_the_prediction_makes_what_needs_more_less_likely_
             assert trial.measurement is not None
             peak = factor * float(predicted.row(index).peak_memory_bytes)
             searcher.tell([replace(trial, measurement=replace(trial.measurement, peak_memory_bytes=peak))])
-        return searcher.beliefs.log_runs(np.arange(len(SPACE)))
+        return searcher.posterior.log_runs(np.arange(len(SPACE)))
 
     more, less = runs(1.5), runs(0.7)
     assert (more <= less + 1e-9).all()

@@ -1,4 +1,4 @@
-"""With goodput as the objective a large batch has to earn its keep before it is tried, not only after."""
+"""With goodput as the objective, the efficiency of a large batch counts before the batch is tried."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from autotune.reward import reward
 from autotune.search import make_searcher
-from autotune.search.objective_model import log_efficiency, rest_of
+from autotune.search.objective_model import log_efficiency, offset_of
 from autotune.space import SearchSpace
 from autotune.spec import Measurement, Objective, ParallelConfig, Trial, TrialPurpose, TrialStatus
 from tests.study.controller.world import workload
@@ -38,24 +38,24 @@ def measured(config: ParallelConfig, objective: Objective, phi: float, baseline:
         num_ranks=config.world_size,
         gradient_noise_scale=phi,
     )
-    worth = reward(m, baseline=baseline, objective=objective, workload=WORKLOAD, config=config)
+    rewarded = reward(m, baseline=baseline, objective=objective, workload=WORKLOAD, config=config)
     purpose = TrialPurpose.SEARCH if baseline else TrialPurpose.BASELINE
-    return Trial(config=config, status=TrialStatus.COMPLETED, purpose=purpose, measurement=m, reward=worth)
+    return Trial(config=config, status=TrialStatus.COMPLETED, purpose=purpose, measurement=m, reward=rewarded)
 
 
 def searched(name: str, objective: Objective, phi: float, trials: int) -> list[Trial]:
     searcher = make_searcher(name, SPACE, objective=objective)
-    told = [measured(BASELINE, objective, phi)]
-    searcher.tell(told)
+    played = [measured(BASELINE, objective, phi)]
+    searcher.tell(played)
     for _ in range(trials):
         (config,) = searcher.ask(1)
-        told.append(measured(config, objective, phi, told[0].measurement))
-        searcher.tell(told[-1:])
-    return told
+        played.append(measured(config, objective, phi, played[0].measurement))
+        searcher.tell(played[-1:])
+    return played
 
 
 @pytest.mark.parametrize("name", ["bayesian", "cost_ranked", "reinforce"])
-def test_the_first_guess_after_the_baseline_heeds_the_noise_scale(name: str) -> None:
+def test_the_first_config_after_the_baseline_depends_on_the_noise_scale(name: str) -> None:
     goodput, throughput = Objective(metric="goodput"), Objective(metric="throughput")
     little, much = (searched(name, goodput, phi, 1)[1].config.global_batch_size for phi in (1.0, 1e6))
     plain = searched(name, throughput, 1.0, 1)[1].config.global_batch_size
@@ -73,15 +73,15 @@ def test_three_trials_find_the_best_goodput(name: str) -> None:
     assert found == pytest.approx(best)
 
 
-def test_what_is_left_of_a_goodput_is_stability_and_the_baselines_constant() -> None:
+def test_the_offset_of_a_goodput_is_stability_and_the_constant_of_the_baseline() -> None:
     objective = Objective(metric="goodput", stability_weight=0.3)
-    told = [measured(BASELINE, objective, 4.0)]
-    told += [measured(c, objective, 4.0, told[0].measurement) for c in SPACE]
-    rests = [rest_of(t, objective, told) for t in told]
-    assert max(rests) - min(rests) < 1e-9
+    played = [measured(BASELINE, objective, 4.0)]
+    played += [measured(c, objective, 4.0, played[0].measurement) for c in SPACE]
+    offsets = [offset_of(t, objective, played) for t in played]
+    assert max(offsets) - min(offsets) < 1e-9
 
 
-def test_without_a_noise_scale_the_worst_is_assumed() -> None:
+def test_without_a_noise_scale_the_worst_case_is_assumed() -> None:
     objective = Objective(metric="goodput")
     found = log_efficiency(objective, np.array(BATCHES), [])
     assert np.allclose(found, [0.0, -math.log(2), -math.log(4), -math.log(8)])

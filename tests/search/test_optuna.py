@@ -48,14 +48,14 @@ class TestQmc(SearcherContract):
 @pytest.mark.parametrize("sampler", ["optuna:gp", "optuna:cmaes", "optuna:nsga2"])
 def test_other_samplers_ask_candidates_once_and_replay(sampler: str) -> None:
     space = SearchSpace.of(WORKLOAD, candidates())
-    searcher, told = make_searcher(sampler, space, seed=2), []
+    searcher, played = make_searcher(sampler, space, seed=2), []
     for number in range(5):
         (config,) = searcher.ask(1)
-        told.append(measured(config, number=number))
-        searcher.tell(told[-1:])
-    assert len({t.config for t in told}) == 5
+        played.append(measured(config, number=number))
+        searcher.tell(played[-1:])
+    assert len({t.config for t in played}) == 5
     again = make_searcher(sampler, space, seed=2)
-    again.tell(told)
+    again.tell(played)
     assert again.ask(1) == searcher.ask(1)
 
 

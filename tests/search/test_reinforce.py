@@ -1,4 +1,4 @@
-"""The policy keeps the contract, its gradient is right, and it learns from what it sees."""
+"""The policy keeps the contract, its gradient is right, and it learns from outcomes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from autotune.search import make_searcher
-from autotune.search.policy import FEATURES, FILE, Policy, View
+from autotune.search.policy import FEATURES, FILE, Policy, SearchState
 from autotune.space import SearchSpace
 from autotune.testing.searchers import WORKLOAD, SearcherContract, candidates, measured
 
@@ -16,7 +16,7 @@ class TestReinforce(SearcherContract):
     searcher = "reinforce"
 
 
-def test_it_knows_when_it_is_done() -> None:
+def test_the_expected_gain_ends_the_search() -> None:
     space = SearchSpace.of(WORKLOAD, candidates())
     searcher = make_searcher("reinforce", space)
     assert searcher.expected_gain() is None
@@ -47,7 +47,7 @@ def test_gradient_agrees_with_differences() -> None:
             assert np.isclose((up - down) / 2e-6, exact[name].flat[at], atol=1e-6)
 
 
-def test_probabilities_of_what_is_allowed_add_up_to_one() -> None:
+def test_probabilities_of_allowed_candidates_add_up_to_one() -> None:
     policy, features, allowed = _case(1)
     logs = policy.log_probabilities(features, allowed)
     assert np.isneginf(logs[2])
@@ -61,7 +61,7 @@ def test_a_good_outcome_makes_its_action_more_probable() -> None:
     assert after > before
 
 
-def test_shipped_weights_fit_the_features_and_say_how_they_were_made() -> None:
+def test_shipped_weights_match_the_features_and_name_the_command_that_made_them() -> None:
     document = json.loads(FILE.read_text(encoding="utf-8"))
     assert tuple(document["features"]) == FEATURES
     assert document["made_by"].startswith("python -m tests.benchmarks.train_policy")
@@ -70,29 +70,29 @@ def test_shipped_weights_fit_the_features_and_say_how_they_were_made() -> None:
     assert FILE.stat().st_size < 20_000
 
 
-def test_features_are_finite_whatever_was_seen() -> None:
-    view = View(
-        worth=np.array([1.0, 2.0, 3.0]),
-        room=np.array([0.5, -2.0, 0.1]),
-        room_sd=0.1,
+def test_features_are_finite_after_any_outcome() -> None:
+    state = SearchState(
+        predicted=np.array([1.0, 2.0, 3.0]),
+        headroom=np.array([0.5, -2.0, 0.1]),
+        headroom_sd=0.1,
         shares=np.full((3, 4), 0.25),
         points=np.arange(6.0).reshape(3, 2),
     )
-    assert np.isfinite(view.features()).all()
-    view.add(1, np.nan, log_peak_ratio=None, out_of_memory=True)
-    view.add(2, np.nan, log_peak_ratio=None, out_of_memory=False)
-    view.add(0, 1.5, log_peak_ratio=-0.2, out_of_memory=False)
-    assert np.isfinite(view.features()).all()
-    assert view.best == 2
+    assert np.isfinite(state.features()).all()
+    state.add(1, np.nan, log_peak_ratio=None, out_of_memory=True)
+    state.add(2, np.nan, log_peak_ratio=None, out_of_memory=False)
+    state.add(0, 1.5, log_peak_ratio=-0.2, out_of_memory=False)
+    assert np.isfinite(state.features()).all()
+    assert state.best == 2
 
 
 def test_finds_the_best_of_a_known_world() -> None:
     space = SearchSpace.of(WORKLOAD, candidates())
-    searcher, told = make_searcher("reinforce", space), []
+    searcher, played = make_searcher("reinforce", space), []
     for number in range(12):
         (config,) = searcher.ask(1)
-        told.append(measured(config, number=number))
-        searcher.tell(told[-1:])
+        played.append(measured(config, number=number))
+        searcher.tell(played[-1:])
     everything = [measured(c) for c in candidates()]
     best = max(t.measurement.tokens_per_s for t in everything if t.is_measured)
-    assert max(t.measurement.tokens_per_s for t in told if t.is_measured) > 0.85 * best
+    assert max(t.measurement.tokens_per_s for t in played if t.is_measured) > 0.85 * best

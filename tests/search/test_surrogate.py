@@ -1,4 +1,4 @@
-"""The surrogate's parts against closed forms: improvement, sites, corrected parts, hazard, dominance."""
+"""The parts of the surrogate against closed forms: acquisition, observations, corrected cost model, failure rate, dominance."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from autotune.cost import estimate
 from autotune.search.dominance import needs_as_much_memory
 from autotune.search.surrogate.acquisition import (
     expected_maximum,
-    log_averaged_improvement,
     log_expected_improvement,
+    log_mixture_improvement,
 )
 from autotune.search.surrogate.corrected_gp import CorrectedGP, Prior, Rows, Scales
-from autotune.search.surrogate.evidence import Z90, log_limits
 from autotune.search.surrogate.failure_rate import RATE, failure_rate
 from autotune.search.surrogate.kernel import distances, matern52
-from autotune.search.surrogate.model_average import KNOWS_NOTHING, ModelAverage
-from autotune.search.surrogate.observations import DISTURBED, Observations
+from autotune.search.surrogate.model_average import UNINFORMED_PRIOR, ModelAverage
+from autotune.search.surrogate.observations import OUTLIER_RATE, Observations
+from autotune.search.surrogate.training_data import Z90, log_limits
 from autotune.spec import ConfigTable, ParallelConfig
 from autotune.testing.searchers import WORKLOAD, candidates, truth
 
@@ -37,13 +37,13 @@ def test_expected_improvement_is_the_integral(z: float) -> None:
     assert found == pytest.approx(math.log(exact), abs=1e-6)
 
 
-def test_averaged_improvement_is_the_weighed_one() -> None:
+def test_the_improvement_of_a_mixture_is_the_weighted_mean() -> None:
     weights, mean, sd = np.array([0.9, 0.1]), np.array([[0.1, -2.0], [-3.0, 1.0]]), np.array([[0.1, 0.1], [0.5, 2.0]])
     each = np.exp(log_expected_improvement(mean, sd, 0.2))
-    assert np.exp(log_averaged_improvement(np.log(weights), mean, sd, 0.2)) == pytest.approx(weights @ each)
+    assert np.exp(log_mixture_improvement(np.log(weights), mean, sd, 0.2)) == pytest.approx(weights @ each)
 
 
-def test_expected_maximum_is_that_of_drawn_ones() -> None:
+def test_expected_maximum_agrees_with_samples() -> None:
     mean, sd, runs, best = np.array([0.0, -0.2, 0.1]), np.array([0.3, 0.5, 0.1]), np.array([1.0, 0.5, 0.8]), 0.05
     rng = np.random.default_rng(0)
     drawn = np.where(rng.random((200_000, 3)) < runs, mean + sd * rng.standard_normal((200_000, 3)), -np.inf)
@@ -55,10 +55,10 @@ def test_expected_maximum_is_that_of_drawn_ones() -> None:
     assert expected_maximum(mean, sd, runs, 50.0) == 0.0
 
 
-def test_an_error_is_mostly_not_that_of_the_neighbours() -> None:
+def test_the_nugget_keeps_one_config_s_error_from_its_neighbours() -> None:
     rows = Rows(parts=np.ones((3, 1)), points=np.array([[0.0], [1.0], [1.0]]), workloads=np.zeros(3, dtype=int))
     prior = replace(_prior(1, residual_sd=0.3), factor_sds=np.zeros(1), common_sd=0.0)
-    model = CorrectedGP(prior, rows.take([0, 1]), _values([0.0, 0.3]), scales=Scales(own=0.5))
+    model = CorrectedGP(prior, rows.take([0, 1]), _values([0.0, 0.3]), scales=Scales(nugget=0.5))
     mean, sd = model.predict(rows)
     assert mean[1] == pytest.approx(0.3, abs=0.02)
     assert sd[1] < 0.05
@@ -86,8 +86,8 @@ def _prior(parts: int, *, residual_sd: float = 0.1) -> Prior:
         factor_sds=np.full(parts, 0.5),
         common_sd=0.1,
         residual_sd=residual_sd,
-        kinships=np.array([1.0, 0.8]),
-        likenesses=np.array([1.0, 0.0]),
+        transfer_weights=np.array([1.0, 0.8]),
+        residual_weights=np.array([1.0, 0.0]),
     )
 
 
@@ -103,7 +103,7 @@ def _values(values: list[float]) -> Observations:
 NOTHING = Observations(values=np.zeros(0), sides=np.zeros(0), noise=np.zeros(0))
 
 
-def test_without_observations_it_is_the_prediction() -> None:
+def test_without_observations_the_posterior_is_the_prediction() -> None:
     rows = _rows(np.array([[1.0, 3.0], [2.0, 2.0]]))
     model = CorrectedGP(_prior(2), rows.take(slice(0, 0)), NOTHING)
     mean, sd = model.predict(rows)
@@ -113,7 +113,7 @@ def test_without_observations_it_is_the_prediction() -> None:
 
 
 def test_finds_which_part_is_wrong() -> None:
-    """The second part really takes three times as long; few observations tell, and others are predicted."""
+    """The second part takes three times as long as predicted; a few observations suffice to predict the others."""
     rng = np.random.default_rng(0)
     parts = rng.uniform(0.1, 1.0, (12, 2))
     real = np.log(parts @ np.array([1.0, 3.0]))
@@ -131,7 +131,7 @@ def test_gaussian_case_agrees_with_linear_algebra() -> None:
     seen, values = rows.take(slice(0, 2)), np.array([0.05, 0.65])
     model = CorrectedGP(prior, seen, _values(values.tolist()), scales=scales)
     covariance = 0.25 + 0.01 + 0.04 * scales.correlations(distances(rows.points, rows.points))
-    inverse = np.linalg.inv(covariance[:2, :2] + 1e-4 * np.eye(2) / (1 - DISTURBED))
+    inverse = np.linalg.inv(covariance[:2, :2] + 1e-4 * np.eye(2) / (1 - OUTLIER_RATE))
     expected = math.log(4.0) + covariance[2, :2] @ inverse @ (values - np.log([1.0, 2.0]))
     mean, sd = model.predict(rows.take([2]))
     assert mean[0] == pytest.approx(expected, abs=2e-3)
@@ -140,7 +140,7 @@ def test_gaussian_case_agrees_with_linear_algebra() -> None:
     )
 
 
-def test_one_disturbed_trial_does_not_undo_the_rest() -> None:
+def test_one_outlier_does_not_outweigh_the_other_trials() -> None:
     rng = np.random.default_rng(1)
     parts = rng.uniform(0.1, 1.0, (8, 2))
     real = np.log(parts.sum(axis=1))
@@ -151,7 +151,7 @@ def test_one_disturbed_trial_does_not_undo_the_rest() -> None:
     assert model.predict(rows.take([7]))[0][0] == pytest.approx(real[7], abs=0.2)
 
 
-def test_limits_move_the_belief_to_their_side() -> None:
+def test_censored_observations_move_the_posterior_to_their_side() -> None:
     rows = _rows(np.array([[1.0], [1.0]]))
     for side, sign in ((1.0, 1), (-1.0, -1)):
         limit = Observations(values=np.array([0.3 * sign]), sides=np.array([side]), noise=np.array([0.02]))
@@ -160,14 +160,14 @@ def test_limits_move_the_belief_to_their_side() -> None:
         assert mean[0] * sign < 2.0
 
 
-def test_a_limit_that_was_expected_teaches_little() -> None:
+def test_a_censored_observation_that_was_expected_changes_little() -> None:
     rows = _rows(np.array([[1.0]]))
     far = Observations(values=np.array([-5.0]), sides=np.array([1.0]), noise=np.array([0.02]))
     mean, _ = CorrectedGP(_prior(1), rows, far).predict(rows)
     assert mean[0] == pytest.approx(0.0, abs=1e-3)
 
 
-def test_kin_teach_the_factors_only() -> None:
+def test_another_workload_informs_the_factors_only() -> None:
     parts = np.array([[1.0], [1.0]])
     theirs = _rows(parts, workload=1)
     model = CorrectedGP(_prior(1, residual_sd=0.05), theirs, _values([0.8, 0.8]))
@@ -175,11 +175,11 @@ def test_kin_teach_the_factors_only() -> None:
     assert 0.3 < mean[0] < 0.8
 
 
-def test_fantasies_narrow_and_do_not_move() -> None:
+def test_fantasies_reduce_the_uncertainty_and_keep_the_mean() -> None:
     rows = _rows(np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]]))
     model = CorrectedGP(_prior(2), rows.take([0]), _values([1.2]))
     mean, sd = model.predict(rows)
-    after_mean, after_sd = model.and_values(rows.take([1]), mean[[1]], 0.01).predict(rows)
+    after_mean, after_sd = model.conditioned_on(rows.take([1]), mean[[1]], 0.01).predict(rows)
     assert np.allclose(after_mean, mean, atol=0.02)
     assert (after_sd <= sd + 1e-9).all()
     assert after_sd[1] < 0.3 * sd[1]
@@ -192,28 +192,28 @@ def _world(seed: int = 3) -> tuple[Rows, np.ndarray]:
     return _rows(parts), np.log(parts.sum(axis=1)) + 0.1 * rng.standard_normal(16)
 
 
-def _weight_of_nothing(model: ModelAverage) -> float:
+def _uninformed_weight(model: ModelAverage) -> float:
     return sum(math.exp(w) for w, m in zip(model.log_weights, model.models, strict=True) if m.level is not None)
 
 
-def test_a_model_that_foresees_is_trusted_more_with_every_trial() -> None:
+def test_a_model_that_predicts_well_gains_weight_with_every_trial() -> None:
     rows, real = _world()
     weights = [
-        _weight_of_nothing(
+        _uninformed_weight(
             ModelAverage.of(_prior(2), rows.take(slice(0, n)), _values(real[:n].tolist()), candidates=rows)
         )
         for n in (1, 3, 6)
     ]
-    assert KNOWS_NOTHING > weights[0] > weights[1] >= weights[2]
+    assert UNINFORMED_PRIOR > weights[0] > weights[1] >= weights[2]
     assert weights[2] < 0.01
 
 
-def test_a_model_that_foresees_nothing_is_found_out() -> None:
-    """The predictions of other configs: what is expected elsewhere becomes as uncertain as the configs differ."""
+def test_a_model_that_predicts_nothing_loses_its_weight() -> None:
+    """With the predictions of other configs the uncertainty elsewhere becomes as large as the spread of the configs."""
     rows, real = _world()
     shuffled = Rows(parts=rows.parts[::-1], points=rows.points, workloads=rows.workloads)
     model = ModelAverage.of(_prior(2), shuffled.take(slice(0, 8)), _values(real[:8].tolist()), candidates=shuffled)
-    assert _weight_of_nothing(model) > KNOWS_NOTHING
+    assert _uninformed_weight(model) > UNINFORMED_PRIOR
     mean, sd = model.predict(shuffled.take(slice(8, 16)))
     weights = np.exp(model.log_weights)[:, None]
     spread = np.sqrt((weights * (sd**2 + mean**2)).sum(axis=0) - (weights * mean).sum(axis=0) ** 2)
@@ -221,16 +221,16 @@ def test_a_model_that_foresees_nothing_is_found_out() -> None:
     assert (np.abs((weights * mean).sum(axis=0) - real[8:]) < 3 * spread).all()
 
 
-def test_weights_add_up_to_one_and_believing_leaves_them() -> None:
+def test_weights_add_up_to_one_and_fantasies_do_not_change_them() -> None:
     rows, real = _world()
     model = ModelAverage.of(_prior(2), rows.take([0, 1]), _values(real[:2].tolist()), candidates=rows)
-    after = model.and_believed(rows.take([5]), 0.01)
+    after = model.fantasized(rows.take([5]), 0.01)
     assert np.exp(model.log_weights).sum() == pytest.approx(1.0)
     assert after.log_weights is model.log_weights
     assert (after.predict(rows.take([5]))[1] < model.predict(rows.take([5]))[1]).all()
 
 
-def test_trials_of_other_workloads_do_not_vote() -> None:
+def test_trials_of_other_workloads_do_not_enter_the_weights() -> None:
     rows, real = _world()
     theirs = Rows(parts=rows.parts, points=rows.points, workloads=np.ones(16, dtype=int))
     alone = ModelAverage.of(_prior(2), theirs, _values(real.tolist()), candidates=rows)
@@ -238,10 +238,10 @@ def test_trials_of_other_workloads_do_not_vote() -> None:
     assert alone.models[0].level is None
     ours = Rows.joined([theirs, rows.take([0])])
     model = ModelAverage.of(_prior(2), ours, _values([*real.tolist(), real[0] + 2.0]), candidates=rows)
-    assert _weight_of_nothing(model) > KNOWS_NOTHING
+    assert _uninformed_weight(model) > UNINFORMED_PRIOR
 
 
-def test_hazard_is_the_rate_far_away_and_high_beside_failures() -> None:
+def test_the_failure_rate_is_the_prior_far_away_and_high_beside_failures() -> None:
     points = np.array([[0.0], [1.0], [50.0]])
     found = failure_rate(points, np.array([[0.0]]), np.array([True]))
     assert found[0] > 0.4
@@ -265,7 +265,7 @@ def test_limits_are_where_the_estimate_says_that_runs_fail() -> None:
 
 
 def test_dominance_holds_in_the_contract_world() -> None:
-    """Whatever is ruled out after an out-of-memory failure really needs as much."""
+    """Every config that an out-of-memory failure rules out needs as much memory."""
     configs = candidates()
     table = ConfigTable.of(configs)
     peaks = np.array([truth(WORKLOAD, c)[1] for c in configs])
@@ -276,7 +276,7 @@ def test_dominance_holds_in_the_contract_world() -> None:
         assert (peaks[worse] >= peaks[i] * (1 - 1e-9)).all()
 
 
-def test_dominance_leaves_other_knobs_alone() -> None:
+def test_dominance_ignores_configs_that_differ_in_other_knobs() -> None:
     failed = ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2)
     others = [
         ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4),

@@ -1,12 +1,14 @@
-"""What trials teach about the cost model: where its time and memory are off, and what fails for other reasons.
+"""The surrogate: a model of step time, peak memory and failures, learnt from trials on top of the cost model.
 
-    corrected.py     a sum of predicted parts with unknown factors, and a Gaussian process on what remains: log time, log memory
-    averaged.py      several of these, each counting by how well it foresaw the trials
-    sites.py         observations: a value with noise, or only the side of a limit
-    kernel.py        Matern covariance over the knobs' coordinates
-    hazard.py        probability of failures that memory does not explain
-    improvement.py   log expected improvement
+    posterior.py        Posterior: score and probability of running of every candidate, given the trials so far
+    training_data.py    trials as training data: log step time, log peak memory, other failures
+    model_average.py    ModelAverage: several models, weighted by how well they predict the trials
+    corrected_gp.py     CorrectedGP: the cost model's parts with unknown factors, plus a Gaussian process for the residual
+    observations.py     Observations: values with noise, and values that are only known to lie above or below a limit
+    kernel.py           Matern covariance over the knobs' coordinates
+    failure_rate.py     probability of failures other than out of memory
+    acquisition.py      log expected improvement
 
-Symbols everywhere: n observations, N candidates, d coordinates, K parts. Everything is exact linear algebra on n <= some hundred
+Symbols: n observations, N candidates, d coordinates, K parts, M models. All of it is exact linear algebra on n of at most some hundred
 observations; candidates are scored in blocks.
 """

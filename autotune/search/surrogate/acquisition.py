@@ -4,14 +4,15 @@
 
 log h follows Ament et al. 2023 (arXiv:2310.20708), eq. 9: erfcx where the two terms of h cancel.
 
-Where several models are averaged, the quantity is a mixture of normals, and its expected improvement is the models' own, weighed (expectation is linear):
+Averaged over several models the quantity is a mixture of normals. Expectation is linear, so its expected improvement is the weighted mean:
 
     log EI = log sum_m w_m EI_m
 
-What all candidates together may still bring is the expectation of their maximum, as if they were independent: never less than the truth, since
-what is believed of them correlates positively (Slepian 1962), and near it, since half of what is uncertain is each config's own.
+The expected improvement by several candidates together is that of their maximum, here as if they were independent:
 
     E max_i (Y_i - best)+ = integral over t > 0 of 1 - prod_i (1 - p_i Phi((mean_i - best - t) / sd_i))       p_i: probability that i runs
+
+Scores correlate positively, so this is an upper bound (Slepian 1962). It is close, because half of the residual's variance is independent.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from scipy.special import erfcx, logsumexp, ndtr
 Array = NDArray[np.float64]
 _LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 _POINTS = np.linspace(0.0, 1.0, 129) ** 2
-"""where the integral is evaluated, relative to the farthest t: finer near zero, where most of it lies"""
+"""points of the integral, relative to the largest t: denser near zero, where most of the mass lies"""
 _FARTHEST = 5.0
-"""standard deviations above the mean beyond which a candidate counts for nothing"""
+"""standard deviations above the mean beyond which a candidate's density is neglected"""
 
 
 def log_expected_improvement(mean: Array, sd: Array, best: float) -> Array:
-    """log EI, shape (N,); -inf nowhere but where z is below -1e150."""
+    """log EI, shape (N,); finite wherever z is above -1e150."""
     z = (mean - best) / sd
     near = np.maximum(z, -1.0)
     plain = np.log(np.exp(-0.5 * near**2 - _LOG_SQRT_2PI) + near * ndtr(near))
@@ -40,13 +41,13 @@ def log_expected_improvement(mean: Array, sd: Array, best: float) -> Array:
     return np.asarray(np.log(sd) + np.where(z > -1.0, plain, -0.5 * far**2 - _LOG_SQRT_2PI + tail))
 
 
-def log_averaged_improvement(log_weights: Array, mean: Array, sd: Array, best: float) -> Array:
-    """log EI over all models, shape (N,); `log_weights` (M,), `mean` and `sd` (M, N)."""
+def log_mixture_improvement(log_weights: Array, mean: Array, sd: Array, best: float) -> Array:
+    """log EI of the mixture of M models, shape (N,); `log_weights` (M,), `mean` and `sd` (M, N)."""
     return np.asarray(logsumexp(log_weights[:, None] + log_expected_improvement(mean, sd, best), axis=0))
 
 
 def expected_maximum(mean: Array, sd: Array, runs: Array, best: float) -> float:
-    """Expected improvement by the best of all candidates that run, shape (N,) each; `runs`: their probabilities."""
+    """Expected improvement by the best of N candidates, shape (N,) each; `runs`: probability that each runs."""
     farthest = max(float(np.max(mean - best + _FARTHEST * sd)), 0.0)
     t = _POINTS * farthest
     better = runs * ndtr((mean - best - t[:, None]) / sd)

@@ -1,18 +1,19 @@
-"""A prediction that is a sum of parts, corrected by what was observed (Kennedy & O'Hagan 2001, with a factor for each part).
+"""The cost model's prediction, corrected by observations (Kennedy & O'Hagan 2001, eq. 5, with one factor for each part).
 
     g(x) = log sum_k part_k(x) exp(f_k) + e(x)
 
     part_k   the cost model's prediction by cause, K of them: seconds or bytes
     f_k      log of the factor by which the cost model is wrong about cause k: f ~ N(0, S), S = diag(s_k^2) + s_all^2
-    e        what no factor explains: Gaussian process, covariance a^2 ((1 - o) matern52 + o [same config])
+    e        residual that no factor explains: Gaussian process, covariance a^2 ((1 - o) matern52 + o [same config])
+    o        nugget: share of the residual's variance that is independent in each config
 
-Conditioning linearizes the sum about the mode of f (Gauss-Newton), where d g / d f_k is the share of part k; then everything is one
-Gaussian process with covariance J S J' + a^2 k. The scales of s and a and the length of k are those of greatest posterior
-density on a small grid, so that a bad cost model is found out after a few trials and a good one is trusted at once.
+Conditioning linearizes the sum about the mode of f (Gauss-Newton), where dg/df_k is the share of part k in the sum, J. Then g is one Gaussian
+process with covariance J S J' + a^2 k. The scales of S and a are not fixed: `model_average` averages over a small grid of them, so a bad cost
+model is recognized after a few trials and a good one is trusted at once.
 
-Observations of other workloads (the history) have factors of their own that correlate with ours by `transfer_weight`, 0 to 1: covariances between
-two workloads are multiplied by the product of both kinships (one common factor). The residual carries over only between workloads of the
-same model, whose coordinates mean the same: elsewhere it did harm in the replay.
+Observations of other workloads (the history) have factors of their own, correlated with ours by `transfer_weight`, 0 to 1: the covariance
+between two workloads is multiplied by the product of both weights (one common factor). The residual transfers only between workloads of
+the same model, whose coordinates mean the same; elsewhere it did harm in the replay benchmark.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ SCALE_SPREAD = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Configs as the model sees them."""
+    """Configs as inputs of the model."""
 
     parts: Array
     """predicted parts, shape (n, K), each >= 0, no row all zero"""
     points: Array
     """coordinates, shape (n, d)"""
     workloads: NDArray[np.intp]
-    """0 for the workload that is searched, else which of the history, shape (n,)"""
+    """0 for the workload that is searched, else the number of the history's workload, shape (n,)"""
 
     def take(self, index: Any) -> Rows:
-        """The rows that `index` (integers, a slice or a mask) names."""
+        """The rows selected by `index` (integers, a slice or a mask)."""
         return Rows(parts=self.parts[index], points=self.points[index], workloads=self.workloads[index])
 
     def __len__(self) -> int:
@@ -63,7 +64,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is known before any observation."""
+    """The prior: standard deviations before any observation, and how much other workloads count."""
 
     factor_sds: Array
     """s_k, shape (K,)"""
@@ -71,19 +72,18 @@ class Prior:
     """s_all: error that all parts share"""
     residual_sd: float
     """a"""
-    kinships: Array
-    """of each workload to the searched one, by number; 1 for the first, shape (W,)"""
-
-    likenesses: Array
+    transfer_weights: Array
+    """correlation of each workload's factors with those of the searched one, by number; 1 for the first, shape (W,)"""
+    residual_weights: Array
     """the same for the residual, shape (W,)"""
 
-    def kin(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
-        """Multipliers of the factors' covariances between observations of workloads a and b, shape (len(a), len(b)), or (1, 1) without a history."""
-        return _between(self.kinships, a, b)
+    def factor_transfer(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
+        """Multipliers of the factors' covariance between rows of workloads a and b, shape (len(a), len(b)), or (1, 1) without a history."""
+        return _pairwise(self.transfer_weights, a, b)
 
-    def like(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
-        """Multipliers of the residual's covariances."""
-        return _between(self.likenesses, a, b)
+    def residual_transfer(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
+        """Multipliers of the residual's covariance, of the same shape."""
+        return _pairwise(self.residual_weights, a, b)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,97 +96,105 @@ class Scales:
     """multiplier of a"""
     length: float = 3.0
     """of the covariance, in doublings of a degree"""
-    own: float = 0.5
-    """o: share of a^2 that is each config's own. Held-out errors of configs one step apart differ by as much as the error bar
-    allows (and in the vTrain sweep by no less than those of configs four steps apart); without it the model takes one config's error
-    for that of its neighbours."""
+    nugget: float = 0.5
+    """o. Held-out errors of configs one step apart differ by as much as the error bar allows (and in the vTrain sweep by no less than
+    those of configs four steps apart). Without a nugget the model attributes one config's error to all its neighbours."""
 
-    def correlations(self, away: Array) -> Array:
-        """Of e at these distances, of the same shape."""
-        return np.asarray((1.0 - self.own) * matern52(away, self.length) + self.own * (away == 0.0))
+    def correlations(self, distances: Array) -> Array:
+        """Correlations of e between configs at these distances, of the same shape."""
+        return np.asarray((1.0 - self.nugget) * matern52(distances, self.length) + self.nugget * (distances == 0.0))
 
     @property
     def log_prior(self) -> float:
-        """Log density, up to a constant: both multipliers are log-normal about one."""
+        """Log prior density, up to a constant: both multipliers are log-normal with median one."""
         return float(-0.5 * (np.log(self.factors) ** 2 + np.log(self.residual) ** 2) / SCALE_SPREAD**2)
 
 
 class CorrectedGP:
-    """The posterior of g, given n observations (none is fine)."""
+    """The posterior of g given n observations; n may be 0."""
 
     def __init__(
-        self, prior: Prior, rows: Rows, sites: Observations, *, scales: Scales | None = None, rounds: int = 15
+        self,
+        prior: Prior,
+        rows: Rows,
+        observations: Observations,
+        *,
+        scales: Scales | None = None,
+        iterations: int = 15,
     ) -> None:
-        """`scales`: hyperparameters (default: all multipliers one); `rounds`: of Gauss-Newton, at most."""
+        """`scales`: hyperparameters (default: all multipliers one). `iterations`: of Gauss-Newton, at most."""
         self._prior = prior
         self._rows = rows
-        self._sites = sites
+        self._observations = observations
         self._f: Array = np.zeros(len(prior.factor_sds))
         self.scales = scales or Scales()
-        if len(sites):
-            self.settle(rounds)
+        if len(observations):
+            self.fit(iterations)
 
-    def and_values(self, rows: Rows, values: Array, noise: float) -> CorrectedGP:
-        """The posterior after these values were seen too, shape (m,), under the same hyperparameters."""
-        sites = self._sites.and_values(values, noise)
-        return CorrectedGP(self._prior, Rows.joined([self._rows, rows]), sites, scales=self.scales)
+    def conditioned_on(self, rows: Rows, values: Array, noise: float) -> CorrectedGP:
+        """The posterior given these values too, shape (m,), with the same hyperparameters."""
+        observations = self._observations.with_values(values, noise)
+        return CorrectedGP(self._prior, Rows.joined([self._rows, rows]), observations, scales=self.scales)
 
     @property
     def factors(self) -> Array:
-        """By what each part is multiplied, most probably, shape (K,)."""
+        """The most probable factor of each part, shape (K,)."""
         return np.exp(self._f)
 
     def predict(self, rows: Rows, near: Array | None = None) -> tuple[Array, Array]:
-        """Mean and standard deviation of g, shape (N,) each; `near`: correlations of `rows` with the observations, where they are known."""
+        """Mean and standard deviation of g, shape (N,) each; `near`: correlations of `rows` with the observations, if already computed."""
         mean, shares = _log_sum(rows.parts, self._f)
         variance = np.einsum("nk,kl,nl->n", shares, self._covariance(), shares) + self._residual_variance
-        if len(self._sites):
+        if len(self._observations):
             residual = self._residual(rows, near)
             mean = mean + residual @ self._weights
-            across = self._kin_shares(rows, shares) + residual
+            across = self._factor_covariance(rows, shares) + residual
             explained = solve_triangular(self._lower, across.T, lower=True, check_finite=False)
             variance = variance - np.einsum("ij,ij->j", explained, explained)
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
     def log_predictive(self, which: NDArray[np.bool_]) -> float:
-        """Log density that each observation of `which`, a mask of shape (n,), has under all others; summed.
+        """Sum of the log densities of the observations in the mask `which`, shape (n,), each given all others.
 
-        Leave-one-out densities (Rasmussen & Williams 2006, eq. 5.10) rather than the evidence: they forgive a wrong prior better.
+        Leave-one-out densities (Rasmussen & Williams 2006, eq. 5.10) instead of the marginal likelihood: they depend less on a wrong prior.
         """
         if not which.any():
             return 0.0
         mean, variance = self._cavity()
-        return self._sites.take(which).log_predictive(mean[which], variance[which])
+        return self._observations.take(which).log_predictive(mean[which], variance[which])
 
-    def settle(self, rounds: int = 15) -> None:
-        """Comes nearer to the mode of f and g, and to the Gaussians that stand for the sites there."""
-        rows, sites = self._rows, self._sites
+    def fit(self, iterations: int = 15) -> None:
+        """Moves f and g towards their posterior mode, and the Gaussian approximations of the observations with them.
+
+        A second call continues where the first one ended.
+        """
+        rows, observations = self._rows, self._observations
         covariance = self._covariance()
         residual = self._residual(rows)
-        to_f = self._prior.kin(rows.workloads, np.zeros(1, dtype=np.intp))
-        kin = self._prior.kin(rows.workloads, rows.workloads)
-        g = np.where(sites.sides == 0, sites.values, _log_sum(rows.parts, self._f)[0])
-        disturbed = np.zeros(len(sites))
-        for _ in range(rounds):
+        f_transfer = self._prior.factor_transfer(rows.workloads, np.zeros(1, dtype=np.intp))
+        transfer = self._prior.factor_transfer(rows.workloads, rows.workloads)
+        g = np.where(observations.sides == 0, observations.values, _log_sum(rows.parts, self._f)[0])
+        outlier = np.zeros(len(observations))
+        for _ in range(iterations):
             center, shares = _log_sum(rows.parts, self._f)
-            self._targets, self._variances = sites.gaussians(g, disturbed)
-            prior = kin * (shares @ covariance @ shares.T) + residual
+            self._targets, self._variances = observations.gaussians(g, outlier)
+            prior = transfer * (shares @ covariance @ shares.T) + residual
             self._lower = cholesky(prior + np.diag(self._variances + 1e-10), lower=True, check_finite=False)
             mean = center - shares @ self._f
             self._weights = cho_solve((self._lower, True), self._targets - mean, check_finite=False)
-            step = covariance @ ((shares * to_f).T @ self._weights) - self._f
-            # a long step leaves the region where the sum is linear in its factors
+            step = covariance @ ((shares * f_transfer).T @ self._weights) - self._f
+            # a longer step leaves the region where the sum is nearly linear in its factors
             step *= min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
             shift = mean + prior @ self._weights - g
             self._f = self._f + step
-            g = g + (shift if not sites.sides.any() else 0.7 * shift)
-            was, disturbed = disturbed, sites.disturbed(*self._cavity())
-            moves = (np.abs(step), np.abs(shift[sites.sides != 0]), np.abs(disturbed - was))
+            g = g + (shift if not observations.sides.any() else 0.7 * shift)
+            before, outlier = outlier, observations.outlier_probability(*self._cavity())
+            moves = (np.abs(step), np.abs(shift[observations.sides != 0]), np.abs(outlier - before))
             if max(float(m.max(initial=0.0)) for m in moves) < 1e-3:
                 break
 
     def _cavity(self) -> tuple[Array, Array]:
-        """Mean and variance of g at each observation, given all others, shape (n,) each (eq. 5.12 there)."""
+        """Mean and variance of g at each observation given all others, shape (n,) each (Rasmussen & Williams 2006, eq. 5.12)."""
         inverse = cho_solve((self._lower, True), np.eye(len(self._weights)), check_finite=False)
         precision = np.diag(inverse)
         return self._targets - self._weights / precision, np.maximum(1.0 / precision - self._variances, 1e-12)
@@ -203,19 +211,19 @@ class CorrectedGP:
         """Covariance of e between `rows` and the observations, shape (N, n)."""
         if near is None:
             near = self.scales.correlations(distances(rows.points, self._rows.points))
-        return near * self._prior.like(rows.workloads, self._rows.workloads) * self._residual_variance
+        return near * self._prior.residual_transfer(rows.workloads, self._rows.workloads) * self._residual_variance
 
-    def _kin_shares(self, rows: Rows, shares: Array) -> Array:
-        """Covariance between `rows` and the observations that common factors make, shape (N, n)."""
+    def _factor_covariance(self, rows: Rows, shares: Array) -> Array:
+        """Covariance between `rows` and the observations that is due to the factors, shape (N, n)."""
         _, ours = _log_sum(self._rows.parts, self._f)
-        kin = self._prior.kin(rows.workloads, self._rows.workloads)
-        return np.asarray(kin * (shares @ self._covariance() @ ours.T))
+        transfer = self._prior.factor_transfer(rows.workloads, self._rows.workloads)
+        return np.asarray(transfer * (shares @ self._covariance() @ ours.T))
 
 
-def _between(similarities: Array, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
-    if len(similarities) == 1:
+def _pairwise(weights: Array, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
+    if len(weights) == 1:
         return np.ones((1, 1))
-    return np.where(a[:, None] == b[None, :], 1.0, np.outer(similarities[a], similarities[b]))
+    return np.where(a[:, None] == b[None, :], 1.0, np.outer(weights[a], weights[b]))
 
 
 def _log_sum(parts: Array, f: Array) -> tuple[Array, Array]:

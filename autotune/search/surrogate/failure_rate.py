@@ -1,9 +1,11 @@
-"""Probability that a config fails for another reason than memory: a hang, an error, a config that the trainer refuses, divergence.
+"""Probability that a config fails for another reason than memory: a hang, an error, divergence, or a config that the trainer refuses.
 
-Failures and successes nearby are counted with the weight of their correlation, beside a prior rate (Beta-Bernoulli with a kernel,
+Failures and successes nearby are counted with their correlation as weight, beside a prior rate (a Beta-Bernoulli model with kernel weights,
 as in kernel density classification):
 
     p(x) = (w0 p0 + sum_failed k(x, x_i)) / (w0 + sum_all k(x, x_i))
+
+Neglected: the kinds of failure, and any knowledge of which knob caused one.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from autotune.search.surrogate.kernel import distances, matern52
 Array = NDArray[np.float64]
 
 RATE = 0.02
-"""p0: failures of this kind before anything is seen"""
+"""p0: failure rate before any trial"""
 WEIGHT = 1.0
-"""w0: observations that the prior rate is worth"""
+"""w0: number of trials that the prior rate counts as"""
 LENGTH = 2.0
-"""doublings over which failures correlate"""
+"""length scale over which failures correlate, in doublings of a knob"""
 
 
 def failure_rate(points: Array, seen: Array, failed: NDArray[np.bool_]) -> Array:

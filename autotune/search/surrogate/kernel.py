@@ -1,6 +1,6 @@
 """Covariance of the residual between configs: Matern 5/2 over the coordinates of the space.
 
-A coordinate moves by one when a degree doubles or a word is replaced by its neighbour, so one length serves all of them.
+A coordinate changes by one when a degree doubles or a word is replaced by its neighbour, so one length scale serves all coordinates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def distances(a: Array, b: Array) -> Array:
     return np.asarray(cdist(a, b))
 
 
-def matern52(away: Array, length: float) -> Array:
-    """Correlations at distances `away` (Rasmussen & Williams 2006, eq. 4.17, nu = 5/2), of the same shape."""
-    r = away * (np.sqrt(5.0) / length)
+def matern52(distance: Array, length: float) -> Array:
+    """Correlations at these distances (Rasmussen & Williams 2006, eq. 4.17, nu = 5/2), of the same shape."""
+    r = distance * (np.sqrt(5.0) / length)
     return np.asarray((1.0 + r + r * r / 3.0) * np.exp(-r))

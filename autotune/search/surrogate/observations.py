@@ -1,13 +1,13 @@
-"""Observations of a latent quantity g, as Gaussians that a Gaussian process can be conditioned on.
+"""Observations of a latent quantity g, approximated by Gaussians so that a Gaussian process can be conditioned on them.
 
-A *value* says g = y + noise. A *limit* says only on which side of t the quantity was seen: a config that ran out of memory needed
-more than there is, one that ran needed less. Its likelihood Phi(s (g - t) / tau) is log-concave, and the Laplace approximation
-replaces it by a Gaussian at the mode (Rasmussen & Williams 2006, section 3.4.1 and eq. 3.16).
+A *value* is g plus noise. A *censored* observation says only on which side of a limit t the quantity lies: a config that ran out of memory
+needed more than t, one that ran needed less. Its likelihood Phi(s (g - t) / tau) is log-concave, and the Laplace approximation replaces it
+by a Gaussian at the mode (Rasmussen & Williams 2006, section 3.4.1 and eq. 3.16).
 
-Some runs are disturbed: a slow node, a neighbour's traffic, a leak. A value is a mixture (contaminated normal, Tukey 1960): with
-a small probability its log has a far larger spread, so that one absurd step time does not undo what all others say.
+Some values are outliers: a slow node, a neighbour's traffic, a memory leak. So the likelihood of a value is a mixture (contaminated normal, Tukey
+1960): with a small probability its log has a far larger spread, and one absurd step time does not outweigh all others.
 
-    y, t   value or limit, shape (n,)        s   0 value, +1 above the limit, -1 below it
+    y, t   value or limit, shape (n,)        s   0 for a value, +1 above the limit, -1 below it
     noise  standard deviation of the value, or the width tau of the limit
 """
 
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from scipy.special import expit, log_ndtr
 
 Array = NDArray[np.float64]
-DISTURBED = 0.03
-"""share of trials that are disturbed: repeats in the published sweeps differ by more than half about that often"""
-DISTURBANCE_SD = 1.0
-"""standard deviation of log time or memory of a disturbed one"""
+OUTLIER_RATE = 0.03
+"""share of values that are outliers: about as often repeats in the published sweeps differ by more than half"""
+OUTLIER_SD = 1.0
+"""standard deviation of the log time or memory of an outlier"""
 _LOG_SQRT_2PI = 0.5 * np.log(2 * np.pi)
 
 
@@ -39,10 +39,10 @@ class Observations:
     noise: Array
     """standard deviations, shape (n,)"""
 
-    def gaussians(self, g: Array, disturbed: Array) -> tuple[Array, Array]:
+    def gaussians(self, g: Array, outlier: Array) -> tuple[Array, Array]:
         """Targets and variances, shape (n,), of the Gaussians that match the likelihood's slope and curvature at g, shape (n,).
 
-        A value that is `disturbed` with some probability, shape (n,), counts by its expected precision.
+        `outlier`: probability that each value is an outlier, shape (n,); it counts by its expected precision.
         """
         u = self.sides * (g - self.values) / self.noise
         # the ratio of normal density to distribution function, without underflow far below the limit
@@ -51,37 +51,37 @@ class Observations:
         targets = g + self.sides * ratio / self.noise / curvature
         is_value = self.sides == 0
         variance = self.noise**2
-        precision = (1.0 - disturbed) / variance + disturbed / (variance + DISTURBANCE_SD**2)
+        precision = (1.0 - outlier) / variance + outlier / (variance + OUTLIER_SD**2)
         return (
             np.where(is_value, self.values, targets),
             np.where(is_value, 1.0 / precision, 1.0 / curvature),
         )
 
-    def disturbed(self, mean: Array, variance: Array) -> Array:
-        """Probability that each value was disturbed, given what all others say of g there: mean and variance, shape (n,)."""
+    def outlier_probability(self, mean: Array, variance: Array) -> Array:
+        """Probability that each value is an outlier, given mean and variance of g there under all other observations, shape (n,)."""
         clean, other = self._log_densities(mean, variance)
         return np.where(self.sides == 0, expit(other - clean), 0.0)
 
     def log_predictive(self, mean: Array, variance: Array) -> float:
-        """Log probability of the observations, each under what all others say of g there."""
+        """Sum of the log probabilities of the observations, given mean and variance of g at each under all others."""
         clean, other = self._log_densities(mean, variance)
         seen = log_ndtr(self.sides * (mean - self.values) / np.sqrt(variance + self.noise**2))
         return float(np.where(self.sides == 0, np.logaddexp(clean, other), seen).sum())
 
     def _log_densities(self, mean: Array, variance: Array) -> tuple[Array, Array]:
-        """Log of P(clean) p(y | clean) and of P(disturbed) p(y | disturbed), shape (n,) each."""
+        """Log of P(no outlier) p(y | no outlier) and of P(outlier) p(y | outlier), shape (n,) each."""
 
         def log_density(total: Array) -> Array:
             return np.asarray(-0.5 * (self.values - mean) ** 2 / total - 0.5 * np.log(total) - _LOG_SQRT_2PI)
 
         plain = variance + self.noise**2
         return (
-            np.log1p(-DISTURBED) + log_density(plain),
-            np.log(DISTURBED) + log_density(plain + DISTURBANCE_SD**2),
+            np.log1p(-OUTLIER_RATE) + log_density(plain),
+            np.log(OUTLIER_RATE) + log_density(plain + OUTLIER_SD**2),
         )
 
-    def and_values(self, values: Array, noise: float) -> Observations:
-        """These and `values`, shape (m,), with that noise."""
+    def with_values(self, values: Array, noise: float) -> Observations:
+        """These observations and `values`, shape (m,), with that noise."""
         return Observations(
             values=np.concatenate([self.values, values]),
             sides=np.concatenate([self.sides, np.zeros(len(values))]),
@@ -89,7 +89,7 @@ class Observations:
         )
 
     def take(self, index: Any) -> Observations:
-        """Those that `index` (integers, a slice or a mask) names."""
+        """The observations selected by `index` (integers, a slice or a mask)."""
         return Observations(values=self.values[index], sides=self.sides[index], noise=self.noise[index])
 
     def __len__(self) -> int:

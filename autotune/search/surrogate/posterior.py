@@ -1,10 +1,10 @@
-"""What is believed about every candidate after the trials so far: its score, and whether it will run.
+"""The posterior of every candidate given the trials so far: its score, and whether it runs.
 
-    score = slope * (log tokens - log step time + log efficiency - log cost) + rest      (`autotune.search.objective_model`)
-    runs  = P(peak <= limit) * (1 - hazard)
+    score = slope * (log tokens - log step time + log efficiency - log cost) + offset      (`autotune.search.objective_model`)
+    runs  = P(peak <= limit) * (1 - failure rate)
 
-The time and the memory model learn from trials outside the space and from the history too; the gradient noise scale (for efficiency), `rest`
-(stability, the baseline's constant) and the hazard only from trials of this workload.
+The models of time and memory learn from the history and from trials outside the space too. The gradient noise scale (for the efficiency), the offset
+(stability, the baseline's constant) and the failure rate are learnt from trials of this workload only.
 """
 
 from __future__ import annotations
@@ -17,54 +17,54 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import log_ndtr, logsumexp
 
-from autotune.search.objective_model import log_cost, log_efficiency, rest_of, slope
+from autotune.search.objective_model import log_cost, log_efficiency, offset_of, slope
 from autotune.search.searcher import Problem
-from autotune.search.surrogate import evidence
+from autotune.search.surrogate import training_data
 from autotune.search.surrogate.corrected_gp import Rows
-from autotune.search.surrogate.evidence import REPEAT_SD, Observed
 from autotune.search.surrogate.failure_rate import failure_rate
 from autotune.search.surrogate.kernel import distances, matern52
 from autotune.search.surrogate.model_average import ModelAverage
-from autotune.search.transfer import likeness, transfer_weight
+from autotune.search.surrogate.training_data import REPEAT_SD, DataPoint
+from autotune.search.transfer import residual_transfer_weight, transfer_weight
 from autotune.spec import Trial, Workload
 
 Array = NDArray[np.float64]
 
 MAX_HISTORY = 100
-"""trials of earlier studies that are used, the nearest kin first"""
-REST_LENGTH = 3.0
-"""doublings over which stability correlates"""
+"""trials of earlier studies that are used, those of the greatest transfer weight first"""
+OFFSET_LENGTH = 3.0
+"""length scale over which the offset correlates, in doublings of a knob"""
 
 
 class Posterior:
-    """Models of all N candidates, conditioned on what was told."""
+    """Models of the N candidates, conditioned on trials and history."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._table = problem.space.table
         self._estimate = problem.predict()
         self._points = problem.space.coordinates()
-        self._time_rows = evidence.time_rows(self._estimate, self._points)
-        self._memory_rows = evidence.memory_rows(self._estimate, self._points)
+        self._time_rows = training_data.time_rows(self._estimate, self._points)
+        self._memory_rows = training_data.memory_rows(self._estimate, self._points)
         self._log_tokens = np.log(self._table.global_batch_size * float(problem.space.workload.seq_len))
         self._log_cost = log_cost(problem.objective, self._table)
-        self._log_limits = evidence.log_limits(self._estimate, problem.space.workload.cluster.gpu.memory_bytes)
-        self._history, kin = _kin(problem)
+        self._log_limits = training_data.log_limits(self._estimate, problem.space.workload.cluster.gpu.memory_bytes)
+        self._history, past = _nearest_history(problem)
         ours = problem.space.workload
-        self._kinships = np.array([1.0, *(transfer_weight(ours, theirs) for theirs in kin)])
-        self._likenesses = np.array([1.0, *(likeness(ours, theirs) for theirs in kin)])
-        self._observed: list[Observed] = list(self._history)
+        self._transfer_weights = np.array([1.0, *(transfer_weight(ours, theirs) for theirs in past)])
+        self._residual_weights = np.array([1.0, *(residual_transfer_weight(ours, theirs) for theirs in past)])
+        self._data: list[DataPoint] = list(self._history)
         self._fit()
 
     def update(self, trials: Sequence[tuple[int | None, Trial]]) -> None:
         """Conditions on exactly these trials (and the history)."""
-        self._observed = [*self._history, *(self._observe(index, trial) for index, trial in trials)]
+        self._data = [*self._history, *(self._data_point(index, trial) for index, trial in trials)]
         self._fit()
 
-    def _observe(self, index: int | None, trial: Trial) -> Observed:
+    def _data_point(self, index: int | None, trial: Trial) -> DataPoint:
         if index is None:
-            return evidence.observe(self._problem, self._problem.space.workload, trial, number=0)
-        return Observed(
+            return training_data.data_point(self._problem, self._problem.space.workload, trial, number=0)
+        return DataPoint(
             trial=trial,
             workload=0,
             capacity_bytes=self._problem.space.workload.cluster.gpu.memory_bytes,
@@ -73,65 +73,70 @@ class Posterior:
         )
 
     def _fit(self) -> None:
-        timed = [o for o in self._observed if o.has_time]
-        sized = [o for o in self._observed if o.has_memory]
-        rows = _joined([evidence.time_rows(o.estimate, o.point, o.workload) for o in timed], self._time_rows)
-        similar = (self._kinships, self._likenesses)
+        timed = [o for o in self._data if o.has_time]
+        sized = [o for o in self._data if o.has_memory]
+        rows = _joined([training_data.time_rows(o.estimate, o.point, o.workload) for o in timed], self._time_rows)
+        weights = (self._transfer_weights, self._residual_weights)
         self.time = ModelAverage.of(
-            evidence.time_prior(self._estimate, *similar), rows, evidence.time_sites(timed), candidates=self._time_rows
-        )
-        rows = _joined([evidence.memory_rows(o.estimate, o.point, o.workload) for o in sized], self._memory_rows)
-        self.memory = ModelAverage.of(
-            evidence.memory_prior(self._estimate, *similar),
+            training_data.time_prior(self._estimate, *weights),
             rows,
-            evidence.memory_sites(sized),
+            training_data.time_observations(timed),
+            candidates=self._time_rows,
+        )
+        rows = _joined([training_data.memory_rows(o.estimate, o.point, o.workload) for o in sized], self._memory_rows)
+        self.memory = ModelAverage.of(
+            training_data.memory_prior(self._estimate, *weights),
+            rows,
+            training_data.memory_observations(sized),
             candidates=self._memory_rows,
         )
-        self._ours = [o for o in self._observed if o.workload == 0]
+        self._ours = [o for o in self._data if o.workload == 0]
         self._our_trials = [o.trial for o in self._ours]
         self._log_efficiency = log_efficiency(self._problem.objective, self._table.global_batch_size, self._our_trials)
         self._rewarded = any(o.trial.reward is not None for o in self._ours)
         self.slope = slope(self._problem.objective, rewarded=self._rewarded)
 
     def score(self, candidates: NDArray[np.intp], pending: NDArray[np.intp]) -> tuple[Array, Array, Array]:
-        """Log weights of the models, shape (M,), and mean and standard deviation of the candidates' scores in each, shape (M, N) each, as if
-        `pending` came out as believed."""
+        """Log weights of the models, shape (M,), and mean and standard deviation of the candidates' scores in each, shape (M, N) each.
+
+        `pending` candidates count as if they came out at their predicted mean.
+        """
         model = self.time
         if len(pending):
-            model = model.and_believed(self._time_rows.take(pending), REPEAT_SD)
+            model = model.fantasized(self._time_rows.take(pending), REPEAT_SD)
         mean, sd = model.predict(self._time_rows.take(candidates))
         throughput = self._log_tokens[candidates] - mean + (self._log_efficiency - self._log_cost)[candidates]
-        rest, rest_sd = self._rest(self._points[candidates])
-        return model.log_weights, self.slope * throughput + rest, np.hypot(self.slope * sd, rest_sd)
+        offset, offset_sd = self._offset(self._points[candidates])
+        return model.log_weights, self.slope * throughput + offset, np.hypot(self.slope * sd, offset_sd)
 
     def log_runs(self, candidates: NDArray[np.intp]) -> Array:
         """Log probability that each of the candidates runs, shape (N,)."""
         mean, sd = self.memory.predict(self._memory_rows.take(candidates))
         fits = log_ndtr((self._log_limits[candidates] - mean) / np.hypot(sd, REPEAT_SD))
         fits = logsumexp(self.memory.log_weights[:, None] + fits, axis=0)
-        return np.asarray(fits + np.log1p(-failure_rate(self._points[candidates], *self._hazards)))
+        return np.asarray(fits + np.log1p(-failure_rate(self._points[candidates], *self._failure_data)))
 
     @cached_property
     def _nothing(self) -> Array:
         return np.zeros((0, self._points.shape[1]))
 
     @property
-    def _hazards(self) -> tuple[Array, NDArray[np.bool_]]:
-        """Where trials of this workload ran or failed for other reasons than memory, and which of them failed."""
+    def _failure_data(self) -> tuple[Array, NDArray[np.bool_]]:
+        """Coordinates of this workload's trials that ran or failed for other reasons than memory, and which of them failed."""
         seen = [o for o in self._ours if o.has_time or o.failed_otherwise]
         points = np.concatenate([self._nothing, *(o.point for o in seen)])
         return points, np.array([o.failed_otherwise for o in seen], dtype=np.bool_)
 
-    def _rest(self, points: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of the rest at `points`: a Gaussian process about the mean of those seen, shape (N,) each."""
+    def _offset(self, points: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation of the offset at `points`, shape (N,) each: a Gaussian process about the mean of the measured ones."""
         seen = [o for o in self._ours if o.trial.is_measured and o.trial.reward is not None]
         if not seen:
             return np.zeros(len(points)), np.zeros(len(points))
-        values = np.array([rest_of(o.trial, self._problem.objective, self._our_trials) for o in seen])
+        values = np.array([offset_of(o.trial, self._problem.objective, self._our_trials) for o in seen])
         at = np.concatenate([o.point for o in seen])
         center, spread = float(values.mean()), max(float(values.std()), 1e-3)
-        factor = cho_factor(spread**2 * matern52(distances(at, at), REST_LENGTH) + 1e-2 * spread**2 * np.eye(len(at)))
-        across = spread**2 * matern52(distances(points, at), REST_LENGTH)
+        factor = cho_factor(spread**2 * matern52(distances(at, at), OFFSET_LENGTH) + 1e-2 * spread**2 * np.eye(len(at)))
+        across = spread**2 * matern52(distances(points, at), OFFSET_LENGTH)
         variance = spread**2 - np.einsum("ni,in->n", across, cho_solve(factor, across.T))
         return center + across @ cho_solve(factor, values - center), np.sqrt(np.maximum(variance, 0.0))
 
@@ -140,11 +145,11 @@ def _joined(rows: list[Rows], like: Rows) -> Rows:
     return Rows.joined([like.take(slice(0, 0)), *rows])
 
 
-def _kin(problem: Problem) -> tuple[list[Observed], list[Workload]]:
-    """The history's nearest trials, and its workloads by number from 1, nearest first."""
+def _nearest_history(problem: Problem) -> tuple[list[DataPoint], list[Workload]]:
+    """The history's trials of the greatest transfer weight, and its workloads; a workload's number is its place in that order, from 1."""
     ours = problem.space.workload
     by_name = {repr(workload): workload for workload, _ in problem.history}
     names = sorted(by_name, key=lambda name: -transfer_weight(ours, by_name[name]))
     nearest = sorted(problem.history, key=lambda pair: names.index(repr(pair[0])))[:MAX_HISTORY]
-    observed = [evidence.observe(problem, w, t, number=1 + names.index(repr(w))) for w, t in nearest]
-    return observed, [by_name[name] for name in names]
+    data = [training_data.data_point(problem, w, t, number=1 + names.index(repr(w))) for w, t in nearest]
+    return data, [by_name[name] for name in names]

@@ -4,7 +4,7 @@ the config is for, when they would take longer than they save it.
     k trials pay when    T g_k / (1 + g_k) > k c
 
 `T`: seconds of the training with the best config so far; `g_k`: expected relative gain of the best of the next k trials; `c`: seconds of a trial, the
-mean so far. Trials and training hold the same cluster, whatever part of it they use. The search goes on while some k up to `Searcher.AHEAD` pays. That is
+mean so far. Trials and training hold the same cluster, whatever part of it they use. The search goes on while some k up to `Searcher.LOOKAHEAD` pays. That is
 sampling with its economics, after Chick & Frazier 2012 ("Sequential sampling with economics of selection procedures"), with the expected
 maximum of k candidates in place of their diffusion limit.
 """
@@ -33,7 +33,7 @@ def not_worth_it(searcher: Searcher, index: TrialIndex, budget: Budget) -> str:
     gain = searcher.expected_gain()
     if gain is None:
         return ""
-    if gain == 0 and not len(searcher.worth_trying()):
+    if gain == 0 and not len(searcher.eligible()):
         return searcher.nothing_left()
     if budget.train_tokens is not None:
         return _costs_more(searcher, gain, index.trial_s, training_s(index.best, budget.train_tokens))
@@ -46,17 +46,17 @@ def not_worth_it(searcher: Searcher, index: TrialIndex, budget: Budget) -> str:
 
 
 def _costs_more(searcher: Searcher, gain: float, trial_s: float, training: float) -> str:
-    """Why no number of further trials pays; `gain`: of the next `AHEAD`."""
+    """Why no number of further trials pays; `gain`: of the next `LOOKAHEAD`."""
 
     def saved_s(gain: float) -> float:
         return training * gain / (1 + gain)
 
-    all_s = searcher.AHEAD * trial_s
+    all_s = searcher.LOOKAHEAD * trial_s
     if saved_s(gain) > all_s:
         return ""
-    if any(saved_s(searcher.expected_gain(k) or 0.0) > k * trial_s for k in range(1, searcher.AHEAD)):
+    if any(saved_s(searcher.expected_gain(k) or 0.0) > k * trial_s for k in range(1, searcher.LOOKAHEAD)):
         return ""
     return (
-        f"the next {searcher.AHEAD} trials would take about {format_duration(all_s)} and are expected to save {format_duration(saved_s(gain))} "
+        f"the next {searcher.LOOKAHEAD} trials would take about {format_duration(all_s)} and are expected to save {format_duration(saved_s(gain))} "
         f"of a training of {format_duration(training)}"
     )

@@ -104,7 +104,7 @@ class RecordingSearcher(GridSearcher):
         self.told.update(t.number for t in trials if t.status.is_terminal and t.purpose is TrialPurpose.SEARCH)
         super().tell(trials)
 
-    def expected_gain(self, trials: int = Searcher.AHEAD) -> float | None:
+    def expected_gain(self, trials: int = Searcher.LOOKAHEAD) -> float | None:
         return self.gains.get(trials, self.gain)
 
 

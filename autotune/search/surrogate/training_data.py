@@ -1,7 +1,7 @@
-"""Trials as rows and observations of the models: log step time, log peak memory, and whether they failed otherwise.
+"""Trials as training data of the surrogate: log step time, log peak memory, and other failures.
 
-Assumptions: a repeat of a trial on another day differs by a few percent, whatever its own steps say; a measured peak is what the
-allocator needs, to a few percent; lost workers say nothing about the config.
+Assumptions: a repeat of a trial on another day differs by a few percent, whatever the spread of its own steps; a measured peak is what the
+allocator needs, to a few percent; a lost worker says nothing about the config.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ TIME_SDS = {
     "optimizer": 0.3,
     "other": 0.5,
 }
-"""How far the cost model may be wrong about each cause of time: matmuls reach a known fraction of the peak, networks rarely do."""
+"""prior standard deviation of the log factor of each cause of time: small where hardware reaches a known fraction of its peak (matmuls), large for
+networks"""
 MEMORY_SDS = {
     "weights": 0.05,
     "gradients": 0.15,
@@ -41,15 +42,15 @@ MEMORY_SDS = {
     "logits": 0.4,
     "framework": 0.5,
 }
-"""How far it may be wrong about each cause of memory: weights are counted, activations depend on the trainer's kernels."""
+"""the same for each cause of memory: small for weights, which are counted exactly; large for activations, which depend on the trainer's kernels"""
 COMMON_SD = 0.1
-"""Error that all causes share."""
+"""standard deviation of the error that all causes share"""
 REPEAT_SD = 0.02
-"""Relative standard deviation between repeats of a step time or a peak."""
+"""relative standard deviation between repeats of a step time or a peak"""
 CERTAIN = 1e-9
-"""Probabilities nearer to 0 or 1 than this are taken as that near."""
+"""probabilities are clipped to this distance from 0 and 1"""
 Z90 = 1.645
-"""Half-width of the central 90% of a normal, in standard deviations."""
+"""half-width of the central 90% of a normal, in standard deviations"""
 
 
 def time_rows(estimate: Estimate, points: Array, workload: int = 0) -> Rows:
@@ -62,28 +63,29 @@ def memory_rows(estimate: Estimate, points: Array, workload: int = 0) -> Rows:
     return _rows(estimate.memory_parts_bytes, MEMORY_SDS, points, workload)
 
 
-def time_prior(estimate: Estimate, kinships: Array, likenesses: Array) -> Prior:
-    """Before any trial: the causes' spreads, and on top the spread of the estimate's own interval."""
-    return _prior(TIME_SDS, estimate.step_time_low_s, estimate.step_time_high_s, kinships, likenesses)
+def time_prior(estimate: Estimate, transfer_weights: Array, residual_weights: Array) -> Prior:
+    """Prior of the time model: `TIME_SDS` for the factors, and the width of the estimate's interval for the residual."""
+    return _prior(TIME_SDS, estimate.step_time_low_s, estimate.step_time_high_s, transfer_weights, residual_weights)
 
 
-def memory_prior(estimate: Estimate, kinships: Array, likenesses: Array) -> Prior:
-    """Before any trial: the causes' spreads, and on top the spread of the estimate's own interval."""
+def memory_prior(estimate: Estimate, transfer_weights: Array, residual_weights: Array) -> Prior:
+    """Prior of the memory model: `MEMORY_SDS` for the factors, and the width of the estimate's interval for the residual."""
     low, high = estimate.peak_memory_low_bytes, estimate.peak_memory_high_bytes
-    return _prior(MEMORY_SDS, low, high, kinships, likenesses)
+    return _prior(MEMORY_SDS, low, high, transfer_weights, residual_weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """One trial with what the models want to know of it."""
+class DataPoint:
+    """One trial with its inputs of the models."""
 
     trial: Trial
+    """measured or failed"""
     workload: int
-    """0 for the one that is searched, else which of the history"""
+    """0 for the workload that is searched, else the number of the history's workload"""
     capacity_bytes: float
     """memory of one GPU"""
     estimate: Estimate
-    """for this config, arrays of shape (1,)"""
+    """the cost model's for this config, arrays of shape (1,)"""
     point: Array
     """coordinates, shape (1, d)"""
 
@@ -95,16 +97,16 @@ class Observed:
     @property
     def has_memory(self) -> bool:
         """Whether the memory model learns from it: measured, or out of memory."""
-        return self.trial.is_measured or self.ran_out
+        return self.trial.is_measured or self.is_out_of_memory
 
     @property
-    def ran_out(self) -> bool:
+    def is_out_of_memory(self) -> bool:
         """Whether it ran out of memory."""
         return self.trial.failure is not None and self.trial.failure.kind is FailureKind.OUT_OF_MEMORY
 
     @property
     def failed_otherwise(self) -> bool:
-        """Whether it failed for a reason that lies in the config and is not memory."""
+        """Whether it failed because of the config, but not out of memory."""
         failure = self.trial.failure
         return (
             self.trial.status is TrialStatus.FAILED
@@ -113,9 +115,9 @@ class Observed:
         )
 
 
-def time_sites(observed: Sequence[Observed]) -> Observations:
+def time_observations(data: Sequence[DataPoint]) -> Observations:
     """Log step times of measured trials, each with its own noise."""
-    measurements = [_measurement(o) for o in observed]
+    measurements = [_measurement(point) for point in data]
     return Observations(
         values=np.array([math.log(m.step_time_s) for m in measurements]),
         sides=np.zeros(len(measurements)),
@@ -123,21 +125,23 @@ def time_sites(observed: Sequence[Observed]) -> Observations:
     )
 
 
-def memory_sites(observed: Sequence[Observed]) -> Observations:
-    """Log peaks where they are known, else on which side of their limit they are."""
+def memory_observations(data: Sequence[DataPoint]) -> Observations:
+    """Log peaks where they were measured; otherwise censored at the limit, above it for trials out of memory, below it for trials that ran."""
     values, sides = [], []
-    for o in observed:
-        peak = o.trial.measurement.peak_memory_bytes if o.trial.is_measured and o.trial.measurement else None
-        values.append(math.log(peak) if peak else float(log_limits(o.estimate, o.capacity_bytes)[0]))
-        sides.append(1.0 if o.ran_out else 0.0 if peak else -1.0)
+    for point in data:
+        measurement = point.trial.measurement if point.trial.is_measured else None
+        peak = measurement.peak_memory_bytes if measurement else None
+        values.append(math.log(peak) if peak else float(log_limits(point.estimate, point.capacity_bytes)[0]))
+        sides.append(1.0 if point.is_out_of_memory else 0.0 if peak else -1.0)
     return Observations(values=np.array(values), sides=np.array(sides), noise=np.full(len(values), REPEAT_SD))
 
 
 def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
     """Log of the peak above which each config would run out of memory, shape (N,).
 
-    A part of what the allocator reserves at the peak need not fit (`autotune.cost.memory`), and a part of the memory is not the allocator's. The
-    estimate counts both in its probability of running out: P = Phi(log(peak / limit) / sigma), solved for the limit.
+    The limit is not the GPU's memory: a part of what the allocator reserves at the peak can be freed (`autotune.cost.memory`), and a part of
+    the memory is not available to the allocator. The estimate includes both in its probability of running out of memory,
+    P = Phi(log(peak / limit) / sigma), which is solved for the limit here.
     """
     peak, low, high = (
         np.log(np.atleast_1d(np.asarray(value, dtype=np.float64)))
@@ -148,14 +152,14 @@ def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
     return np.asarray(np.where(z > 0, np.minimum(limit, math.log(capacity_bytes)), limit))
 
 
-def observe(problem: Problem, workload: Workload, trial: Trial, *, number: int) -> Observed:
-    """The trial of a config that need not be in the space, with the cost model's estimate for it."""
+def data_point(problem: Problem, workload: Workload, trial: Trial, *, number: int) -> DataPoint:
+    """The data point of a trial whose config need not be in the space: estimate and coordinates are computed for it alone."""
     from autotune.cost import estimate
     from autotune.space import SearchSpace
 
     same = workload.cluster.gpu.name == problem.space.workload.cluster.gpu.name
     same = same and workload.trainer == problem.space.workload.trainer
-    return Observed(
+    return DataPoint(
         trial=trial,
         workload=number,
         capacity_bytes=workload.cluster.gpu.memory_bytes,
@@ -164,10 +168,10 @@ def observe(problem: Problem, workload: Workload, trial: Trial, *, number: int) 
     )
 
 
-def _measurement(observed: Observed) -> Measurement:
-    measurement = observed.trial.measurement
+def _measurement(point: DataPoint) -> Measurement:
+    measurement = point.trial.measurement
     if measurement is None:
-        raise ValueError(f"trial {observed.trial.number} has no measurement")
+        raise ValueError(f"trial {point.trial.number} has no measurement")
     return measurement
 
 
@@ -180,12 +184,12 @@ def _rows(parts: object, names: dict[str, float], points: Array, workload: int) 
     )
 
 
-def _prior(sds: dict[str, float], low: object, high: object, kinships: Array, likenesses: Array) -> Prior:
+def _prior(sds: dict[str, float], low: object, high: object, transfer_weights: Array, residual_weights: Array) -> Prior:
     spread = np.log(np.atleast_1d(np.asarray(high)) / np.atleast_1d(np.asarray(low))) / (2 * Z90)
     return Prior(
         factor_sds=np.array(list(sds.values())),
         common_sd=COMMON_SD,
         residual_sd=float(np.median(spread)),
-        kinships=kinships,
-        likenesses=likenesses,
+        transfer_weights=transfer_weights,
+        residual_weights=residual_weights,
     )
