@@ -10,6 +10,7 @@ import numpy as np
 
 from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.flops import model_flops_per_token
+from autotune.cost.knob_use import COST_MODEL
 from autotune.cost.layout import layout_of
 from autotune.cost.memory import fullest, rank_memories
 from autotune.cost.stages import stages_of
@@ -72,6 +73,7 @@ def _lawful(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTabl
 
 
 def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Estimate:
+    COST_MODEL.check_table(table)
     traits = traits_of(workload.trainer)
     layout = layout_of(workload, table)
     stages = stages_of(workload.model, layout.pp, traits.split)

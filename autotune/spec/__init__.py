@@ -1,7 +1,7 @@
 """Frozen values that everything else speaks in: model, cluster, workload, config, estimate, trial, study.
 
     knob.py       Knob, the one declaration of each tunable value                      table.py     ConfigTable, many configs as columns
-    config.py     ParallelConfig, the point that is tuned
+    config.py     ParallelConfig, the point that is tuned                              knob_use.py  KnobUse, what a part of the program does with each knob
     model.py      ModelSpec         cluster.py   GpuSpec, LinkSpec, ClusterSpec        workload.py  Workload
     estimate.py   Estimate          trial.py     Trial, Measurement, Failure, Reward   study.py     Study and its parts
     catalog/      models and GPUs by name, one YAML file each
@@ -13,6 +13,7 @@ from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec
 from autotune.spec.config import FIELDS, KNOBS, PRECISIONS, RECOMPUTES, SCHEDULES, ParallelConfig, config_label
 from autotune.spec.estimate import Estimate, MemoryParts, TimeParts
 from autotune.spec.knob import Knob
+from autotune.spec.knob_use import KnobUse
 from autotune.spec.model import ModelSpec
 from autotune.spec.study import Budget, MeasureSpec, Objective, SpaceSpec, Study, StudyStatus
 from autotune.spec.table import ConfigTable
@@ -33,6 +34,7 @@ __all__ = [
     "FailureKind",
     "GpuSpec",
     "Knob",
+    "KnobUse",
     "LinkSpec",
     "MeasureSpec",
     "Measurement",

@@ -14,7 +14,7 @@ class Limit:
     """One thing that stands between a config and a trainer."""
 
     knob: str
-    """a field of ParallelConfig, or `model.FIELD` of ModelSpec, or `workload.FIELD`"""
+    """a knob of ParallelConfig or of the study, or `model.FIELD` of ModelSpec, or `workload.FIELD`"""
     value: Any
     """its value that cannot be expressed"""
     message: str

@@ -1,7 +1,8 @@
 """The trainer: somebody's training loop, as a way to launch a config and to read what it prints.
 
 A trainer is one file in `autotune/trainers/catalog/`; the file's stem is its name, and its last line is `TRAINER = TheClass()`. It says
-what it cannot express (`limits`), writes the launch (`build`) and reads its own log lines (`parse_line`). Everything that all
+which knobs it reads (`reads`, `neutral`) and what it cannot express of them (`find_limits`), writes the launch (`build`) and reads its own log lines
+(`parse_line`). A knob that it does not name is refused for it. Everything that all
 trainers share, the checks of options, ranks and batch among them, is in `launch` here.
 """
 
@@ -10,13 +11,14 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from autotune.errors import ExportError, SpecError
-from autotune.spec import ParallelConfig, Workload
+from autotune.spec import KnobUse, ParallelConfig, Workload
 from autotune.spec.checks import nearest
+from autotune.spec.knob_use import OWN_KNOB_REMEDY
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit, refuse
 from autotune.trainers.torchrun import place
@@ -136,12 +138,15 @@ class Trainer(ABC):
     """one line, with the release whose names it writes"""
     options: ClassVar[tuple[Option, ...]] = SHARED_OPTIONS
     """what it wants to know beside the config"""
+    reads: ClassVar[frozenset[str]] = frozenset()
+    """the knobs that it knows: each value changes the launch, or is refused by a limit that names the knob. Written out name by name, so that a
+    knob that is added later is not among them by accident"""
+    neutral: ClassVar[Mapping[str, str]] = {}
+    """why a knob changes nothing in its launches, by name"""
 
     @abstractmethod
-    def limits(
-        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
-    ) -> tuple[Limit, ...]:
-        """What it cannot express of this config; empty when it can do all of it. `options` as they are given to `launch`."""
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+        """What it cannot express of the knobs that it reads; empty when it can do all of it. `options` are checked and complete."""
 
     @abstractmethod
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
@@ -154,6 +159,50 @@ class Trainer(ABC):
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
         """`parse_line`, for trainers whose log depends on options."""
         return self.parse_line
+
+    def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
+        """Why a launch with these options cannot carry the knob `name` of a single study, in words; empty when it does."""
+        return f"its launches have no place for a study's own knob; {OWN_KNOB_REMEDY}"
+
+    @final
+    @property
+    def knob_use(self) -> KnobUse:
+        """What it does with each knob."""
+        return KnobUse(part=f"trainer {self.name}", reads=self.reads, neutral=self.neutral)
+
+    @final
+    def limits(
+        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
+    ) -> tuple[Limit, ...]:
+        """What it cannot express of this config; empty when it can do all of it. `options` as they are given to `launch`.
+
+        Values other than the default of knobs that it neither reads nor declares neutral are refused here, and so are the study's own knobs that
+        its launch cannot carry.
+        """
+        values = self.checked(options)
+        forgotten = [
+            Limit(
+                knob=knob.name,
+                value=getattr(config, knob.name),
+                message=f"the trainer {self.name} does not know this knob",
+                nearest=None if knob.kind == "degree" else knob.default,
+            )
+            for knob in self.knob_use.forgotten()
+            if getattr(config, knob.name) != knob.default
+        ]
+        refused = ((name, self.own_knob_refusal(name, values)) for name in config.extra)
+        own = [Limit(knob=name, value=config.extra[name], message=message) for name, message in refused if message]
+        return (*forgotten, *own, *self.find_limits(workload, config, values))
+
+    @final
+    def check_own_knobs(self, names: Iterable[str], options: Mapping[str, Any] | None = None) -> None:
+        """Raises `SpecError` for the first of a study's own knobs that no launch of this trainer would carry."""
+        values = self.checked(options)
+        for name in names:
+            if message := self.own_knob_refusal(name, values):
+                raise SpecError(
+                    f"the trainer {self.name} cannot carry the knob {name}: {message}", field=f"knobs.{name}"
+                )
 
     @final
     def checked(self, options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ parallelism need a model that was loaded with a plan: name a program of your own
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective, word_limit
@@ -28,6 +28,14 @@ class AccelerateTrainer(Trainer):
 
     name = "accelerate"
     summary = "Hugging Face accelerate 1.15, accelerate.yaml with FSDP2 or DeepSpeed"
+    reads = frozenset({
+        "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
+        "recompute", "zero_stage", "sequence_parallel", "compile",
+    })  # fmt: skip
+    neutral: ClassVar = {
+        "pp_schedule": "it has no pipeline: pp above 1 is refused",
+        "virtual_stages": "it has no pipeline: pp above 1 is refused",
+    }
     options = (
         *SHARED_OPTIONS,
         Option(name="script", meaning="your own program; left out: one that trains a Hugging Face model", default=""),
@@ -35,12 +43,10 @@ class AccelerateTrainer(Trainer):
         Option(name="data", meaning="text or .bin file of tokens; left out: random tokens", default=""),
     )
 
-    def limits(
-        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
-    ) -> tuple[Limit, ...]:
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Pipelines and experts; tensor and context parallelism without a program of one's own; fp8; selective recomputation."""
         c = effective(config)
-        own = bool(self.checked(options)["script"])
+        own = bool(options["script"])
         limits = [
             *word_limit(c, "precision", {"fp8": "bf16"}, "fp8 needs a recipe of its own beside mixed_precision"),
             *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),

@@ -5,7 +5,7 @@
       argv: [torchrun, "--nproc-per-node={nproc_per_node}", train.py, "--tp={tp}", "--micro-batch={micro_batch_size}"]
       metrics: {step_time_s: 'step time: ([0-9.]+) s', loss: 'loss: ([0-9.]+)', step: '^step ([0-9]+)'}
 
-Placeholders are the knobs of the config, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
+Placeholders are the knobs of the config, those of the study among them, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
 {nproc_per_node} {model} {seed} {steps}`; `{{` and `}}` are braces. There is no shell. Without `metrics`, the program reports one JSON
 object per step (see `steplines.py`). A knob that differs from its default and that no placeholder mentions is an error: the program
 would not train what was asked for.
@@ -43,6 +43,24 @@ _IMPLIED = {
     "accumulation_steps": ("accumulation_steps", "global_batch_size"),
 }
 """Knobs that follow from others: any of these placeholders carries them."""
+_SURROUNDINGS = frozenset(
+    {
+        *(f.name for f in fields(ModelSpec) if f.name != "name"),
+        *(
+            "model",
+            "head_dim",
+            "seq_len",
+            "global_batch_size",
+            "world_size",
+            "nnodes",
+            "nproc_per_node",
+            "steps",
+            "seed",
+        ),
+    }
+)
+"""Placeholders that stand for something else than a knob."""
+_UNNAMED = "argv and env have no placeholder {{{}}}, so the program would not know of it"
 
 
 class CommandTrainer(Trainer):
@@ -50,6 +68,9 @@ class CommandTrainer(Trainer):
 
     name = "command"
     summary = "any program, by an argument list with placeholders"
+    reads = frozenset(
+        FIELDS
+    )  # every knob has a placeholder as soon as it is declared, and is refused where none is written
     options = (
         Option(name="argv", meaning="the command, one string per argument, with placeholders", default=()),
         Option(name="env", meaning="environment variables, with placeholders", default={}),
@@ -58,25 +79,28 @@ class CommandTrainer(Trainer):
         Option(name="seed", meaning="what {seed} stands for", default=1234),
     )
 
-    def limits(
-        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
-    ) -> tuple[Limit, ...]:
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Knobs that no placeholder carries to the program."""
-        values = self.checked(options)
-        if not values["argv"]:
+        if not options["argv"]:
             return ()
-        named = {name for text in self._texts(values) for name in placeholders(text)}
+        named = self._named(options)
         asked, default = effective(config), ParallelConfig()
         return tuple(
             Limit(
                 knob=knob,
                 value=getattr(asked, knob),
-                message=f"argv and env have no placeholder {{{knob}}}, so the program would not know of it",
+                message=_UNNAMED.format(knob),
                 nearest=getattr(default, knob) if knob not in ("tp", "pp", "dp", "cp", "ep") else None,
             )
             for knob in FIELDS
             if getattr(asked, knob) != getattr(default, knob) and not named.intersection(_IMPLIED.get(knob, (knob,)))
         )
+
+    def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
+        """A placeholder carries it, as it does every knob; its name must not be one that stands for something else."""
+        if name in _SURROUNDINGS:
+            return f"the placeholder {{{name}}} stands for something else already: give the knob another name"
+        return "" if not options["argv"] or name in self._named(options) else _UNNAMED.format(name)
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """The command with its placeholders filled in."""
@@ -118,6 +142,9 @@ class CommandTrainer(Trainer):
             return StepMetrics(**values) if values.keys() & set(MEASURED) else None
 
         return read
+
+    def _named(self, options: Mapping[str, Any]) -> set[str]:
+        return {name for text in self._texts(options) for name in placeholders(text)}
 
     @staticmethod
     def _texts(options: Mapping[str, Any]) -> list[str]:

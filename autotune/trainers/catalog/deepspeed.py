@@ -31,6 +31,10 @@ class DeepspeedTrainer(Trainer):
 
     name = "deepspeed"
     summary = "DeepSpeed 0.19, ds_config.json with ZeRO and AutoTP"
+    reads = frozenset({
+        "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
+        "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+    })  # fmt: skip
     options = (
         *SHARED_OPTIONS,
         Option(name="script", meaning="your own program; left out: one that trains a Hugging Face model", default=""),
@@ -38,12 +42,10 @@ class DeepspeedTrainer(Trainer):
         Option(name="data", meaning="text or .bin file of tokens; left out: random tokens", default=""),
     )
 
-    def limits(
-        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
-    ) -> tuple[Limit, ...]:
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Pipelines, context and expert parallelism, fp8, selective recomputation, ZeRO 3 beside tensor parallelism."""
         c = effective(config)
-        own = bool(self.checked(options)["script"])
+        own = bool(options["script"])
         limits = [
             *word_limit(c, "precision", {"fp8": "bf16"}, "ds_config.json has bf16 and fp16"),
             *word_limit(
@@ -56,8 +58,10 @@ class DeepspeedTrainer(Trainer):
 
         if c.pp > 1 and not own:
             limit("pp", c.pp, "stages need a program that builds a PipelineModule: name yours by the option script")
-        if c.pp > 1 and own and (c.pp_schedule != "1f1b" or c.virtual_stages > 1):
-            limit("pp_schedule", c.pp_schedule, "its pipeline engine knows only 1f1b with one stage per rank", "1f1b")
+        if c.pp_schedule != "1f1b":
+            limit("pp_schedule", c.pp_schedule, "its pipeline engine knows only 1f1b", "1f1b")
+        if c.virtual_stages > 1:
+            limit("virtual_stages", c.virtual_stages, "its pipeline engine holds one stage per rank", 1)
         if c.pp > 1 and c.zero_stage > 1:
             limit("zero_stage", c.zero_stage, "its pipeline engine works with ZeRO 0 and 1", 1)
         if c.tp > 1 and c.zero_stage == 3:

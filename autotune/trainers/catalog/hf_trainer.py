@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective, word_limit
@@ -30,14 +30,21 @@ class HfTrainer(Trainer):
 
     name = "hf_trainer"
     summary = "transformers.Trainer 5, training_args.json with FSDP2 or DeepSpeed"
+    reads = frozenset({
+        "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
+        "recompute", "zero_stage", "compile",
+    })  # fmt: skip
+    neutral: ClassVar = {
+        "pp_schedule": "it has no pipeline: pp above 1 is refused",
+        "virtual_stages": "it has no pipeline: pp above 1 is refused",
+        "sequence_parallel": "it has no tensor parallelism: tp above 1 is refused",
+    }
     options = (
         *SHARED_OPTIONS,
         Option(name="data", meaning="text or .bin file of tokens; left out: random tokens", default=""),
     )
 
-    def limits(
-        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
-    ) -> tuple[Limit, ...]:
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Everything but data parallelism, ZeRO, whole-layer recomputation, torch.compile and fp32, tf32, bf16 or fp16."""
         c = effective(config)
         limits = [

@@ -32,6 +32,10 @@ class MegatronTrainer(Trainer):
 
     name = "megatron"
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
+    reads = frozenset({
+        "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
+        "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+    })  # fmt: skip
     options = (
         *SHARED_OPTIONS,
         Option(
@@ -44,9 +48,7 @@ class MegatronTrainer(Trainer):
         Option(name="overlap", meaning="overlap gradient and weight communication with compute", default=True),
     )
 
-    def limits(
-        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
-    ) -> tuple[Limit, ...]:
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Schedules other than (interleaved) 1F1B, torch.compile, uneven stages, and the combinations that its checks refuse."""
         c, model = effective(config), workload.model
         limits = [
@@ -83,7 +85,7 @@ class MegatronTrainer(Trainer):
             limit("ep", c.ep, "a dense model has no experts to spread", 1)
         if c.ep > 1 and c.precision == "fp16":
             limit("precision", "fp16", "expert parallelism does not train in fp16", "bf16")
-        if c.precision == "fp8" and self.checked(options)["transformer_impl"] != "transformer_engine":
+        if c.precision == "fp8" and options["transformer_impl"] != "transformer_engine":
             limit("precision", "fp8", "fp8 needs transformer_impl=transformer_engine", "bf16")
         return tuple(limits)
 

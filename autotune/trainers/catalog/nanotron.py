@@ -33,6 +33,10 @@ class NanotronTrainer(Trainer):
 
     name = "nanotron"
     summary = "nanotron (main branch), one YAML and run_train.py"
+    reads = frozenset({
+        "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
+        "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+    })  # fmt: skip
     options = (
         *SHARED_OPTIONS,
         Option(name="entrypoint", meaning="path of run_train.py in a checkout of nanotron", default=""),
@@ -40,9 +44,7 @@ class NanotronTrainer(Trainer):
         Option(name="tokenizer", meaning="name or path of the tokenizer, with dataset", default=""),
     )
 
-    def limits(
-        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
-    ) -> tuple[Limit, ...]:
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Models that are not Llama's, ZeRO 2 and 3, interleaving, fp16 and fp8, selective recomputation, torch.compile."""
         c, model = effective(config), workload.model
         limits = [

@@ -28,6 +28,10 @@ class NativeTrainer(Trainer):
 
     name = "native"
     summary = "autotune's own training loop, which trials run"
+    reads = frozenset({
+        "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
+        "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+    })  # fmt: skip
     options = (
         Option(
             name="learning_rate",
@@ -53,9 +57,7 @@ class NativeTrainer(Trainer):
         ),
     )
 
-    def limits(
-        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
-    ) -> tuple[Limit, ...]:
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """What CPU ranks cannot compute, and what the zero-bubble schedule cannot split."""
         c = effective(config)
         limits: list[Limit] = []

@@ -42,6 +42,10 @@ class TorchtitanTrainer(Trainer):
 
     name = "torchtitan"
     summary = "torchtitan 0.2.2, TOML job file and Llama model"
+    reads = frozenset({
+        "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
+        "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+    })  # fmt: skip
     options = (
         *SHARED_OPTIONS,
         Option(name="hf_assets_path", meaning="folder with the tokenizer's files (tokenizer.json)", default=""),
@@ -49,9 +53,7 @@ class TorchtitanTrainer(Trainer):
         Option(name="dataset_path", meaning="path of the dataset, where it is not its usual place", default=""),
     )
 
-    def limits(
-        self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
-    ) -> tuple[Limit, ...]:
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Models that are not Llama's, fp16, ZeRO 1, DDP beside another axis, tensor without sequence parallelism."""
         c = effective(config)
         limits = [

@@ -1,7 +1,7 @@
 """A runner that trains nothing: each trial is the cost model's estimate, with seeded noise and injectable faults.
 
-A trial's outcome is a deterministic function of (seed, config, how often the config was measured before in its study, faults), whatever the order
-of calls: a study that was cut off and goes on with further attempts comes to what it would have come to undisturbed. Only faults that may
+A trial's outcome is a deterministic function of (seed, values of the knobs that the estimate reads, how often the config was measured before
+in its study, faults), whatever the order of calls: a study that was cut off and goes on with further attempts comes to what it would have come to undisturbed. Only faults that may
 be gone when they are tried again (a lost worker) are drawn for each attempt. Every config has a hidden truth of its own, which the
 estimate misses by a constant factor:
 
@@ -20,17 +20,20 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from autotune.cost.knob_use import COST_MODEL
 from autotune.errors import RunnerError, SpecError
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.spec.checks import one_of, positive
 from autotune.spec.size import format_bytes
 
+SIMULATED_RUNNER = replace(COST_MODEL, part="simulated runner")
+"""What it does with each knob: the same as the estimate that it plays."""
 SETUP_S = 2.0
 """simulated seconds before the first step"""
 
@@ -215,7 +218,7 @@ class SimulatedRunner:
         from autotune.cost import estimate
 
         predicted = estimate(request.workload, request.config)
-        z = np.random.default_rng([self._seed, zlib.crc32(str(request.config).encode())]).standard_normal(2)
+        z = np.random.default_rng([self._seed, _digest(request)]).standard_normal(2)
         return _Truth(
             step_time_s=float(predicted.step_time_s) * math.exp(self._bias * z[0]),
             peak_bytes=float(predicted.peak_memory_bytes) * math.exp(self._memory_bias * z[1]),
@@ -299,8 +302,7 @@ class SimulatedRunner:
         )
 
     def _rng(self, request: TrialRequest, *stream: int) -> np.random.Generator:
-        config = zlib.crc32(str(request.config).encode())
-        return np.random.default_rng([self._seed, config, request.repeat, *stream])
+        return np.random.default_rng([self._seed, _digest(request), request.repeat, *stream])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +325,11 @@ class _Outcome:
     steps: int
     silence_s: float
     breaches: tuple[str, ...]
+
+
+def _digest(request: TrialRequest) -> int:
+    """Of the config, as far as the estimate reads it: a knob that is neutral makes no difference that does not exist."""
+    return zlib.crc32(SIMULATED_RUNNER.key(request.config).encode())
 
 
 def _flops_per_token(request: TrialRequest) -> float:

@@ -1,0 +1,15 @@
+"""What the cost model does with each knob: `layout.py` reads the degrees and counts, `compute.py`, `recompute.py` and `pipeline.py` the rest."""
+
+from __future__ import annotations
+
+from autotune.spec import KnobUse
+
+COST_MODEL = KnobUse(
+    part="cost model",
+    reads=frozenset({
+        "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
+        "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+    }),
+    own_knobs_neutral="no formula knows what a knob of a single study means",
+)  # fmt: skip
+"""A knob that no formula reads is refused; one whose effect is too small to predict is declared neutral here."""

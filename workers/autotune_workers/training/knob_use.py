@@ -1,0 +1,10 @@
+"""What the native training loop does with each knob: it reads those that its trainer says it reads (`autotune.trainers.catalog.native`)."""
+
+from __future__ import annotations
+
+from autotune.spec import KnobUse
+from autotune.trainers import trainer
+
+_NATIVE = trainer("native")
+NATIVE_LOOP = KnobUse(part="native training loop", reads=_NATIVE.reads, neutral=_NATIVE.neutral)
+"""A config with a knob that it does not know fails as invalid before anything is built."""
