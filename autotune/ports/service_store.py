@@ -35,10 +35,6 @@ class Token:
     revoked_at: datetime | None = None
     """None: it was not"""
 
-    def allows(self, scope: str) -> bool:
-        """Whether its scope includes `scope`."""
-        return SCOPES.index(scope) <= SCOPES.index(self.scope)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEvent:

@@ -64,8 +64,8 @@ class StudyReader(Protocol):
         """What the study is at now; far cheaper than the study, for those who ask again and again."""
         ...
 
-    def events(self, study_id: str, *, after: int = 0, limit: int = 1000) -> list[HistoryEvent]:
-        """History after that sequence number."""
+    def events(self, study_id: str, *, after: int = 0, limit: int = 1000, newest: bool = False) -> list[HistoryEvent]:
+        """History after that sequence number, in order: the first `limit` events, or with `newest` the last `limit`."""
         ...
 
     def steps(self, study_id: str, number: int, *, attempt: int | None = None) -> dict[str, list[float]]:

@@ -1,16 +1,36 @@
 """The service: submit tuning jobs and ask for best configurations over HTTP; studies run beside it.
 
-    server.py      serve(options): socket, application, supervisor, orderly end     options.py   how it is run
-    app.py         create_app(store, options): addresses, guards, errors, OpenAPI   service.py     what all addresses share
-    resources/     the addresses under /api/v1                                      documents.py the shape of the answers
-    pages.py       the web pages (templates in dashboards/web)                      specs.py     specs off the wire, confined
-    guards.py      Host allow-list, size and pace of bodies, headers                access.py    tokens, scopes, owners, CSRF
-    rates.py       token buckets           envelope.py  the one shape of errors     counters.py  what Prometheus reads
-    recent.py      answers told again while nothing has changed                     refusals.py  what was refused, for the audit
-    supervisor.py  keeps studies running   launcher.py  as children (nursery.py forks, worker.py runs one study)
-    ray_jobs.py    or as Ray jobs (ray_head.py holds a cluster of our own); study_metrics.py tells Ray's metrics how a study goes
+    HTTP
+    server.py            serve(options): socket, application, supervisor, graceful shutdown
+    app.py               create_app(store, options): routes, middleware, error handlers, OpenAPI
+    options.py           the options of `autotune serve`
+    service_state.py     what all routes share; the limiter for CPU-heavy requests
+    resources/           the routes under /api/v1
+    response_models.py   the shapes of the responses, for OpenAPI
+    response_cache.py    responses kept until the study's revision changes
+    error_responses.py   errors as responses of one shape
+    pages.py             the web pages (templates in dashboards/web)
 
-The store is the only state: kill any of it at any time, start it again, and studies go on.
+    Security
+    access.py            tokens, scopes, owners, protection against cross-site requests
+    middleware.py        Host allow-list, limits on request bodies, security headers
+    rates.py             rate limits (token buckets)
+    refusals.py          refused requests, written to the audit log
+    specs.py             specs of requests: read strictly, restricted to what this service allows
+
+    Running studies
+    supervisor.py        keeps every study that should run running
+    launcher.py          starts studies as child processes of
+    study_fork_server.py   a process that has imported everything and forks one child per study, which runs
+    worker.py              one study
+    ray_jobs.py          starts studies as Ray jobs instead
+    ray_head.py          a Ray cluster that lives as long as the service
+
+    Metrics
+    counters.py          the service's own metrics for Prometheus
+    study_metrics.py     metrics of a running study, through Ray
+
+The store is the only state. Any process of the service may be killed at any time; when the service starts again, its studies continue.
 """
 
 from __future__ import annotations

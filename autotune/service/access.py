@@ -1,13 +1,14 @@
-"""Who is asking, and what they may do.
+"""Access control: who sends a request, and what they may do.
 
-    read     everything that is known: the point of the service is that a team shares it
-    submit   read, and submit studies, and act on one's own
-    admin    submit, and act on anybody's
+    read     read everything: a team shares its results
+    submit   read, submit studies, and act on one's own studies
+    admin    submit, and act on everybody's studies
 
-A token comes as `Authorization: Bearer ...` from programs, or as a cookie from the web page. On a loopback address a caller without a token
-is this machine's user, with all rights; not when a proxy stands between (it would make strangers local), nor with --require-token.
-Whatever changes something is refused when a browser sends it for another site: by Origin and Sec-Fetch-Site for everybody, and by a form token
-for callers whom the browser would vouch for by itself (cookie or loopback).
+Programs send a token as `Authorization: Bearer ...`, the web page as a cookie. On a loopback address a caller without a token counts as the user of
+this machine, with all rights. This does not hold behind a proxy, where strangers would seem local, nor with --require-token.
+
+A request that changes something is refused when a browser sends it for a page of another site. Origin and Sec-Fetch-Site are checked for everybody;
+callers that the browser authenticates by itself (by cookie or loopback) must also send a form token.
 """
 
 from __future__ import annotations
@@ -30,47 +31,47 @@ from autotune.service.rates import Limiter
 COOKIE = "autotune_token"
 LOOPBACK = "loopback"
 MOST_GOOD = 10_000
-"""right tokens whose digests are remembered"""
+"""digests of valid tokens that are remembered"""
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks."""
+    """The sender of a request."""
 
     name: str
     """owner of the token, or `loopback`"""
     scope: str
     """read, submit or admin"""
     key: str
-    """by which its requests are counted"""
+    """the key of its rate limits: token id or address"""
     by_browser: bool = False
-    """whether a browser vouches for it: then changes need the form token"""
+    """whether a browser authenticates it by itself; its changes then need the form token"""
     form_token: str = ""
-    """what its forms must carry"""
+    """the token that its forms must carry"""
 
     @property
     def owner(self) -> str:
-        """The owner of what it submits; loopback's user owns nothing in particular."""
+        """The owner of the studies that it submits; empty for the user of loopback."""
         return "" if self.name == LOOPBACK else self.name
 
     def allows(self, scope: str) -> bool:
-        """Whether its scope includes that one."""
+        """Whether its scope includes `scope`."""
         return SCOPES.index(scope) <= SCOPES.index(self.scope)
 
     def check_owns(self, record: StudyRecord) -> None:
-        """Raises `RefusalError` unless it may act on the study."""
+        """Raises `RefusalError` (403) unless it may act on the study."""
         if not self.allows("admin") and record.owner != self.owner:
             raise RefusalError(
                 403,
                 "forbidden",
-                f"study {record.id} belongs to {record.owner or 'nobody'}, and only its owner or an admin may act on it",
+                f"only its owner or an admin may act on study {record.id}, which belongs to {record.owner or 'nobody'}",
                 remedy="ask its owner, or use a token of scope admin",
             )
 
 
 class Gate:
-    """Recognizes callers."""
+    """Authenticates callers and limits their rates."""
 
     def __init__(self, tokens: TokenStore, options: ServiceOptions) -> None:
         self._tokens, self._options = tokens, options
@@ -80,7 +81,7 @@ class Gate:
         self._good: set[bytes] = set()
 
     async def admit(self, request: Request, scope: str, *, changes: bool = False) -> Caller:
-        """The caller, who has that scope. Raises `RefusalError` (401, 403, 429)."""
+        """The caller, if it has that scope. Raises `RefusalError` (401, 403, 429)."""
         if changes:
             self.check_site(request)
         caller = await self.recognize(request)
@@ -88,22 +89,25 @@ class Gate:
             raise RefusalError(
                 401,
                 "unauthorized",
-                "a token is needed",
-                remedy="send Authorization: Bearer TOKEN (AUTOTUNE_TOKEN); autotune token create makes one",
+                "this service asks for a token",
+                remedy="set AUTOTUNE_TOKEN, or send Authorization: Bearer TOKEN; `autotune token create` makes a token",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         request.state.caller = caller.name  # for the audit of refusals
         limiter = self._writes if changes else self._rate
         if wait := limiter.wait_s(caller.key):
-            raise too_many("this caller asks too often", wait)
+            raise too_many("this caller sends too many requests", wait)
         if not caller.allows(scope):
             raise RefusalError(
-                403, "forbidden", f"this needs a token of scope {scope}, but yours has {caller.scope}", remedy=""
+                403,
+                "forbidden",
+                f"this needs a token of scope {scope}, but yours has scope {caller.scope}",
+                remedy=f"ask whoever runs the service for one: `autotune token create --scope {scope}`",
             )
         return caller
 
     async def recognize(self, request: Request) -> Caller | None:
-        """Who asks; None for a stranger. Raises `RefusalError` for a wrong token."""
+        """The caller; None without a token where one is needed. Raises `RefusalError` for a wrong token."""
         header = request.headers.get("authorization")
         cookie = request.cookies.get(COOKIE)
         address = request.client.host if request.client else ""
@@ -113,12 +117,12 @@ class Gate:
         token = await self.check_token(request, text.strip()) if kind.lower() == "bearer" else None
         if token is None:
             if header is None:
-                return self._local(request.headers, address)  # a cookie that ran out is no attack
+                return self._local(request.headers, address)  # a cookie with an expired token is no attack
             raise RefusalError(
                 401,
                 "unauthorized",
                 "the token is unknown, expired or revoked",
-                remedy="autotune token list shows the living ones",
+                remedy="`autotune token list` shows which tokens are valid",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         browser = header is None
@@ -131,11 +135,11 @@ class Gate:
         )
 
     async def check_token(self, request: Request, text: str) -> Token | None:
-        """The living token of that text. Raises `RefusalError` when too many wrong ones came from the same address."""
+        """The valid token of that text, or None. Raises `RefusalError` when too many wrong ones came from the same address."""
         address = request.client.host if request.client else ""
         mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         wait = self._refusals.wait_s(address, take=False)
-        if wait and mark not in self._good:  # a neighbour's wrong tokens do not lock out a right one
+        if wait and mark not in self._good:  # wrong tokens of others at this address do not lock out a valid one
             raise too_many("too many wrong tokens came from this address", wait)
         token = await run_in_threadpool(self._tokens.check, text)
         if token is None:
@@ -146,9 +150,14 @@ class Gate:
         return token
 
     def check_form(self, caller: Caller, given: str) -> None:
-        """Raises `RefusalError` unless the form came from our own page."""
+        """Raises `RefusalError` (403) unless the form came from this service's own page."""
         if caller.by_browser and not hmac.compare_digest(caller.form_token.encode(), given.encode("utf-8", "replace")):
-            raise RefusalError(403, "csrf", "the form did not come from this page", remedy="load the page again")
+            raise RefusalError(
+                403,
+                "csrf",
+                "the form did not come from this page, or the service was restarted since",
+                remedy="reload the page and try again",
+            )
 
     def _local(self, headers: Mapping[str, str], address: str) -> Caller | None:
         options = self._options
@@ -161,18 +170,18 @@ class Gate:
         return hmac.new(self._secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
     def check_site(self, request: Request) -> None:
-        """Raises `RefusalError` when a browser asks for a page of another site."""
+        """Raises `RefusalError` (403) when a browser sends the request for a page of another site."""
         headers = request.headers
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
         same = origin is None or (origin != "null" and urlsplit(origin).netloc == headers.get("host"))
         if not same or site not in ("none", "same-origin"):
             raise RefusalError(
-                403, "csrf", "a page of another site may not ask for this", remedy="use this service's page"
+                403, "csrf", "pages of other sites may not send this request", remedy="use this service's own page"
             )
 
 
 def too_many(message: str, wait_s: float) -> RefusalError:
-    """The refusal of somebody who asks too often."""
+    """The error (429) for a caller over its rate limit."""
     seconds = str(max(1, round(wait_s + 0.5)))
     return RefusalError(
         429, "rate_limited", message, remedy=f"try again in {seconds} s", headers={"Retry-After": seconds}

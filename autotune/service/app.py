@@ -1,4 +1,4 @@
-"""The application: addresses, guards, errors and their description put together."""
+"""The application: routes, middleware and error handlers put together, and their OpenAPI description."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.ports import ServiceStore
 from autotune.schema import StudyDocument
 from autotune.service import error_responses, pages
 from autotune.service.access import COOKIE, Gate
-from autotune.service.counters import Counted, Counters
+from autotune.service.counters import Counters, CountRequests
 from autotune.service.middleware import RequestGuards
 from autotune.service.options import ServiceOptions
 from autotune.service.refusals import Refusals
@@ -27,19 +27,19 @@ from autotune.service.service_state import ServiceState
 from autotune.service.supervisor import Supervisor
 
 ROOT = "/api/v1"
-DESCRIPTION = """Finds the fastest stable configuration to train a model on a cluster, in a handful of short real trials.
+DESCRIPTION = """Finds the fastest stable configuration to train a model on a cluster, in about ten short real trials.
 Every error is `{error: {kind, message, field, remedy}}`. Numbers are SI and bytes; times are UTC."""
 
 
 def create_app(store: ServiceStore, options: ServiceOptions, *, supervisor: Supervisor | None = None) -> FastAPI:
-    """The service on that store. With a supervisor it also runs studies, from the server's start to its end."""
+    """The application on that store. With a supervisor it also runs studies, as long as the server runs."""
     counters = Counters()
     service = ServiceState(
         store=store,
         options=options,
         gate=Gate(store.tokens, options),
         counters=counters,
-        recent=ResponseCache(store),
+        response_cache=ResponseCache(store),
         supervisor=supervisor,
     )
 
@@ -61,16 +61,16 @@ def create_app(store: ServiceStore, options: ServiceOptions, *, supervisor: Supe
     app.add_exception_handler(AutotuneError, error_responses.of_autotune)
     app.add_exception_handler(HTTPException, error_responses.of_http)
     app.add_exception_handler(RequestValidationError, error_responses.of_validation)
-    app.add_exception_handler(Exception, error_responses.of_surprise)
-    app.add_middleware(Counted, counters=counters)
+    app.add_exception_handler(Exception, error_responses.of_unexpected)
+    app.add_middleware(CountRequests, counters=counters)
     app.add_middleware(RequestGuards, options=options)
     app.add_middleware(Refusals, store=store)
-    app.openapi = lambda: _described(app)  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
-def _described(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, with the study spec's schema and the ways to show a token."""
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, with the schema of study specs and the ways to send a token."""
     if app.openapi_schema:
         return app.openapi_schema
     document = FastAPI.openapi(app)

@@ -1,12 +1,11 @@
-"""What Prometheus reads of the service itself: requests by route and status, their times, and the store's counts when it asks.
+"""Prometheus metrics of the service itself: requests by route and status, response times, and counts from the store at each scrape.
 
-Labels are routes, never addresses: no id, name or token becomes a label.
+Labels hold routes, never full paths: no id, name or token becomes a label.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,7 +17,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Counters:
-    """One registry for each service."""
+    """The metrics of one service, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -34,11 +33,11 @@ class Counters:
             "trials": Gauge("autotune_service_trials", "Trials by status", ["status"], registry=self.registry),
             "failures": Gauge("autotune_service_failures", "Failed trials by kind", ["kind"], registry=self.registry),
         }
-        self._running = Gauge("autotune_service_running", "Studies that a controller holds", registry=self.registry)
+        self._running = Gauge("autotune_service_running", "Studies that a controller runs", registry=self.registry)
         self._streams = Gauge("autotune_service_streams", "Open event streams", registry=self.registry)
 
     def text(self, found: Statistics, *, streams: int) -> bytes:
-        """The exposition text."""
+        """The metrics in Prometheus' text format."""
         for name, gauge in self._gauges.items():
             gauge.clear()
             for label, count in getattr(found, name).items():
@@ -47,31 +46,27 @@ class Counters:
         self._streams.set(streams)
         return generate_latest(self.registry)
 
-    def names(self) -> Iterable[str]:
-        """All metric names, for the documentation's test."""
-        return [metric.name for metric in self.registry.collect()]
 
-
-class Counted:
-    """Middleware that counts."""
+class CountRequests:
+    """Middleware that counts and times responses."""
 
     def __init__(self, app: ASGIApp, *, counters: Counters) -> None:
         self.app, self.counters = app, counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on, and counts the answer."""
+        """Passes the request on and counts its response."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         began, status = time.perf_counter(), [500]
 
-        async def noting(message: Message) -> None:
+        async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 status[0] = message["status"]
             await send(message)
 
         try:
-            await self.app(scope, receive, noting)
+            await self.app(scope, receive, counting)
         finally:
             route = getattr(scope.get("route"), "path", "none")
             method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD") else "other"

@@ -1,6 +1,6 @@
-"""The one shape of every error on the wire: {error: {kind, message, field, remedy}}, and which HTTP status goes with which error.
+"""Errors as HTTP responses of one shape, {error: {kind, message, field, remedy}}, and the HTTP status of each error.
 
-What nobody foresaw becomes a 500 that says only that; the traceback goes to the log.
+An unexpected exception becomes a 500 without details; its traceback goes to the log.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ STATUS: tuple[tuple[type[AutotuneError], int], ...] = (
     (CatalogError, 422),
     (AutotuneError, 422),
 )
-"""The first that fits; what is left is the asker's mistake."""
+"""The first class that matches decides; all errors of the last line are mistakes of the caller."""
 
 _WORDS = {
-    400: ("bad_request", "this is no valid request"),
-    404: ("not_found", "nothing is at this address"),
-    405: ("method_not_allowed", "this address does not take that method"),
+    400: ("bad_request", "this is not a valid request"),
+    404: ("not_found", "there is nothing at this address"),
+    405: ("method_not_allowed", "this address does not accept that method"),
 }
 
 
 class RefusalError(Exception):
-    """A request that is turned away before anything is asked of the store."""
+    """A request that the service refuses by its own rules: access, limits, media type."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class RefusalError(Exception):
         self.headers = headers or {}
 
     def response(self) -> JSONResponse:
-        """The answer."""
+        """The error as a response."""
         return error_response(
             self.status, self.kind, self.message, field=self.field, remedy=self.remedy, headers=self.headers
         )
@@ -98,13 +98,13 @@ def error_response(
 
 
 def of_refusal(request: Request, error: Exception) -> JSONResponse:
-    """Turned away."""
+    """Handler of `RefusalError`."""
     assert isinstance(error, RefusalError)
     return error.response()
 
 
 def of_autotune(request: Request, error: Exception) -> JSONResponse:
-    """An error of autotune itself."""
+    """Handler of `AutotuneError`."""
     assert isinstance(error, AutotuneError)
     status = next(status for kind, status in STATUS if isinstance(error, kind))
     headers = {"Retry-After": "5"} if status == 503 else None
@@ -114,22 +114,22 @@ def of_autotune(request: Request, error: Exception) -> JSONResponse:
 
 
 def of_http(request: Request, error: Exception) -> JSONResponse:
-    """What the framework raises: no such address, no such method."""
+    """Handler of the framework's errors: no such address, no such method."""
     assert isinstance(error, HTTPException)
     kind, message = _WORDS.get(error.status_code, ("http", str(error.detail)))
-    remedy = "see /openapi.json for the addresses there are" if error.status_code in (404, 405) else ""
+    remedy = "/openapi.json lists all addresses" if error.status_code in (404, 405) else ""
     return error_response(error.status_code, kind, message, remedy=remedy, headers=dict(error.headers or {}))
 
 
 def of_validation(request: Request, error: Exception) -> JSONResponse:
-    """A parameter of a wrong type or out of bounds; the first one in words."""
+    """Handler of parameters of a wrong type or out of bounds; reports the first."""
     first: dict[str, Any] = next(iter(error.errors()), {})  # type: ignore[attr-defined]
     place = [str(part) for part in first.get("loc", ())[1:]]
     message = str(first.get("msg", "a parameter is wrong")).replace("Input should", "must")
-    return error_response(422, "spec", message, field=".".join(place), remedy="see /openapi.json")
+    return error_response(422, "spec", message, field=".".join(place), remedy="/openapi.json describes the parameters")
 
 
-def of_surprise(request: Request, error: Exception) -> JSONResponse:
-    """A fault of ours."""
+def of_unexpected(request: Request, error: Exception) -> JSONResponse:
+    """Handler of unexpected exceptions."""
     log.error("unexpected error at %s", request.url.path, exc_info=error)
-    return error_response(500, "internal", "the service made a mistake", remedy="see its log")
+    return error_response(500, "internal", "the service failed unexpectedly", remedy="its log holds the traceback")

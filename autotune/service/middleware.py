@@ -1,7 +1,8 @@
-"""What every request passes before anything reads it: the Host allow-list, the size and the pace of its body, and headers on the way out.
+"""Request guards: plain ASGI middleware that checks each request before the application reads it.
 
-Plain ASGI, outermost first. Host: a page of another site that rebinds its name to our address still sends its own name. Body: counted as
-it comes, whatever Content-Length says, and whole in time, or the connection is closed.
+Host      must be on the allow-list; a page of another site that rebinds its name to this address (DNS rebinding) still sends its own name
+body      is limited in size, counted as it arrives whatever Content-Length says, and must be complete in time, or the connection is closed
+response  gets security headers
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _POLICY = (
 
 
 class RequestGuards:
-    """Middleware."""
+    """Middleware that checks requests and hardens responses."""
 
     def __init__(self, app: ASGIApp, *, options: ServiceOptions) -> None:
         self.app, self.options = app, options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request through, or answers it."""
+        """Passes the request on, or refuses it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -61,14 +62,16 @@ class RequestGuards:
             raise RefusalError(
                 421,
                 "host",
-                f"this service does not answer to the name {host[:100]!r}",
-                remedy="ask it by its own address, or start it with --allowed-host NAME",
+                f"the request names the host {host[:100]!r}, which is not a name of this service",
+                remedy="use the service's own address, or start it with --allowed-host NAME",
             )
 
     async def _body(self, scope: Scope, receive: Receive) -> Message:
-        """The whole body as one message."""
+        """The whole body as one message. Raises `RefusalError` (413, 408)."""
         most = self.options.max_body_bytes
-        large = RefusalError(413, "too_large", f"a request may hold {most} bytes", remedy="send less")
+        large = RefusalError(
+            413, "too_large", f"a request body may hold at most {most:,} bytes", remedy="send a shorter one"
+        )
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if not length.isdigit() or int(length) > most:
             raise large
@@ -88,19 +91,22 @@ class RequestGuards:
                         break
         except TimeoutError:
             raise RefusalError(
-                408, "too_slow", f"the request was not here whole after {self.options.body_timeout_s:.0f} s"
+                408,
+                "too_slow",
+                f"the request was not complete after {self.options.body_timeout_s:.0f} s",
+                remedy="send it again",
             ) from None
         return {"type": "http.request", "body": b"".join(chunks), "more_body": False}
 
 
 def allowed_host(host: str, options: ServiceOptions) -> bool:
-    """Whether we are asked by a name of ours. Loopback's names are ours only on loopback."""
+    """Whether `host` is a name of this service. Names of loopback count only when the service listens on loopback."""
     names: Iterable[str] = (options.host.strip("[]"), *options.allowed_hosts)
     return host in {name.lower() for name in names} or (options.on_loopback and is_loopback(host))
 
 
 def _host(header: str) -> str:
-    """The host of a Host header, in lower case and without port; empty when it is none."""
+    """The host in a Host header, in lower case and without port; empty when the header is malformed."""
     text = header.strip().lower()
     if text.startswith("["):
         address, bracket, port = text[1:].partition("]")

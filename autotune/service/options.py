@@ -1,4 +1,4 @@
-"""How a service is run: where it listens, whom it lets in, what it lets them do, what it runs. Values only."""
+"""The options of a service: where it listens, whom it admits, what specs may do, what it runs. Values only."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RUNNER_OPTIONS: Mapping[str, frozenset[str]] = {
     "local": frozenset({"max_ranks", "device"}),
     "ray": frozenset({"cpus_per_rank", "gpus_per_rank"}),
 }
-"""Runners that a spec may name over the wire, each with the options that it may set. Addresses, module names and the like are not among them."""
+"""Runners that a submitted spec may name, each with the options that it may set. Options that name addresses or modules are left out on purpose."""
 
 TRAINERS = frozenset({"native", "megatron", "torchtitan", "deepspeed", "nanotron", "accelerate", "hf_trainer"})
-"""Trainers that a spec may name over the wire: all but `command`, whose argv is anybody's program."""
+"""Trainers that a submitted spec may name: all but `command`, which runs any program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,52 +35,52 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """Everything that `autotune serve` can be told."""
+    """The options of `autotune serve`."""
 
     host: str = "127.0.0.1"
-    """address to listen at"""
+    """address to listen on"""
     port: int = PORT
-    """0: any free one"""
+    """port to listen on; 0: any free one"""
     allowed_hosts: frozenset[str] = frozenset()
-    """names beside the address itself under which browsers and clients may ask (the Host header, without port)"""
+    """further names of the service that requests may carry in the Host header, without port"""
     public_url: str = ""
-    """where people find the web page, for job metadata; empty: the address listened at"""
+    """URL of the web page, for the metadata of Ray jobs; empty: the address listened on"""
     require_token: bool = False
-    """also ask callers on loopback for a token"""
+    """whether callers on loopback need a token too"""
     max_studies: int = 4
-    """studies that run at once on this host"""
+    """most studies that run at once on this host"""
     way: str = "process"
     """how a study is run: process (a child of this service) or ray (a Ray job)"""
     ray_address: str = ""
-    """dashboard of the Ray cluster to join (http://HOST:8265); empty: one is started on loopback"""
+    """dashboard of the Ray cluster to join (http://HOST:8265); empty: start a cluster on loopback"""
     runners: Mapping[str, frozenset[str]] = field(default_factory=lambda: RUNNER_OPTIONS)
     """runners that specs may name, with the options that they may set"""
     trainers: frozenset[str] = TRAINERS
     """trainers that specs may name"""
     data_roots: tuple[Path, ...] = ()
-    """folders in which `data` of a spec may lie; none: no files"""
+    """folders whose files a spec may name as `data`; empty: none"""
     max_body_bytes: int = 1 << 18
-    """largest request body"""
+    """size of the largest request body"""
     body_timeout_s: float = 20.0
-    """a request must have arrived whole after so long"""
+    """time in which a request must be complete"""
     max_queued: int = 10_000
-    """studies that may wait at once"""
+    """most studies that wait in the queue"""
     max_streams: int = 200
-    """event streams that may be open at once"""
+    """most event streams that are open at once"""
     max_connections: int = 2000
-    """connections at once"""
+    """most connections that are open at once"""
     rate: Rate = Rate(per_s=500.0, burst=2000)
-    """requests of one caller"""
+    """rate limit of reads, per caller"""
     write_rate: Rate = Rate(per_s=50.0, burst=1500)
-    """submissions, actions and plans of one caller"""
+    """rate limit of submissions, actions and plans, per caller"""
     refusal_rate: Rate = Rate(per_s=1.0, burst=20)
-    """wrong tokens from one address: each costs a slow hash"""
+    """rate limit of wrong tokens, per address; checking one costs a slow hash"""
     lease_s: float = 10.0
-    """life of a controller's lease"""
+    """time after which a controller's lease runs out unless it is renewed"""
     poll_s: float = 0.5
-    """how often the supervisor looks for work"""
+    """time between two rounds of the supervisor"""
     grace_s: float = 30.0
-    """how long running studies get to put things down when the service ends"""
+    """time for running studies to shut down when the service ends"""
 
     def __post_init__(self) -> None:
         one_of("way", self.way, WAYS)
@@ -96,7 +96,7 @@ class ServiceOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host is this machine's own address. Names other than `localhost` count as foreign."""
+    """Whether `host` is a loopback address. Of names, only `localhost` counts."""
     if host.lower() == "localhost":
         return True
     try:

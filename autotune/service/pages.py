@@ -1,7 +1,7 @@
-"""The web pages: studies, one study, best configurations, login. Rendered here from `dashboards/web`, without scripts.
+"""The web pages: studies, one study, best configurations, login. Rendered from the templates in `dashboards/web`, without scripts.
 
-Text from studies is escaped by the templates. A page of a study that runs loads itself again every few seconds. Forms carry the form token
-(`autotune.service.access`), and a login puts the token into a cookie that no script can read and no other site can send.
+The templates escape all text that comes from studies. The page of a running study reloads itself every few seconds. Forms carry the form token
+(`autotune.service.access`). A login stores the token in a cookie that no script can read and no other site can send.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 router = APIRouter()
 
 PAGE = 50
+"""studies on a page of the list, and configs on the page of best ones"""
+SHOWN_EVENTS = 40
+"""events of a study's history that its page shows, the newest first"""
 REFRESH_S = 5
 COOKIE_S = 30 * 86400
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'"
@@ -41,7 +44,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def page(handler: Handler) -> Handler:
-    """Errors become pages; strangers are led to the login."""
+    """Shows errors as pages, and redirects callers without a token to the login."""
 
     @wraps(handler)
     async def shown(request: Request) -> Response:
@@ -67,7 +70,7 @@ async def home(request: Request) -> Response:
 
 @router.get("/static/style.css")
 async def style(request: Request) -> Response:
-    """The one style sheet."""
+    """The style sheet."""
     return Response(_style(), media_type="text/css", headers={"Cache-Control": "max-age=3600"})
 
 
@@ -82,13 +85,13 @@ async def studies(request: Request) -> Response:
     at = int(number) if number.isascii() and number.isdigit() and 0 < len(number) < 9 else 1
     filters: dict[str, Any] = {name: value for name, value in asked.items() if name != "status"}
 
-    def look() -> dict[str, Any]:
+    def load() -> dict[str, Any]:
         from autotune import api
 
         found = service.store.studies(status=status, limit=PAGE + 1, offset=PAGE * max(0, at - 1), **filters)
         return {"studies": [api.study_document(record) for record in found[:PAGE]], "more": len(found) > PAGE}
 
-    found = await run_in_threadpool(look)
+    found = await run_in_threadpool(load)
     return _render(
         "studies.html", caller=caller, asked=asked, page=at, statuses=list(StudyStatus), refresh=REFRESH_S, **found
     )
@@ -97,51 +100,51 @@ async def studies(request: Request) -> Response:
 @router.get("/studies/{study_id}")
 @page
 async def study(request: Request) -> Response:
-    """One study: answer, trials, history, and what can be done to it."""
+    """One study: best config, trials, newest events, and buttons for the actions that are possible now."""
     service, caller = await _visitor(request)
     study_id = request.path_params["study_id"]
 
-    def look() -> dict[str, Any]:
+    def load() -> dict[str, Any]:
         from autotune import api
 
         result = api.result_of(service.store, study_id)
         document = api.document(result)
         mine = caller.allows("admin") or (caller.allows("submit") and result.record.owner == caller.owner)
         status = result.record.status
-        possible = [] if status.is_terminal or not mine else _possible(status)
-        events = service.store.events(result.record.id, after=0, limit=1000)[-40:]
+        actions = [] if status.is_terminal or not mine else _possible_actions(status)
+        events = service.store.events(result.record.id, limit=SHOWN_EVENTS, newest=True)
         return {
             "document": document,
             "study": document["study"],
             "trials": [api.trial_document(trial) for trial in result.trials],
-            "actions": possible,
+            "actions": actions,
             "events": [{"at": e.at.isoformat(), "kind": e.kind, "data": dict(e.data)} for e in reversed(events)],
             "refresh": 0 if status.is_terminal else REFRESH_S,
         }
 
-    return _render("study.html", caller=caller, **(await run_in_threadpool(look)))
+    return _render("study.html", caller=caller, **(await run_in_threadpool(load)))
 
 
 @router.get("/studies/{study_id}/report")
 @page
 async def report(request: Request) -> Response:
-    """The study's report with its figures."""
+    """The study's report, with figures."""
     service, _ = await _visitor(request)
 
-    def look() -> str:
+    def load() -> str:
         from autotune import api
         from autotune.report import html_report
 
         result = api.result_of(service.store, request.path_params["study_id"])
         return html_report(result.record, result.trials)
 
-    return HTMLResponse(await run_in_threadpool(look), headers={"Content-Security-Policy": REPORT_POLICY})
+    return HTMLResponse(await run_in_threadpool(load), headers={"Content-Security-Policy": REPORT_POLICY})
 
 
 @router.get("/best")
 @page
 async def best(request: Request) -> Response:
-    """The best configs across all history, or what comes nearest; it says which."""
+    """The best configs across all history. Where nothing was measured, it shows the nearest known workload or the cost model's ranking, and says so."""
     from autotune.results.best_known import Asked, best_known
 
     service, caller = await _visitor(request)
@@ -154,7 +157,7 @@ async def best(request: Request) -> Response:
 @router.post("/studies/{study_id}/act")
 @page
 async def act(request: Request) -> Response:
-    """A button of the study's page."""
+    """Does what a button on the study's page asks for."""
     service = service_state_of(request)
     caller = await service.gate.admit(request, "submit", changes=True)
     form = await _form(request)
@@ -166,14 +169,14 @@ async def act(request: Request) -> Response:
 
 @router.get("/login")
 async def login_page(request: Request) -> Response:
-    """Asks for a token."""
+    """The login form."""
     return _render("login.html", next=_inside(request.query_params.get("next", "")), wrong=False)
 
 
 @router.post("/login")
 @page
 async def login(request: Request) -> Response:
-    """Puts a good token into the cookie."""
+    """Stores a valid token in the cookie."""
     service = service_state_of(request)
     service.gate.check_site(request)
     form = await _form(request)
@@ -192,7 +195,7 @@ async def login(request: Request) -> Response:
 @router.post("/logout")
 @page
 async def logout(request: Request) -> Response:
-    """Forgets the cookie."""
+    """Deletes the cookie."""
     service_state_of(request).gate.check_site(request)
     answer = RedirectResponse("/login", status_code=303)
     answer.delete_cookie(COOKIE, path="/")
@@ -205,23 +208,23 @@ async def _visitor(request: Request) -> tuple[ServiceState, Caller]:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form. Raises `SpecError` for what is none."""
+    """The fields of a form. Raises `SpecError` when the request body is not a form."""
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-        raise SpecError("this address takes the form of its page")
+        raise SpecError("this address accepts only the form of its page", remedy="use the button on the page")
     try:
         fields = parse_qs((await request.body()).decode("ascii"), max_num_fields=20)
     except ValueError:
-        raise SpecError("this is no form") from None
+        raise SpecError("the request is not a valid form", remedy="use the button on the page") from None
     return {name: values[0] for name, values in fields.items()}
 
 
 def _inside(path: str) -> str:
-    """`path` when it is an address of this service, else the list of studies."""
+    """`path` if it is a path of this service, otherwise the list of studies: a login must not redirect to another site."""
     plain = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() and "\\" not in path
     return path if plain and len(path) < 300 else "/studies"
 
 
-def _possible(status: StudyStatus) -> list[str]:
+def _possible_actions(status: StudyStatus) -> list[str]:
     paused = status is StudyStatus.PAUSED
     first = ["resume"] if paused else ["pause"] if status is not StudyStatus.STOPPING else []
     return [*first, *(["stop"] if status is not StudyStatus.STOPPING else []), "cancel"]

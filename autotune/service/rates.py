@@ -1,4 +1,4 @@
-"""Token buckets by caller: how often one may ask. Threads may share one."""
+"""Rate limits: one token bucket per caller. Thread-safe."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from autotune.service.options import Rate
 
 MOST_CALLERS = 10_000
-"""buckets that are kept; the one that was used longest ago goes first"""
+"""buckets that are kept; the one that was used longest ago is dropped first"""
 
 
 class Limiter:
-    """One bucket for each caller."""
+    """A token bucket for each caller."""
 
     def __init__(self, rate: Rate, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._monotonic = rate, monotonic
@@ -22,7 +22,7 @@ class Limiter:
         self._lock = threading.Lock()
 
     def wait_s(self, caller: str, *, take: bool = True) -> float:
-        """0 when the caller may go on (and then one is taken, unless `take` is False), else the seconds until it may."""
+        """Seconds until the caller may send a request; 0: now. Unless `take` is False, 0 also takes one token from the bucket."""
         now = self._monotonic()
         with self._lock:
             left, at = self._buckets.pop(caller, (float(self._rate.burst), now))

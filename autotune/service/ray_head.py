@@ -1,7 +1,7 @@
-"""A Ray cluster on this machine's loopback, for as long as the service lives: `python -m autotune.service.ray_head FOLDER`.
+"""A Ray cluster on loopback that lives as long as the service: `python -m autotune.service.ray_head FOLDER`.
 
-It prints one line, {"dashboard": "http://...", "address": "HOST:PORT"}, and ends when its standard input does: also a service that was killed leaves no cluster behind.
-Token authentication is what the environment says (see `autotune.service.ray_jobs`).
+It prints one line, {"dashboard": "http://...", "address": "HOST:PORT"}, and ends when its standard input ends, so that even a killed service leaves
+no cluster behind. The environment decides on token authentication (see `autotune.service.ray_jobs`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import warnings
 from functools import partialmethod
 
 OBJECT_STORE_BYTES = 100 << 20
-"""trials pass no tensors through Ray: near the least that it takes"""
+"""close to Ray's minimum: trials pass no tensors through Ray"""
 MIN_CPUS = 8
-"""CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small machine"""
+"""more ranks than CPUs are allowed: slow, but every parallel layout can be tried on a small machine"""
 
 
 def main(folder: str) -> None:
-    """Starts the cluster, says where it is, and waits for the end of the input."""
+    """Starts the cluster, prints its addresses, and waits for the end of the input."""
     import ray
 
     _choose_agent_port()
-    warnings.simplefilter("ignore")  # Ray's own, about its future defaults
+    warnings.simplefilter("ignore")  # Ray warns about its own future defaults
     context = ray.init(
         address="local",
         num_cpus=max(MIN_CPUS, os.cpu_count() or 1),
@@ -40,7 +40,7 @@ def main(folder: str) -> None:
         _temp_dir=folder,
     )
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # it ends when the service does
+        signal.signal(number, signal.SIG_IGN)  # it ends with its input, when the service ends
     address = ray.get_runtime_context().gcs_address
     _note_address(address, folder)
     where = {"dashboard": f"http://{context.dashboard_url}", "address": address}
@@ -50,9 +50,9 @@ def main(folder: str) -> None:
 
 
 def _choose_agent_port() -> None:
-    """Lets the node's job agent take any free port: its default is one number, and a second cluster on the machine would have no jobs.
+    """Lets the node's job agent take any free port. Its default is a fixed port, so that a second cluster on the machine could run no jobs.
 
-    `ray start` has an option for it (--dashboard-agent-listen-port), `ray.init` has none.
+    `ray start` has an option for this (--dashboard-agent-listen-port), `ray.init` has none.
     """
     from ray._private.parameter import RayParams
 
@@ -62,8 +62,10 @@ def _choose_agent_port() -> None:
 
 
 def _note_address(address: str, folder: str) -> None:
-    """Leaves the address where the cluster's jobs look for it, as `ray start` does and `ray.init` does not: without it they join any cluster that
-    they find on the machine (ray 2.60, `get_ray_address_from_environment`)."""
+    """Writes the address to the file where the cluster's jobs look for it, as `ray start` does and `ray.init` does not.
+
+    Without the file they would join any cluster that they find on the machine (ray 2.60, `get_ray_address_from_environment`).
+    """
     with contextlib.suppress(ImportError):
         from ray._private.utils import write_ray_address
 

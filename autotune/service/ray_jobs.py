@@ -1,15 +1,15 @@
-"""Studies as Ray jobs: they stand in the Ray dashboard with their logs, under the study's id, and can be stopped there.
+"""Studies as Ray jobs: the Ray dashboard shows each study with its logs under the study's id, and can stop it.
 
-The job's command is fixed, `python -m autotune.service.worker STUDY`; a spec cannot change it, nor its environment. The submission id is the
-study's id (with -2, -3, ... when Ray lost a job and it is started again), so that two supervisors cannot start one study twice.
+The job's command is fixed, `python -m autotune.service.worker STUDY`; a spec can change neither it nor its environment. The submission id is the
+study's id (followed by -2, -3, ... when Ray lost a job and it is started again), so that two supervisors cannot start one study twice.
 
-Ray's own job interface is asked over HTTP (https://docs.ray.io, "Ray Jobs REST API") with a deadline on each question. Its answers are a
-view and not the truth: the store is. A question that fails ends nothing.
+Jobs are managed over HTTP (https://docs.ray.io, "Ray Jobs REST API"), with a deadline on each request. What Ray says of a job is only a hint, the
+store has the truth: a request that fails ends no study.
 
-    RAY_AUTH_MODE=token         is set for a cluster started here, with a secret of its own in a file of the user's data folder;
-                                for one that is joined, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token has the secret
-    AUTOTUNE_STORE              goes along as environment only when it holds no password (Ray shows job environments to everybody); else it must
-                                be set on the cluster's head node
+    RAY_AUTH_MODE=token         is set for a cluster started here, whose secret lies in a file of the user's data folder;
+                                the secret of a joined cluster comes from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token
+    AUTOTUNE_STORE              is passed to jobs only when it holds no password, because Ray shows the environment of jobs to everybody;
+                                otherwise it must be set on the cluster's head node
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from autotune.settings import data_folder
 log = logging.getLogger("autotune.service")
 
 START_S = 120.0
-"""deadline for a cluster's start"""
-ASK_S = 20.0
-"""deadline for one question"""
+"""deadline for the start of a cluster"""
+REQUEST_S = 20.0
+"""deadline for one request"""
 SUBMIT_S = 90.0
-"""deadline for a submission: one that is cut off leaves a job that is PENDING for ever (ray#62766)"""
+"""deadline for a submission, longer because an interrupted one leaves a job that stays PENDING for ever (ray#62766)"""
 PENDING_S = 300.0
-"""a job that has not begun after so long is stopped, and started again under the next number"""
-LOOK_S = 1.0
-"""how often jobs are looked at"""
+"""a job that is still PENDING after so long is stopped and submitted again under the next number"""
+POLL_S = 1.0
+"""time between two looks at the jobs"""
 STUDY_KEY = "autotune_study"
-"""metadata by which our jobs are told from others"""
+"""metadata key that marks the jobs of autotune"""
 ALIVE = ("PENDING", "RUNNING")
 _SHORT_TEMP = 40
-"""characters: Ray's socket paths below it must stay under the system's 107"""
+"""characters; Ray's socket paths in the folder must stay within the system's limit of 107"""
 
 
 class RayLauncher:
-    """Jobs of one cluster. Not thread-safe."""
+    """A launcher that runs studies as jobs of one Ray cluster. Not thread-safe."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class RayLauncher:
         url: str = "",
         head: RayHead | None = None,
     ) -> None:
-        """`environment`: of each job. `url`: of the web page, for the metadata. `head`: a cluster that ends with this launcher."""
+        """`environment`: environment of each job. `url`: URL of the web page, for the metadata. `head`: a cluster that ends with this launcher."""
         self._http = httpx.Client(
             base_url=f"{dashboard.rstrip('/')}/api/jobs",
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=ASK_S,
+            timeout=REQUEST_S,
             trust_env=False,
         )
         self.dashboard = dashboard
@@ -83,26 +83,26 @@ class RayLauncher:
         self._jobs: dict[str, str] = {}
         self._stopped: set[str] = set()
         self._pending: dict[str, float] = {}
-        self._looked_s = 0.0
-        self._complaint = ""
+        self._polled_s = 0.0
+        self._problem = ""
 
     @classmethod
     def open(cls, options: ServiceOptions, *, store_url: str, url: str) -> Self:
-        """Joins the cluster of the options, or starts one. Raises `RunnerError`."""
+        """Joins the cluster that the options name, or starts one. Raises `RunnerError`."""
         if not options.ray_address:
             head = RayHead.start(store_url)
             log.info("Ray's dashboard is at %s, its token in %s", head.dashboard, own_token()[0])
             return cls(head.dashboard, token=head.token, python=sys.executable, url=url, head=head)
         if not options.ray_address.startswith(("http://", "https://")):
             raise RunnerError(
-                f"--ray takes the address of a Ray dashboard, but got {options.ray_address!r}",
-                remedy="e.g. --ray http://head:8265",
+                f"--ray must be the URL of a Ray dashboard, but is {options.ray_address!r}",
+                remedy="give it as http://HOST:8265",
             )
         environment = {} if has_password(store_url) else {"AUTOTUNE_STORE": store_url}
         return cls(options.ray_address, token=user_token(), environment=environment, url=url)
 
     def start(self, record: StudyRecord) -> None:
-        """Submits the job, unless it is there already."""
+        """Submits the job, unless it exists already."""
         number = 1
         while (found := self._info(name := _submission(record.id, number))) is not None:
             if found["status"] in ALIVE and name not in self._stopped:
@@ -124,17 +124,17 @@ class RayLauncher:
         }
         if self._environment:
             job["runtime_env"] = {"env_vars": self._environment}
-        answer = self._ask("POST", "/", json=job, timeout=SUBMIT_S)
+        answer = self._request("POST", "/", json=job, timeout=SUBMIT_S)
         if answer.status_code != 200 and (self._info(name) or {}).get("status") not in ALIVE:
             raise RunnerError(
-                f"Ray did not take the job of study {record.id}: HTTP {answer.status_code}, {answer.text[:300]}",
-                remedy="see the Ray dashboard",
+                f"Ray refused the job of study {record.id}: HTTP {answer.status_code}, {answer.text[:300]}",
+                remedy=f"look at the cluster in the Ray dashboard, {self.dashboard}",
             )
         self._jobs[record.id] = name
 
     def adopted(self) -> frozenset[str]:
-        """Studies whose jobs an earlier service started and that still run. Jobs stopped by hand meanwhile are heard of by `ended`."""
-        answer = self._ask("GET", "/")
+        """Studies whose jobs an earlier service started. Jobs that a person has stopped meanwhile are included: `ended` reports them."""
+        answer = self._request("GET", "/")
         for job in answer.json() if answer.status_code == 200 else []:
             study = (job.get("metadata") or {}).get(STUDY_KEY)
             if study and job["status"] in (*ALIVE, "STOPPED"):
@@ -142,27 +142,27 @@ class RayLauncher:
         return frozenset(self._jobs)
 
     def ended(self) -> list[Ended]:
-        """Jobs that are over. One that Ray no longer knows was lost; one that was stopped, but not by us, is to be cancelled."""
-        if time.monotonic() - self._looked_s < LOOK_S:
+        """Jobs that have ended. One that Ray no longer knows was lost. One that a person stopped means that its study shall be cancelled."""
+        if time.monotonic() - self._polled_s < POLL_S:
             return []
-        self._looked_s = time.monotonic()
+        self._polled_s = time.monotonic()
         over: list[Ended] = []
         for study, name in list(self._jobs.items()):
             try:
                 found = self._info(name)
             except RunnerError as error:  # unreachable is not dead
-                self._complaint = str(error)
+                self._problem = str(error)
                 return over
             if found is not None and found["status"] in ALIVE and not self._is_stuck(name, found["status"]):
                 continue
             del self._jobs[study]
             by_hand = found is not None and found["status"] == "STOPPED" and name not in self._stopped
             over.append(Ended(study=study, code=_code(found), by_hand=by_hand))
-        self._complaint = ""
+        self._problem = ""
         return over
 
     def _is_stuck(self, name: str, status: str) -> bool:
-        """Whether the job waits for ever; then it is stopped."""
+        """Whether the job has been PENDING for too long; if so, it is stopped."""
         now = time.monotonic()
         since = self._pending.setdefault(name, now)
         if status != "PENDING":
@@ -170,23 +170,23 @@ class RayLauncher:
         if now - since < PENDING_S or status != "PENDING":
             return False
         self._stopped.add(name)
-        self._ask("POST", f"/{name}/stop")
+        self._request("POST", f"/{name}/stop")
         return True
 
     def kill(self, study: str) -> None:
         """Stops the job."""
         if (name := self._jobs.get(study)) is not None:
             self._stopped.add(name)
-            self._ask("POST", f"/{name}/stop")
+            self._request("POST", f"/{name}/stop")
 
     def health(self) -> str:
-        """Empty when Ray answers, else what it said."""
+        """What is wrong with Ray; empty when it answers."""
         if self._head is not None and not self._head.lives:
-            return "the Ray cluster that was started here has died; start the service again"
-        return self._complaint
+            return "the Ray cluster that this service started has died; restart the service"
+        return self._problem
 
     def close(self, grace_s: float) -> None:
-        """A cluster that was started here ends, with its jobs; in one that was joined they go on."""
+        """Ends a cluster that was started here, with its jobs. In a cluster that was joined, jobs continue."""
         if self._head is not None:
             for study in list(self._jobs):
                 with contextlib.suppress(RunnerError):
@@ -196,8 +196,8 @@ class RayLauncher:
         self._http.close()
 
     def _info(self, name: str) -> dict[str, Any] | None:
-        """What Ray knows of the job; None when it knows none of that name. Raises `RunnerError` when it does not say."""
-        answer = self._ask("GET", f"/{name}")
+        """What Ray knows of the job; None when it has no job of that name. Raises `RunnerError` when Ray does not answer."""
+        answer = self._request("GET", f"/{name}")
         if answer.status_code == 404:
             return None
         if answer.status_code != 200:
@@ -205,9 +205,9 @@ class RayLauncher:
         found: dict[str, Any] = answer.json()
         return found
 
-    def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
+    def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
-            return self._http.request(method, path, **request)
+            return self._http.request(method, path, **arguments)
         except httpx.HTTPError as error:
             raise RunnerError(
                 f"Ray's dashboard at {self.dashboard} cannot be reached: {type(error).__name__}", remedy=_REMEDY
@@ -215,16 +215,16 @@ class RayLauncher:
 
 
 class RayHead:
-    """The process that holds a cluster started here."""
+    """The process that runs a cluster started here (`autotune.service.ray_head`)."""
 
     def __init__(self, process: subprocess.Popen[str], *, where: Mapping[str, str], token: str, folder: str) -> None:
-        """`where`: what the process said, see `autotune.service.ray_head`. `folder`: of the cluster's files."""
+        """`where`: the addresses that the process printed. `folder`: the folder of the cluster's files."""
         self._process, self.token, self.folder = process, token, folder
         self.dashboard, self.address = where.get("dashboard", ""), where.get("address", "")
 
     @classmethod
     def start(cls, store_url: str) -> Self:
-        """Starts it and waits until it answers. Raises `MissingExtraError` without Ray, and `RunnerError`."""
+        """Starts the process and waits for its addresses. Raises `MissingExtraError` without Ray, and `RunnerError`."""
         require_extra("ray", "the service's own Ray cluster")
         root = tempfile.gettempdir()
         folder = tempfile.mkdtemp(prefix="at-", dir=root if len(root) <= _SHORT_TEMP else "/tmp")
@@ -236,7 +236,7 @@ class RayHead:
             "RAY_AUTH_TOKEN_PATH": str(path),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps all of Ray on loopback, here too
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps all of Ray on loopback on those systems too
         }
         process = subprocess.Popen(
             [sys.executable, "-m", "autotune.service.ray_head", folder],
@@ -252,8 +252,8 @@ class RayHead:
         if not line.startswith("{"):
             cls(process, where={}, token="", folder=folder).close(5.0)
             raise RunnerError(
-                f"Ray cannot be started on this machine (no answer within {START_S:.0f} s, or it died)",
-                remedy="`autotune doctor` checks Ray; `autotune serve --runner local` needs none",
+                f"Ray did not start on this machine: it ended, or gave no address within {START_S:.0f} s",
+                remedy="run `autotune doctor` to check Ray, or run `autotune serve --runner local`, which needs no Ray",
             )
         return cls(process, where=json.loads(line), token=token, folder=folder)
 
@@ -277,7 +277,7 @@ class RayHead:
 
 
 def own_token() -> tuple[Path, str]:
-    """The secret of clusters started here, and the file that holds it, which only this user can read."""
+    """The file with the secret of clusters started here, which only this user can read, and the secret itself."""
     path = data_folder() / "ray_token"
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -289,7 +289,7 @@ def own_token() -> tuple[Path, str]:
 
 
 def user_token(environment: Mapping[str, str] | None = None) -> str:
-    """The secret of clusters that are joined, from where Ray itself looks for it; empty when there is none."""
+    """The secret of a joined cluster, from the places where Ray itself looks for it; empty when there is none."""
     given = os.environ if environment is None else environment
     if text := given.get("RAY_AUTH_TOKEN", "").strip():
         return text
@@ -300,7 +300,7 @@ def user_token(environment: Mapping[str, str] | None = None) -> str:
 
 
 def has_password(store_url: str) -> bool:
-    """Whether a store's address holds a secret."""
+    """Whether the address of a store holds a password."""
     if "://" not in store_url:
         return False
     from sqlalchemy import make_url
@@ -322,4 +322,4 @@ def _code(found: Mapping[str, Any] | None) -> int:
     return code if isinstance(code, int) and code else 1
 
 
-_REMEDY = "see that the cluster runs, and that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH holds its secret"
+_REMEDY = "check that the cluster runs and that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH holds its token"

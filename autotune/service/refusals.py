@@ -1,7 +1,7 @@
-"""What was refused goes into the audit: who asked from where for what, and why not. Middleware around everything else.
+"""Refused requests in the audit log: who sent which request from where, and why it was refused. The outermost middleware.
 
-Strangers decide how much of it there is, so it is rationed: `KEPT` lines at once and one in 20 s after that, under a megabyte a day. A line says how
-many before it were left out. Never in it: tokens, bodies, queries, other headers.
+Strangers can cause any number of refusals, so a rate limit applies: `AUDIT_RATE` allows 100 lines at once and then one every 20 s, less than a
+megabyte a day. Each line counts the refusals that were left out before it. Tokens, bodies, queries and other headers are never written.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from autotune.service.rates import Limiter
 log = logging.getLogger("autotune.service")
 
 AUDITED = {401: "unauthorized", 403: "forbidden", 413: "too_large", 421: "host", 429: "rate_limited"}
-KEPT = Rate(per_s=0.05, burst=100)
+AUDIT_RATE = Rate(per_s=0.05, burst=100)
 LONGEST_PATH = 200
 STRANGER = "stranger"
 
 
 class Refusals:
-    """Middleware."""
+    """Middleware that writes refusals to the audit log."""
 
     def __init__(self, app: ASGIApp, *, store: AuditLog, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.app, self._store = app, store
-        self._ration = Limiter(KEPT, monotonic=monotonic)
-        self._untold = 0
+        self._limiter = Limiter(AUDIT_RATE, monotonic=monotonic)
+        self._omitted = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on, and notes the answer when it is a refusal."""
+        """Passes the request on, and writes a line when the response is a refusal."""
         status = 0
 
-        async def noting(message: Message) -> None:
+        async def watching(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
-        await self.app(scope, receive, noting)
+        await self.app(scope, receive, watching)
         if status in AUDITED:
-            await self._note(scope, status)
+            await self._record(scope, status)
 
-    async def _note(self, scope: Scope, status: int) -> None:
-        if self._ration.wait_s("all"):
-            self._untold += 1
+    async def _record(self, scope: Scope, status: int) -> None:
+        if self._limiter.wait_s("all"):
+            self._omitted += 1
             return
         data = {
             "status": status,
@@ -58,13 +58,13 @@ class Refusals:
             "method": scope["method"][:20],
             "path": scope["path"][:LONGEST_PATH],
             "address": (scope.get("client") or ("",))[0],
-            "untold": self._untold,
+            "untold": self._omitted,
         }
         actor = str(scope.get("state", {}).get("caller", STRANGER))
         try:
             await run_in_threadpool(self._store.record_audit, actor, "refused", "", data)
-        except StoreError as error:  # the answer has gone out already; the audit waits for better times
-            log.warning("a refusal could not be noted: %s", error)
-            self._untold += 1
+        except StoreError as error:  # the response is sent already; the next line counts this refusal
+            log.warning("a refused request could not be written to the audit log: %s", error)
+            self._omitted += 1
             return
-        self._untold = 0
+        self._omitted = 0

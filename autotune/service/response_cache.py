@@ -1,8 +1,11 @@
-"""What was last told of each study: many watch the same few, and most of the time nothing about them has changed.
+"""Response cache, invalidated by study revision: many clients poll the same few studies, and most polls find nothing new.
 
-An answer is told again for `FRESH_S` without asking anybody. After that the study's revision is asked for (two indexed rows), and only when it
-moved is the answer worked out anew, once for all who wait for it. What is done through this service is seen by whoever asks after it
-(`doubt`); what other processes do, `FRESH_S` later at most. Answers carry an ETag (RFC 9110, section 8.8.3), so that who has one already gets 304.
+    fresh response (younger than `FRESH_S`)    sent again without a query
+    older response                             the study's revision is read (two indexed rows); the response is made anew only if it changed
+    `invalidate`                               called after each change through this service: no older response is sent without that query
+
+A change by another process therefore shows after `FRESH_S` at the latest. Requests that come while a response is being made wait for that one
+computation. Responses carry an ETag (RFC 9110, section 8.8.3): a client that already has the response gets 304 Not Modified.
 """
 
 from __future__ import annotations
@@ -20,96 +23,96 @@ from starlette.responses import Response
 from autotune.ports import Revision, StudyReader
 
 FRESH_S = 0.1
-MOST_BYTES = 64 << 20
-"""of answers that are kept; the one that was asked for longest ago goes first"""
+MAX_BYTES = 64 << 20
+"""total size of the cached bodies; the one that was checked longest ago is dropped first"""
 _HEADERS = {"Cache-Control": "private, no-cache"}
 
-Question = tuple[str, str]
-"""(what is asked, the study as the asker calls it)"""
+CacheKey = tuple[str, str]
+"""(kind of response, study as the client names it)"""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedResponse:
-    """An answer, and what the study was when it was made."""
+    """A response body and the revision of the study that it was made from."""
 
     revision: Revision
     body: bytes
     etag: str
 
-    def response(self, known: str | None) -> Response:
-        """The answer for someone whose If-None-Match header is `known`: 304 when that is this answer."""
+    def response(self, if_none_match: str | None) -> Response:
+        """The response to a request with that If-None-Match header: 304 when the client already has this body."""
         headers = {**_HEADERS, "ETag": self.etag}
-        if known and any(tag.strip().removeprefix("W/") in (self.etag, "*") for tag in known.split(",")):
+        tags = if_none_match.split(",") if if_none_match else []
+        if any(tag.strip().removeprefix("W/") in (self.etag, "*") for tag in tags):
             return Response(status_code=304, headers=headers)
         return Response(self.body, media_type="application/json", headers=headers)
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """A look at the store that is under way."""
+class _Computation:
+    """A response that is being checked or made."""
 
-    began_s: float
+    started_s: float
     task: asyncio.Task[CachedResponse]
 
 
 class ResponseCache:
-    """Belongs to one event loop; only `doubt` may be called from threads."""
+    """Belongs to one event loop; only `invalidate` may be called from other threads."""
 
     def __init__(self, store: StudyReader, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._store, self._monotonic = store, monotonic
-        self._kept: OrderedDict[Question, tuple[CachedResponse, float]] = OrderedDict()
-        self._looks: dict[Question, _Look] = {}
+        self._entries: OrderedDict[CacheKey, tuple[CachedResponse, float]] = OrderedDict()
+        self._computations: dict[CacheKey, _Computation] = {}
         self._bytes = 0
-        self._doubted_s = float("-inf")
+        self._invalidated_s = float("-inf")
 
-    async def of(self, study: str, what: str, make: Callable[[str], bytes]) -> CachedResponse:
-        """The answer to `what` about the study (id, name or start of the id); `make(id)` works it out. Raises the store's errors."""
-        question = (what, study)
-        kept, asked_s = self._kept.get(question, (None, float("-inf")))
-        if kept is not None and asked_s > self._doubted_s and self._monotonic() - asked_s < FRESH_S:
-            return kept
-        look = self._looks.get(question)
-        if look is None or look.began_s <= self._doubted_s:
-            look = _Look(self._monotonic(), asyncio.create_task(self._answer(question, kept, make)))
-            self._looks[question] = look
-            look.task.add_done_callback(_hear)
-        return await asyncio.shield(look.task)  # who hangs up does not take the answer from the others
+    async def get(self, study: str, kind: str, make: Callable[[str], bytes]) -> CachedResponse:
+        """The response of that kind for the study (id, name or start of the id); `make(id)` computes its body. Raises the store's errors."""
+        key = (kind, study)
+        cached, checked_s = self._entries.get(key, (None, float("-inf")))
+        if cached is not None and checked_s > self._invalidated_s and self._monotonic() - checked_s < FRESH_S:
+            return cached
+        computation = self._computations.get(key)
+        if computation is None or computation.started_s <= self._invalidated_s:
+            computation = _Computation(self._monotonic(), asyncio.create_task(self._refresh(key, cached, make)))
+            self._computations[key] = computation
+            computation.task.add_done_callback(_retrieve_error)
+        return await asyncio.shield(computation.task)  # one client that disconnects does not cancel it for the others
 
-    def doubt(self) -> None:
-        """Something was changed just now: nothing of before is told again unasked."""
-        self._doubted_s = self._monotonic()
+    def invalidate(self) -> None:
+        """A study was changed: from now on each response is checked against its study's revision before it is sent."""
+        self._invalidated_s = self._monotonic()
 
-    async def _answer(
-        self, question: Question, kept: CachedResponse | None, make: Callable[[str], bytes]
+    async def _refresh(
+        self, key: CacheKey, cached: CachedResponse | None, make: Callable[[str], bytes]
     ) -> CachedResponse:
-        began_s = self._monotonic()
+        started_s = self._monotonic()
         try:
-            told = await run_in_threadpool(self._look, question[1], kept, make)
-            self._keep(question, told, began_s)
-            return told
+            response = await run_in_threadpool(self._compute, key[1], cached, make)
+            self._keep(key, response, started_s)
+            return response
         finally:
-            if (look := self._looks.get(question)) is not None and look.task is asyncio.current_task():
-                del self._looks[question]
+            computation = self._computations.get(key)
+            if computation is not None and computation.task is asyncio.current_task():
+                del self._computations[key]
 
-    def _look(self, study: str, kept: CachedResponse | None, make: Callable[[str], bytes]) -> CachedResponse:
-        revision = self._store.revision(
-            study
-        )  # before the answer, so that an answer is never taken for newer than it is
-        if kept is not None and kept.revision == revision:
-            return kept
+    def _compute(self, study: str, cached: CachedResponse | None, make: Callable[[str], bytes]) -> CachedResponse:
+        revision = self._store.revision(study)  # read before the body is made, so that a body is never taken for newer
+        if cached is not None and cached.revision == revision:
+            return cached
         body = make(revision.id)
         return CachedResponse(revision, body, f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
 
-    def _keep(self, question: Question, told: CachedResponse, began_s: float) -> None:
-        before, _ = self._kept.pop(question, (None, 0.0))
-        self._bytes += len(told.body) - (len(before.body) if before else 0)
-        self._kept[question] = (told, began_s)
-        while self._bytes > MOST_BYTES:
-            _, (oldest, _) = self._kept.popitem(last=False)
+    def _keep(self, key: CacheKey, response: CachedResponse, started_s: float) -> None:
+        before, _ = self._entries.pop(key, (None, 0.0))
+        self._bytes += len(response.body) - (len(before.body) if before else 0)
+        self._entries[key] = (response, started_s)
+        while self._bytes > MAX_BYTES:
+            _, (oldest, _) = self._entries.popitem(last=False)
             self._bytes -= len(oldest.body)
 
 
-def _hear(task: asyncio.Task[CachedResponse]) -> None:
-    """Takes note of an error, for all askers may have gone."""
+def _retrieve_error(task: asyncio.Task[CachedResponse]) -> None:
+    """Marks the task's error as retrieved: all clients that waited for it may have gone."""
     if not task.cancelled():
         task.exception()

@@ -1,6 +1,6 @@
-"""The answers as OpenAPI describes them, with examples. What they hold is made by `autotune.api`; here is only their shape.
+"""The shapes of the responses, with examples, for OpenAPI. The contents are made by `autotune.api`.
 
-Answers are not passed through these models: they describe, and the tests hold the service to them.
+Responses are not passed through these models. The models only describe them, and tests check that the service keeps to them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Plain = dict[str, Any]
 
 
 class Answer(BaseModel):
-    """An answer; later releases may add keys."""
+    """A response; later releases may add keys."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class ErrorBody(Answer):
-    """What went wrong: the law with its values, where in the spec, and what to do."""
+    """What went wrong (the law and the values that break it), in which field, and what to do."""
 
     kind: str = Field(examples=["spec"])
     message: str = Field(examples=["no key is called 'modell'"])
@@ -30,7 +30,7 @@ class ErrorBody(Answer):
 
 
 class ErrorDocument(Answer):
-    """Every error has this shape."""
+    """The shape of every error."""
 
     error: ErrorBody
 
@@ -59,7 +59,7 @@ class StudySummary(Answer):
 
 
 class TrialDocument(Answer):
-    """A trial: what was tried, predicted and measured."""
+    """A trial: its config, its estimate and its measurement."""
 
     number: int
     status: str
@@ -94,14 +94,14 @@ class StatusAnswer(StudyAnswer):
 
     best: TrialDocument | None
     baseline: TrialDocument | None
-    speedup: float | None = Field(description="best against baseline", examples=[1.31])
+    speedup: float | None = Field(description="best config relative to the baseline", examples=[1.31])
     notes: list[str]
 
 
 class BestAnswer(StatusAnswer):
     """The best configs of a study."""
 
-    objective: Plain = Field(description="metric and stability_weight by which they are ranked")
+    objective: Plain = Field(description="metric and stability_weight that rank the configs")
     configs: list[TrialDocument]
 
 
@@ -122,7 +122,7 @@ class ExplainAnswer(Answer):
 
 
 class KnownConfig(Answer):
-    """A config with what was measured of it; `measurement` and `reward` are null where only the cost model speaks."""
+    """A config with its measurement; `measurement` and `reward` are null where there is only an estimate."""
 
     config: Plain
     estimate: Plain | None
@@ -131,14 +131,14 @@ class KnownConfig(Answer):
 
 
 class PastBest(Answer):
-    """A config and the study in which it was measured, if it was."""
+    """A config and the study that measured it; null if none did."""
 
     study: StudySummary | None
     best: KnownConfig
 
 
 class BestAcross(Answer):
-    """The best configs that are known, and how they are known."""
+    """The best known configs, and where the knowledge comes from (`source`)."""
 
     study: StudySummary | None
     best: KnownConfig | None
@@ -146,15 +146,19 @@ class BestAcross(Answer):
     speedup: float | None
     configs: list[PastBest]
     source: Literal["measured", "nearest", "cost_model", "none"]
-    objective: Plain | None = Field(description="metric and stability_weight by which they are ranked; null: by speed")
-    evidence: Plain | None = Field(description="what is behind it: trials, configs, studies, last_at, age_s, spread")
+    objective: Plain | None = Field(
+        description="metric and stability_weight that rank the configs; null: ranked by speed"
+    )
+    evidence: Plain | None = Field(
+        description="measurements behind the response: trials, configs, studies, last_at, age_s, spread"
+    )
     untried: Plain | None = Field(
-        description="legal and measured configs of the space; the best untried one by the cost model"
+        description="number of legal and of measured configs of the space; the best untried config by the cost model"
     )
     nearest: Plain | None = Field(
-        description="whose configs these are, their distance in doublings, and the cost model's estimate here"
+        description="the workload that these configs were measured for, its distance in doublings, and the cost model's estimate for the workload asked about"
     )
-    assumed: Plain | None = Field(description="what the question left open")
+    assumed: Plain | None = Field(description="values assumed for parameters that were left out")
     notes: list[str]
 
 
@@ -180,7 +184,7 @@ class EventList(Answer):
 
 
 class PlanRow(Answer):
-    """A config by the cost model."""
+    """A config with its estimate."""
 
     rank: int
     config: Plain
@@ -188,7 +192,7 @@ class PlanRow(Answer):
 
 
 class PlanAnswer(Answer):
-    """Feasible configs ranked by the cost model, and what became of the others."""
+    """Feasible configs ranked by the cost model, and the infeasible ones counted by reason."""
 
     configs: list[PlanRow]
     feasible: int
@@ -207,36 +211,36 @@ class ExportAnswer(Answer):
 
 
 class HealthAnswer(Answer):
-    """Whether it works; the parts only for callers who may read."""
+    """Whether the service works; callers with scope read also see each check."""
 
     status: str = Field(examples=["ok"])
     version: str
 
 
 ERRORS: dict[int, str] = {
-    400: "No valid HTTP",
-    401: "No token, or a wrong one",
-    403: "The token's scope is too small, the study is another's, or another site's page asks",
+    400: "The request is not valid HTTP",
+    401: "The token is missing or wrong",
+    403: "The token's scope is too small, the study belongs to somebody else, or a page of another site sent the request",
     404: "No such study, trial or trainer",
-    405: "Not this method",
-    408: "The request came too slowly",
+    405: "The address does not accept this method",
+    408: "The request was not complete in time",
     409: "The study's state forbids it, or the idempotency key was used for another spec",
     413: "The request is too large",
     415: "A spec comes as JSON or YAML",
-    421: "Asked under a name that is not this service's",
+    421: "The Host header is not a name of this service",
     422: "The spec or a parameter is wrong, or nothing in the space is feasible",
-    429: "Asked too often",
-    500: "A fault of the service",
-    503: "The store cannot be reached, or too much waits",
+    429: "The caller sends too many requests",
+    500: "The service failed unexpectedly",
+    503: "The store cannot be reached, or too many requests or studies wait",
 }
 
 
 def responses(*statuses: int, ok: int = 200, model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """The answers of an address: the good one, the given others, and the errors that any address can give."""
+    """The responses of a route: the successful one, the errors given, and those that any route can return."""
     errors = {*statuses, 400, 401, 403, 405, 408, 413, 421, 422, 429, 500, 503} - {304}
     return {
         ok: {"model": model, "description": (model.__doc__ or "").strip()},
-        **({304: {"description": "Nothing has changed"}} if 304 in statuses else {}),
+        **({304: {"description": "The response has not changed"}} if 304 in statuses else {}),
         **{status: {"model": ErrorDocument, "description": ERRORS[status]} for status in sorted(errors)},
     }
 

@@ -1,4 +1,4 @@
-"""The running service: a listening socket, the application, the supervisor, and an orderly end."""
+"""The running service: a listening socket, the application, the supervisor, and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from autotune.settings import data_folder, settings
 from autotune.store import open_store
 
 HEAD_TIMEOUT_S = 10.0
-"""the head of a request must be here after so long, or the connection is closed"""
+"""time in which the head of a request must arrive; otherwise the connection is closed"""
 MAX_HEAD_BYTES = 16 << 10
 
 
@@ -38,9 +38,9 @@ def serve(
     on_ready: Callable[[str], None] = lambda url: None,
     run_studies: bool = True,
 ) -> None:
-    """Serves until SIGTERM or Ctrl-C. `on_ready` hears the address once connections are taken.
+    """Serves until SIGTERM or Ctrl-C. `on_ready` is called with the URL once connections are accepted.
 
-    Raises `SpecError` when it would be open to others without a token, `ServiceError` when the port is taken, `StoreError`.
+    Raises `SpecError` when other machines could reach the service but no token exists, `ServiceError` when the port is taken, and `StoreError`.
     """
     address = store_url or settings().store
     store = open_store(address)
@@ -48,7 +48,7 @@ def serve(
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        _refuse_open_door(store.tokens, options)
+        _check_tokens_exist(store.tokens, options)
         listener = _listen(options)
         url = _url(options, listener)
         launcher = _launcher(options, address, url) if run_studies else None
@@ -69,7 +69,7 @@ def serve(
 
 
 def config_of(app: FastAPI, options: ServiceOptions) -> uvicorn.Config:
-    """How the application is served: with limits on everything that a stranger can make long, large or many."""
+    """Uvicorn's configuration, with limits on the number, size and duration of whatever a stranger can send."""
     return uvicorn.Config(
         app,
         http=PatientH11,
@@ -86,7 +86,7 @@ def config_of(app: FastAPI, options: ServiceOptions) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, except that a signal ends the server and nothing else, and that it says when it is ready."""
+    """Uvicorn, except that a signal only ends the server (it is not raised again afterwards), and that `on_ready` is called."""
 
     def __init__(self, app: FastAPI, options: ServiceOptions, on_ready: Callable[[], None]) -> None:
         super().__init__(config_of(app, options))
@@ -110,12 +110,12 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        self._app.state.service.closing.set()  # open streams end, so that the server can
+        self._app.state.service.closing.set()  # ends open event streams, for which the server would otherwise wait
         super().handle_exit(sig, frame)
 
 
 class PatientH11(H11Protocol):
-    """Closes connections whose request head does not come in time: a slow client holds nothing."""
+    """Closes connections whose request head does not arrive in time, so that slow clients hold no connections."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -123,46 +123,46 @@ class PatientH11(H11Protocol):
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-            # asyncio does it for sockets of a stated protocol only; head and body would wait 40 ms for each other
+            # asyncio sets this only for sockets with an explicit protocol; without it a body waits 40 ms behind its head
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._watch()
+        self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._calm()
+        self._cancel_deadline()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._watch()
+        self._watch_head()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._calm()
+        self._cancel_deadline()
 
-    def _watch(self) -> None:
+    def _watch_head(self) -> None:
         waiting = self.conn.their_state is h11.IDLE
         if waiting and self._deadline is None:
             self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
         elif not waiting:
-            self._calm()
+            self._cancel_deadline()
 
-    def _calm(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
 
-def _refuse_open_door(tokens: TokenStore, options: ServiceOptions) -> None:
+def _check_tokens_exist(tokens: TokenStore, options: ServiceOptions) -> None:
     if options.on_loopback and not options.require_token:
         return
     from datetime import UTC, datetime
 
     now = datetime.now(UTC)
-    living = [t for t in tokens.list() if t.revoked_at is None and (t.expires_at is None or t.expires_at > now)]
-    if not living:
+    valid = [t for t in tokens.list() if t.revoked_at is None and (t.expires_at is None or t.expires_at > now)]
+    if not valid:
         raise SpecError(
-            f"at {options.host} others can reach the service, so that every caller needs a token, but there is none",
-            remedy="make one first: autotune token create --owner NAME --scope admin; or listen at 127.0.0.1",
+            f"a service on {options.host} needs a token from every caller, but there is no valid token",
+            remedy="make one first (autotune token create --owner NAME --scope admin), or serve on 127.0.0.1 without --require-token",
             field="--host",
         )
 
@@ -174,8 +174,8 @@ def _listen(options: ServiceOptions) -> socket.socket:
         listener = socket.create_server((host, options.port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
         raise ServiceError(
-            f"the service cannot listen at {options.host}:{options.port}: {getattr(error, 'strerror', None) or error}",
-            remedy="autotune serve --port N picks another port",
+            f"the service cannot listen on {options.host}:{options.port}: {getattr(error, 'strerror', None) or error}",
+            remedy="choose another port with `autotune serve --port N`",
         ) from None
     listener.setblocking(False)
     return listener

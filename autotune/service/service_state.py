@@ -1,4 +1,4 @@
-"""What all addresses of the API share: store, options, gate, counters, and the turns of work that takes the processor."""
+"""State that all routes share: store, options, access control, counters, response cache, and the limiter for CPU-heavy requests."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from autotune.spec.checks import nearest
 
 T = TypeVar("T")
 
-HEAVY = 2
-"""studies that are worked out at once (space, estimates, searcher): more would only slow each other"""
-WAITING = 2000
-"""requests that may wait for such a turn"""
+MAX_HEAVY = 2
+"""CPU-heavy requests (enumeration, estimates, search) that run at once; more would only slow each other down"""
+MAX_WAITING = 2000
+"""CPU-heavy requests that may run or wait"""
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$"
 StudyId = Annotated[
@@ -46,74 +46,79 @@ class ServiceState:
     options: ServiceOptions
     gate: Gate
     counters: Counters
-    recent: ResponseCache
-    """what was last told of studies"""
+    response_cache: ResponseCache
     supervisor: Supervisor | None = None
-    """None where studies are run by another process on the same store"""
+    """None where another process runs the studies of the store"""
     closing: threading.Event = field(default_factory=threading.Event)
-    """set when the service ends: streams end too"""
+    """set when the service shuts down: open event streams then end"""
     streams: int = 0
-    """open event streams"""
-    examined: tuple[dict[str, Any] | None, float] = (None, 0.0)
-    """the last examination of its health, and when it was"""
-    _turns: anyio.CapacityLimiter | None = None
+    """number of open event streams"""
+    last_health: tuple[dict[str, Any] | None, float] = (None, 0.0)
+    """the last health document, and the monotonic time at which it was made"""
+    _heavy: anyio.CapacityLimiter | None = None
     _waiting: int = 0
 
     def changed(self) -> None:
-        """A study was submitted or acted on: answers and the supervisor have to see it."""
-        self.recent.doubt()
+        """A study was submitted or acted on: invalidates cached responses and wakes the supervisor."""
+        self.response_cache.invalidate()
         if self.supervisor is not None:
             self.supervisor.wake()
 
     async def work(self, what: Callable[[], T]) -> T:
-        """Runs what takes the processor in a thread, a few at a time. Raises `RefusalError` when too many wait."""
-        if self._turns is None:
-            self._turns = anyio.CapacityLimiter(HEAVY)
-        if self._waiting >= WAITING:
+        """Runs a CPU-heavy function in a thread, a few at a time. Raises `RefusalError` when too many wait."""
+        if self._heavy is None:
+            self._heavy = anyio.CapacityLimiter(MAX_HEAVY)
+        if self._waiting >= MAX_WAITING:
             raise RefusalError(
-                503, "busy", "too many requests wait already", remedy="try again", headers={"Retry-After": "5"}
+                503,
+                "busy",
+                f"{MAX_WAITING:,} requests for planning and search wait already",
+                remedy="try again in 5 s",
+                headers={"Retry-After": "5"},
             )
         self._waiting += 1
         try:
-            return await anyio.to_thread.run_sync(what, limiter=self._turns)
+            return await anyio.to_thread.run_sync(what, limiter=self._heavy)
         finally:
             self._waiting -= 1
 
 
 def service_state_of(request: Request) -> ServiceState:
-    """The service that the request came to."""
+    """The state of the service that received the request."""
     found: ServiceState = request.app.state.service
     return found
 
 
 async def service_state(request: Request) -> ServiceState:
-    """The same for the framework, which would send a plain function to a thread."""
+    """`service_state_of` as a dependency: FastAPI would run a plain function in a thread."""
     return service_state_of(request)
 
 
 def check_parameters(request: Request) -> None:
-    """Refuses query parameters that the address does not have: a filter with a slip in its name would let everything through. Strangers
-    are refused before that."""
+    """Raises `SpecError` for a query parameter that the route does not have: a misspelt filter would otherwise match everything.
+
+    Called after authentication, so that strangers learn no parameter names.
+    """
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
         if name not in known:
             near = nearest(name, known)
             raise SpecError(
-                f"no parameter is called {name[:80]!r}",
-                remedy=near or (f"there are {', '.join(known)}" if known else "this address takes none"),
+                f"this address has no parameter {name[:80]!r}",
+                remedy=near or (f"it has {', '.join(known)}" if known else "it takes none"),
                 field=name[:80],
             )
 
 
 async def reader(request: Request) -> Caller:
-    """A caller who may read."""
+    """Admits a caller with scope read."""
     caller = await service_state_of(request).gate.admit(request, "read")
     check_parameters(request)
     return caller
 
 
 async def submitter(request: Request) -> Caller:
-    """A caller who may submit and act; with a cookie only when the form token comes in a header."""
+    """Admits a caller with scope submit. A caller with a cookie must also send the form token in the header X-CSRF-Token."""
     gate = service_state_of(request).gate
     caller = await gate.admit(request, "submit", changes=True)
     if caller.by_browser and caller.name != LOOPBACK:
@@ -123,7 +128,7 @@ async def submitter(request: Request) -> Caller:
 
 
 async def planner(request: Request) -> Caller:
-    """A caller who may read, for what takes the processor."""
+    """Admits a caller with scope read, under the rate limit of writes, for CPU-heavy requests."""
     caller = await service_state_of(request).gate.admit(request, "read", changes=True)
     check_parameters(request)
     return caller

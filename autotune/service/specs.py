@@ -1,7 +1,7 @@
-"""A spec that came over the wire: read strictly, and confined to what this service lets strangers do.
+"""Submitted specs: read strictly, and restricted to what this service allows.
 
-What a spec may name here: runners and their harmless options, trainers, and data in the allowed folders. It cannot name a
-program, a module, an address or an environment; paths of models and spaces are refused by `autotune.schema` already.
+A submitted spec may name allowed runners with harmless options, allowed trainers, and data in the allowed folders. It cannot name a program, a
+module, an address or an environment. `autotune.schema` refuses paths of models and spaces before that.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ JSON, YAML = "application/json", "application/yaml"
 
 
 def read_body(body: bytes, content_type: str) -> dict[str, Any]:
-    """The document of a request. Raises `RefusalError` for another media type, `SpecError` for what is no mapping in it."""
+    """The document in a request body. Raises `RefusalError` for another media type, `SpecError` for a body that is not a mapping."""
     media = content_type.partition(";")[0].strip().lower()
     if media not in (JSON, YAML):
-        raise RefusalError(415, "media_type", f"a spec comes as {JSON} or {YAML}, not as {media[:80] or 'nothing'!r}")
+        raise RefusalError(
+            415,
+            "media_type",
+            f"a spec must be sent as {JSON} or {YAML}, but the Content-Type is {media[:80]!r}",
+            remedy=f"set the header Content-Type: {JSON}",
+        )
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
@@ -36,7 +41,7 @@ def read_body(body: bytes, content_type: str) -> dict[str, Any]:
 
 
 def confined(document: dict[str, Any], options: ServiceOptions) -> Study:
-    """The study of the document. Raises `SpecError` (or another error of the service) that names the field."""
+    """The study of the document, if this service allows it. Raises `SpecError` (or another `AutotuneError`) that names the field."""
     from autotune.api import load_study
 
     study = load_study(document)
@@ -44,7 +49,7 @@ def confined(document: dict[str, Any], options: ServiceOptions) -> Study:
     if study.trainer not in options.trainers:
         raise SpecError(
             f"this service does not run the trainer {study.trainer!r}",
-            remedy=f"it runs {', '.join(sorted(options.trainers))}; autotune tune runs any",
+            remedy=f"choose one of {', '.join(sorted(options.trainers))}; on your own machine `autotune tune` runs any trainer",
             field="trainer",
         )
     return study if study.data is None else replace(study, data=str(_data(study.data, options)))
@@ -53,7 +58,7 @@ def confined(document: dict[str, Any], options: ServiceOptions) -> Study:
 def _check_runner(study: Study, options: ServiceOptions) -> None:
     if study.runner not in options.runners:
         raise SpecError(
-            f"this service does not run studies on the runner {study.runner!r}",
+            f"this service does not allow the runner {study.runner!r}",
             remedy=f"choose one of {', '.join(sorted(options.runners))}",
             field="runner",
         )
@@ -61,23 +66,23 @@ def _check_runner(study: Study, options: ServiceOptions) -> None:
     for name, value in study.runner_options.items():
         if name not in allowed:
             raise SpecError(
-                f"this service does not let a spec set the option {name!r} of the runner {study.runner!r}",
-                remedy=nearest(name, allowed) or f"options: {', '.join(sorted(allowed)) or 'none'}",
+                f"this service does not allow specs to set the option {name!r} of the runner {study.runner!r}",
+                remedy=nearest(name, allowed) or f"allowed options: {', '.join(sorted(allowed)) or 'none'}",
                 field=f"runner.{name}",
             )
-        plain = isinstance(value, int | float | list | dict) or (name == "device" and isinstance(value, str))
-        if not plain:
+        is_plain = isinstance(value, int | float | list | dict) or (name == "device" and isinstance(value, str))
+        if not is_plain:
             raise SpecError(f"must be a number, but is {value!r:.80}", field=f"runner.{name}")
 
 
 def _data(text: str, options: ServiceOptions) -> Path:
-    """The file, links followed, when it lies in an allowed folder. The answer is the same whether it is elsewhere or nowhere."""
+    """The file, with links resolved, if it lies in an allowed folder. The error is the same for a file elsewhere and for one that does not exist."""
     roots = [root.resolve() for root in options.data_roots]
     refused = SpecError(
         "the data must be a file in one of this service's data folders",
-        remedy=f"they are {', '.join(map(str, roots))}"
+        remedy=f"the folders are {', '.join(map(str, roots))}"
         if roots
-        else "it has none (autotune serve --data-root FOLDER); leave `data` out for the text that ships",
+        else "it has no data folders (autotune serve --data-root FOLDER adds one); leave `data` out to use the text that ships with autotune",
         field="data",
     )
     if "\0" in text:
@@ -87,7 +92,7 @@ def _data(text: str, options: ServiceOptions) -> Path:
             path = (root / text).resolve()
             if path.is_relative_to(root) and path.is_file():
                 return path
-        except (OSError, RuntimeError, ValueError):  # too long, a loop of links
+        except (OSError, RuntimeError, ValueError):  # the path is too long, or its links form a loop
             continue
     raise refused
 
@@ -100,9 +105,9 @@ def _strict_json(text: str) -> dict[str, Any]:
     except RecursionError:
         raise SpecError("the request is nested too deeply") from None
     except ValueError as error:
-        raise SpecError(f"the request is no JSON: {str(error)[:200]}") from None
+        raise SpecError(f"the request is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(document, dict):
-        raise SpecError(f"a spec must hold keys and values, but this is a {type(document).__name__}")
+        raise SpecError(f"a spec must be a mapping of keys to values, but this is a {type(document).__name__}")
     check_size(document)
     return document
 
@@ -110,9 +115,9 @@ def _strict_json(text: str) -> dict[str, Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) < len(pairs):
-        raise SpecError("a key is given twice")
+        raise SpecError("a JSON object has a key twice")
     return document
 
 
 def _no_constant(word: str) -> Any:
-    raise SpecError(f"{word} is no number in JSON")
+    raise SpecError(f"JSON has no number {word}")

@@ -1,12 +1,12 @@
-"""Where studies' processes are forked from: a process that has imported everything once, so that a study starts in milliseconds.
+"""Study fork server: a process that has imported everything and forks one child per study, so that a study starts in milliseconds.
 
-It reads lines on standard input and answers on standard output, one JSON object each:
+It reads orders from standard input and reports on standard output, one JSON object per line:
 
     {"start": STUDY}  ->  {"started": STUDY, "pid": N}  ...  {"ended": STUDY, "pid": N, "code": C}      C < 0: killed by that signal
-    {"stop": true}        SIGTERM to all, then it ends after the last
-    end of input          the service died: the nursery ends, and what runs goes on by itself
+    {"stop": true}        sends SIGTERM to all children; the server ends after the last of them
+    end of input          the service has died: the server ends, and its children continue without it
 
-One thread and no connections: a fork takes nothing along that it should not.
+The server has one thread and no open connections, so that its children inherit none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PRELOADED = (
 
 
 class StudyForkServer:
-    """The loop."""
+    """The loop that reads orders, forks children and reports their ends."""
 
     def __init__(self, logs: Path, *, lease_s: float) -> None:
         self._logs, self._lease_s = logs, lease_s
@@ -44,7 +44,7 @@ class StudyForkServer:
         self._stopping = False
 
     def run(self) -> None:
-        """Until the input ends, or all have stopped."""
+        """Runs until the input ends, or until all children have ended after a stop."""
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
@@ -56,10 +56,10 @@ class StudyForkServer:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
             self._reap()
-            if 0 in ready and not self._hear():
+            if 0 in ready and not self._read_orders():
                 return
 
-    def _hear(self) -> bool:
+    def _read_orders(self) -> bool:
         data = os.read(0, 65536)
         self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
@@ -77,12 +77,12 @@ class StudyForkServer:
     def _start(self, study: str) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become(study)
+            self._run_child(study)
         self._children[pid] = study
-        _answer({"started": study, "pid": pid})
+        _report({"started": study, "pid": pid})
 
-    def _become(self, study: str) -> None:
-        """The child: a session and a log of its own, then the worker."""
+    def _run_child(self, study: str) -> None:
+        """In the child: takes a session and a log file of its own, then runs the worker. Never returns."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -100,7 +100,7 @@ class StudyForkServer:
             from autotune.service.worker import run
 
             code = run(study, lease_s=self._lease_s)
-        except BaseException:  # it must end here: beyond lies the nursery's own stack
+        except BaseException:  # the child must end here, and not return into the server's stack
             import traceback
 
             traceback.print_exc()
@@ -119,10 +119,10 @@ class StudyForkServer:
                 return
             study = self._children.pop(pid, None)
             if study is not None:
-                _answer({"ended": study, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+                _report({"ended": study, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
-def _answer(line: dict[str, Any]) -> None:
+def _report(line: dict[str, Any]) -> None:
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(line).encode() + b"\n")
 

@@ -1,6 +1,6 @@
-"""What a running study tells Ray's metrics, for the dashboards in `dashboards/grafana`; the names are those of `dashboards/prometheus/metrics.yaml`.
+"""Metrics of a running study, exported through Ray for the dashboards in `dashboards/grafana`. `dashboards/prometheus/metrics.yaml` lists the names.
 
-Nothing is told where no Ray is connected: then the service's own /metrics and the results database have it all.
+Where the process is not connected to Ray, nothing is exported; the service's own /metrics and the results database hold the same facts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class StudyMetrics:
     """The metrics of one study; `on_event` is what the loop calls."""
 
     def __init__(self, study: str, *, connected: Callable[[], bool] | None = None, kinds: Any = None) -> None:
-        """`connected`: whether there is somebody to tell. `kinds`: Counter, Gauge and Histogram (default: Ray's)."""
+        """`connected`: whether metrics can be exported. `kinds`: an object with Counter, Gauge and Histogram (default: Ray's)."""
         self._study = study
-        self._connected = connected or _ray_is_there
+        self._connected = connected or _is_connected_to_ray
         self._kinds = kinds
         self._made: dict[str, Any] = {}
         self._warmup_steps = 0
@@ -81,5 +81,5 @@ def _failure(trial: Trial) -> str:
     return str(trial.failure.kind) if trial.failure is not None else ""
 
 
-def _ray_is_there() -> bool:
+def _is_connected_to_ray() -> bool:
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())

@@ -1,7 +1,7 @@
 """The process of one study: `python -m autotune.service.worker STUDY`. The store's address comes from AUTOTUNE_STORE, never from the command line.
 
-It claims the study's lease, runs it to its end, and answers by its exit code. SIGTERM lets it put things down: the study stays RUNNING in the
-store, and whoever comes next goes on with it.
+The process claims the study's lease, runs the study to its end and reports by its exit code. On SIGTERM it shuts down in order: the study stays
+RUNNING in the store, and the next process that claims it continues it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from autotune.service.study_metrics import StudyMetrics
 from autotune.study.progress import LoopEvent, Notice, PhaseEntered, TrialEnded
 
 ENDED, FAILED, HELD, STORE_AWAY = 0, 1, 3, 4
-"""Exit codes: the study rests or has ended; it ended badly; another controller has it; the store cannot be reached."""
+"""Exit codes: the study has ended or is paused; it failed; another controller holds its lease; the store cannot be reached."""
 
 
 def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -> int:
     """Runs the study and returns the exit code."""
     from autotune import api
 
-    interrupted, metrics = _hear_signals(), StudyMetrics(study_id)
+    interrupted, metrics = _listen_for_signals(), StudyMetrics(study_id)
 
     def on_event(event: LoopEvent) -> None:
-        _say(event)
+        _print(event)
         metrics.on_event(event)
 
     try:
@@ -50,7 +50,7 @@ def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -
         store.close()
 
 
-def _say(event: LoopEvent) -> None:
+def _print(event: LoopEvent) -> None:
     match event:
         case PhaseEntered(phase=phase, message=message):
             print(f"{phase}: {message}", flush=True)
@@ -60,15 +60,15 @@ def _say(event: LoopEvent) -> None:
             print(message, flush=True)
 
 
-def _hear_signals() -> threading.Event:
-    came = threading.Event()
+def _listen_for_signals() -> threading.Event:
+    received = threading.Event()
 
-    def hear(number: int, frame: Any) -> None:
-        came.set()
+    def receive(number: int, frame: Any) -> None:
+        received.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, hear)
-    return came
+        signal.signal(number, receive)
+    return received
 
 
 if __name__ == "__main__":

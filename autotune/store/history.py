@@ -44,12 +44,11 @@ def append(connection: Connection, study: int, lines: Sequence[Line], *, new_tri
     connection.execute(_INSERT, rows if len(rows) > 1 else rows[0])
 
 
-def read(connection: Connection, study: int, study_id: str, *, after: int, limit: int | None) -> list[HistoryEvent]:
-    """The lines after that number, in order; `limit` None means all."""
-    rows = connection.execute(
-        select(events)
-        .where(events.c.study == study, events.c.sequence > after)
-        .order_by(events.c.sequence)
-        .limit(limit)
-    )
-    return [read_event(study_id, row) for row in rows]
+def read(
+    connection: Connection, study: int, study_id: str, *, after: int, limit: int | None, newest: bool = False
+) -> list[HistoryEvent]:
+    """Events with a larger sequence number than `after`, in order: the first `limit`, or with `newest` the last `limit`. `limit` None: all."""
+    order = events.c.sequence.desc() if newest else events.c.sequence
+    query = select(events).where(events.c.study == study, events.c.sequence > after).order_by(order).limit(limit)
+    rows = connection.execute(query).all()
+    return [read_event(study_id, row) for row in (reversed(rows) if newest else rows)]

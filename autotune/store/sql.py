@@ -114,11 +114,11 @@ class SqlStore:
         with self.database.read() as connection:
             return queries.list_trials(connection, study_id)
 
-    def events(self, study_id: str, *, after: int = 0, limit: int = 1000) -> list[HistoryEvent]:
-        """History after that sequence number."""
+    def events(self, study_id: str, *, after: int = 0, limit: int = 1000, newest: bool = False) -> list[HistoryEvent]:
+        """History after that sequence number, in order: the first `limit` events, or with `newest` the last `limit`."""
         with self.database.read() as connection:
             key, found = queries.resolve(connection, study_id)
-            return history.read(connection, key, found, after=after, limit=limit)
+            return history.read(connection, key, found, after=after, limit=limit, newest=newest)
 
     def record_event(self, study_id: str, kind: str, data: Mapping[str, Any]) -> None:
         """Appends a line of one's own to the history, e.g. who asked for a pause."""

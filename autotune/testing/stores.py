@@ -521,6 +521,16 @@ class StoreContract:
         assert events[0].data == {"x": None, "y": [1, "z"]}
         assert [e.sequence for e in store.events(lease.study, after=4, limit=2)] == [5, 6]
         assert store.events(lease.study, after=8) == []
+
+    def test_the_newest_events_can_be_read_without_the_older_ones(self, store: Store) -> None:
+        lease = running_study(store)
+        for _ in range(5):
+            store.record_event(lease.study, "study.note", {})
+        assert [e.sequence for e in store.events(lease.study, limit=3, newest=True)] == [6, 7, 8]
+        assert [e.sequence for e in store.events(lease.study, after=7, limit=3, newest=True)] == [8]
+        assert [e.sequence for e in store.events(lease.study, newest=True)] == list(range(1, 9))
+
+    def test_the_events_of_an_unknown_study_are_an_error(self, store: Store) -> None:
         with pytest.raises(NotFoundError):
             store.events("nobody")
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from autotune.service.access import COOKIE
+from autotune.store import history, locking
 from tests.service.running import Service, slow_spec, spec, until
 
 
@@ -116,6 +117,16 @@ def test_text_of_studies_is_text(service: Service) -> None:
     ):
         assert evil not in service.http.get(path).text
     assert "&lt;script&gt;" in service.http.get(f"/studies/{study}").text
+
+
+def test_the_page_of_a_long_study_shows_its_newest_events(service: Service) -> None:
+    with service.client() as client:
+        study = client.submit(spec(name="long"))["study"]["id"]
+    with service.store.database.write() as connection:
+        lines = [("study.note", {"message": f"note {number}"}) for number in range(1, 1101)]
+        history.append(connection, locking.find(connection, study).key, lines)
+    page = service.http.get(f"/studies/{study}").text
+    assert re.findall(r">note (\d+)<", page) == [str(number) for number in range(1100, 1060, -1)]
 
 
 def test_pages_say_what_went_wrong(service: Service) -> None:

@@ -48,10 +48,10 @@ def submit(store: SqlStore, name: str = "small") -> str:
 
 def test_an_answer_lives_until_the_study_moves(store: SqlStore) -> None:
     clock, make, study = Clock(), Counting(), submit(store)
-    recent = ResponseCache(store, monotonic=clock)
+    cache = ResponseCache(store, monotonic=clock)
 
     async def ask() -> bytes:
-        return (await recent.of(study, "status", make)).body
+        return (await cache.get(study, "status", make)).body
 
     async def story() -> None:
         first = await ask()
@@ -63,7 +63,7 @@ def test_an_answer_lives_until_the_study_moves(store: SqlStore) -> None:
         second = await ask()
         assert second != first
         store.record_event(study, "note", {})
-        recent.doubt()
+        cache.invalidate()
         assert await ask() not in (first, second)
 
     asyncio.run(story())
@@ -72,10 +72,10 @@ def test_an_answer_lives_until_the_study_moves(store: SqlStore) -> None:
 
 def test_all_who_wait_get_one_answer(store: SqlStore) -> None:
     make, study = Counting(), submit(store)
-    recent = ResponseCache(store)
+    cache = ResponseCache(store)
 
     async def story() -> None:
-        askers = [asyncio.create_task(recent.of(study, "status", make)) for _ in range(50)]
+        askers = [asyncio.create_task(cache.get(study, "status", make)) for _ in range(50)]
         await asyncio.sleep(0)
         askers[0].cancel()  # who asked first hangs up
         told = await asyncio.gather(*askers, return_exceptions=True)
@@ -88,13 +88,13 @@ def test_all_who_wait_get_one_answer(store: SqlStore) -> None:
 
 def test_errors_are_told_and_not_kept(store: SqlStore) -> None:
     make = Counting()
-    recent = ResponseCache(store)
+    cache = ResponseCache(store)
 
     async def story() -> None:
         with pytest.raises(NotFoundError):
-            await recent.of("small", "status", make)
+            await cache.get("small", "status", make)
         submit(store)
-        assert (await recent.of("small", "status", make)).revision.events
+        assert (await cache.get("small", "status", make)).revision.events
 
     asyncio.run(story())
 

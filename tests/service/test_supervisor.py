@@ -1,4 +1,4 @@
-"""The supervisor: what it starts, how often, what it makes of deaths. First with a launcher of our own making, then with real processes."""
+"""The supervisor: what it starts, how often, and what it does when processes die. First with a fake launcher, then with real processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune import api
 from autotune.errors import RunnerError
 from autotune.ports import StudyRecord
 from autotune.service.launcher import Ended, ProcessLauncher
-from autotune.service.supervisor import HUNG_LOOKS, LOOK_S, MAX_CRASHES, Supervisor
+from autotune.service.supervisor import CHECK_S, HUNG_CHECKS, MAX_CRASHES, Supervisor
 from autotune.service.worker import HELD, STORE_AWAY
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
@@ -24,7 +24,7 @@ from tests.service.running import Service, slow_spec, spec, until
 
 
 class PaperLauncher:
-    """Starts nothing; what ends is said by the test."""
+    """A fake launcher: starts nothing; the test says which processes end."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -53,6 +53,12 @@ class PaperLauncher:
 
     def close(self, grace_s: float) -> None:
         return None
+
+
+def controller_pid(store: SqlStore, study: str) -> int | None:
+    """The process that holds the study's lease, see `autotune.study.process_id`."""
+    lease = store.holder(study)
+    return int(lease.owner.split(":")[1]) if lease else None
 
 
 class Clock:
@@ -208,18 +214,18 @@ def test_a_process_that_lets_its_lease_lie_is_killed_and_one_that_waits_for_its_
 
     def look(times: int) -> None:
         for _ in range(times):
-            clock.now_s += LOOK_S
+            clock.now_s += CHECK_S
             watch.round()
 
     until(lambda: watch.round() or launcher.started)
-    look(2 * HUNG_LOOKS)
+    look(2 * HUNG_CHECKS)
     assert launcher.killed == [], "what lies is the lease of the one before"
     lease = until(lambda: store.claim(study, "ours", lease_s=0.01))
-    for _ in range(2 * HUNG_LOOKS):
+    for _ in range(2 * HUNG_CHECKS):
         lease = store.renew(lease, lease_s=0.01)
         look(1)
     assert launcher.killed == []
-    look(HUNG_LOOKS)
+    look(HUNG_CHECKS)
     assert launcher.killed == [study]
 
 
@@ -240,14 +246,14 @@ def test_a_frozen_process_of_an_earlier_service_takes_no_place(store: SqlStore) 
 def test_a_frozen_process_of_the_only_supervisor_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from autotune.service import supervisor as module
 
-    monkeypatch.setattr(module, "HUNG_LOOKS", 3)
+    monkeypatch.setattr(module, "HUNG_CHECKS", 3)
     with Service(tmp_path, supervised=True) as service, service.client() as client:
         study = client.submit(slow_spec())["study"]["id"]
         until(lambda: client.status(study)["study"]["trials"].get("RUNNING"))
-        pid = until(lambda: service.launcher.pid_of(study))
+        pid = until(lambda: controller_pid(service.store, study))
         os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
-        while service.launcher.pid_of(study) in (pid, None):
+        while controller_pid(service.store, study) in (pid, None):
             assert time.monotonic() - began < 300
             time.sleep(0.5)
         print(f"replaced after {time.monotonic() - began:.0f} s")
@@ -293,9 +299,9 @@ def test_killed_controllers_are_replaced_and_change_nothing_in_the_result(tmp_pa
         study = client.submit(document)["study"]["id"]
         for trials in (1, 2):
             until(lambda: len(client.trials(study)) >= trials)  # noqa: B023  called at once
-            pid = until(lambda: rough.launcher.pid_of(study))
+            pid = until(lambda: controller_pid(rough.store, study))
             os.kill(pid, signal.SIGKILL)
-            until(lambda: rough.launcher.pid_of(study) not in (pid, None))  # noqa: B023
+            until(lambda: controller_pid(rough.store, study) not in (pid, None))  # noqa: B023
         done = client.wait(study)
     assert done["study"]["status"] == "COMPLETED"
     assert done["best"]["config"] == undisturbed["best"]["config"]
@@ -312,19 +318,17 @@ def test_a_service_that_ends_leaves_its_studies_to_the_next(tmp_path: Path) -> N
     assert store.holder(study) is None
     store.close()
     with Service(tmp_path, supervised=True) as second, second.client() as client:
-        until(lambda: second.launcher.pid_of(study))
         until(lambda: second.store.holder(study))
         client.act(study, "cancel")
         until(lambda: study not in second.supervisor.running)
 
 
 @pytest.mark.flaky(reruns=2)
-def test_a_nursery_that_is_killed_is_replaced(tmp_path: Path) -> None:
+def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
     with Service(tmp_path, supervised=True) as service, service.client() as client:
         study = client.submit(slow_spec())["study"]["id"]
-        child = until(lambda: service.launcher.pid_of(study))
-        until(lambda: service.store.holder(study))
-        os.kill(service.launcher._nursery.pid, signal.SIGKILL)
+        child = until(lambda: controller_pid(service.store, study))
+        os.kill(service.launcher._fork_server.pid, signal.SIGKILL)
         other = client.submit(spec())["study"]["id"]
         assert client.wait(other)["study"]["status"] == "COMPLETED"
         assert client.status(study)["study"]["status"] == "RUNNING"  # its process lives, and keeps its lease

@@ -1,7 +1,7 @@
-"""The addresses under /api/v1, one module for each subject.
+"""The routes under /api/v1, one module per subject.
 
-studies.py   submit, list, status, trials, best, export, pause, resume, stop, cancel
-events.py    a study's history: a page of it, or a live stream
-answers.py   best across history, plan
-state.py     health, metrics
+studies.py         submit, list, status, record, trials, best, explain, export, pause, resume, stop, cancel
+events.py          a study's history: one page, or a live stream
+across_studies.py  best configs across all studies, plan
+health.py          health, metrics
 """

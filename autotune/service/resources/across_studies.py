@@ -1,4 +1,4 @@
-"""Questions beyond one study: the best configs across history, and plans by the cost model."""
+"""Routes beyond one study: the best configs across all studies, and plans by the cost model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from autotune.service.specs import confined, read_body
 
 router = APIRouter(tags=["answers"])
 
-Size = Annotated[int | None, Query(ge=1, le=1 << 27, description="left out: as in the history, else assumed")]
+Size = Annotated[
+    int | None, Query(ge=1, le=1 << 27, description="default: as in the measured studies, otherwise a typical value")
+]
 
 
 @router.get("/best", responses=responses(model=BestAcross))
@@ -29,12 +31,16 @@ async def best(
     seq_len: Size = None,
     global_batch_size: Size = None,
     metric: Annotated[Metric | None, Query(description="rank by this metric; needs model and cluster")] = None,
-    stability_weight: Annotated[float | None, Query(ge=0, le=1, description="rank with this weight; likewise")] = None,
+    stability_weight: Annotated[
+        float | None, Query(ge=0, le=1, description="rank with this weight of stability; needs model and cluster")
+    ] = None,
     top: Limit = 1,
 ) -> Response:
-    """The best measured configs of a model across all studies, by tokens per second and GPU or by an objective, one line for each config;
-    without a model the best of each model and cluster. Simulated results only for `runner=simulated`. With model and cluster, where nothing
-    was measured: those of the nearest workload, else the cost model's; `source` says which."""
+    """The best measured configs of a model across all studies, one row per config, ranked by tokens per second and GPU or by an objective.
+
+    Without a model: the best config of each model and cluster. Simulated results are included only with `runner=simulated`. With model and
+    cluster, where nothing was measured: the configs of the nearest workload, otherwise the cost model's ranking; `source` says which.
+    """
     from autotune.results.best_known import Asked, best_known
 
     asked = Asked(
@@ -52,7 +58,7 @@ async def best(
 
 @router.post("/plan", openapi_extra=SPEC_BODY, responses=responses(415, model=PlanAnswer))
 async def plan(request: Request, service: TheService, caller: Planner, top: Limit = 10) -> Response:
-    """The feasible configs of a spec ranked by the cost model. Runs and keeps nothing."""
+    """The feasible configs of a spec, ranked by the cost model. Runs nothing and stores nothing."""
     from autotune import api
 
     body, media = await request.body(), request.headers.get("content-type", "")

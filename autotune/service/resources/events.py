@@ -1,7 +1,7 @@
-"""A study's history: a page of it as JSON, or all that is to come as server-sent events (`Accept: text/event-stream`).
+"""A study's history: one page as JSON, or a live stream of server-sent events (`Accept: text/event-stream`).
 
-Each event has its sequence number as id, so that a browser or client that was cut off asks for the rest with `Last-Event-ID`. The stream ends
-after the study's last event, with an event `end`.
+The id of each event is its sequence number, so that a client whose connection broke continues with `Last-Event-ID`. After the study's last event
+the stream sends an event `end` and closes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ router = APIRouter(tags=["studies"])
 
 POLL_S = 0.5
 BEAT_S = 15.0
-"""a comment is sent after so long without events, so that proxies keep the connection"""
+"""after so long without events a comment is sent, so that proxies keep the connection open"""
 STREAM = "text/event-stream"
 PAGE = 1000
 
@@ -41,18 +41,22 @@ async def events(
     study_id: StudyId,
     service: TheService,
     caller: Reader,
-    after: Annotated[int, Query(ge=0, le=1 << 60, description="only events after this sequence number")] = 0,
+    after: Annotated[int, Query(ge=0, le=1 << 60, description="only events with a larger sequence number")] = 0,
     limit: Limit = PAGE,
-    last_event_id: Annotated[str | None, Header(description="as `after`, for streams")] = None,
+    last_event_id: Annotated[str | None, Header(description="for streams: the same as `after`")] = None,
 ) -> Response:
-    """History after a sequence number, or a live stream."""
+    """Events after a sequence number, or a live stream of them."""
     study = (await run_in_threadpool(service.store.revision, study_id)).id
     if STREAM not in request.headers.get("accept", ""):
         found = await run_in_threadpool(service.store.events, study, after=after, limit=limit)
         return StrictJSONResponse({"events": [event_document(event) for event in found]})
     if service.streams >= service.options.max_streams:
         raise RefusalError(
-            503, "busy", f"{service.options.max_streams} streams are open already", headers={"Retry-After": "10"}
+            503,
+            "busy",
+            f"{service.options.max_streams:,} event streams are open already",
+            remedy="try again in 10 s, or read pages of events without a stream",
+            headers={"Retry-After": "10"},
         )
     if last_event_id and last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 18:
         after = max(after, int(last_event_id))
@@ -60,7 +64,7 @@ async def events(
 
 
 def event_document(event: HistoryEvent) -> dict[str, Any]:
-    """A line of the history as plain values."""
+    """An event as plain values."""
     return {"sequence": event.sequence, "at": event.at.isoformat(), "kind": event.kind, "data": dict(event.data)}
 
 
@@ -71,10 +75,10 @@ async def _stream(service: ServiceState, study: str, after: int) -> AsyncIterato
         yield ": open\n\n"
         while not service.closing.is_set():
             found, record = [], None
-            with contextlib.suppress(AutotuneError):  # the store is away: the stream waits with it
+            with contextlib.suppress(AutotuneError):  # the store cannot be reached: the stream waits until it can
                 revision = await run_in_threadpool(service.store.revision, study)
                 if revision != seen:
-                    # the study before the events, for its end comes after its last event
+                    # read the study before its events: a study is terminal only after its last event
                     record = await run_in_threadpool(service.store.study, study)
                     found = await run_in_threadpool(service.store.events, study, after=after, limit=PAGE)
                     seen = None if found else revision

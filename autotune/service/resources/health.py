@@ -1,4 +1,4 @@
-"""How the service itself is: health for probes, metrics for Prometheus."""
+"""The state of the service itself: health for probes, metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from autotune.settings import data_folder
 router = APIRouter(tags=["state"])
 
 MIN_FREE_BYTES = 256 << 20
-KEPT_S = 2.0
-"""an examination serves all who ask within so long"""
+REUSED_S = 2.0
+"""time for which a health document is reused"""
 
 
 @router.get(
     "/health",
     responses={
         **responses(model=HealthAnswer),
-        503: {"model": HealthAnswer, "description": "Something does not work"},
+        503: {"model": HealthAnswer, "description": "A check fails"},
     },
 )
 async def health(request: Request, service: TheService) -> Response:
-    """ok (200) or failing (503). Anybody may ask; the parts are told to callers who may read."""
+    """Whether the service works: ok (200) or failing (503). Needs no token; callers with scope read also see each check."""
     check_parameters(request)
     try:
         caller = await service.gate.recognize(request)
@@ -56,35 +56,35 @@ async def health(request: Request, service: TheService) -> Response:
     },
 )
 def metrics(service: TheService, caller: Reader) -> Response:
-    """Studies, trials, failures, requests."""
+    """Counts of studies, trials, failures and requests, for Prometheus."""
     return Response(service.counters.text(service.store.statistics(), streams=service.streams), media_type=CONTENT_TYPE)
 
 
 def examine(service: ServiceState) -> dict[str, Any]:
-    """Store, disk, supervisor (and with it Ray) and version."""
-    kept, at = service.examined
-    if kept is not None and time.monotonic() - at < KEPT_S:
+    """The health document: checks of store, disk and supervisor (which includes Ray), and the version."""
+    kept, at = service.last_health
+    if kept is not None and time.monotonic() - at < REUSED_S:
         return kept
-    trouble: dict[str, str] = {"store": "", "disk": "", "supervisor": ""}
+    problems: dict[str, str] = {"store": "", "disk": "", "supervisor": ""}
     try:
         service.store.ping()
     except StoreError as error:
-        trouble["store"] = error.message
+        problems["store"] = error.message
     folder = data_folder()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
-        trouble["disk"] = f"only {free >> 20} MiB are free"
+        problems["disk"] = f"only {free >> 20} MiB are free"
     if service.supervisor is not None:
-        trouble["supervisor"] = service.supervisor.health()
+        problems["supervisor"] = service.supervisor.health()
     document: dict[str, Any] = {
-        "status": "failing" if any(trouble.values()) else "ok",
+        "status": "failing" if any(problems.values()) else "ok",
         "version": __version__,
-        "checks": {name: text or "ok" for name, text in trouble.items()},
+        "checks": {name: text or "ok" for name, text in problems.items()},
         "way": service.options.way if service.supervisor else "none",
         "running": len(service.supervisor.running) if service.supervisor else 0,
         "disk_free_bytes": free,
     }
-    service.examined = (document, time.monotonic())
+    service.last_health = (document, time.monotonic())
     return document

@@ -1,4 +1,4 @@
-"""Tuning jobs: submitted, listed, looked at, acted on."""
+"""Routes of studies: submit, list, read, act."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from autotune.spec import StudyStatus
 
 router = APIRouter(tags=["studies"])
 
-Known = Annotated[str | None, Header(max_length=2000, description="ETags of answers that the asker has")]
+IfNoneMatch = Annotated[
+    str | None, Header(max_length=2000, description="ETag of the response that the client already has")
+]
 KEY_PATTERN = r"^[\x21-\x7e]{1,200}$"
 SPEC_BODY: dict[str, Any] = {
     "requestBody": {
@@ -42,11 +44,11 @@ SPEC_BODY: dict[str, Any] = {
 
 
 MAX_TRIAL = 10**9
-"""no study has a trial of a larger number"""
+"""upper bound of trial numbers"""
 
 
 class Metric(StrEnum):
-    """What an objective may count."""
+    """The metric of an objective."""
 
     THROUGHPUT = "throughput"
     GOODPUT = "goodput"
@@ -54,7 +56,7 @@ class Metric(StrEnum):
 
 
 class Action(StrEnum):
-    """What can be done to a study."""
+    """An action on a study."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -70,30 +72,30 @@ async def submit(
     service: TheService,
     caller: Submitter,
     idempotency_key: Annotated[
-        str | None, Header(pattern=KEY_PATTERN, description="submitting twice under one key makes one study")
+        str | None, Header(pattern=KEY_PATTERN, description="submitting twice with the same key makes one study")
     ] = None,
 ) -> Response:
-    """Keeps a study as QUEUED and starts it when there is room."""
+    """Stores a study as QUEUED. It starts as soon as fewer studies run than the service allows at once."""
     from autotune import api
 
     body, media = await request.body(), request.headers.get("content-type", "")
 
-    def keep() -> dict[str, Any]:
+    def store() -> dict[str, Any]:
         document = read_body(body, media)
         study = confined(document, service.options)
         if sum(service.store.statistics().studies.get(s, 0) for s in ("QUEUED",)) >= service.options.max_queued:
             raise RefusalError(
                 503,
                 "busy",
-                f"{service.options.max_queued:,} studies wait already",
-                remedy="wait until some have run, or cancel some",
+                f"the queue is full: {service.options.max_queued:,} studies wait already",
+                remedy="wait until some have run, or cancel some with `autotune cancel ID`",
                 headers={"Retry-After": "60"},
             )
         record = api.submit_study(service.store, study, document, idempotency_key=idempotency_key, owner=caller.owner)
         service.store.record_audit(caller.name, "study.submit", record.id)
         return api.study_document(record)
 
-    study = await service.work(keep)
+    study = await service.work(store)
     service.changed()
     return StrictJSONResponse({"study": study}, status_code=201, headers={"Location": f"/api/v1/studies/{study['id']}"})
 
@@ -125,39 +127,41 @@ def studies(
 
 
 @router.get("/studies/{study_id}", responses=responses(304, 404, model=StatusAnswer))
-async def status_of(study_id: StudyId, service: TheService, caller: Reader, if_none_match: Known = None) -> Response:
-    """A study with its best config so far. With the ETag of the last answer in If-None-Match: 304 as long as nothing has changed."""
+async def status_of(
+    study_id: StudyId, service: TheService, caller: Reader, if_none_match: IfNoneMatch = None
+) -> Response:
+    """A study with its best config so far. With the last ETag in If-None-Match: 304 while nothing has changed."""
 
     def make(found: str) -> bytes:
         from autotune import api
 
         return strict_json(api.document(api.result_of(service.store, found)))
 
-    return (await service.recent.of(study_id, "status", make)).response(if_none_match)
+    return (await service.response_cache.get(study_id, "status", make)).response(if_none_match)
 
 
 @router.get("/studies/{study_id}/record", responses=responses(304, 404, model=RecordAnswer))
-async def record(study_id: StudyId, service: TheService, caller: Reader, if_none_match: Known = None) -> Response:
-    """The study in full, as the store keeps it: with its trials all that reports and comparisons are made of."""
+async def record(study_id: StudyId, service: TheService, caller: Reader, if_none_match: IfNoneMatch = None) -> Response:
+    """The study in full, as the store holds it. Together with the trials, this is all that reports and comparisons need."""
 
     def make(found: str) -> bytes:
         from autotune.results.records import record_document
 
         return strict_json({"record": record_document(service.store.study(found))})
 
-    return (await service.recent.of(study_id, "record", make)).response(if_none_match)
+    return (await service.response_cache.get(study_id, "record", make)).response(if_none_match)
 
 
 @router.get("/studies/{study_id}/trials", responses=responses(304, 404, model=TrialList))
-async def trials(study_id: StudyId, service: TheService, caller: Reader, if_none_match: Known = None) -> Response:
-    """All trials of a study. With the ETag of the last answer in If-None-Match: 304 as long as nothing has changed."""
+async def trials(study_id: StudyId, service: TheService, caller: Reader, if_none_match: IfNoneMatch = None) -> Response:
+    """All trials of a study. With the last ETag in If-None-Match: 304 while nothing has changed."""
 
     def make(found: str) -> bytes:
         from autotune import api
 
         return strict_json({"trials": [api.trial_document(trial) for trial in service.store.trials(found)]})
 
-    return (await service.recent.of(study_id, "trials", make)).response(if_none_match)
+    return (await service.response_cache.get(study_id, "trials", make)).response(if_none_match)
 
 
 @router.get("/studies/{study_id}/best", responses=responses(404, model=BestAnswer))
@@ -167,11 +171,15 @@ def best(
     caller: Reader,
     top: Limit = 1,
     pareto: bool = False,
-    metric: Annotated[Metric | None, Query(description="rank again by this metric; nothing is run")] = None,
-    stability_weight: Annotated[float | None, Query(ge=0, le=1, description="rank again with this weight")] = None,
+    metric: Annotated[Metric | None, Query(description="rank by this metric instead of the study's own")] = None,
+    stability_weight: Annotated[
+        float | None, Query(ge=0, le=1, description="rank with this weight of stability instead of the study's own")
+    ] = None,
 ) -> Response:
-    """The best configs of a study, by its own objective or another one; `pareto`: those that no other beats in speed, stability, memory headroom
-    and cost, each with these merits."""
+    """The best configs of a study, ranked by its own objective or by another one; nothing is run again.
+
+    With `pareto`: the configs that no other config beats in all of speed, stability, memory headroom and cost, with these four values.
+    """
     from autotune import api
 
     answer = api.best_document(
@@ -185,9 +193,11 @@ def explain(
     study_id: StudyId,
     service: TheService,
     caller: Reader,
-    trial: Annotated[int | None, Query(ge=0, le=MAX_TRIAL, description="its number; left out: the winner")] = None,
+    trial: Annotated[
+        int | None, Query(ge=0, le=MAX_TRIAL, description="number of the trial; default: the winner")
+    ] = None,
 ) -> Response:
-    """Why a trial won or lost: its reward by parts, against the baseline and the runner-up (or the winner), in words and numbers."""
+    """Why a trial won or lost: the parts of its reward, compared with the baseline and the runner-up (or the winner)."""
     from autotune import api
 
     return StrictJSONResponse(api.explain(service.store, study_id, trial))
@@ -199,9 +209,9 @@ async def export(
     trainer: str,
     service: TheService,
     caller: Reader,
-    option: Annotated[list[str], Query(max_length=50, description="KEY=VALUE, an option of the trainer")] = [],  # noqa: B006
+    option: Annotated[list[str], Query(max_length=50, description="an option of the trainer, KEY=VALUE")] = [],  # noqa: B006
 ) -> Response:
-    """The best config as a launch of that trainer: command, environment, files. Nothing is written or started here."""
+    """The best config as a launch of that trainer: command, environment, files. Nothing is written or started."""
     return StrictJSONResponse(await service.work(lambda: exported(service, study_id, trainer, option)))
 
 
@@ -212,27 +222,31 @@ def exported(service: ServiceState, study_id: str, trainer: str, pairs: list[str
 
     if trainer not in trainer_names():
         raise NotFoundError(
-            f"there is no trainer called {trainer[:80]!r}", remedy=f"there are {', '.join(trainer_names())}"
+            f"no trainer is called {trainer[:80]!r}", remedy=f"choose one of {', '.join(trainer_names())}"
         )
     options: dict[str, Any] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key:
-            raise SpecError(f"an option is KEY=VALUE, but one is {pair[:80]!r}", field="option")
+            raise SpecError(
+                f"an option must be KEY=VALUE, but one is {pair[:80]!r}",
+                remedy="e.g. option=data_path=/data",
+                field="option",
+            )
         options[key] = value
     return api.export_document(service.store, study_id, trainer, options)
 
 
 @router.post("/studies/{study_id}/{action}", responses=responses(404, 409, model=StudyAnswer))
 def act(study_id: StudyId, action: Action, service: TheService, caller: Submitter) -> Response:
-    """pause: no new trials. resume. stop: let running trials finish, name the best. cancel: end everything now."""
+    """pause: start no new trials. resume: continue. stop: let running trials finish and name the best config. cancel: kill running trials and end."""
     from autotune import api
 
     return StrictJSONResponse({"study": api.study_document(acted(service, caller, study_id, action))})
 
 
 def acted(service: ServiceState, caller: Any, study_id: str, action: str) -> Any:
-    """The record after the action, which is written down with who asked for it."""
+    """Does the action, with a line in the audit log, and returns the study's record."""
     from autotune import api
 
     record = service.store.study(study_id)
