@@ -133,7 +133,7 @@ class ProcessLauncher:
             server.wait()
         self._forget()
 
-    def _living(self) -> subprocess.Popen[bytes]:
+    def _running_server(self) -> subprocess.Popen[bytes]:
         if self._fork_server is not None and self._fork_server.poll() is None:
             return self._fork_server
         self._logs.mkdir(parents=True, exist_ok=True, mode=0o700)

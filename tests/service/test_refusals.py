@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune import cli
-from autotune.service.refusals import KEPT, Refusals
+from autotune.service.refusals import AUDIT_RATE, Refusals
 from autotune.store import open_store
 from tests.service.running import API, Service, bearer, spec, until
 
@@ -52,12 +52,12 @@ def test_strangers_cannot_fill_the_disk(tmp_path: Path, capsys: pytest.CaptureFi
         for _ in range(times):
             await middleware(scope, deaf, deaf)
 
-    asyncio.run(flood(10 * KEPT.burst))
-    assert len(store.audit_events()) == KEPT.burst
-    now_s += 1 / KEPT.per_s
+    asyncio.run(flood(10 * AUDIT_RATE.burst))
+    assert len(store.audit_events()) == AUDIT_RATE.burst
+    now_s += 1 / AUDIT_RATE.per_s
     asyncio.run(flood(10))
-    last = store.audit_events(after=KEPT.burst)
-    assert [line.data["untold"] for line in last] == [9 * KEPT.burst]
+    last = store.audit_events(after=AUDIT_RATE.burst)
+    assert [line.data["untold"] for line in last] == [9 * AUDIT_RATE.burst]
     assert len(last[0].data["path"]) <= 200
     store.close()
     assert cli.run(["token", "audit", "--store", str(tmp_path / "results.db"), "--limit", "2"]) == 0
