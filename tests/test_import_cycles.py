@@ -10,9 +10,7 @@ import pytest
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-CLI = ("best", "calibrate", "catalogs", "doctor", "export", "jobs", "live", "output", "plan", "serve", "store", "tune")
 KNOWN = (
-    frozenset({"autotune.cli", *(f"autotune.cli.{name}" for name in CLI)}),
     frozenset({"autotune.cost.calibration", "autotune.cost.measured"}),
     frozenset({"autotune.spec.catalog", "autotune.spec.cluster"}),
 )
