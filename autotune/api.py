@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ from autotune.study.running import ACTIONS, act, run_study, submit_study
 if TYPE_CHECKING:
     from autotune.cost import Calibration
     from autotune.planning import Plan, WhatIf
+    from autotune.search import SearcherFactory
 
 LOCAL = "local"
 
@@ -94,23 +96,32 @@ def tune(
     spec: Mapping[str, Any] | None = None,
     study_id: str | None = None,
     owner: str = "",
+    searcher: str | SearcherFactory | None = None,
 ) -> Result:
     """Runs a study in the foreground, to its end or to Ctrl-C (then the record is PAUSED and the same call goes on).
 
     `resume`: an unfinished study of the same name and spec goes on instead of a new one; `study_id` names it outright; `spec`: the
-    document as written, kept beside the study. Raises `InfeasibleError` before anything starts, `RunnerError`, `StoreError`,
+    document as written, kept beside the study. `searcher`: another searcher than the study's: a registered name, a class of
+    `autotune.search.Searcher`, or a function that makes one of an `autotune.search.Problem`. The study records the name of such an object
+    (`python:MODULE.NAME`); a later call goes on with the study when it passes the same object, which makes the searcher anew and is told all
+    trials again. Raises `InfeasibleError` before anything starts, `RunnerError`, `StoreError`,
     `ConflictError` when another live controller has it.
     """
     if not isinstance(study, Study):
         spec = read_document(study) if spec is None else spec
         study = load_study(study)
+    made_by = None if searcher is None or isinstance(searcher, str) else searcher
+    if searcher is not None:
+        study, spec = _with_searcher(study, spec, searcher)
     with _opened(store) as database:
         if study_id is None:
             found = _unfinished(database, study, spec or {}) if resume else None
             key = _one_of_those_at_once(database, study) if resume and found is None else None
-            study_id = (found or submit_study(database, study, spec, idempotency_key=key, owner=owner)).id
+            study_id = (
+                found or submit_study(database, study, spec, idempotency_key=key, owner=owner, searcher=made_by)
+            ).id
         with _signals() as interrupted:
-            return run_study(database, study_id, on_event=on_event, interrupted=interrupted)
+            return run_study(database, study_id, on_event=on_event, interrupted=interrupted, searcher=made_by)
 
 
 def plan_of(study: Study, *, top: int = 10, store: CalibrationStore | None = None) -> Plan:
@@ -172,6 +183,18 @@ def calibrate(
     if store is not None:
         store.save_calibration(here.name, trainer, constants.to_dict())
     return constants
+
+
+def _with_searcher(
+    study: Study, spec: Mapping[str, Any] | None, searcher: str | SearcherFactory
+) -> tuple[Study, dict[str, Any]]:
+    """The study and its spec with that searcher's name. Raises `SpecError` for an object that makes none, `CatalogError` for an unknown name."""
+    from autotune.search import check_searcher, searcher_name
+
+    if isinstance(searcher, str):
+        check_searcher(searcher)
+    name = searcher_name(searcher)
+    return replace(study, searcher=name), {**(spec or {}), "searcher": name} if spec else {}
 
 
 @contextlib.contextmanager

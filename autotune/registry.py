@@ -1,73 +1,133 @@
-"""Runners and calibrators by name. They arrive as entry points, so that third parties add their own without touching this package.
+"""What is asked for by name and may come from other packages: searchers, trainers, runners, calibrators. They arrive as entry points.
 
-autotune.runners        name -> class, called with the study's `runner_options`      -> TrialRunner
-autotune.calibrators    name -> function(progress=None) -> dict of measured figures  (see `autotune_workers.calibrate`)
+    group                    an entry is
+    autotune.searchers       a class of `autotune.search.Searcher`, or a function of a `Problem` that returns one
+    autotune.trainers        an `autotune.trainers.Trainer`, or its class
+    autotune.runners         a class, called with the study's `runner_options`       -> `autotune.ports.TrialRunner`
+    autotune.calibrators     a function(progress=None) -> dict of measured figures   (see `autotune_workers.calibrate`)
+
+What ships with autotune is registered in the same way, in pyproject.toml. An entry is imported when it is asked for by name, so that one
+that is broken spoils no other. Where two packages register one name, autotune's own counts, else that of the package that is found first.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import CatalogError, RunnerError, SpecError
 from autotune.extras import missing_extra
-from autotune.ports import TrialRunner
 from autotune.spec.checks import nearest
 
+if TYPE_CHECKING:
+    from autotune.ports import TrialRunner
+
+SEARCHERS = "autotune.searchers"
+TRAINERS = "autotune.trainers"
 RUNNERS = "autotune.runners"
 CALIBRATORS = "autotune.calibrators"
+
+OWN = "autotune"
+"""the distribution whose names nobody else can take"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """A name that a package registered."""
+
+    name: str
+    """by which it is asked for"""
+    package: str
+    """the distribution that brings it"""
+    version: str
+    """of that distribution"""
+    entry: metadata.EntryPoint
+    """where it is: MODULE:OBJECT"""
+
+
+def registered(group: str) -> Mapping[str, Registration]:
+    """All names of a group, in alphabetical order. Imports nothing."""
+    return _registered(group, tuple(sys.path))
+
+
+def find(group: str, name: str) -> Registration:
+    """The registration of that name. Raises `CatalogError` with the nearest name when there is none."""
+    known, noun = registered(group), _noun(group)
+    if name not in known:
+        names = ", ".join(known) or "none: is the package installed?"
+        raise CatalogError(
+            f"no {noun} is called {name!r}", remedy=nearest(name, known) or f"{noun}s: {names}", field=noun
+        )
+    return known[name]
+
+
+def load(group: str, name: str) -> Any:
+    """What is registered under that name.
+
+    Raises `CatalogError` for a name that nobody registered, `MissingExtraError` when it needs an extra that is not installed, and
+    `RunnerError` when it cannot be loaded for another reason.
+    """
+    found = find(group, name)
+    try:
+        return found.entry.load()
+    except Exception as error:  # importing other people's code may raise anything
+        if (missing := missing_extra(error, f"the {_noun(group)} {name!r}")) is not None:
+            raise missing from error
+        raise RunnerError(
+            f"the {_noun(group)} {name!r} ({found.entry.value} of {found.package} {found.version}) cannot be loaded: "
+            f"{type(error).__name__}: {error}",
+            remedy=f"install what it needs, or another release of {found.package}; `autotune doctor` says what is missing",
+        ) from error
 
 
 def runner_names() -> tuple[str, ...]:
     """Names of all installed runners."""
-    return tuple(sorted(_entries(RUNNERS)))
+    return tuple(registered(RUNNERS))
 
 
 def make_runner(name: str, **options: Any) -> TrialRunner:
     """The runner of that name.
 
-    Raises `CatalogError` for a name that nobody registered, `SpecError` for an option that it does not take, `MissingExtraError` when it
-    needs an extra that is not installed, and `RunnerError` when it cannot be loaded or cannot run here.
+    Raises `CatalogError` for a name that nobody registered, `SpecError` for an option that it does not take, and `RunnerError` when it
+    cannot be loaded or cannot run here.
     """
-    factory = _load(RUNNERS, "runner", name)
+    factory: Callable[..., TrialRunner] = load(RUNNERS, name)
     _check_options(name, factory, options)
-    return cast(TrialRunner, factory(**options))
+    return factory(**options)
 
 
 def calibrator_names() -> tuple[str, ...]:
     """Names of all installed calibrators."""
-    return tuple(sorted(_entries(CALIBRATORS)))
+    return tuple(registered(CALIBRATORS))
 
 
 def calibrator(name: str = "local") -> Callable[..., dict[str, Any]]:
     """The function that measures a cluster; called with `progress`, a function of (what, fraction done), or nothing.
 
-    Raises `CatalogError` for an unknown name, `MissingExtraError` when it needs an extra that is not installed, and `RunnerError` when it
-    cannot be loaded.
+    Raises `CatalogError` for an unknown name and `RunnerError` when it cannot be loaded.
     """
-    return cast("Callable[..., dict[str, Any]]", _load(CALIBRATORS, "calibrator", name))
+    found: Callable[..., dict[str, Any]] = load(CALIBRATORS, name)
+    return found
 
 
-def _entries(group: str) -> Mapping[str, metadata.EntryPoint]:
-    return {entry.name: entry for entry in metadata.entry_points(group=group)}
+@lru_cache(maxsize=64)
+def _registered(group: str, path: tuple[str, ...]) -> Mapping[str, Registration]:
+    """`path` is where packages are looked for: another path, another answer."""
+    found: dict[str, Registration] = {}
+    for entry in metadata.entry_points(group=group):
+        package, version = (entry.dist.name, entry.dist.version) if entry.dist is not None else ("unknown", "")
+        if entry.name not in found or package == OWN:
+            found[entry.name] = Registration(name=entry.name, package=package, version=version, entry=entry)
+    return dict(sorted(found.items()))
 
 
-def _load(group: str, noun: str, name: str) -> Callable[..., Any]:
-    entries = _entries(group)
-    if name not in entries:
-        known = ", ".join(sorted(entries)) or "none: is the package installed?"
-        raise CatalogError(
-            f"no {noun} is called {name!r}", remedy=nearest(name, entries) or f"{noun}s: {known}", field=noun
-        )
-    try:
-        return cast("Callable[..., Any]", entries[name].load())
-    except (ImportError, AttributeError) as error:
-        raise missing_extra(error, f"the {noun} {name!r}") or RunnerError(
-            f"the {noun} {name!r} ({entries[name].value}) cannot be loaded: {error}",
-            remedy="install what it needs; `autotune doctor` says what is missing",
-        ) from error
+def _noun(group: str) -> str:
+    return group.rpartition(".")[2].removesuffix("s")
 
 
 def _check_options(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:

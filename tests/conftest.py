@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import os
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+ROOT = Path(__file__).resolve().parents[1]
+
 settings.register_profile(
     "service", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("service")  # examples are the same every time, and a loaded machine is no failure
+
+
+def pytest_sessionstart() -> None:
+    """Ends at once where the installed metadata is older than pyproject.toml: what was registered since would not be found."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    for group, entries in declared.items():
+        missing = sorted(set(entries) - {entry.name for entry in metadata.entry_points(group=group)})
+        if missing:
+            names = ", ".join(missing)
+            pytest.exit(f"{group}: {names} of pyproject.toml is not installed; run: pip install --no-deps -e .", 3)
 
 
 @pytest.fixture(autouse=True)

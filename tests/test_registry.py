@@ -1,16 +1,64 @@
-"""Runners and calibrators are found by name, and mistakes are answered with the law and a remedy."""
+"""What is registered is found by name, with its package; mistakes are answered with the law and a remedy; a broken package spoils no other."""
 
 from __future__ import annotations
 
+import json
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
 import pytest
 
-from autotune.errors import CatalogError, SpecError
-from autotune.registry import calibrator_names, make_runner, runner_names
+from autotune import cli, registry
+from autotune.errors import CatalogError, RunnerError, SpecError
+from autotune.registry import calibrator_names, make_runner, registered, runner_names
+from autotune.search import make_searcher, searcher_names
+from autotune.space import SearchSpace
+from autotune.testing.searchers import WORKLOAD, candidates
+from autotune.trainers import trainer, trainer_names
+
+GROUPS = (registry.SEARCHERS, registry.TRAINERS, registry.RUNNERS, registry.CALIBRATORS)
+BROKEN = """\
+[autotune.searchers]
+absent = no_such_module:Searcher
+faulty = faulty_plugin:Searcher
+grid = faulty_plugin:Searcher
+notone = builtins:repr
+[autotune.trainers]
+absent = no_such_module:TRAINER
+notone = collections:OrderedDict
+[autotune.runners]
+absent = collections:NoSuchRunner
+"""
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package whose entries cannot be loaded."""
+    info = tmp_path / "broken_plugins-0.3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugins\nVersion: 0.3\n")
+    (info / "entry_points.txt").write_text(BROKEN)
+    (tmp_path / "faulty_plugin.py").write_text("raise OSError('no licence')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_what_ships_is_registered_as_the_project_file_says() -> None:
+    """Old metadata of an installation would hide what was added since: `pip install -e .` writes it anew."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    for group in GROUPS:
+        own = {n: r.entry.value for n, r in registered(group).items() if r.package == "autotune"}
+        assert own == project["entry-points"][group]
+        assert {r.version for r in registered(group).values() if r.package == "autotune"} == {
+            metadata.version("autotune")
+        }
 
 
 def test_the_shipped_names_are_there() -> None:
     assert {"local", "ray", "simulated"} <= set(runner_names())
     assert "local" in calibrator_names()
+    assert {"bayesian", "optuna:tpe", "grid"} <= set(searcher_names())
+    assert {"native", "command", "megatron"} <= set(trainer_names())
 
 
 def test_options_reach_the_runner() -> None:
@@ -20,11 +68,63 @@ def test_options_reach_the_runner() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    space = SearchSpace.of(WORKLOAD, candidates())
     with pytest.raises(CatalogError, match="did you mean simulated"):
         make_runner("simulate")
+    with pytest.raises(CatalogError, match="did you mean megatron"):
+        trainer("megatrom")
+    for name, known in (
+        ("optuna:tpo", "optuna:tpe"),
+        ("optuna", "optuna:nsga2"),
+        ("optuna:", "optuna:"),
+        ("grid:all", "grid"),
+    ):
+        with pytest.raises(CatalogError, match=f"no searcher is called '{name}'.*; .*{known}"):
+            make_searcher(name, space)
 
 
 def test_an_unknown_option_is_answered_with_the_nearest() -> None:
     with pytest.raises(SpecError, match="did you mean noise") as raised:
         make_runner("simulated", noize=0.1)
     assert raised.value.field == "runner.noize"
+
+
+def test_a_broken_entry_is_named_with_its_package_and_the_reason(broken: None) -> None:
+    space = SearchSpace.of(WORKLOAD, candidates())
+    with pytest.raises(
+        RunnerError, match=r"'absent' \(no_such_module:Searcher of broken-plugins 0.3\) cannot be loaded.*No module"
+    ):
+        make_searcher("absent", space)
+    with pytest.raises(RunnerError, match="OSError: no licence"):
+        make_searcher("faulty", space)
+    with pytest.raises(RunnerError, match="'notone' made str"):
+        make_searcher("notone", space)
+    with pytest.raises(RunnerError, match="'notone' is OrderedDict"):
+        trainer("notone")
+    with pytest.raises(RunnerError, match="no attribute 'NoSuchRunner'"):
+        make_runner("absent")
+
+
+def test_a_package_cannot_take_a_name_of_autotune(broken: None) -> None:
+    assert registered(registry.SEARCHERS)["grid"].package == "autotune"
+    assert make_searcher("grid", SearchSpace.of(WORKLOAD, candidates())).ask(1)
+
+
+@pytest.mark.parametrize("command", ["searchers", "trainers", "runners"])
+def test_the_lists_name_packages_and_what_is_broken(
+    broken: None, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([command, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)[command]
+    by_name = {row["name"]: row for row in rows}
+    absent = by_name.pop("absent")
+    assert (absent["package"], absent["version"]) == ("broken-plugins", "0.3")
+    assert absent["summary"].startswith("cannot be loaded: the ")
+    others = [row for row in by_name.values() if row["package"] == "autotune"]
+    assert len(others) >= 3
+    assert {row["version"] for row in others} == {metadata.version("autotune")}
+    assert not any(row["summary"].startswith("cannot") for row in others)
+    assert cli.run([command]) == 0
+    table = capsys.readouterr().out
+    assert "broken-plugins 0.3" in table
+    assert f"autotune {metadata.version('autotune')}" in table

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import typer
 
 from autotune.cli.output import JsonOption, bare_table, consoles, emit
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 LEAST_SENTENCE = 24
 """columns that a sentence has at the least"""
@@ -23,32 +20,19 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-SAMPLERS: Mapping[str, str] = {
-    "tpe": "Tree-structured Parzen estimator",
-    "gp": "Gaussian process",
-    "cmaes": "CMA-ES",
-    "nsga2": "NSGA-II",
-    "qmc": "quasi-Monte Carlo",
-}
-"""Optuna's samplers, written out"""
 WIDE_NUMBERS = ("ffn", "vocab", "kv_heads", "experts")
 """columns of models that a narrow terminal does not show, in that order"""
 
 
 def searchers(json: JsonOption = False) -> None:
-    """Lists what can propose trials."""
-    from importlib import import_module
+    """Lists what can propose trials, with the packages that bring it."""
+    from autotune.registry import SEARCHERS
 
-    from autotune.search import searcher_names
-
-    rows = []
-    for name in searcher_names():
-        stem, _, sampler = name.partition(":")
-        home = import_module(f"autotune.search.{stem}").__doc__ or ""
-        sentence = " ".join(home.strip().partition("\n\n")[0].split()).partition(". ")[0].rstrip(".") + "."
-        summary = f"Optuna: {SAMPLERS.get(sampler, sampler)}." if sampler else sentence
-        rows.append({"name": name, "summary": summary})
-    _show("searchers", rows, json)
+    rows: list[dict[str, Any]] = []
+    for row, found in _plugins(SEARCHERS):
+        variants: Mapping[str, str] = getattr(found, "variants", {})
+        rows += [{**row, "name": f"{row['name']}:{name}", "summary": line} for name, line in variants.items()] or [row]
+    _show_plugins("searchers", rows, json)
 
 
 def models(json: JsonOption = False) -> None:
@@ -148,29 +132,41 @@ def _values(values: Any) -> str:
 
 
 def trainers(json: JsonOption = False) -> None:
-    """Lists the trainers that a configuration can be handed to."""
-    from autotune.trainers import trainer, trainer_names
+    """Lists the trainers that a configuration can be handed to, with the packages that bring them."""
+    from autotune.registry import TRAINERS
 
-    _show("trainers", [{"name": name, "summary": trainer(name).summary} for name in trainer_names()], json)
+    rows = [{**row, "summary": getattr(found, "summary", row["summary"])} for row, found in _plugins(TRAINERS)]
+    _show_plugins("trainers", rows, json)
 
 
 def runners(json: JsonOption = False) -> None:
-    """Lists what can run trials."""
-    from importlib import metadata
-
+    """Lists what can run trials, with the packages that bring it."""
     from autotune.registry import RUNNERS
 
-    entries = sorted(metadata.entry_points(group=RUNNERS), key=lambda entry: entry.name)
-    _show("runners", [{"name": entry.name, "summary": _summary(entry)} for entry in entries], json)
+    _show_plugins("runners", [row for row, _ in _plugins(RUNNERS)], json)
 
 
-def _summary(entry: EntryPoint) -> str:
-    """The first line of what a plug-in says of itself, or what keeps it from being loaded."""
-    try:
-        text = entry.load().__doc__ or ""
-    except (ImportError, AttributeError) as error:
-        return f"cannot be loaded: {error}"
-    return next(iter(text.strip().splitlines()), "")
+def _plugins(group: str) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Each entry of the group with what was loaded. One that cannot be loaded says why not, and spoils no other."""
+    from autotune.errors import AutotuneError
+    from autotune.registry import load, registered
+
+    for name, found in registered(group).items():
+        loaded = None
+        try:
+            loaded = load(group, name)
+            summary = next(iter((loaded.__doc__ or "").strip().splitlines()), "")
+        except AutotuneError as error:
+            summary = f"cannot be loaded: {error.message}"
+        yield {"name": name, "summary": summary, "package": found.package, "version": found.version}, loaded
+
+
+def _show_plugins(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+    """The table holds package and version in one column, before the sentence."""
+    shown = [
+        {"name": r["name"], "package": f"{r['package']} {r['version']}".rstrip(), "summary": r["summary"]} for r in rows
+    ]
+    _show(title, rows, as_json, shown=shown)
 
 
 def _show(
@@ -202,7 +198,7 @@ def _show(
             Column(
                 key=key,
                 heading=(headings or {}).get(key, key.replace("_", " ")),
-                right=key != "name" and key != "gpu" and key not in sentences,
+                right=key not in ("name", "gpu", "package") and key not in sentences,
                 least=LEAST_SENTENCE,
                 cut=key not in sentences,
             )

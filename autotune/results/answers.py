@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from autotune import reward
-from autotune.errors import ExportError, NotFoundError, SpecError
+from autotune.errors import ExportError, MissingExtraError, NotFoundError, RunnerError, SpecError
 from autotune.ports import HistoryReader, StudyReader, StudyRecord
 from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus
 from autotune.spec.duration import format_duration
@@ -104,7 +104,7 @@ def exports_of(result: Result) -> list[str]:
             trainer(name).launch(
                 study.workload, result.best.config, study.trainer_options if name == study.trainer else None
             )
-        except (ExportError, SpecError):
+        except (ExportError, SpecError, RunnerError, MissingExtraError):
             continue
         able.append(name)
     return able

@@ -27,7 +27,7 @@ from autotune.schema.spec_models import (
     StudyDocument,
     Values,
 )
-from autotune.search import searcher_names
+from autotune.search import check_searcher
 from autotune.space import complete, reasons
 from autotune.spec import (
     KNOBS,
@@ -45,7 +45,6 @@ from autotune.spec import (
     Workload,
     catalog,
 )
-from autotune.spec.checks import nearest
 from autotune.trainers import trainer
 
 LOCAL = "local"
@@ -78,12 +77,7 @@ def parse_study(
     trainer_name, trainer_options = _kind(asked.trainer)
     trainer(trainer_name).checked(trainer_options)
     _refuse_export_options(trainer_name, trainer_options)
-    if asked.searcher not in searcher_names():
-        raise CatalogError(
-            f"no searcher is called {asked.searcher!r}",
-            remedy=nearest(asked.searcher, searcher_names()) or f"there are {', '.join(searcher_names())}",
-            field="searcher",
-        )
+    check_searcher(asked.searcher)
     runner, runner_options = _kind(asked.runner)
     model = _for_sequence(_model(asked.model, base), asked.workload.seq_len)
     workload: Workload = _located(

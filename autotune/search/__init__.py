@@ -1,4 +1,4 @@
-"""Searchers: which config to try next. A module's name is the registered name of its searcher.
+"""Searchers: which config to try next. They are registered as entry points of the group `autotune.searchers`, here and by other packages.
 
     searcher.py         Searcher, the base class: ask, tell, expected_gain, reason; Problem: what is searched
     random.py           grid.py           cost_ranked.py           rule_of_thumb.py
@@ -14,17 +14,19 @@
     transfer.py         how much another workload's measurements tell about this one
     policy.py           the policy of reinforce; its weights are in policy.json
 
+A family of searchers has several names, FAMILY:VARIANT: its class has `variants` (name -> a line about it) and takes a keyword `variant`.
+
 Assumptions: the candidates are enumerated (`SearchSpace`). A trial takes far longer than choosing it. One loop owns a searcher.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import CatalogError, SpecError
-from autotune.extras import require_extra
+from autotune.errors import CatalogError, MissingExtraError, RunnerError, SpecError
+from autotune.registry import SEARCHERS, find, load, registered
 from autotune.search.searcher import Problem, Searcher, score
 from autotune.search.transfer import transfer_weight
 from autotune.spec import Estimate, Objective, ParallelConfig, Trial, Workload
@@ -34,13 +36,14 @@ if TYPE_CHECKING:
     from autotune.cost import Calibration
     from autotune.space import SearchSpace
 
-OPTUNA_SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "qmc")
-OPTUNA_EXTRAS = {"gp": ("optuna", "native")}
-"""Extras that a sampler needs, where they are more than `optuna`: Optuna's Gaussian process is written in torch"""
+PASSED = "python:"
+"""begins the name of a searcher that was passed as an object"""
+SearcherFactory = Callable[[Problem], Searcher]
+"""A class of `Searcher`, or a function that makes one of a problem"""
 
 
 def make_searcher(
-    name: str,
+    searcher: str | SearcherFactory,
     space: SearchSpace,
     *,
     seed: int = 0,
@@ -51,13 +54,13 @@ def make_searcher(
     enqueue: Iterable[ParallelConfig] = (),
     **options: Any,
 ) -> Searcher:
-    """The searcher of that name over the candidates of `space`.
+    """The searcher of that name (or of that class, or that such a function makes) over the candidates of `space`.
 
     `estimate`: prediction for all candidates (default: the cost model's). `calibration`: constants of the cost model, for the history and for
     configs outside the space. `history`: trials of earlier studies, each with its workload. `enqueue`: configs to try first.
 
-    Raises `CatalogError` for an unknown name, `MissingExtraError` for a searcher whose extra is not installed, `SpecError` for an unknown option
-    and `ConfigError` for an enqueued config outside the space.
+    Raises `CatalogError` for an unknown name, `MissingExtraError` for a searcher whose extra is not installed, `RunnerError` for one that
+    cannot be loaded for another reason, `SpecError` for an unknown option and `ConfigError` for an enqueued config outside the space.
     """
     problem = Problem(
         space=space,
@@ -69,68 +72,102 @@ def make_searcher(
         enqueue=tuple(enqueue),
         options=options,
     )
-    kind, allowed = _find(name)
+    factory, allowed = _find(searcher) if isinstance(searcher, str) else (searcher, _options(searcher))
     for option in options:
         if option not in allowed:
             raise SpecError(
-                f"searcher {name!r} has no option {option!r}",
+                f"searcher {searcher_name(searcher)!r} has no option {option!r}",
                 remedy=nearest(option, allowed) or f"options: {', '.join(allowed) or 'none'}",
                 field="searcher",
             )
-    return kind(problem)
+    made: object = factory(problem)
+    if not isinstance(made, Searcher):
+        raise RunnerError(
+            f"a searcher must be a subclass of autotune.search.Searcher, but {searcher_name(searcher)!r} made {type(made).__name__}",
+            field="searcher",
+        )
+    return made
 
 
 def searcher_names() -> tuple[str, ...]:
-    """All registered names."""
-    return (
-        "bayesian",
-        "reinforce",
-        "cost_ranked",
-        "rule_of_thumb",
-        "random",
-        "grid",
-        *(f"optuna:{sampler}" for sampler in OPTUNA_SAMPLERS),
-    )
+    """All names that may be asked for; of a family those of its variants. One that cannot be loaded is there by its plain name."""
+    names: list[str] = []
+    for name in registered(SEARCHERS):
+        try:
+            variants = _variants(load(SEARCHERS, name))
+        except (RunnerError, MissingExtraError):
+            variants = {}
+        names += [f"{name}:{variant}" for variant in variants] or [name]
+    return tuple(names)
 
 
-def _find(name: str) -> tuple[Callable[[Problem], Searcher], tuple[str, ...]]:
-    """The class of that name and the options that it takes. Imports only the module that is needed."""
-    if name == "random":
-        from autotune.search.random import RandomSearcher
-
-        return RandomSearcher, ()
-    if name == "grid":
-        from autotune.search.grid import GridSearcher
-
-        return GridSearcher, ()
-    if name == "cost_ranked":
-        from autotune.search.cost_ranked import CostRankedSearcher
-
-        return CostRankedSearcher, ()
-    if name == "bayesian":
-        from autotune.search.bayesian import BayesianSearcher
-
-        return BayesianSearcher, ()
-    if name == "reinforce":
-        from autotune.search.reinforce import ReinforceSearcher
-
-        return ReinforceSearcher, ()
-    if name == "rule_of_thumb":
-        from autotune.search.rule_of_thumb import RuleOfThumbSearcher
-
-        return RuleOfThumbSearcher, ()
-    kind, _, sampler = name.partition(":")
-    if kind == "optuna" and sampler in OPTUNA_SAMPLERS:
-        from autotune.search.optuna import OptunaSearcher
-
-        for extra in OPTUNA_EXTRAS.get(sampler, ("optuna",)):
-            require_extra(extra, f"the searcher {name!r}")
-        return partial(OptunaSearcher, sampler=sampler), ()
-    raise CatalogError(
-        f"no searcher is called {name!r}",
-        remedy=nearest(name, searcher_names()) or f"searchers: {', '.join(searcher_names())}",
-        field="searcher",
-    )
+def check_searcher(name: str) -> None:
+    """Raises `CatalogError` unless that is the name of a searcher. Imports no more than a family whose variant is named."""
+    if ":" in name:
+        _find(name)
+    else:
+        find(SEARCHERS, name)
 
 
-__all__ = ["Problem", "Searcher", "make_searcher", "score", "searcher_names", "transfer_weight"]
+def searcher_name(searcher: str | SearcherFactory) -> str:
+    """By what name a study records its searcher: the registered one, or `python:MODULE.NAME` for one that was passed as an object."""
+    if isinstance(searcher, str):
+        return searcher
+    if isinstance(searcher, Searcher) or not callable(searcher):
+        raise SpecError(
+            f"searcher must be a name, a class of Searcher or a function of a Problem, but is {searcher!r}: a study that is resumed makes "
+            "its searcher anew and tells it all trials again",
+            remedy="pass the class, or `lambda problem: MySearcher(problem, ...)`",
+            field="searcher",
+        )
+    named = searcher if hasattr(searcher, "__qualname__") else type(searcher)
+    return f"{PASSED}{named.__module__}.{named.__qualname__}"
+
+
+def _find(name: str) -> tuple[SearcherFactory, tuple[str, ...]]:
+    """What makes the searcher of that name, NAME or FAMILY:VARIANT, and the options that it takes."""
+    if name.startswith(PASSED):
+        raise CatalogError(
+            f"the searcher {name.removeprefix(PASSED)!r} was passed to autotune.tune as an object and is known by no name",
+            remedy="go on with autotune.tune(study, searcher=...) and the same object, or register it in the group autotune.searchers",
+            field="searcher",
+        )
+    stem, colon, variant = name.partition(":")
+    factory: Callable[..., Searcher] = load(SEARCHERS, stem)
+    variants = _variants(factory)
+    if not colon and not variants:
+        return factory, _options(factory)
+    if variant not in variants:
+        known = [f"{stem}:{one}" for one in variants] or [stem]
+        raise CatalogError(
+            f"no searcher is called {name!r}",
+            remedy=(nearest(name, known) if variant else "") or f"there are {', '.join(known)}",
+            field="searcher",
+        )
+    return partial(factory, variant=variant), _options(factory)
+
+
+def _options(factory: Any) -> tuple[str, ...]:
+    """Names of the options that it takes; a function takes none."""
+    found: tuple[str, ...] = getattr(factory, "options", ())
+    return found
+
+
+def _variants(factory: Any) -> Mapping[str, str]:
+    """Names of a family's members with a line about each; empty for a searcher that stands alone."""
+    found: Mapping[str, str] = getattr(factory, "variants", {})
+    return found
+
+
+__all__ = [
+    "PASSED",
+    "Problem",
+    "Searcher",
+    "SearcherFactory",
+    "check_searcher",
+    "make_searcher",
+    "score",
+    "searcher_name",
+    "searcher_names",
+    "transfer_weight",
+]

@@ -11,16 +11,20 @@ state with every suggestion, which would break the replay.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.extras import require_extra
 from autotune.search.searcher import Problem, Searcher, score
 
 if TYPE_CHECKING:
     import optuna
 
+EXTRAS = {"gp": ("optuna", "native")}
+"""extras that a sampler needs, where they are more than `optuna`: Optuna's Gaussian process is written in torch"""
 STATEFUL = ("cmaes", "nsga2", "qmc")
 """samplers that store state in the trials that they suggest: trials are added by asking for them again"""
 
@@ -28,9 +32,20 @@ STATEFUL = ("cmaes", "nsga2", "qmc")
 class OptunaSearcher(Searcher):
     """Proposes the candidate nearest to the sampler's suggestion."""
 
-    def __init__(self, problem: Problem, sampler: str) -> None:
+    variants: ClassVar[Mapping[str, str]] = {
+        "tpe": "Optuna: tree-structured Parzen estimator.",
+        "gp": "Optuna: Gaussian process.",
+        "cmaes": "Optuna: CMA-ES.",
+        "nsga2": "Optuna: NSGA-II.",
+        "qmc": "Optuna: quasi-Monte Carlo.",
+    }
+
+    def __init__(self, problem: Problem, *, variant: str) -> None:
+        """Raises `MissingExtraError` when Optuna is not installed."""
+        for extra in EXTRAS.get(variant, ("optuna",)):
+            require_extra(extra, f"the searcher 'optuna:{variant}'")
         super().__init__(problem)
-        self._sampler = sampler
+        self._sampler = variant
         knobs = {name: values for name, values in problem.space.knobs.items() if len(values) > 1}
         self._sizes = {name: len(values) for name, values in knobs.items()}
         columns = [np.unique(problem.space.table.column(name), return_inverse=True)[1] for name in knobs]

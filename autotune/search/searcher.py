@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,11 @@ class Searcher(ABC):
     LOOKAHEAD = 8
     """number of further trials over which the expected gain is computed. Among thousands of configs that differ by noise, some are always better
     than the best found, but searching for them does not pay."""
+
+    options: ClassVar[tuple[str, ...]] = ()
+    """names that `Problem.options` may hold"""
+    variants: ClassVar[Mapping[str, str]] = {}
+    """of a family, its members with a line about each: `FAMILY:VARIANT` is made with the keyword `variant`"""
 
     def __init__(self, problem: Problem) -> None:
         """Raises `ConfigError` when an enqueued config is not in the space."""

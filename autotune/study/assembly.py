@@ -25,7 +25,7 @@ from autotune.study.controller import HOPELESS
 
 if TYPE_CHECKING:
     from autotune.cost import Calibration
-    from autotune.search import Searcher
+    from autotune.search import Searcher, SearcherFactory
 
 FITS = 0.5
 """predicted probability of running out of memory up to which a config counts as one that fits"""
@@ -58,13 +58,15 @@ class Assembly:
 
         return estimate(self.study.workload, config, calibration=self.calibration)
 
-    def searcher(self, history: Sequence[tuple[Workload, Trial]] = ()) -> Searcher:
-        """A fresh searcher, which has been told nothing yet."""
+    def searcher(
+        self, history: Sequence[tuple[Workload, Trial]] = (), *, factory: SearcherFactory | None = None
+    ) -> Searcher:
+        """A fresh searcher, which has been told nothing yet: of the study's name, or made by `factory`."""
         from autotune.search import make_searcher
 
         study = self.study
         return make_searcher(
-            study.searcher,
+            factory or study.searcher,
             self.space,
             seed=study.seed,
             estimate=self.estimate,

@@ -6,9 +6,9 @@ A study that was interrupted, or whose controller died, is continued from what t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError, ConflictError, RunnerError, StoreError
+from autotune.errors import AutotuneError, CatalogError, ConflictError, RunnerError, StoreError
 from autotune.ports import Store, StudyRecord, StudyStore
 from autotune.results.answers import Result, is_held, result_of
 from autotune.spec import Study, StudyStatus
@@ -18,6 +18,9 @@ from autotune.study.lease import StudyLease
 from autotune.study.loop import Loop
 from autotune.study.progress import Notice, OnEvent, StudyOpened
 from autotune.study.references import keep_losses, known_losses
+
+if TYPE_CHECKING:
+    from autotune.search import SearcherFactory
 
 ACTIONS = ("pause", "resume", "stop", "cancel")
 
@@ -29,11 +32,15 @@ def submit_study(
     *,
     idempotency_key: str | None = None,
     owner: str = "",
+    searcher: SearcherFactory | None = None,
 ) -> StudyRecord:
-    """Checks that the study can be run at all (space, searcher, guesses, memory: `InfeasibleError`, `ConfigError`) and keeps it as QUEUED."""
+    """Checks that the study can be run at all (space, searcher, guesses, memory: `InfeasibleError`, `ConfigError`) and keeps it as QUEUED.
+
+    `searcher`: what makes the study's searcher, where that is registered under no name.
+    """
     assembly = assemble(study, store)
     assembly.check_fit()
-    assembly.searcher()
+    assembly.searcher(factory=searcher)
     return store.submit(study, spec or {}, idempotency_key=idempotency_key, owner=owner)
 
 
@@ -45,31 +52,49 @@ def run_study(
     interrupted: Callable[[], bool] | None = None,
     leave: bool = False,
     lease_s: float = 10.0,
+    searcher: SearcherFactory | None = None,
 ) -> Result:
     """Claims a submitted study and runs it until it ends, is paused, or `interrupted()` says so. For `tune` and the supervisor.
 
-    `leave`: when interrupted it is not PAUSED but keeps its status, for the next controller.
+    `leave`: when interrupted it is not PAUSED but keeps its status, for the next controller. `searcher`: what makes the study's searcher,
+    where that is registered under no name; it must be the one that the study was submitted with.
 
     A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds it and `StoreError` when the store stays
     away; both leave the study as it is for the next controller. Any other error makes the study FAILED with a message, or PAUSED when the runner
-    failed after something had been measured, and is raised too.
+    failed after something had been measured or when only the study's searcher is not here, and is raised too.
     """
     tell, stop = on_event or (lambda _: None), interrupted or (lambda: False)
     record = store.study(study_id)
     if record.status.is_terminal:
         return result_of(store, record.id)
+    _check_same_searcher(record, searcher)
     trouble = {"on_trouble": lambda text: tell(Notice(message=text)), "impatient": stop}
     with StudyLease.claim(store, record.id, lease_s=lease_s, **trouble) as lease:
         try:
-            _run(store, lease, tell, stop, leave)
+            _run(store, lease, tell, stop, leave, searcher)
         except (ConflictError, StoreError):
             raise
         except Exception as error:
             message = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
-            can_go_on = isinstance(error, RunnerError) and any(t.is_measured for t in store.trials(record.id))
+            lacks_searcher = isinstance(error, CatalogError) and error.field == "searcher"
+            can_go_on = lacks_searcher or (
+                isinstance(error, RunnerError) and any(t.is_measured for t in store.trials(record.id))
+            )
             lease.move(StudyStatus.PAUSED if can_go_on else StudyStatus.FAILED, message)
             raise
     return result_of(store, record.id)
+
+
+def _check_same_searcher(record: StudyRecord, factory: SearcherFactory | None) -> None:
+    """Raises `ConflictError` when the searcher that was passed is not the study's: it would replay another's trials."""
+    from autotune.search import searcher_name
+
+    if factory is not None and searcher_name(factory) != record.study.searcher:
+        raise ConflictError(
+            f"study {record.id} searches with {record.study.searcher!r}, but {searcher_name(factory)!r} was passed",
+            remedy="pass the searcher that it was submitted with, or submit a new study",
+            field="searcher",
+        )
 
 
 def act(store: StudyStore, study_id: str, action: str) -> StudyRecord:
@@ -102,12 +127,19 @@ def act(store: StudyStore, study_id: str, action: str) -> StudyRecord:
     )
 
 
-def _run(store: Store, lease: StudyLease, tell: OnEvent, stop: Callable[[], bool], leave: bool) -> None:
+def _run(
+    store: Store,
+    lease: StudyLease,
+    tell: OnEvent,
+    stop: Callable[[], bool],
+    leave: bool,
+    factory: SearcherFactory | None,
+) -> None:
     record = lease.record()
     study = record.study
     assembly = assemble(study, store)
     assembly.check_fit()
-    searcher = assembly.searcher(history_of(study, store, before=record.created_at))
+    searcher = assembly.searcher(history_of(study, store, before=record.created_at), factory=factory)
     for guess in study.left_out:
         tell(Notice(message=f"a guess of the spec is left out, because this cluster cannot run it: {guess}"))
         if record.started_at is None:

@@ -1,0 +1,104 @@
+"""A searcher that is passed to `tune` as an object, registered under no name."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from autotune import api
+from autotune.errors import CatalogError, ConflictError, SpecError
+from autotune.ports import Store
+from autotune.search import Problem, Searcher, make_searcher
+from autotune.space import SearchSpace
+from autotune.spec import StudyStatus, TrialPurpose
+from autotune.store import MemoryStore
+from autotune.study.progress import TrialStarted
+from autotune.study.running import run_study
+from tests.small_studies import QUIET, configs, spec
+
+
+class LastFirst(Searcher):
+    """The candidates from the end of the space."""
+
+    def propose(self) -> tuple[int, str] | None:
+        free = self.free()
+        return (int(free[-1]), "the last of those left") if len(free) else None
+
+
+def every_second(problem: Problem) -> Searcher:
+    """A function makes a searcher as well as a class does."""
+    return LastFirst(problem)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    memory = MemoryStore()
+    yield memory
+    memory.close()
+
+
+def test_a_class_that_is_passed_proposes_the_trials_and_its_name_is_recorded(store: Store) -> None:
+    result = api.tune(spec(), store=store, searcher=LastFirst)
+    assert result.record.study.searcher == f"python:{__name__}.LastFirst"
+    assert result.record.spec["searcher"] == result.record.study.searcher
+    study = result.record.study
+    searcher = make_searcher(LastFirst, SearchSpace.build(study.workload, study.space))
+    asked = [t.config for t in result.trials if t.purpose is TrialPurpose.SEARCH]
+    assert asked == searcher.ask(6)
+    assert "the last of those left" in {t.reason for t in result.trials}
+
+
+def test_a_study_object_takes_another_searcher_by_name_or_by_function(store: Store) -> None:
+    study = api.load_study(spec())
+    assert api.tune(study, store=store, searcher="random").record.study.searcher == "random"
+    assert api.tune(study, store=store, searcher=every_second).record.study.searcher.endswith(".every_second")
+    with pytest.raises(CatalogError, match="did you mean random"):
+        api.tune(study, store=store, searcher="randon")
+
+
+def test_an_interrupted_study_goes_on_with_the_same_class_as_if_it_had_not_been(store: Store) -> None:
+    slow = spec(runner=QUIET | {"time_scale": 0.001})
+    paused = api.tune(slow, store=store, searcher=LastFirst, on_event=interrupt_at(3))
+    assert paused.record.status is StudyStatus.PAUSED
+    resumed = api.tune(slow, store=store, searcher=LastFirst)
+    assert resumed.record.id == paused.record.id
+    other = MemoryStore()
+    undisturbed = api.tune(slow, store=other, searcher=LastFirst)
+    other.close()
+    assert configs(t for t in resumed.trials if t.status != "CANCELLED") == configs(undisturbed.trials)
+
+
+def test_a_study_whose_searcher_is_not_here_waits_for_whoever_has_it(store: Store) -> None:
+    """A service on the same store cannot make the searcher: it leaves the study PAUSED and says what to do."""
+    slow = spec(runner=QUIET | {"time_scale": 0.001})
+    study = api.tune(slow, store=store, searcher=LastFirst, on_event=interrupt_at(3)).record
+    api.act(store, study.id, "resume")
+    with pytest.raises(CatalogError, match=r"passed to autotune\.tune as an object"):
+        run_study(store, study.id)
+    left = store.study(study.id)
+    assert left.status is StudyStatus.PAUSED
+    assert "searcher=" in left.message
+    with pytest.raises(ConflictError, match="searches with"):
+        run_study(store, study.id, searcher=every_second)
+    assert api.tune(slow, store=store, searcher=LastFirst).record.status is StudyStatus.COMPLETED
+
+
+def test_an_instance_is_refused_for_it_cannot_be_made_anew(store: Store) -> None:
+    study = api.load_study(spec())
+    instance: Any = LastFirst(Problem(space=SearchSpace.build(study.workload, study.space)))
+    with pytest.raises(SpecError, match="makes its searcher anew"):
+        api.tune(study, store=store, searcher=instance)
+    assert store.studies() == []
+
+
+def interrupt_at(trial: int) -> Any:
+    """An `on_event` that presses Ctrl-C when that trial begins."""
+
+    def hear(event: object) -> None:
+        if isinstance(event, TrialStarted) and event.number == trial:
+            signal.raise_signal(signal.SIGINT)
+
+    return hear
