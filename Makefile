@@ -3,14 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STUDY ?= search_spaces/studies/laptop.yaml
+FAST := not slow and not gpu
 
 .PHONY: tune test check serve docs venv test-slow chaos test-gpu wheel clean
 
 tune: $(VENV)/.installed
 	$(BIN)/autotune tune $(STUDY)
 
+# Two rounds: the tests that share the machine on two workers, file by file, then one by one those that need it for themselves.
 test: check docs
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not alone and $(FAST)" --numprocesses 2 --dist loadfile
+	$(BIN)/pytest -m "alone and $(FAST)"
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -21,6 +21,7 @@ from tests.ray_roles import played_head
 from tests.workers.requests import DOUBLE
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

@@ -20,6 +20,8 @@ from autotune_workers.process.machine import is_alive
 from autotune_workers.process.subreaper import descendants
 from tests.workers.requests import DOUBLE
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120.0
 GONE_S = 60.0

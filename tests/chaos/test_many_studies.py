@@ -24,6 +24,8 @@ from tests.chaos.checker import violations
 from tests.chaos.supervisor import PLACES
 from tests.small_studies import QUIET, spec
 
+pytestmark = pytest.mark.alone
+
 DEADLINE_S = 240.0
 SMALL = spec(
     space={"tp": [1, 2], "micro_batch_size": [1, 2, 4], "precision": ["bf16"]},

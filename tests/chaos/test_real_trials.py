@@ -30,6 +30,7 @@ SPEC: dict[str, Any] = {
 }
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.timeout(3 * 3600),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

@@ -17,6 +17,8 @@ from tests.chaos.arena import Played, SmallDisk, Where, play_all, small_disk
 from tests.chaos.conftest import Place
 from tests.chaos.schedule import ANYWHERE, SUPERVISED, Disturbance, Schedule, seeded, study_spec
 
+pytestmark = pytest.mark.alone
+
 MANY = int(os.environ.get("CHAOS_SCHEDULES", "200"))
 FIRST_SEED = int(os.environ.get("CHAOS_SEED", "1000"))
 AT_ONCE = 6

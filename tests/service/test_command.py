@@ -19,6 +19,8 @@ from autotune.client import Client
 from autotune.store import open_store
 from tests.service.running import DEADLINE_S, slow_spec, spec, until
 
+pytestmark = pytest.mark.alone
+
 
 @contextmanager
 def served(tmp_path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:

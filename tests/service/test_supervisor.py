@@ -22,6 +22,8 @@ from autotune.store import SqlStore, open_store
 from autotune.study.process_id import this_process
 from tests.service.running import Service, slow_spec, spec, until
 
+pytestmark = pytest.mark.alone
+
 
 class PaperLauncher:
     """A fake launcher: starts nothing; the test says which processes end."""

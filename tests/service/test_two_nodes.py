@@ -21,6 +21,8 @@ from tests.ray_roles import played_node
 from tests.service.running import DEADLINE_S, spec, until
 from tests.service.test_command import served
 
+pytestmark = pytest.mark.alone
+
 OWNERS = ("ann", "bob", "eve")
 LONG_S = 600.0
 

@@ -27,6 +27,8 @@ from autotune.store import MemoryStore, SqlStore, database, maintenance, open_st
 from autotune.testing.stores import LONG_S, a_study, measured, pending, run_trial, running_study
 from tests.postgresql import PostgresServer, postgres_server
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120.0
 

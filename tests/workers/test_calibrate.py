@@ -11,6 +11,8 @@ from autotune.spec import ClusterSpec
 from autotune_workers import calibrate
 from autotune_workers.calibrate import KINDS, calibrate_local
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.flaky(reruns=2)
 def test_figures_are_plausible_and_the_cost_model_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from autotune.spec.catalog import cluster_of
 from autotune.trainers import trainer, write_launch
 from autotune_workers.launch import main
 
+pytestmark = pytest.mark.alone
+
 WORKLOAD = Workload(
     model=ModelSpec(name="tiny", num_layers=2, hidden_size=32, num_attention_heads=2, vocab_size=256, gated_mlp=True),
     cluster=cluster_of("cpu", num_nodes=1, gpus_per_node=2),

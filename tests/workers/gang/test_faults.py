@@ -14,6 +14,8 @@ from autotune_workers.training.faults import Fault
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
 from tests.workers.requests import request
 
+pytestmark = pytest.mark.alone
+
 LEAKY = 500
 RANKS = 4
 

@@ -22,6 +22,8 @@ from tests.workers.process.test_program_runner import one
 from tests.workers.process.test_program_runner import request as program
 from tests.workers.requests import PATIENT, request
 
+pytestmark = pytest.mark.alone
+
 LIMIT_BYTES = 96 << 20
 GROUPS = (
     ("/sys/fs/cgroup", "cgroup.controllers", "memory.max"),

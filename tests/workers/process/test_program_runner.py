@@ -27,6 +27,8 @@ from autotune_workers.runners.local import LocalRunner
 from tests.workers.requests import DOUBLE, PATIENT
 from tests.workers.requests import request as asking
 
+pytestmark = pytest.mark.alone
+
 PROGRAM = Path(__file__).with_name("program.py")
 METRICS = {
     "step": r"^iteration (\d+):",

@@ -26,6 +26,7 @@ from tests.workers.requests import DOUBLE, PATIENT, request
 from tests.workers.requests import request as asking
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.flaky(reruns=2),
     # Ray leaves sockets and log files to the garbage collector
     pytest.mark.filterwarnings("ignore::ResourceWarning"),

@@ -22,6 +22,8 @@ from autotune_workers.runners.local import LocalRunner
 from tests.workers.requests import DOUBLE, request
 from tests.workers.requests import request as asking
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[LocalRunner]:

@@ -10,6 +10,8 @@ import pytest
 from autotune.spec import Measurement
 from tests.workers.trial_ranks import run_jobs
 
+pytestmark = pytest.mark.alone
+
 TOLERANCES = {"fp32": 2e-5, "bf16": 1e-2, "fp16": 2e-3}
 """Relative, of each step's loss; gradient norms may differ ten times as much. fp32 differs by the order of sums, the others by their 8 and 11
 significant bits."""

@@ -19,6 +19,8 @@ from autotune_workers.process.machine import status_bytes
 from autotune_workers.training.run_trial import RankContext, StepReport, TrialFailed, reference_losses, run_trial
 from tests.workers.trial_ranks import request, run_jobs
 
+pytestmark = pytest.mark.alone
+
 PLAIN = "micro_batch_size=2,precision=fp32"
 
 
