@@ -1,14 +1,18 @@
-"""The commands. Each module holds the commands of one purpose and imports what it needs when it is called.
+"""The command line. Each module holds the commands of one purpose and imports what they need only when they run.
 
-    plan.py     plan, estimate                      export.py   export, report, compare
-    calibrate.py  calibrate                           serve.py    serve, token
-    tune.py       tune                                catalogs.py   searchers, models, clusters, spaces, trainers, runners
-    jobs.py      submit, list, status, watch, logs,  doctor.py     doctor
-                    pause, resume, stop, cancel         store.py    store check, backup, export, vacuum
-    best.py      best, explain                       live.py       the live view of a running study
+    tune.py       tune                                  best.py       best, explain
+    plan.py       plan, estimate                        export.py     export, report, compare
+    calibrate.py  calibrate                             serve.py      serve, token create, list, revoke, audit
+    jobs.py       submit, list, status, watch, logs,    catalogs.py   searchers, models, clusters, spaces, trainers, runners
+                  pause, resume, stop, cancel           store.py      store check, backup, export, vacuum
+    doctor.py     doctor
 
-Results go to stdout (one JSON document with --json), everything else to stderr. Exit codes: 0 done, 1 failed or nothing
-feasible, 2 bad input, 130 interrupted (what was measured is kept).
+    output.py     the options that commands share; JSON documents, tables and errors
+    live.py       the live view of a running study      study_text.py   a study as text
+    source.py     the store or the service that a command reads from
+    exit_codes.py
+
+Results go to stdout (one JSON document with --json), everything else to stderr.
 """
 
 from __future__ import annotations
@@ -22,8 +26,13 @@ if TYPE_CHECKING:
     import typer
 
 
+SUMMARY = """Finds the fastest stable configuration to train a model on a cluster, in about ten short real trials.
+
+Start with `autotune doctor`, then `autotune plan SPEC` (needs no hardware) and `autotune tune SPEC`."""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point: runs one command and exits with its code; no error of a caller ends in a traceback."""
+    """Entry point: runs one command and exits with its code. Mistakes of the user are reported without a traceback."""
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -42,21 +51,21 @@ def run(argv: list[str]) -> int:
     except AutotuneError as error:
         return report_error(error, as_json=as_json)
     except (typer.Abort, KeyboardInterrupt):
-        print("stopped", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away (`autotune list | head`); point stdout elsewhere so that exit is quiet.
+        # The reader of stdout has gone (`autotune list | head`); redirect stdout so that the exit prints no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE
     except Exception as error:
-        if hasattr(error, "format_message"):  # what typer raises for a wrong command line
+        if hasattr(error, "format_message"):  # typer's errors of a wrong command line
             return report_error(error, as_json=as_json)
         raise
     return code if isinstance(code, int) else DONE
 
 
 def application() -> typer.Typer:
-    """The typer application with every command."""
+    """The typer application with all commands."""
     import typer
 
     from autotune.cli import (
@@ -81,20 +90,20 @@ def application() -> typer.Typer:
 
     app = typer.Typer(
         name="autotune",
-        help="Finds the fastest stable configuration to train a model on a cluster, in a handful of short real trials.",
+        help=SUMMARY,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
-    @app.callback()
+    @app.callback(help=SUMMARY)
     def options(
         version: bool = typer.Option(
             False, "--version", callback=show_version, is_eager=True, help="Show the version."
         ),
     ) -> None:
-        """Finds the fastest stable configuration to train a model on a cluster, in a handful of short real trials."""
+        """Options that stand before the command."""
 
     for module in (tune, plan, calibrate, jobs, best, export, serve, store, catalogs, doctor):
         module.register(app)

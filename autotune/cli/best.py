@@ -1,4 +1,4 @@
-"""What came out: best, explain."""
+"""Commands about results: best, explain."""
 
 from __future__ import annotations
 
@@ -26,44 +26,60 @@ def register(app: typer.Typer) -> None:
 
 def best(
     study: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Study; without one, all history is asked.")
+        str | None,
+        typer.Argument(metavar="[ID]", help="Study: id, start of the id, or name. Without it: across all studies."),
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="Across history: this model.")] = "",
-    cluster: Annotated[str, typer.Option("--cluster", help="Across history: this cluster.")] = "",
-    trainer: Annotated[str, typer.Option("--trainer", help="Across history: this trainer.")] = "",
+    model: Annotated[str, typer.Option("--model", help="Across studies: only this model.")] = "",
+    cluster: Annotated[str, typer.Option("--cluster", help="Across studies: only this cluster.")] = "",
+    trainer: Annotated[str, typer.Option("--trainer", help="Across studies: only this trainer.")] = "",
     runner: Annotated[
         str,
-        typer.Option("--runner", help="Across history: this runner. Simulated results are shown only if it is named."),
+        typer.Option(
+            "--runner",
+            help="Across studies: only this runner. Simulated results are shown only with --runner simulated.",
+        ),
     ] = "",
     seq_len: Annotated[
         int | None,
-        typer.Option("--seq-len", min=1, help="Across history: tokens per sequence, where nothing is measured."),
+        typer.Option("--seq-len", min=1, help="Across studies: tokens per sequence, used where nothing was measured."),
     ] = None,
     global_batch_size: Annotated[
-        int | None, typer.Option("--global-batch-size", min=1, help="Across history: sequences per step, likewise.")
+        int | None,
+        typer.Option(
+            "--global-batch-size", min=1, help="Across studies: sequences per step, used where nothing was measured."
+        ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, max=1000, help="How many configs.")] = 1,
+    top: Annotated[int, typer.Option("--top", min=1, max=1000, help="Number of configs to show.")] = 1,
     pareto: Annotated[
         bool,
-        typer.Option("--pareto", help="Configs that no other beats in speed, stability, memory headroom and cost."),
+        typer.Option(
+            "--pareto",
+            help="Show the configs that no other beats in all of speed, stability, memory headroom and cost.",
+        ),
     ] = False,
     metric: Annotated[
         str | None,
         typer.Option(
-            "--metric", help="Rank again by throughput, goodput or cost; across history with model and cluster."
+            "--metric",
+            help="Rank by throughput, goodput or cost instead. Across studies this needs --model and --cluster.",
         ),
     ] = None,
     stability_weight: Annotated[
         float | None,
-        typer.Option("--stability-weight", min=0.0, max=1.0, help="Rank again with this weight; likewise."),
+        typer.Option(
+            "--stability-weight",
+            min=0.0,
+            max=1.0,
+            help="Rank with this weight of stability instead. Across studies this needs --model and --cluster.",
+        ),
     ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Shows the best configurations of a study, or across all history.
+    """Shows the best configs of a study or of all studies.
 
-    With --model and --cluster of which nothing was measured: those of the nearest workload, else what the cost model says.
+    If nothing was measured for --model and --cluster, it shows the configs of the nearest known workload, otherwise the cost model's ranking.
     """
     from autotune.cli.source import open_source
     from autotune.errors import SpecError
@@ -72,11 +88,15 @@ def best(
     asked |= {"seq_len": seq_len, "global_batch_size": global_batch_size}
     if study and any(asked.values()):
         named = ", ".join(f"--{name.replace('_', '-')}" for name, value in asked.items() if value)
-        raise SpecError(f"{named} asks across history, but a study was named", remedy="leave one out")
+        raise SpecError(
+            f"{named} searches across studies, but the study {study!r} is given too", remedy="leave one of them out"
+        )
     if not study and pareto:
-        raise SpecError("--pareto needs a study", remedy="name one: autotune best ID --pareto")
+        raise SpecError("--pareto needs a study, but none is given", remedy="run `autotune best ID --pareto`")
     if pareto and top > 1:
-        raise SpecError("--pareto shows the whole front, but --top was given too", remedy="leave one out")
+        raise SpecError(
+            f"--pareto shows all configs of the front, but --top {top} is given too", remedy="leave one of them out"
+        )
     with open_source(store, url) as source:
         if study:
             document = source.best(study, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight)
@@ -86,7 +106,7 @@ def best(
     if json:
         emit(document)
     elif not found:
-        note("no measured configuration" + (" yet" if study else " matches; start a study with: autotune tune SPEC"))
+        note("nothing measured yet" if study else "no measured config matches; start a study with `autotune tune SPEC`")
         for remark in document["notes"]:
             note(remark)
     else:
@@ -100,12 +120,12 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
 
     out, _ = consoles()
     if asked := document.get("objective"):
-        note(f"ranked by {asked['metric']}, stability weighing {asked['stability_weight']:g}")
+        note(f"ranked by {asked['metric']}, weight of stability {asked['stability_weight']:g}")
     if pareto:
         from autotune.report.reward_tables import front_rows
 
         _print_rows(*front_rows(document["configs"]), text=2)
-        out.print("no other measured config is at least as good in all four and better in one")
+        out.print("no other measured config is at least as good in all four columns and better in one")
     elif document.get("source") == "cost_model":
         _print_predicted(document)
     else:
@@ -118,7 +138,7 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
 
 
 def _print_predicted(document: dict[str, Any]) -> None:
-    """The cost model's answer where there is no other."""
+    """Prints the cost model's ranking."""
     from autotune.report.terminal import format_bytes, format_count, format_duration
     from autotune.spec import ParallelConfig, config_label
 
@@ -130,18 +150,18 @@ def _print_predicted(document: dict[str, Any]) -> None:
         risk = f"{predicted['oom_probability']:.0%}"
         rows.append([str(rank), config_label(ParallelConfig.from_dict(config)), *sizes, memory, risk])
     _print_rows(["rank", "config", "tokens/s", "step", "memory", "OOM risk"], rows, text=2)
-    print("predicted by the cost model: nothing like it has been measured")
+    print("predicted by the cost model; nothing similar has been measured")
     assumed = document["assumed"]
     batches = ", ".join(map(str, assumed["global_batch_size"]))
     note(
-        f"for {assumed['seq_len']:,} tokens x {batches} sequences, trainer {assumed['trainer']}, space {assumed['space']}"
+        f"assumed: {assumed['seq_len']:,} tokens x {batches} sequences, trainer {assumed['trainer']}, space {assumed['space']}"
     )
     for remark in document["notes"]:
         note(remark)
 
 
 def _print_evidence(document: dict[str, Any]) -> None:
-    """How an answer across history is known."""
+    """Prints where results across studies come from."""
     from autotune.report.terminal import format_duration
     from autotune.spec import ParallelConfig, config_label
 
@@ -150,18 +170,19 @@ def _print_evidence(document: dict[str, Any]) -> None:
         what = f"{near['model']} on {near['cluster']}, {near['seq_len']:,} tokens"
         print(f"measured for the nearest workload ({what}; {near['distance']:.2f} doublings away), not for this one")
         print(
-            f"here the cost model expects {here['tokens_per_s']:,.0f} tokens/s of the first, {here['oom_probability']:.0%} OOM risk"
+            f"for this workload the cost model predicts {here['tokens_per_s']:,.0f} tokens/s for the first config, "
+            f"with {here['oom_probability']:.0%} risk of running out of memory"
         )
     if found := document.get("evidence"):
         ago = f", the last {format_duration(found['age_s'])} ago" if found["age_s"] is not None else ""
-        spread = f"; steps of the best vary by {found['spread']:.1%}" if found["spread"] is not None else ""
+        spread = f"; step times of the best config vary by {found['spread']:.1%}" if found["spread"] is not None else ""
         counts = ", ".join(f"{name} {found[name]}" for name in ("trials", "configs", "studies"))
-        print(f"behind it: {counts}{ago}{spread}")
+        print(f"based on: {counts}{ago}{spread}")
     if left := document.get("untried"):
         first = config_label(ParallelConfig.from_dict(left["best"]["config"])) if left["best"] else ""
         print(
             f"measured: {left['measured']} of {left['legal']:,} legal configs"
-            + (f"; of the others the cost model would try {first}" if first else "")
+            + (f"; of the others the cost model predicts most for {first}" if first else "")
         )
     if "source" in document:
         for remark in document["notes"]:
@@ -169,7 +190,7 @@ def _print_evidence(document: dict[str, Any]) -> None:
 
 
 def _print_rows(heads: list[str], rows: list[list[str]], *, text: int) -> None:
-    """A table whose first `text` columns are words and whose others are numbers."""
+    """Prints a table; the first `text` columns hold words, the others numbers."""
     out, _ = consoles()
     table = bare_table()
     for i, head in enumerate(heads):
@@ -182,13 +203,16 @@ def _print_rows(heads: list[str], rows: list[list[str]], *, text: int) -> None:
 def explain(
     study: StudyArgument,
     trial: Annotated[
-        int | None, typer.Argument(metavar="[TRIAL]", help="Number of a trial; the winner when left out.")
+        int | None, typer.Argument(metavar="[TRIAL]", help="Number of a trial. Default: the winner.")
     ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Says why a trial won or lost: its reward by parts, against the baseline and the runner-up."""
+    """Explains why a trial won or lost.
+
+    It shows the parts of the trial's reward, compared with the baseline and the runner-up.
+    """
     from autotune.cli.source import open_source
     from autotune.report.reward_tables import PRODUCT, formula_rows, reward_rows
 

@@ -1,4 +1,4 @@
-"""`autotune calibrate`: measures this cluster, so that predictions use what it really does."""
+"""`autotune calibrate`: measures this cluster, so that predictions use its real speed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ def register(app: typer.Typer) -> None:
 
 
 def calibrate(
-    cluster: Annotated[str, typer.Option("--cluster", help="What to measure; `local` is this machine.")] = "local",
+    cluster: Annotated[str, typer.Option("--cluster", help="Cluster to measure; `local` is this machine.")] = "local",
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measures matmul rates, memory bandwidth and collectives in about a minute, and keeps them for the cost model."""
+    """Measures this cluster for the cost model, in about a minute.
+
+    It measures matmul rates, memory bandwidth and collectives, and stores them. plan, estimate and tune then use them.
+    """
     from autotune import api
 
     results = api.open_store(store)
@@ -40,4 +43,4 @@ def calibrate(
         elif isinstance(value, str | int):
             table.add_row(name, str(value))
     consoles()[0].print(table)
-    note("kept; plan, estimate and tune on this cluster use it from now on")
+    note("stored; plan, estimate and tune use these values for this cluster from now on")

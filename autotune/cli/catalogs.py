@@ -1,4 +1,4 @@
-"""What there is: searchers, models, GPUs and clusters, spaces, trainers, runners."""
+"""Commands that list what a spec can name: searchers, models, clusters, spaces, trainers, runners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from autotune.cli.output import JsonOption, bare_table, consoles, emit
 
 LEAST_SENTENCE = 24
-"""columns that a sentence has at the least"""
+"""least width of a column of sentences, in characters"""
 
 
 def register(app: typer.Typer) -> None:
@@ -21,11 +21,14 @@ def register(app: typer.Typer) -> None:
 
 
 WIDE_NUMBERS = ("ffn", "vocab", "kv_heads", "experts")
-"""columns of models that a narrow terminal does not show, in that order"""
+"""columns of models that a narrow terminal leaves out, in this order"""
 
 
 def searchers(json: JsonOption = False) -> None:
-    """Lists what can propose trials, with the packages that bring it."""
+    """Lists the searchers, which propose trials.
+
+    Each comes with the package that provides it.
+    """
     from autotune.registry import SEARCHERS
 
     rows: list[dict[str, Any]] = []
@@ -36,7 +39,7 @@ def searchers(json: JsonOption = False) -> None:
 
 
 def models(json: JsonOption = False) -> None:
-    """Lists the models of the catalog with their shapes."""
+    """Lists the models of the catalog, with their shapes."""
     from autotune.report.terminal import format_count
     from autotune.spec import catalog
 
@@ -62,12 +65,15 @@ def models(json: JsonOption = False) -> None:
         json,
         headings={"kv_heads": "kv"},
         shown=[{**row, "parameters": format_count(row["parameters"])} for row in rows],
-        gives=WIDE_NUMBERS,
+        optional=WIDE_NUMBERS,
     )
 
 
 def clusters(json: JsonOption = False) -> None:
-    """Lists common clusters; any GPU-NODESxGPUS of a listed GPU may be named, and `local` is this machine."""
+    """Lists common clusters.
+
+    A spec may also name any other size, as GPU-NODESxGPUS (e.g. a100-80gb-16x8), or `local` for this machine.
+    """
     from autotune.spec import catalog
 
     rows: list[dict[str, Any]] = []
@@ -93,16 +99,16 @@ def clusters(json: JsonOption = False) -> None:
         "intra_node_gb_per_s": "in node\nGB/s",
         "inter_node_gb_per_s": "between\nnodes GB/s",
     }
-    _show("clusters", rows, json, headings=headings, gives=("gpu",))
+    _show("clusters", rows, json, headings=headings, optional=("gpu",))
 
 
 def _tflops(flops_per_s: float | None) -> float | None:
-    """TFLOP/s to three digits at the least; None where the GPU has no such arithmetic."""
+    """TFLOP/s, rounded; None where the GPU lacks this precision."""
     return None if flops_per_s is None else round(flops_per_s / 1e12, 1 if flops_per_s >= 1e12 else 3)
 
 
 def spaces(json: JsonOption = False) -> None:
-    """Lists the search spaces that ship, with their knobs."""
+    """Lists the ready-made search spaces, with their knobs."""
     from autotune import assets
     from autotune.schema.reading import read_document
 
@@ -132,7 +138,10 @@ def _values(values: Any) -> str:
 
 
 def trainers(json: JsonOption = False) -> None:
-    """Lists the trainers that a configuration can be handed to, with the packages that bring them."""
+    """Lists the trainers that can run a config.
+
+    Each comes with the package that provides it.
+    """
     from autotune.registry import TRAINERS
 
     rows = [{**row, "summary": getattr(found, "summary", row["summary"])} for row, found in _plugins(TRAINERS)]
@@ -140,14 +149,17 @@ def trainers(json: JsonOption = False) -> None:
 
 
 def runners(json: JsonOption = False) -> None:
-    """Lists what can run trials, with the packages that bring it."""
+    """Lists the runners, which run trials.
+
+    Each comes with the package that provides it.
+    """
     from autotune.registry import RUNNERS
 
     _show_plugins("runners", [row for row, _ in _plugins(RUNNERS)], json)
 
 
 def _plugins(group: str) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Each entry of the group with what was loaded. One that cannot be loaded says why not, and spoils no other."""
+    """Each plug-in of the group as a row, with the loaded object; None, and the reason in the row, for one that cannot be loaded."""
     from autotune.errors import AutotuneError
     from autotune.registry import load, registered
 
@@ -162,7 +174,7 @@ def _plugins(group: str) -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def _show_plugins(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
-    """The table holds package and version in one column, before the sentence."""
+    """Prints plug-ins; the table has package and version in one column."""
     shown = [
         {"name": r["name"], "package": f"{r['package']} {r['version']}".rstrip(), "summary": r["summary"]} for r in rows
     ]
@@ -176,11 +188,11 @@ def _show(
     *,
     headings: Mapping[str, str] | None = None,
     shown: list[dict[str, Any]] | None = None,
-    gives: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
-    """The rows as a JSON document, or `shown` (else the same rows) as a table, whose columns `gives` a narrow terminal leaves out in turn.
+    """Prints the rows as a JSON document, or `shown` (default: the rows) as a table.
 
-    Numbers and names stay whole; sentences are wrapped between words.
+    A narrow terminal leaves out the columns `optional`, one after the other. Numbers and names are never cut; sentences are wrapped between words.
     """
     if as_json:
         emit({title: rows})
@@ -205,8 +217,8 @@ def _show(
             for key in keys
         ],
         stages=[
-            *(Shortening(without=frozenset(gives[:n])) for n in range(len(gives))),
-            Shortening(without=frozenset(gives), shorten=tuple(sentences)),
+            *(Shortening(without=frozenset(optional[:n])) for n in range(len(optional))),
+            Shortening(without=frozenset(optional), shorten=tuple(sentences)),
         ],
         ellipsis=palette.unicode,
     )

@@ -1,4 +1,4 @@
-"""`autotune doctor`: what trials and the service need here, what of it is missing, and how to mend it."""
+"""`autotune doctor`: checks what trials and the service need on this machine, and says how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MIN_OPEN_FILES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     status: str
-    """ok, hint (advice: nothing was looked at), warning (something will not work) or failed (nothing will)"""
+    """ok, hint (advice; nothing was checked), warning (something will not work) or failed (nothing will work)"""
     detail: str
     remedy: str = ""
 
@@ -38,7 +38,10 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
-    """Checks Python, torch, Ray, GPUs, NCCL, the database, disk, ports and limits, and says how to mend what it finds."""
+    """Checks this machine and says how to fix what it finds.
+
+    It checks Python, torch, Ray, GPUs, NCCL, the results database, disk, ports and limits.
+    """
     looks: tuple[Callable[[], Check], ...] = (
         _python,
         _torch,
@@ -49,14 +52,14 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
         lambda: _disk(store),
         _shared_memory,
         _open_files,
-        lambda: _port("service port", 8600, "autotune serve --port N picks another"),
-        lambda: _port("Ray dashboard port", 8265, "Ray picks the next free port by itself"),
+        lambda: _port("service port", 8600, "choose another port with `autotune serve --port N`"),
+        lambda: _port("Ray dashboard port", 8265, "nothing to do: Ray takes the next free port"),
     )
     checks = []
     for look in looks:
         try:
             checks.append(look())
-        except Exception as error:  # a broken installation breaks in any way; the doctor has to survive it
+        except Exception as error:  # a broken installation can raise anything, and the other checks must still run
             name = getattr(look, "__name__", "check").strip("_")
             checks.append(Check(name=name, status=FAILED, detail=f"{type(error).__name__}: {error}"))
     failed = any(c.status == FAILED for c in checks)
@@ -74,7 +77,7 @@ def _print(checks: list[Check]) -> None:
     table = bare_table()
     table.add_column("")
     table.add_column("check")
-    table.add_column("found", overflow="fold")
+    table.add_column("result", overflow="fold")
     for check in checks:
         found = check.detail + (f"\n-> {check.remedy}" if check.remedy and check.status != OK else "")
         table.add_row(Text(check.status, style=colours[check.status]), check.name, found)
@@ -95,7 +98,7 @@ def _torch() -> Check:
 
     backends = [n for n, there in (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available())) if there]
     return Check(
-        name="torch", status=OK, detail=f"{torch.__version__}, collectives over {', '.join(backends) or 'nothing'}"
+        name="torch", status=OK, detail=f"{torch.__version__}, collective backends: {', '.join(backends) or 'none'}"
     )
 
 
@@ -111,10 +114,10 @@ def _gpus() -> Check:
             return Check(
                 name="GPUs",
                 status=WARNING,
-                detail=f"nvidia-smi is here, but torch {torch.__version__} sees no GPU",
-                remedy="install a CUDA build of torch that fits the driver (nvidia-smi prints its version)",
+                detail=f"nvidia-smi is installed, but torch {torch.__version__} finds no GPU",
+                remedy="install a CUDA build of torch that matches the driver (nvidia-smi prints its version)",
             )
-        return Check(name="GPUs", status=OK, detail="none: trials run on the CPU")
+        return Check(name="GPUs", status=OK, detail="none; trials run on the CPU")
     names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     detail = f"{torch.cuda.device_count()} x {', '.join(sorted(names))}, CUDA {torch.version.cuda}, NCCL {nccl}"
@@ -128,7 +131,7 @@ def _ray() -> Check:
         return Check(
             name="Ray",
             status=WARNING,
-            detail="not installed: only the local and the simulated runner work",
+            detail="not installed; only the runners local and simulated work",
             remedy=install_command("ray"),
         )
     return Check(name="Ray", status=OK, detail=version)
@@ -141,7 +144,7 @@ def _ray_dashboard() -> Check:
     return Check(
         name="Ray dashboard panels",
         status=HINT,
-        detail=f"to show autotune's panels in the Ray dashboard, let Grafana provision {folder} and start Ray with "
+        detail=f"to see autotune's panels in the Ray dashboard, provision Grafana from {folder} and start Ray with "
         "RAY_GRAFANA_HOST and RAY_PROMETHEUS_HOST set to your servers",
     )
 
@@ -158,7 +161,7 @@ def _store(url: str | None) -> Check:
         count = len(store.studies(limit=1))
     finally:
         store.close()
-    return Check(name="results database", status=OK, detail="opens" + ("" if count else ", no studies yet"))
+    return Check(name="results database", status=OK, detail="can be opened" + ("" if count else "; no studies yet"))
 
 
 def _disk(url: str | None) -> Check:
@@ -173,7 +176,7 @@ def _disk(url: str | None) -> Check:
         name="disk",
         status=status,
         detail=f"{free / 2**30:.1f} GiB free at {folder}",
-        remedy="free some space, or use --store",
+        remedy="free some space, or name a store on another disk with --store",
     )
 
 
@@ -187,7 +190,7 @@ def _shared_memory() -> Check:
         name="shared memory",
         status=status,
         detail=f"{size / 2**30:.1f} GiB at {folder}",
-        remedy="Ray and NCCL need more: start the container with --shm-size=8g or --ipc=host",
+        remedy="Ray and NCCL need more; start the container with --shm-size=8g or --ipc=host",
     )
 
 
@@ -196,7 +199,7 @@ def _open_files() -> Check:
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     status = OK if soft >= MIN_OPEN_FILES or soft == resource.RLIM_INFINITY else WARNING
-    return Check(name="open files", status=status, detail=f"limit {soft}", remedy="ulimit -n 65536")
+    return Check(name="open files", status=status, detail=f"limit {soft}", remedy="raise it with `ulimit -n 65536`")
 
 
 def _port(name: str, port: int, remedy: str) -> Check:

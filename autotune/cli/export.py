@@ -1,4 +1,4 @@
-"""What is handed on: export (a launch of the user's trainer), report (a page), compare (two studies side by side)."""
+"""Commands that hand results on: export (a launch of the trainer), report (an HTML page), compare (two studies side by side)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,26 @@ def register(app: typer.Typer) -> None:
 
 def export(
     study: StudyArgument,
-    to: Annotated[str, typer.Option("--to", metavar="TRAINER", help="Trainer; see autotune trainers.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="TRAINER", help="Trainer to launch; `autotune trainers` lists them.")
+    ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for the files; without one they are printed.")
+        Path | None, typer.Option("-o", "--output", help="Folder to write the files to. Default: print them.")
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="KEY=VALUE", help="An option of the trainer, e.g. data_path=/data."),
+        typer.Option(
+            "--option", metavar="KEY=VALUE", help="Option of the trainer, e.g. data_path=/data; may be repeated."
+        ),
     ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Writes the best config as a launch of that trainer: command, files, environment."""
+    """Writes the best config as a launch of a trainer.
+
+    A launch is a command, its environment and its configuration files.
+    """
     import shlex
 
     from autotune.cli.source import open_source
@@ -41,7 +48,9 @@ def export(
     for pair in option or ():
         key, sign, value = pair.partition("=")
         if not sign or not key:
-            raise SpecError(f"--option wants KEY=VALUE, but got {pair!r}", field="--option")
+            raise SpecError(
+                f"--option must be KEY=VALUE, but is {pair!r}", remedy="e.g. --option data_path=/data", field="--option"
+            )
         options[key] = value
     target = trainer(to)
     with open_source(store, url) as source:
@@ -68,7 +77,10 @@ def report(
     store: StoreOption = None,
     url: UrlOption = None,
 ) -> None:
-    """Writes a self-contained page with figures: trials, winner, why it won, what failed."""
+    """Writes a study's report as one HTML page.
+
+    The page is self-contained. It shows the trials, the winner, why it won and what failed, with figures.
+    """
     from autotune.cli.source import open_source, study_with_trials
     from autotune.errors import SpecError
     from autotune.report import html_report
@@ -80,7 +92,9 @@ def report(
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise SpecError(f"{output} cannot be written: {error.strerror}", field="--output") from None
+        raise SpecError(
+            f"{output} cannot be written: {error.strerror}", remedy="name another file with -o", field="--output"
+        ) from None
     note(f"wrote {output}")
 
 

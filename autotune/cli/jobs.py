@@ -1,4 +1,4 @@
-"""Tuning jobs: submit, list, status, watch, logs, and pause, resume, stop, cancel."""
+"""Commands about studies as jobs: submit, list, status, watch, logs, pause, resume, stop, cancel."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def register(app: typer.Typer) -> None:
 
 def submit(
     spec: SpecArgument,
-    wait: Annotated[bool, typer.Option("--wait", help="Watch the study until it ends.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the study until it ends.")] = False,
     key: Annotated[
-        str | None, typer.Option("--idempotency-key", help="Submitting twice under one key makes one study.")
+        str | None, typer.Option("--idempotency-key", help="Submitting twice with the same key makes one study.")
     ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Hands a study to the service, which runs it."""
+    """Submits a study; a running `autotune serve` runs it."""
     from autotune.cli.source import open_source
     from autotune.schema import read_spec
 
@@ -47,7 +47,7 @@ def submit(
         document = source.submit(read_spec(spec), idempotency_key=key)
         study = document["study"]
         if wait:
-            note(f"study {study['id']} submitted")
+            note(f"study {study['id']} is submitted")
             _watch(source, study["id"], json)
             return
     if json:
@@ -58,10 +58,10 @@ def submit(
 
 
 def list_studies(
-    status: Annotated[str | None, typer.Option("--status", help="Only studies in this state.")] = None,
+    status: Annotated[str | None, typer.Option("--status", help="Only studies with this status, e.g. running.")] = None,
     model: Annotated[str, typer.Option("--model", help="Only studies of this model.")] = "",
     cluster: Annotated[str, typer.Option("--cluster", help="Only studies on this cluster.")] = "",
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Number of studies to show.")] = 50,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -89,11 +89,11 @@ def list_studies(
     if document["studies"]:
         consoles()[0].print(table)
     else:
-        note("no studies; start one with: autotune tune SPEC")
+        note("no studies; start one with `autotune tune SPEC`")
 
 
 def status(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Says where a study is: its trials by status, the best so far and the speedup."""
+    """Shows a study: its status, trials and best config."""
     from autotune.cli.source import open_source
 
     with open_source(store, url) as source:
@@ -116,7 +116,7 @@ def watch(study: StudyArgument, store: StoreOption = None, url: UrlOption = None
 
 
 def _watch(source: Any, study: str, as_json: bool) -> None:
-    """Shows what happens until the study ends, in a terminal as `tune` does; exits with 1 when it failed."""
+    """Follows the study until it ends or is paused, in a terminal with the live view. Exits with 1 when the study failed."""
     from contextlib import nullcontext
 
     from autotune.cli.live import LiveView
@@ -128,7 +128,7 @@ def _watch(source: Any, study: str, as_json: bool) -> None:
     seen = 0
     with view or nullcontext():
         while True:
-            document = source.status(study)  # before the events, so that a terminal state comes after its last event
+            document = source.status(study)  # read before the events: a study is terminal only after its last event
             if view is not None:
                 view.show(document, source.trials(study))
             while view is None and (events := source.events(study, after=seen)):
@@ -152,12 +152,17 @@ def _watch(source: Any, study: str, as_json: bool) -> None:
 
 def logs(
     study: StudyArgument,
-    trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="Number of a trial.")] = None,
+    trial: Annotated[
+        int | None, typer.Argument(metavar="[TRIAL]", help="Number of a trial. Default: the history of the study.")
+    ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Prints the history of a study, or what is kept of one trial: its failure and the last log lines."""
+    """Prints the history of a study, or the failure of one trial.
+
+    Of a failed trial it prints the kind of failure, the exception and the last log lines.
+    """
     from autotune.cli.source import open_source
     from autotune.cli.study_text import history_line
     from autotune.errors import NotFoundError
@@ -175,7 +180,7 @@ def logs(
             return
         found = [t for t in source.trials(study) if t["number"] == trial]
     if not found:
-        raise NotFoundError(f"study {study} has no trial {trial}", remedy=f"see autotune status {study}")
+        raise NotFoundError(f"study {study} has no trial {trial}", remedy=f"`autotune status {study}` lists its trials")
     if json:
         emit({"trial": found[0]})
         return
@@ -202,20 +207,20 @@ def _act(action: str, study: str, store: str | None, url: str | None, as_json: b
 
 
 def pause(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Starts no new trials; running ones finish."""
+    """Pauses a study: running trials finish, no new ones start."""
     _act("pause", study, store, url, json)
 
 
 def resume(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Lets a paused study go on."""
+    """Resumes a paused study."""
     _act("resume", study, store, url, json)
 
 
 def stop(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Ends a study with what it has: running trials finish, the best is named."""
+    """Stops a study: running trials finish, then the best is named."""
     _act("stop", study, store, url, json)
 
 
 def cancel(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
-    """Kills a study and its running trials."""
+    """Cancels a study: running trials are killed at once."""
     _act("cancel", study, store, url, json)

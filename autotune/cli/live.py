@@ -32,7 +32,7 @@ REDRAWS_PER_S = 4
 
 
 class LiveView:
-    """Shows a study while it runs. A context manager; `on_event` is what the loop calls."""
+    """Shows a study while it runs. A context manager; the loop calls `on_event`."""
 
     def __init__(self, study: Study, *, console: Console | None = None) -> None:
         self.study = study
@@ -71,7 +71,7 @@ class LiveView:
                 self.trials = {trial.number: trial for trial in past}
                 self._line(
                     f"study {record.id} ({record.study.name})"
-                    + (f", going on after {len(past)} trials" if past else "")
+                    + (f", continued after {len(past)} trials" if past else "")
                 )
             case progress.PhaseEntered(phase=phase, message=message):
                 self.phase, self.message = str(phase), message
@@ -83,7 +83,7 @@ class LiveView:
             case progress.TrialStepped(number=number, steps=steps):
                 self.steps[number] = steps.first_step + len(steps.step_times_s)
             case progress.TrialRetried(number=number, attempt=attempt, failure=failure):
-                self._line(f"trial {number}: attempt {attempt} was lost ({failure.message}); trying again")
+                self._line(f"trial {number}: attempt {attempt} was lost ({failure.message}); it is tried again")
             case progress.TrialEnded(trial=trial):
                 self.trials[trial.number] = trial
                 self._line(trial_line(trial, self.palette))
@@ -94,7 +94,7 @@ class LiveView:
                 self._line(message)
 
     def show(self, document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the state of a study that runs elsewhere, as documents."""
+        """Takes the state of a study that runs elsewhere, as documents of the public contract."""
         study, best = document["study"], document["best"]
         self.trials = {trial["number"]: Trial.from_dict(trial) for trial in trials}
         self.best = best["number"] if best and best["number"] in self.trials else None
@@ -102,9 +102,9 @@ class LiveView:
         self.began = time.monotonic() - study["elapsed_s"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What the terminal shows now: what matters first, then as many trials as there are lines for.
+        """The present view: summary, best config, message and title, then as many trials as there are lines left.
 
-        A terminal can only erase what is still on its screen, so one line fewer than it has is used.
+        It uses one line less than the terminal has, because a terminal can erase only what is still on its screen.
         """
         from rich.console import Group
         from rich.segment import SegmentLines
@@ -129,7 +129,7 @@ class LiveView:
         yield SegmentLines(lines[:room], new_lines=True)
 
     def _table(self, rows: int) -> FittedTable:
-        """The last trials, of which the best is always one."""
+        """A table of the last trials; the best one is always among them."""
         trials = sorted(self.trials.values(), key=lambda t: t.number)
         shown = trials[-rows:] if rows else []
         if self.best is not None and shown and all(t.number != self.best for t in shown):
@@ -153,7 +153,7 @@ class LiveView:
             ahead = max(0, budget.max_trials - searched) + finals - sum(t.purpose is TrialPurpose.FINAL for t in ended)
             left = min(left, elapsed / len(ended) * max(0, ahead))
         return (
-            f"{self.phase}   {searched} of at most {budget.max_trials} trials   {format_duration(elapsed)} gone, "
+            f"{self.phase}   {searched} of at most {budget.max_trials} trials   {format_duration(elapsed)} elapsed, "
             f"at most {format_duration(left)} left"
         )
 

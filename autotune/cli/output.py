@@ -1,4 +1,4 @@
-"""What every command says the same way: one JSON document or a table on stdout, notes and errors on stderr."""
+"""What all commands share: common options, one JSON document or a table on stdout, notes and errors on stderr."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on stdout, everything else on stderr.")
+    bool, typer.Option("--json", help="Print one JSON document on stdout; everything else goes to stderr.")
 ]
 StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
         metavar="URL",
-        help="Results database: a file or an SQLAlchemy URL. Default: AUTOTUNE_STORE, else a file in the user's data folder.",
+        help="Results database: an SQLite file, or a PostgreSQL URL. Default: AUTOTUNE_STORE, or a file in your data folder.",
     ),
 ]
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="Ask a running service instead of the store. Default: AUTOTUNE_URL."),
+    typer.Option(
+        "--url", metavar="URL", help="Use the service at this address instead of a store. Default: AUTOTUNE_URL."
+    ),
 ]
 SpecArgument = Annotated[
     str, typer.Argument(metavar="SPEC", help="Study spec: a YAML or JSON file, or - for standard input.")
 ]
-StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="Study: its id, the start of the id, or its name.")]
+StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="Study: id, start of the id, or name.")]
 
 
 PIPE_WIDTH = 200
-"""columns of a table that no terminal limits"""
+"""width of tables that go to a file or a pipe, in characters"""
 
 
 def consoles() -> tuple[Console, Console]:
-    """Console of stdout and console of stderr; a file or a pipe has room for whole tables."""
+    """The consoles of stdout and of stderr. A file or a pipe gets tables of `PIPE_WIDTH`."""
     from rich.console import Console
 
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -58,7 +60,7 @@ def bare_table() -> Table:
 
 
 def emit(document: Mapping[str, Any]) -> None:
-    """Prints one strict JSON document: no NaN, no infinity (they become null)."""
+    """Prints one strict JSON document: NaN and infinity become null."""
     sys.stdout.write(json.dumps(strict(document), indent=2, allow_nan=False, default=str) + "\n")
 
 
@@ -76,17 +78,17 @@ def strict(value: Any) -> Any:
 
 
 def note(text: str) -> None:
-    """A line for people, on stderr."""
+    """Prints a line for people, on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def report_error(error: Exception, *, as_json: bool) -> int:
-    """Prints an error as law, values and remedy (or as the JSON envelope) and returns the exit code."""
+    """Prints an error, with --json also as an error document on stdout, and returns the exit code."""
     from autotune.cli.exit_codes import BAD_INPUT, FAILED
     from autotune.errors import AutotuneError, ConflictError, InfeasibleError, ServiceError
 
     if isinstance(error, AutotuneError):
-        envelope = {"kind": error.kind, "message": error.message, "field": error.field, "remedy": error.remedy}
+        body = {"kind": error.kind, "message": error.message, "field": error.field, "remedy": error.remedy}
         text = str(error)
         code = FAILED if isinstance(error, InfeasibleError | ConflictError | ServiceError) else BAD_INPUT
     else:
@@ -94,9 +96,9 @@ def report_error(error: Exception, *, as_json: bool) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # `autotune` alone: the text is the help
             print(text, file=sys.stderr)
             return BAD_INPUT
-        envelope = {"kind": "usage", "message": text, "field": "", "remedy": "see autotune --help"}
+        body = {"kind": "usage", "message": text, "field": "", "remedy": "`autotune --help` lists the commands"}
         code = BAD_INPUT
     if as_json:
-        emit({"error": envelope})
+        emit({"error": body})
     print(f"error: {text}", file=sys.stderr)
     return code

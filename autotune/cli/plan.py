@@ -1,4 +1,4 @@
-"""Answers without hardware: plan ranks every legal config by the cost model, estimate shows one config by parts."""
+"""Commands that need no hardware: plan ranks all feasible configs by the cost model, estimate shows one config in detail."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     spec: SpecArgument,
-    top: Annotated[int, typer.Option("--top", min=1, max=100_000, help="How many configs.")] = 10,
+    top: Annotated[int, typer.Option("--top", min=1, max=100_000, help="Number of configs to show.")] = 10,
     gpus: Annotated[
-        str | None, typer.Option("--gpus", metavar="N,N,...", help="Also the best on clusters of these sizes.")
+        str | None,
+        typer.Option("--gpus", metavar="N,N,...", help="Also show the best config for these numbers of GPUs."),
     ] = None,
     tokens: Annotated[
-        float | None, typer.Option("--tokens", min=1, help="With --gpus: days and cost to train this many tokens.")
+        float | None,
+        typer.Option("--tokens", min=1, help="With --gpus: also show days and cost to train on this many tokens."),
     ] = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Ranks the feasible configs by the cost model; needs no hardware."""
+    """Ranks all feasible configs by predicted speed; needs no GPU."""
     from autotune import api
     from autotune.errors import SpecError
 
     if tokens is not None and gpus is None:
         raise SpecError(
-            "--tokens asks for days and cost, which --gpus lists", remedy="add --gpus 64,128", field="--tokens"
+            "--tokens works only with --gpus, which is missing", remedy="add e.g. --gpus 64,128", field="--tokens"
         )
     study = api.load_study(spec)
     database = api.open_store(store)
@@ -58,7 +60,7 @@ def _counts(text: str) -> list[int]:
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
-        raise SpecError(f"--gpus wants whole numbers, but got {text!r}", remedy="e.g. --gpus 64,128,256") from None
+        raise SpecError(f"--gpus must be whole numbers, but is {text!r}", remedy="e.g. --gpus 64,128,256") from None
 
 
 def _print_plan(study: Any, found: Any, sizes: Any) -> None:
@@ -72,19 +74,19 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
         f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
         f"{workload.seq_len} tokens x {', '.join(map(str, workload.global_batch_sizes))} sequences, trainer {study.trainer}"
     )
-    why = " by these laws and by memory (`autotune estimate SPEC --config ...` says why one is illegal):"
+    why = ", for these reasons (`autotune estimate SPEC --config ...` gives the reason for one config):"
     out.print(f"{found.feasible:,} feasible configs, {excluded:,} combinations excluded{why if excluded else ''}")
     for reason, count in sorted(found.infeasible.items(), key=lambda item: -item[1]):
         out.print(f"  {count:>12,}  {reason}")
     if found.rows:
         out.print(plan_table(found, palette=_palette(out)))
-        out.print("ranked by predicted speed times the probability that it fits into memory")
+        out.print("ranked by predicted speed times the probability that the config fits into memory")
         if found.not_modelled:
             out.print(f"not in the cost model, each shown at its first value: {', '.join(found.not_modelled)}")
     elif found.nearest_miss:
         miss = found.nearest_miss
         out.print(
-            f"nothing fits into {format_bytes(workload.cluster.gpu.memory_bytes)}; the nearest miss, {config_label(miss.config)}, "
+            f"no config fits into {format_bytes(workload.cluster.gpu.memory_bytes)}; the closest one, {config_label(miss.config)}, "
             f"would need {format_bytes(float(miss.estimate.peak_memory_bytes))}"
         )
         for remedy in miss.remedies:
@@ -104,16 +106,16 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
             spent = (days, cost) if budgeted else ()
             table.add_row(f"{row.num_gpus:,}", config_label(row.config), rate, mfu, *spent)
         out.print(table)
-    _say_source(found.source)
+    _print_source(found.source)
 
 
-def _say_source(source: str) -> None:
+def _print_source(source: str) -> None:
     fitted = "fitted to published measurements, " if source.endswith(".csv") else ""
     note(f"constants of the cost model: {fitted}{source}")
 
 
 def _palette(out: Any) -> Any:
-    """Blocks where colours tell the parts of a bar apart, letters elsewhere."""
+    """Blocks for the bars where the console has colours to tell their parts apart, otherwise letters."""
     from autotune.report.terminal import Palette
 
     return Palette.of(sys.stdout) if out.color_system else Palette(unicode=False)
@@ -124,13 +126,18 @@ def estimate(
     config: Annotated[
         str,
         typer.Option(
-            "--config", metavar="KNOB=VALUE,...", help="e.g. tp=2,pp=1,dp=4,micro_batch_size=2, or 'tp2 pp1 dp4 mb2'"
+            "--config",
+            metavar="KNOB=VALUE,...",
+            help="The config, e.g. tp=2,pp=1,dp=4,micro_batch_size=2 or 'tp2 pp1 dp4 mb2'.",
         ),
     ],
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Shows one config's predicted time and memory by parts, or why it is illegal."""
+    """Predicts the time and memory of one config.
+
+    It shows both by their parts. For an illegal config it gives the reason instead.
+    """
     from autotune import api
     from autotune.cli.exit_codes import BAD_INPUT
     from autotune.space import complete, why_not
@@ -154,7 +161,7 @@ def estimate(
         )
         return
     _print_estimate(asked, predicted, study.workload.cluster)
-    _say_source(source)
+    _print_source(source)
 
 
 def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:

@@ -1,4 +1,4 @@
-"""The service: serve, and its tokens."""
+"""Commands of the service: serve, and token create, list, revoke, audit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command()(serve)
-    tokens = typer.Typer(help="Access tokens of the service.", no_args_is_help=True, rich_markup_mode=None)
+    tokens = typer.Typer(
+        help="Makes, lists and revokes access tokens of the service.", no_args_is_help=True, rich_markup_mode=None
+    )
     tokens.command("create")(create)
     tokens.command("list")(list_tokens)
     tokens.command("revoke")(revoke)
@@ -25,33 +27,45 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    host: Annotated[str, typer.Option("--host", help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8600,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8600,
     store: StoreOption = None,
     max_studies: Annotated[
-        int, typer.Option("--max-studies", min=0, max=10_000, help="Studies that run at once on this host.")
+        int, typer.Option("--max-studies", min=0, max=10_000, help="Most studies that run at once on this host.")
     ] = 4,
     runner: Annotated[
         str,
         typer.Option(
             "--runner",
-            help="ray: each study is a Ray job. local: a process here, no Ray; studies run local or simulated.",
+            help="ray: each study runs as a Ray job. local: as a process of this machine, without Ray; specs may then name only the runners local and simulated.",
         ),
     ] = "ray",
     ray: Annotated[
-        str, typer.Option("--ray", metavar="URL", help="Ray dashboard of a cluster to join; else Ray is started here.")
+        str,
+        typer.Option(
+            "--ray", metavar="URL", help="Ray dashboard of the cluster to join. Default: start Ray on this machine."
+        ),
     ] = "",
     allowed_host: Annotated[
-        list[str] | None, typer.Option("--allowed-host", help="A name under which the service may be asked.")
+        list[str] | None,
+        typer.Option("--allowed-host", help="Further host name that requests may use; may be repeated."),
     ] = None,
-    public_url: Annotated[str, typer.Option("--public-url", help="Where people find the web page.")] = "",
-    require_token: Annotated[bool, typer.Option("--require-token", help="Ask for a token on loopback too.")] = False,
+    public_url: Annotated[
+        str, typer.Option("--public-url", help="URL of the web page, shown in the Ray dashboard.")
+    ] = "",
+    require_token: Annotated[
+        bool, typer.Option("--require-token", help="Require a token from callers on this machine too.")
+    ] = False,
     data_root: Annotated[
-        list[Path] | None, typer.Option("--data-root", help="A folder in which `data` of a spec may lie.")
+        list[Path] | None,
+        typer.Option("--data-root", help="Folder whose files a spec may name as `data`; may be repeated."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Runs API, web page and supervisor until Ctrl-C. Other machines are let in only with tokens (autotune token create)."""
+    """Runs the service: API, web page and submitted studies.
+
+    It runs until Ctrl-C. Callers from other machines need a token (`autotune token create`).
+    """
     from autotune.service import ServiceOptions
     from autotune.service import serve as serve_until_stopped
     from autotune.service.options import RUNNER_OPTIONS
@@ -75,23 +89,32 @@ def serve(
     def ready(url: str) -> None:
         if json:
             emit({"url": url})
-        note(f"autotune serves at {url}; Ctrl-C ends it, and what runs goes on when it is started again")
+        note(f"autotune serves at {url}; Ctrl-C ends it, and running studies continue when it is started again")
 
     serve_until_stopped(options, store_url=store, on_ready=ready)
 
 
 def create(
     scope: Annotated[
-        str, typer.Option("--scope", help="read, submit (read, and one's own studies) or admin.")
+        str,
+        typer.Option(
+            "--scope",
+            help="read; submit (read, and submit and control one's own studies); or admin (control all studies).",
+        ),
     ] = "submit",
-    owner: Annotated[str, typer.Option("--owner", help="Whose it is: stands beside the studies.")] = "",
+    owner: Annotated[
+        str,
+        typer.Option(
+            "--owner", help="Owner of the token and of the studies submitted with it. Default: your user name."
+        ),
+    ] = "",
     expires: Annotated[
-        str, typer.Option("--expires", metavar="N[m|h|d]", help="Lifetime, e.g. 90d; never, when empty.")
+        str, typer.Option("--expires", metavar="N[m|h|d]", help="Lifetime, e.g. 90d. Default: no end.")
     ] = "",
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Makes a token and shows it once."""
+    """Makes a token and prints it, this one time."""
     import getpass
 
     from autotune.store import open_store
@@ -106,7 +129,7 @@ def create(
     if json:
         emit({"token": text, **_plain(token)})
         return
-    note(f"token {token.id} of {token.owner}, scope {token.scope}; it is shown only now:")
+    note(f"token {token.id} of {token.owner}, scope {token.scope}; copy it now, it is not shown again:")
     print(text)
 
 
@@ -123,7 +146,7 @@ def list_tokens(store: StoreOption = None, json: JsonOption = False) -> None:
         emit({"tokens": found})
         return
     if not found:
-        note("no tokens in this database; --store names another")
+        note("this store has no tokens; name another with --store")
         return
     table = bare_table()
     names = ("id", "owner", "scope", "created_at", "expires_at", "revoked_at")
@@ -135,11 +158,11 @@ def list_tokens(store: StoreOption = None, json: JsonOption = False) -> None:
 
 
 def revoke(
-    token: Annotated[str, typer.Argument(metavar="ID", help="Id of the token, see autotune token list.")],
+    token: Annotated[str, typer.Argument(metavar="ID", help="Id of the token; `autotune token list` shows it.")],
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Makes a token useless, at once."""
+    """Revokes a token; from then on it is refused."""
     from autotune.store import open_store
 
     database = open_store(store)
@@ -155,12 +178,15 @@ def revoke(
 
 
 def audit(
-    after: Annotated[int, typer.Option("--after", min=0, help="Only lines after this number.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000)] = 100,
+    after: Annotated[int, typer.Option("--after", min=0, help="Only lines with a larger number.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Number of lines to show.")] = 100,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Lists who did what through the service, and what was refused, oldest first."""
+    """Lists who did what, and which requests were refused.
+
+    The oldest lines come first.
+    """
     from autotune.store import open_store
 
     database = open_store(store)
@@ -186,7 +212,7 @@ def audit(
     if lines:
         consoles()[0].print(table)
     else:
-        note("nothing yet")
+        note("the audit log is empty")
 
 
 def _plain(token: Any) -> dict[str, Any]:
@@ -200,7 +226,7 @@ def _plain(token: Any) -> dict[str, Any]:
 
 
 def _seconds(text: str) -> float | None:
-    """A lifetime in seconds. Raises `SpecError` when it is none."""
+    """A lifetime in seconds. Raises `SpecError` for any other text."""
     from autotune.errors import SpecError
 
     if not text:
@@ -208,6 +234,8 @@ def _seconds(text: str) -> float | None:
     found = re.fullmatch(r"([0-9]{1,6})([mhd])", text)
     if not found:
         raise SpecError(
-            f"a lifetime is a number and m, h or d, but is {text!r}", remedy="e.g. --expires 90d", field="--expires"
+            f"a lifetime must be a number followed by m, h or d, but is {text!r}",
+            remedy="e.g. --expires 90d",
+            field="--expires",
         )
     return int(found[1]) * _UNITS[found[2]]

@@ -1,7 +1,7 @@
-"""Where a command's answers come from: the results database itself, or a running service. Both speak the same documents.
+"""The source of a command's answers: the results database itself, or a running service. Both return the same documents.
 
-`open_source` returns a `LocalSource` unless a service is named (--url or AUTOTUNE_URL); then it returns `autotune.Client`, which has
-the same methods.
+`open_source` returns an `autotune.Client` when a service is named (--url or AUTOTUNE_URL), otherwise a `LocalSource`. Both have the methods of
+`Source`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Document = dict[str, Any]
 
 
 class Source(Protocol):
-    """The questions that commands ask. Documents are plain JSON values with the keys of the public contract."""
+    """What commands ask for. Documents are plain JSON values with the keys of the public contract."""
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> Document:
-        """Keeps a study as QUEUED: {study}."""
+        """Stores a study as QUEUED: {study}."""
         ...
 
     def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
@@ -41,7 +41,7 @@ class Source(Protocol):
         ...
 
     def events(self, study_id: str, *, after: int = 0) -> list[Document]:
-        """History after that sequence number."""
+        """The next page of events after that sequence number."""
         ...
 
     def act(self, study_id: str, action: str) -> Document:
@@ -57,7 +57,7 @@ class Source(Protocol):
         metric: str | None = None,
         stability_weight: float | None = None,
     ) -> Document:
-        """Best configs of a study, under another objective where one is named: {study, best, baseline, speedup, objective, configs}."""
+        """Best configs of a study, by its own objective or the one named: {study, best, baseline, speedup, objective, configs}."""
         ...
 
     def explain(self, study_id: str, trial: int | None = None) -> Document:
@@ -77,7 +77,7 @@ class Source(Protocol):
         stability_weight: float | None = None,
         top: int = 1,
     ) -> Document:
-        """Best configs across all history, by speed or by the objective named, or what comes nearest: {study, best, configs, source, ...}."""
+        """Best configs across all studies, by speed or by the objective named: {study, best, configs, source, ...}."""
         ...
 
     def export(self, study_id: str, trainer: str, options: Mapping[str, Any]) -> Document:
@@ -85,18 +85,18 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Closes all connections."""
         ...
 
 
 class LocalSource:
-    """Answers from the results database."""
+    """A source that reads the results database."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> Document:
-        """Keeps a study as QUEUED, for `autotune serve` on the same store."""
+        """Stores a study as QUEUED, for `autotune serve` on the same store."""
         from autotune import api
 
         record = api.submit_study(self.store, api.load_study(spec), spec, idempotency_key=idempotency_key)
@@ -108,7 +108,7 @@ class LocalSource:
         return {"studies": [self._study(record) for record in records]}
 
     def status(self, study_id: str) -> Document:
-        """The study with its best and its baseline."""
+        """The study with its best config and its baseline."""
         from autotune import api
 
         return api.document(api.result_of(self.store, study_id))
@@ -124,7 +124,7 @@ class LocalSource:
         return [trial.to_dict() for trial in self.store.trials(self.store.study(study_id).id)]
 
     def events(self, study_id: str, *, after: int = 0) -> list[Document]:
-        """History after that sequence number."""
+        """The next page of events after that sequence number."""
         found = self.store.events(self.store.study(study_id).id, after=after)
         return [{"sequence": e.sequence, "at": e.at.isoformat(), "kind": e.kind, "data": dict(e.data)} for e in found]
 
@@ -148,7 +148,7 @@ class LocalSource:
         return api.explain(self.store, study_id, trial)
 
     def best_across(self, *, top: int = 1, metric: str | None = None, **asked: Any) -> Document:
-        """Best configs across all history, or what comes nearest."""
+        """Best configs across all studies."""
         from autotune.results.best_known import Asked, best_known
 
         return best_known(self.store, Asked(**asked, metric=metric or ""), top=top)
@@ -160,7 +160,7 @@ class LocalSource:
         return api.export_document(self.store, study_id, trainer, options)
 
     def close(self) -> None:
-        """Lets go of the database."""
+        """Closes the database."""
         self.store.close()
 
     def _study(self, record: StudyRecord) -> Document:

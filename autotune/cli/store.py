@@ -1,4 +1,4 @@
-"""`autotune store ...`: looks after the results database."""
+"""`autotune store`: maintenance of the results database."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Adds the group."""
-    group = typer.Typer(help="Looks after the results database.", no_args_is_help=True, rich_markup_mode=None)
+    group = typer.Typer(
+        help="Checks, backs up, exports and compacts the results database.", no_args_is_help=True, rich_markup_mode=None
+    )
     for command in (check, backup, export, vacuum):
         group.command()(command)
     app.add_typer(group, name="store")
 
 
 def check(store: StoreOption = None, json: JsonOption = False) -> None:
-    """Checks the file and the laws over its history: nothing lost, nothing twice, no terminal state changed."""
+    """Checks the database for damage and contradictions.
+
+    It checks the integrity of the file and the laws of each study's history: nothing is lost, nothing happened twice, and no terminal state
+    changed.
+    """
     from autotune.store import maintenance
 
-    database = _kept(store)
+    database = _existing_store(store)
     try:
         findings = maintenance.check(database)
     finally:
@@ -37,17 +43,17 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
         note(finding)
     if findings:
         raise typer.Exit(1)
-    note("no fault found")
+    note("no faults found")
 
 
 def backup(
-    target: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
+    target: Annotated[Path, typer.Argument(help="File to write; it must not exist yet.")],
     store: StoreOption = None,
 ) -> None:
-    """Copies the database while it is in use."""
+    """Copies the database; it may be in use."""
     from autotune.store import maintenance
 
-    database = _kept(store)
+    database = _existing_store(store)
     try:
         maintenance.backup(database, target)
     finally:
@@ -56,14 +62,17 @@ def backup(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder for one file per table; made when missing.")],
-    format: Annotated[str, typer.Option("--format", help="csv or parquet (needs pyarrow).")] = "csv",  # noqa: A002
+    folder: Annotated[Path, typer.Argument(help="Folder for the files; made if it does not exist.")],
+    format: Annotated[str, typer.Option("--format", help="csv, or parquet (needs pyarrow).")] = "csv",  # noqa: A002
     store: StoreOption = None,
 ) -> None:
-    """Writes studies, trials and steps as CSV or Parquet."""
+    """Writes the results as CSV or Parquet files.
+
+    It writes four files: studies, trials, steps and events.
+    """
     from autotune.store import maintenance
 
-    database = _kept(store)
+    database = _existing_store(store)
     try:
         written = maintenance.export(database, folder, format=format)
     finally:
@@ -73,23 +82,25 @@ def export(
 
 
 def vacuum(store: StoreOption = None) -> None:
-    """Gives unused space back to the disk."""
+    """Returns unused space to the disk."""
     from autotune.store import maintenance
 
-    database = _kept(store)
+    database = _existing_store(store)
     try:
         maintenance.vacuum(database)
     finally:
         database.close()
-    note("done")
+    note("unused space is returned to the disk")
 
 
-def _kept(store: str | None) -> SqlStore:
-    """The store, which must be there: looking after one is no reason to make it. Raises `NotFoundError`."""
+def _existing_store(store: str | None) -> SqlStore:
+    """The store, which must exist: maintenance makes no new one. Raises `NotFoundError`."""
     from autotune.store import open_store
     from autotune.store.location import find_location
 
-    place = find_location(store)
-    if place.path is not None and not place.path.exists():
-        raise NotFoundError(f"there is no store at {place}", remedy="check --store and AUTOTUNE_STORE")
+    location = find_location(store)
+    if location.path is not None and not location.path.exists():
+        raise NotFoundError(
+            f"there is no store at {location}", remedy="name an existing one with --store or AUTOTUNE_STORE"
+        )
     return open_store(store)

@@ -26,11 +26,11 @@ from autotune.report.terminal import (
 from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus, config_label
 
 OPTIONAL_COLUMNS = ("stability", "step", "memory", "reward")
-"""columns that a narrow terminal leaves out, in this order"""
+"""columns of configs that a narrow terminal leaves out, in this order"""
 
 
 def trial_line(trial: Trial, palette: Palette) -> str:
-    """A trial that ended, in one line."""
+    """A trial that has ended, in one line."""
     label = f"trial {trial.number} {config_label(trial.config)}: {trial.status.lower()}"
     if trial.is_measured and trial.measurement is not None:
         m = trial.measurement
@@ -41,7 +41,7 @@ def trial_line(trial: Trial, palette: Palette) -> str:
 
 
 def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], *, why: Sequence[str] = ()) -> None:
-    """A study with its trials, its winner and `why` it won, and the next commands, on stdout."""
+    """Prints a study: its trials, its best config, why it won (`why`), and the commands that may come next."""
     out, err = consoles()
     palette = Palette.of(sys.stdout)
     study, best = document["study"], document["best"]
@@ -62,7 +62,9 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
                 kinds.get(str(t.failure.kind) if t.failure else "ERROR", 0) + 1
             )
         out.print(
-            "failed: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items()) + f" (autotune logs {study['id']} TRIAL)"
+            "failed: "
+            + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+            + f" (`autotune logs {study['id']} TRIAL` shows one)"
         )
     if best:
         config = ParallelConfig.from_dict(best["config"])
@@ -79,7 +81,7 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
 
 
 def export_command(study_id: str, trainers: Sequence[str]) -> str:
-    """The command that hands the best config to the first of the trainers that can express it."""
+    """The command that exports the best config to the first of the trainers that can express it."""
     return f"autotune export {study_id} --to {trainers[0] if trainers else 'native'} -o launch/"
 
 
@@ -89,7 +91,7 @@ _PURPOSES: Mapping[TrialPurpose, tuple[str, str]] = {
     TrialPurpose.REFERENCE: ("an fp32 reference", "{} fp32 references"),
     TrialPurpose.FINAL: ("{} final measurement", "{} final measurements"),
 }
-"""what the trials of a purpose are called: one of them, several"""
+"""what trials of each purpose are called: one trial, several trials"""
 _STATUSES: Mapping[TrialStatus, str] = {
     TrialStatus.COMPLETED: "completed",
     TrialStatus.STOPPED: "ended early because they could not win",
@@ -102,7 +104,7 @@ _STATUSES: Mapping[TrialStatus, str] = {
 
 
 def trials_line(trials: Sequence[Trial]) -> str:
-    """`trials: 14 searched, the default config, 6 final measurements (19 completed, 2 failed)`: only searched ones count in the budget."""
+    """Trials counted by purpose and by status: `trials: 14 searched, the default config, 6 final measurements (19 completed, 2 failed)`."""
     purposes = Counter(t.purpose for t in trials)
     statuses = Counter(t.status for t in trials)
     kinds = [words[n > 1].format(n) for purpose, words in _PURPOSES.items() if (n := purposes[purpose])]
@@ -111,16 +113,16 @@ def trials_line(trials: Sequence[Trial]) -> str:
 
 
 def speedup_line(document: Mapping[str, Any]) -> str:
-    """How the best config of a study compares with the default one, and how surely; empty where there is nothing to compare.
+    """How the best config of a study compares with the default config, and how often both were measured; empty without both.
 
-    `document` is the JSON contract {study, best, baseline, speedup, final_rounds, ...}.
+    `document` is the public document {study, best, baseline, speedup, final_rounds, ...}.
     """
     study, best, baseline = document.get("study"), document.get("best"), document.get("baseline")
     if not study or not best or not baseline:
         return ""
     ended = StudyStatus(study["status"]).is_terminal
     if best["config"] == baseline["config"]:
-        return "nothing beats the default config" + ("" if ended else " so far")
+        return "no config beats the default one" + ("" if ended else " so far")
     if not document.get("speedup"):
         return ""
     if document.get("final_rounds"):
@@ -131,7 +133,7 @@ def speedup_line(document: Mapping[str, Any]) -> str:
 
 
 def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
-    """Measured configs, best first. Rows are trials, or {study, best} across history."""
+    """A table of measured configs, best first. Rows are trials, or {study, best} across studies."""
     across = bool(configs) and "best" in configs[0]
     palette = Palette.of(sys.stdout)
     table = FittedTable(
@@ -168,7 +170,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
 
 
 def history_line(event: Mapping[str, Any]) -> str:
-    """An event of a study's history in one line; nothing for those that only machines need."""
+    """An event of a study's history in one line; empty for events that only programs need."""
     kind, data = event["kind"], event["data"]
     if kind.startswith("trial."):
         number = data.get("number")

@@ -1,4 +1,4 @@
-"""`autotune tune`: a study in the foreground, with live progress."""
+"""`autotune tune`: runs a study in the foreground, with live progress."""
 
 from __future__ import annotations
 
@@ -18,24 +18,29 @@ def tune(
     spec: SpecArgument,
     store: StoreOption = None,
     runner: Annotated[
-        str | None, typer.Option("--runner", help="Instead of the spec's: ray, local or simulated.")
+        str | None, typer.Option("--runner", help="Runner to use instead of the spec's: ray, local or simulated.")
     ] = None,
-    searcher: Annotated[str | None, typer.Option("--searcher", help="Instead of the spec's.")] = None,
-    max_trials: Annotated[int | None, typer.Option("--max-trials", min=1, help="Instead of the spec's budget.")] = None,
+    searcher: Annotated[str | None, typer.Option("--searcher", help="Searcher to use instead of the spec's.")] = None,
+    max_trials: Annotated[
+        int | None, typer.Option("--max-trials", min=1, help="Most trials, instead of the spec's budget.")
+    ] = None,
     train_tokens: Annotated[
         float | None,
         typer.Option(
             "--train-tokens",
-            help="Of the training that this is for: the search ends when further trials would take longer than they save it.",
+            help="Tokens of the planned training. The search ends when more trials would take longer than they could save in it.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the spec's.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed to use instead of the spec's.")] = None,
     new: Annotated[
-        bool, typer.Option("--new", help="Start afresh, even if an unfinished study of this spec is there.")
+        bool, typer.Option("--new", help="Start a new study, even if the store has an unfinished one of this spec.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Runs a study here, to its end. Ctrl-C stops cleanly and keeps everything; the same command goes on."""
+    """Runs a study on this machine until it ends.
+
+    Ctrl-C stops it cleanly and keeps all results. The same command then continues the study.
+    """
     from autotune import api
     from autotune.cli.exit_codes import FAILED, INTERRUPTED
     from autotune.cli.live import LiveView
@@ -64,11 +69,11 @@ def tune(
         else:
             why = api.explain(database, result.record.id)["text"] if result.best else ()
             print_study(answer, [trial.to_dict() for trial in result.trials], why=why)
-            note(f"kept in {find_location(store)}")
+            note(f"stored in {find_location(store)}")
     finally:
         database.close()
     if result.record.status is StudyStatus.PAUSED:
-        note("stopped and kept; the same command goes on where it stopped")
+        note("paused; all results are stored, and the same command continues the study")
         raise typer.Exit(INTERRUPTED)
     if result.record.status is StudyStatus.FAILED or result.best is None:
         raise typer.Exit(FAILED)

@@ -1,4 +1,4 @@
-"""The service from a program: the same questions as `autotune.cli.source`, over HTTP.
+"""Client of the service over HTTP, with the same methods as `autotune.cli.source`.
 
     client = autotune.Client("http://127.0.0.1:8600", token=...)
     study  = client.submit({"model": "gpt2-medium", ...})["study"]
@@ -9,12 +9,13 @@
         await client.status(study["id"])
         async for event in client.stream(study["id"]): ...
 
-    questions.py   what can be asked, and when it is asked again: without input or output     following.py   a study's event stream
-    transports.py  Client and AsyncClient: the two that do what those say
+    questions.py   the requests, and when they are repeated; without input or output
+    following.py   a study's event stream
+    transports.py  Client and AsyncClient, which send the requests
 
-Errors of the service arrive as the errors they are (`SpecError`, `NotFoundError`, ...). What can be asked again safely is asked again when the
-service cannot be reached or is busy: reads, and submissions, which carry a key that makes the second one the first. The token goes nowhere but into the
-Authorization header: redirects are not followed, and it stands in no message.
+Errors of the service are raised as the errors that they are (`SpecError`, `NotFoundError`, ...). Requests are repeated when the service cannot be
+reached or is busy. That is safe: most only read, and a submission carries an idempotency key. The token is sent only in the Authorization header:
+redirects are not followed, and no message contains it.
 """
 
 from autotune.client.transports import AsyncClient, Client

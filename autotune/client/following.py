@@ -1,5 +1,6 @@
-"""A study's history as it happens: what is asked for next, and what the lines of a stream of server-sent events mean (HTML standard, section on
-server-sent events; data is JSON). A connection that breaks is made again where it broke.
+"""Following a study's event stream: the next request, and the parser of its lines (HTML standard, section "Server-sent events"; data is JSON).
+
+After a broken connection the stream continues behind the last event that arrived.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from autotune.client.questions import Call, Document, of, unreachable
 
 
 class Following:
-    """How far somebody who follows a study has come."""
+    """The position in the event stream of a study."""
 
     def __init__(self, url: str, study_id: str, after: int) -> None:
         self._url, self._path, self._after = url, of(study_id, "events"), after
         self._failures = 0
         self._kind, self._data = "", list[str]()
         self.ended = False
-        """whether the study's last event was heard"""
+        """whether the study's last event has arrived"""
 
     def call(self) -> Call:
-        """What to ask for; forgets half an event of a connection that broke."""
+        """The next request. Drops the incomplete event of a broken connection."""
         self._kind, self._data = "", []
         return Call(path=self._path, params={"after": self._after}, headers={"Accept": "text/event-stream"})
 
-    def hear(self, line: str) -> Document | None:
-        """The event that this line completes."""
+    def feed(self, line: str) -> Document | None:
+        """Takes a line; returns the event that it completes, if any."""
         if line.startswith("event:"):
             self._kind = line[6:].strip()
         elif line.startswith("data:"):
@@ -43,12 +44,12 @@ class Following:
         return None
 
     def broke(self, error: httpx.TransportError) -> None:
-        """The connection failed. Raises `ServiceError` when it has too often."""
+        """Notes a broken connection. Raises `ServiceError` after too many in a row."""
         self._failures += 1
         if self._failures > questions.RETRIES:
             raise unreachable(self._url, error) from None
 
     @property
     def pause_s(self) -> float:
-        """How long to wait before asking again."""
+        """Time to wait before the next request."""
         return min(questions.LONGEST_PAUSE_S, questions.FIRST_PAUSE_S * 2.0**self._failures)

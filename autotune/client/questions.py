@@ -1,5 +1,7 @@
-"""What can be asked of a service, without input or output: each question is a script that says what to send or how long to pause, and is told
-what came back. A transport plays it (`autotune.client.transports`), blocking or not, so that nothing here is written twice.
+"""The requests to a service, without input or output.
+
+Each request is a script: a generator that yields what to send or how long to pause, and receives what came back. A transport
+(`autotune.client.transports`) runs the script, blocking or asynchronously, so that both clients share everything in this module.
 """
 
 from __future__ import annotations
@@ -30,16 +32,16 @@ BUSY = (429, 503)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request. All can be sent twice without harm: they read, carry a key, or ask for a state."""
+    """One request. Each can be sent twice without harm: it only reads, carries an idempotency key, or asks for a state."""
 
     method: str = "GET"
     path: str
     params: Mapping[str, Any] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
-    """sent as JSON"""
+    """body, sent as JSON"""
     headers: Mapping[str, str] = field(default_factory=dict)
     accept: tuple[int, ...] = (200, 201)
-    """statuses that are answers"""
+    """HTTP statuses that count as success"""
 
     def request(self) -> dict[str, Any]:
         """The arguments of httpx's `request`."""
@@ -48,27 +50,27 @@ class Call:
 
 
 Do = Call | float
-"""Send that, or pause for so many seconds"""
+"""a request to send, or a pause in seconds"""
 Heard = httpx.Response | httpx.TransportError | None
-"""What became of it"""
+"""what came back: a response or an error; None after a pause"""
 Script = Generator[Do, Heard, Reply]
 
 
 class Questions(ABC, Generic[One, Many]):
-    """Every question. `One` is a document, `Many` a list of them, or what is awaited for those."""
+    """All requests. `One` is a document and `Many` a list of documents, or an awaitable of these."""
 
     url: str
 
     @abstractmethod
     def _one(self, script: Script[Document]) -> One:
-        """Plays a script."""
+        """Runs a script."""
 
     @abstractmethod
     def _many(self, script: Script[list[Document]]) -> Many:
-        """Plays a script."""
+        """Runs a script."""
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> One:
-        """Hands a study over: {study}. Without a key one is made, so that a lost answer does not make two studies."""
+        """Submits a study: {study}. Without a key a random one is used, so that a repeated request does not make two studies."""
         key = idempotency_key or secrets.token_hex(16)
         return self._ask(Call(method="POST", path="/studies", body=spec, headers={"Idempotency-Key": key}))
 
@@ -82,7 +84,7 @@ class Questions(ABC, Generic[One, Many]):
         return self._ask(Call(path=of(study_id)))
 
     def record(self, study_id: str) -> One:
-        """{record}: the study in full, as the store keeps it."""
+        """{record}: the study in full, as the store holds it."""
         return self._ask(Call(path=of(study_id, "record")))
 
     def trials(self, study_id: str) -> Many:
@@ -90,7 +92,7 @@ class Questions(ABC, Generic[One, Many]):
         return self._list(Call(path=of(study_id, "trials")), "trials")
 
     def events(self, study_id: str, *, after: int = 0) -> Many:
-        """The next page of history after that sequence number."""
+        """The next page of events after that sequence number."""
         return self._list(Call(path=of(study_id, "events"), params={"after": after}), "events")
 
     def act(self, study_id: str, action: str) -> One:
@@ -106,7 +108,7 @@ class Questions(ABC, Generic[One, Many]):
         metric: str | None = None,
         stability_weight: float | None = None,
     ) -> One:
-        """Best configs of a study, under another objective where one is named: {study, best, baseline, speedup, objective, configs}."""
+        """Best configs of a study, by its own objective or the one named: {study, best, baseline, speedup, objective, configs}."""
         asked = {"top": top, "pareto": pareto, "metric": metric, "stability_weight": stability_weight}
         return self._ask(Call(path=of(study_id, "best"), params=_given(asked)))
 
@@ -127,8 +129,10 @@ class Questions(ABC, Generic[One, Many]):
         stability_weight: float | None = None,
         top: int = 1,
     ) -> One:
-        """Best configs across all history, by speed or by the objective named. With model and cluster, where nothing was measured: the nearest
-        workload's, else the cost model's; `source` says which."""
+        """Best configs across all studies, by speed or by the objective named.
+
+        With model and cluster, where nothing was measured: the configs of the nearest workload, otherwise the cost model's ranking. `source` says which.
+        """
         asked = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner, "top": top}
         sizes = {"seq_len": seq_len, "global_batch_size": global_batch_size}
         objective = {"metric": metric or None, "stability_weight": stability_weight}
@@ -144,11 +148,11 @@ class Questions(ABC, Generic[One, Many]):
         return self._ask(Call(method="POST", path="/plan", body=spec, params={"top": top}))
 
     def health(self) -> One:
-        """{status, version, ...}; also when it is failing."""
+        """{status, version, ...}, also of a failing service."""
         return self._ask(Call(path="/health", accept=(200, 503)))
 
     def wait(self, study_id: str, *, timeout_s: float = float("inf"), poll_s: float = 0.5) -> One:
-        """The status once the study has ended or is paused. Raises `ServiceError` when that takes longer."""
+        """The status once the study has ended or is paused. Raises `ServiceError` when that takes longer than `timeout_s`."""
         return self._one(_waited(self.url, study_id, timeout_s, poll_s))
 
     def _ask(self, call: Call) -> One:
@@ -192,12 +196,15 @@ def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[
         if status.is_terminal or status is StudyStatus.PAUSED:
             return document
         if time.monotonic() >= deadline:
-            raise ServiceError(f"study {study_id} is still {status} after {timeout_s:.0f} s")
+            raise ServiceError(
+                f"study {study_id} is still {status} after {timeout_s:.0f} s",
+                remedy="wait longer, with a larger timeout_s",
+            )
         yield poll_s
 
 
 def of(study_id: str, *parts: str) -> str:
-    """The address of a study, or of something about it."""
+    """The path of a study, or of something below it."""
     return "/".join(["/studies", *(quote(str(part), safe="") for part in (study_id, *parts))])
 
 
@@ -206,36 +213,37 @@ def _given(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def address_of(url: str | None) -> str:
-    """The service's address (default AUTOTUNE_URL). Raises `SpecError` for one that cannot be one."""
+    """The service's address (default: AUTOTUNE_URL). Raises `SpecError` for an invalid one."""
     from autotune.settings import settings
 
     address = (url or settings().url or "http://127.0.0.1:8600").rstrip("/")
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
         raise SpecError(
-            f"the service's address is http(s)://HOST:PORT, but is {address[:200]!r}",
-            remedy="see AUTOTUNE_URL and --url",
+            f"the address of a service must be http://HOST:PORT or https://HOST:PORT, but is {address[:200]!r}",
+            remedy="correct --url or AUTOTUNE_URL",
             field="url",
         )
     return address
 
 
 def unreachable(url: str, error: object) -> ServiceError:
-    """Nobody answers there."""
+    """The error of a service that does not answer."""
     return ServiceError(
         f"the service at {url} cannot be reached: {error}",
-        remedy="start it with `autotune serve`, or name another with --url or AUTOTUNE_URL",
+        remedy="start it with `autotune serve`, or give another address with --url or AUTOTUNE_URL",
     )
 
 
 def error_of(answer: httpx.Response) -> AutotuneError:
-    """The error of the envelope, as the class that it was."""
+    """The error in a response, as the class that the service raised."""
     try:
-        told = answer.json()["error"]
-        kind, message, field, remedy = (str(told[name]) for name in ("kind", "message", "field", "remedy"))
+        body = answer.json()["error"]
+        kind, message, field, remedy = (str(body[name]) for name in ("kind", "message", "field", "remedy"))
     except (ValueError, LookupError, TypeError):
         return ServiceError(
-            f"the service answered with HTTP {answer.status_code} and no explanation", remedy="check AUTOTUNE_URL"
+            f"the service answered with HTTP {answer.status_code} and no explanation",
+            remedy="check that --url or AUTOTUNE_URL is the address of an autotune service",
         )
     return _kinds().get(kind, ServiceError)(message, remedy=remedy, field=field)
 
@@ -247,8 +255,8 @@ def _document(answer: httpx.Response) -> Document:
         found = None
     if not isinstance(found, dict):
         raise ServiceError(
-            f"{answer.url.host} answered with something that is no autotune service's",
-            remedy="check the address: AUTOTUNE_URL",
+            f"{answer.url.host} did not answer like an autotune service",
+            remedy="check that --url or AUTOTUNE_URL is the address of an autotune service",
         )
     return found
 

@@ -1,4 +1,4 @@
-"""The two clients: they play the scripts of `autotune.client.questions`, one blocking, one awaited."""
+"""The two clients: they run the scripts of `autotune.client.questions`, one blocking, one asynchronous."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TIMEOUT_S = 60.0
 
 
 class Client(Questions[Document, list[Document]]):
-    """One service. Threads may share it; a context manager."""
+    """A blocking client of one service. Thread-safe; a context manager."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
-        """`url`, `token`: default AUTOTUNE_URL and AUTOTUNE_TOKEN. Raises `SpecError` for an address that cannot be one."""
+        """`url` and `token` default to AUTOTUNE_URL and AUTOTUNE_TOKEN. Raises `SpecError` for an invalid address."""
         self.url = address_of(url)
         self._http = httpx.Client(**_options(self.url, token, timeout_s))
 
@@ -37,7 +37,7 @@ class Client(Questions[Document, list[Document]]):
         self.close()
 
     def stream(self, study_id: str, *, after: int = 0) -> Iterator[Document]:
-        """History as it happens, to the study's end; a connection that breaks is made again where it broke."""
+        """Events as they happen, until the study ends. A broken connection is opened again, and the stream continues."""
         following = Following(self.url, study_id, after)
         while True:
             try:
@@ -46,7 +46,7 @@ class Client(Questions[Document, list[Document]]):
                         answer.read()
                         raise error_of(answer)
                     for line in answer.iter_lines():
-                        if (event := following.hear(line)) is not None:
+                        if (event := following.feed(line)) is not None:
                             yield event
                         if following.ended:
                             return
@@ -55,7 +55,7 @@ class Client(Questions[Document, list[Document]]):
             time.sleep(following.pause_s)
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Closes all connections."""
         self._http.close()
 
     def _play(self, script: Script[Reply]) -> Reply:
@@ -68,8 +68,8 @@ class Client(Questions[Document, list[Document]]):
                 else:
                     time.sleep(wanted)
         except StopIteration as end:
-            told: Reply = end.value
-            return told
+            result: Reply = end.value
+            return result
 
     _one = _many = _play
 
@@ -81,7 +81,7 @@ class Client(Questions[Document, list[Document]]):
 
 
 class AsyncClient(Questions[Awaitable[Document], Awaitable[list[Document]]]):
-    """One service, from one event loop; an asynchronous context manager. Its methods are `Client`'s, awaited."""
+    """An asynchronous client of one service, for one event loop; an asynchronous context manager. Its methods are those of `Client`, awaited."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         """As `Client`."""
@@ -109,7 +109,7 @@ class AsyncClient(Questions[Awaitable[Document], Awaitable[list[Document]]]):
                         await answer.aread()
                         raise error_of(answer)
                     async for line in answer.aiter_lines():
-                        if (event := following.hear(line)) is not None:
+                        if (event := following.feed(line)) is not None:
                             yield event
                         if following.ended:
                             return
@@ -118,7 +118,7 @@ class AsyncClient(Questions[Awaitable[Document], Awaitable[list[Document]]]):
             await asyncio.sleep(following.pause_s)
 
     async def close(self) -> None:
-        """Lets go of connections."""
+        """Closes all connections."""
         await self._http.aclose()
 
     async def _play(self, script: Script[Reply]) -> Reply:
@@ -131,8 +131,8 @@ class AsyncClient(Questions[Awaitable[Document], Awaitable[list[Document]]]):
                 else:
                     await asyncio.sleep(wanted)
         except StopIteration as end:
-            told: Reply = end.value
-            return told
+            result: Reply = end.value
+            return result
 
     _one = _many = _play
 
