@@ -86,7 +86,7 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
     elif found.nearest_miss:
         miss = found.nearest_miss
         out.print(
-            f"no config fits into {format_bytes(workload.cluster.gpu.memory_bytes)}; the closest one, {config_label(miss.config)}, "
+            f"no config fits into {format_bytes(workload.cluster.gpu.memory_bytes)}; the nearest miss, {config_label(miss.config)}, "
             f"would need {format_bytes(float(miss.estimate.peak_memory_bytes))}"
         )
         for remedy in miss.remedies:
