@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from autotune.store import MemoryStore, SqlStore, open_store
-from autotune.testing.stores import StoreContract
+from autotune.testing.stores import ServiceStoreContract, StoreContract
 
 
-class TestMemoryStore(StoreContract):
+class TestMemoryStore(StoreContract, ServiceStoreContract):
     @pytest.fixture
     def store(self) -> Iterator[SqlStore]:
         store = MemoryStore()
@@ -19,7 +19,7 @@ class TestMemoryStore(StoreContract):
         store.close()
 
 
-class TestSqliteStore(StoreContract):
+class TestSqliteStore(StoreContract, ServiceStoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[SqlStore]:
         store = open_store(tmp_path / "store.db")
@@ -27,7 +27,7 @@ class TestSqliteStore(StoreContract):
         store.close()
 
 
-class TestPostgresStore(StoreContract):
+class TestPostgresStore(StoreContract, ServiceStoreContract):
     @pytest.fixture
     def store(self, new_database: Callable[[], str]) -> Iterator[SqlStore]:
         store = open_store(new_database())

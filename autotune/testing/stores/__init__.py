@@ -1,0 +1,53 @@
+"""What every store must keep. Inherit from `StoreContract` and provide the `store` fixture:
+
+class TestMyStore(StoreContract):
+    @pytest.fixture
+    def store(self): ...                          # a fresh, empty store; closed by the fixture
+
+    study_contract.py       submission, lookup, status, history            lease_contract.py    one holder at a time
+    trial_contract.py       trials, attempts and steps under a lease       knowledge_contract.py    the best, what is measured once
+    service_contract.py     `ServiceStoreContract`: tokens, audit, counts, for a store that the service runs on
+    sample_studies.py       what a store is filled with: `a_study`, `pending`, `measured`, `failed`, `run_trial`; other tests use them too
+"""
+
+from autotune.testing.stores.knowledge_contract import KnowledgeContract
+from autotune.testing.stores.lease_contract import LeaseContract
+from autotune.testing.stores.sample_studies import (
+    LONG_S,
+    a_study,
+    an_estimate,
+    failed,
+    kinds,
+    measured,
+    pending,
+    reported,
+    run_trial,
+    running_study,
+)
+from autotune.testing.stores.service_contract import ServiceStoreContract
+from autotune.testing.stores.study_contract import StudyContract
+from autotune.testing.stores.trial_contract import TrialContract
+
+
+class StoreContract(StudyContract, LeaseContract, TrialContract, KnowledgeContract):
+    """Laws of `autotune.ports.Store`."""
+
+
+__all__ = [
+    "LONG_S",
+    "KnowledgeContract",
+    "LeaseContract",
+    "ServiceStoreContract",
+    "StoreContract",
+    "StudyContract",
+    "TrialContract",
+    "a_study",
+    "an_estimate",
+    "failed",
+    "kinds",
+    "measured",
+    "pending",
+    "reported",
+    "run_trial",
+    "running_study",
+]

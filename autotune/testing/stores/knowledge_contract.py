@@ -1,0 +1,108 @@
+"""Laws of `HistoryReader`, `CalibrationStore` and `ReferenceLossStore`: what all studies together know."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune.ports import Store
+from autotune.spec import (
+    ParallelConfig,
+    TrialStatus,
+)
+from autotune.spec.study import SIMULATED
+from autotune.testing.stores.sample_studies import (
+    a_study,
+    failed,
+    measured,
+    pending,
+    run_trial,
+    running_study,
+)
+from autotune.testing.stores.store_fixture import StoreFixture
+
+
+class KnowledgeContract(StoreFixture):
+    """The best across studies, and what is measured once for all of them."""
+
+    def test_best_ranks_measured_trials_by_throughput_per_gpu_of_the_cluster(self, store: Store) -> None:
+        lease = running_study(store)
+        small = running_study(store, a_study("small", num_gpus=4))
+        other = running_study(store, a_study("other", model="other", trainer="megatron"))
+        for number, step_time_s in enumerate((0.5, 0.3, 0.4)):
+            run_trial(store, lease, measured(pending(number), step_time_s=step_time_s))
+        run_trial(store, lease, failed(pending(3)))
+        run_trial(store, lease, replace(pending(4), status=TrialStatus.CANCELLED))
+        run_trial(store, small, measured(pending(0), step_time_s=0.55, status=TrialStatus.STOPPED))
+        run_trial(store, other, measured(pending(0), step_time_s=0.2))
+
+        def ranks(**wanted: Any) -> list[tuple[str, int]]:
+            return [(record.id, trial.number) for record, trial in store.best(**wanted)]
+
+        assert ranks() == [(other.study, 0), (small.study, 0), (lease.study, 1), (lease.study, 2), (lease.study, 0)]
+        assert ranks(limit=2) == ranks()[:2]
+        assert ranks(model="tiny", cluster="gpu-1x8") == [(lease.study, 1), (lease.study, 2), (lease.study, 0)]
+        assert ranks(trainer="megatron") == ranks(model="other") == [(other.study, 0)]
+        assert ranks(num_gpus=4, seq_len=1024, gpu="gpu") == [(small.study, 0)]
+        assert ranks(cluster="none") == []
+        with pytest.raises(TypeError):
+            store.best(nonsense=1)  # type: ignore[call-arg]
+
+    def test_a_config_that_was_measured_often_stands_with_its_median(self, store: Store) -> None:
+        lease = running_study(store)
+        config = ParallelConfig(dp=8)
+        for number, step_time_s in enumerate((0.5, 0.1, 0.4, 0.45)):
+            run_trial(store, lease, measured(pending(number, config), step_time_s=step_time_s))
+        again = running_study(store, a_study("again"))
+        run_trial(store, again, measured(pending(0, config), step_time_s=0.42))
+        assert [(r.id, t.number) for r, t in store.best()] == [(again.study, 0)]
+
+    def test_workloads_with_measurements_are_known_and_select_the_best(self, store: Store) -> None:
+        lease = running_study(store)
+        run_trial(store, lease, measured(pending(0)))
+        run_trial(store, lease, failed(pending(1)))
+        store.submit(a_study("waits", model="other"), {})
+        (known,) = store.known_workloads()
+        assert (known.workload, known.configs, known.trials) == (a_study().workload, 1, 1)
+        assert [trial.number for _, trial in store.best(workload=known.key)] == [0]
+
+    def test_one_of_each_model_and_cluster_the_latest_study_first(self, store: Store) -> None:
+        old = running_study(store, a_study("old", model="large"))
+        new = running_study(store, a_study("new", model="small"))
+        for lease, step_time_s in ((old, 0.2), (new, 0.5)):
+            run_trial(store, lease, measured(pending(0), step_time_s=step_time_s))
+            run_trial(store, lease, measured(pending(1), step_time_s=2 * step_time_s))
+        assert [(r.id, t.number) for r, t in store.best(one_each=True)] == [(new.study, 0), (old.study, 0)]
+        assert [(r.id, t.number) for r, t in store.best(one_each=True, limit=1)] == [(new.study, 0)]
+
+    def test_simulated_measurements_stand_where_there_is_no_real_one(self, store: Store) -> None:
+        simulated = running_study(store, replace(a_study("simulated"), runner=SIMULATED))
+        for number, step_time_s in enumerate((0.1, 0.15)):
+            run_trial(store, simulated, measured(pending(number), step_time_s=step_time_s))
+        real = running_study(store, a_study("real"))
+        run_trial(store, real, measured(pending(0), step_time_s=0.5))
+
+        def ranks(**wanted: Any) -> list[tuple[str, int]]:
+            return [(record.id, trial.number) for record, trial in store.best(**wanted)]
+
+        assert ranks() == [(simulated.study, 1), (real.study, 0)]
+        assert ranks(without_runner=SIMULATED) == [(real.study, 0)]
+        assert ranks(runner=SIMULATED) == [(simulated.study, 1)]
+
+    def test_calibrations_are_kept_by_cluster_and_trainer(self, store: Store) -> None:
+        assert store.calibration("c", "native") is None
+        store.save_calibration("c", "native", {"matmul": 0.5})
+        store.save_calibration("c", "native", {"matmul": 0.75, "links": {"intra": 1e9}})
+        store.save_calibration("c", "megatron", {"matmul": 0.1})
+        assert store.calibration("c", "native") == {"matmul": 0.75, "links": {"intra": 1e9}}
+
+    def test_the_longest_reference_is_kept(self, store: Store) -> None:
+        assert store.reference_losses("m", "d", 0) is None
+        store.save_reference_losses("m", "d", 0, [5.5, math.inf])
+        store.save_reference_losses("m", "d", 0, [1.0])
+        store.save_reference_losses("m", "d", 1, [2.0])
+        assert store.reference_losses("m", "d", 0) == (5.5, math.inf)
+        assert store.reference_losses("m", "d", 1) == (2.0,)

@@ -1,0 +1,104 @@
+"""Laws of `LeaseKeeper`: one holder at a time, and whoever lost the lease writes no more."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from autotune.errors import ConflictError, NotFoundError
+from autotune.ports import LeasedStore
+from autotune.spec import (
+    StudyStatus,
+)
+from autotune.testing.stores.sample_studies import (
+    LONG_S,
+    a_study,
+    kinds,
+    measured,
+    pending,
+    reported,
+)
+from autotune.testing.stores.store_fixture import StoreFixture
+
+
+class LeaseContract(StoreFixture):
+    """A study has at most one holder; a larger fence is newer."""
+
+    def test_one_holder_at_a_time(self, store: LeasedStore) -> None:
+        record = store.submit(a_study(), {})
+        first = store.claim(record.id, "a", lease_s=LONG_S)
+        assert first is not None
+        assert store.claim(record.id, "b", lease_s=LONG_S) is None
+        assert store.claim(record.id, "a", lease_s=LONG_S) is None
+        longer = store.renew(first, lease_s=2 * LONG_S)
+        assert (longer.fence, longer.owner) == (first.fence, first.owner)
+        assert longer.expires_at > first.expires_at
+        store.release(longer)
+        second = store.claim(record.id, "b", lease_s=LONG_S)
+        assert second is not None
+        assert second.fence > first.fence
+        store.release(first)
+        assert store.claim(record.id, "c", lease_s=LONG_S) is None
+
+    def test_a_lease_that_ran_out_is_taken_over_and_its_writes_are_refused(self, store: LeasedStore) -> None:
+        record = store.submit(a_study(), {})
+        frozen = store.claim(record.id, "frozen", lease_s=0)
+        assert frozen is not None
+        store.add_trial(frozen, pending(0))
+        store.start_attempt(frozen, 0, 1)
+        frozen = store.renew(frozen, lease_s=0)
+        lease = store.claim(record.id, "new", lease_s=LONG_S)
+        assert lease is not None
+        before = store.trials(record.id)
+        writes = (
+            lambda: store.add_trial(frozen, pending(1)),
+            lambda: store.start_attempt(frozen, 0, 2),
+            lambda: store.add_steps(frozen, [reported((record.id, 0, 1), 0, [1.0])]),
+            lambda: store.end_attempt(frozen, 0, 1, None),
+            lambda: store.end_trial(frozen, measured(pending(0))),
+            lambda: store.renew(frozen, lease_s=LONG_S),
+            lambda: store.set_status(record.id, StudyStatus.FAILED, expect=[StudyStatus.QUEUED], lease=frozen),
+        )
+        for write in writes:
+            with pytest.raises(ConflictError, match="no longer held"):
+                write()
+        assert store.trials(record.id) == before
+        assert store.study(record.id).status is StudyStatus.QUEUED
+        assert kinds(store, record.id)[-1] == "trial.late", "the measurement of the fenced one is kept as late"
+        assert store.end_trial(lease, measured(pending(0)))
+
+    def test_many_claimants_and_one_wins(self, store: LeasedStore) -> None:
+        record = store.submit(a_study(), {})
+        with ThreadPoolExecutor(16) as pool:
+            leases = list(pool.map(lambda i: store.claim(record.id, f"c{i}", lease_s=LONG_S), range(100)))
+        assert len([lease for lease in leases if lease]) == 1
+
+    def test_what_waits_can_be_claimed(self, store: LeasedStore) -> None:
+        first, second = (store.submit(a_study(name), {}) for name in ("a", "b"))
+        assert [r.id for r in store.claimable()] == [first.id, second.id]
+        lease = store.claim(first.id, "c", lease_s=LONG_S)
+        assert lease is not None
+        assert [r.id for r in store.claimable()] == [second.id]
+        store.renew(lease, lease_s=0)
+        assert [r.id for r in store.claimable()] == [first.id, second.id]
+        store.set_status(second.id, StudyStatus.PAUSED, expect=[StudyStatus.QUEUED])
+        store.set_status(first.id, StudyStatus.CANCELLED, expect=[StudyStatus.QUEUED])
+        assert store.claimable() == []
+        with pytest.raises(ConflictError):
+            store.claim(first.id, "c", lease_s=LONG_S)
+        with pytest.raises(NotFoundError):
+            store.claim("nobody", "c", lease_s=LONG_S)
+
+    def test_the_holder_is_named_until_the_lease_is_given_back(self, store: LeasedStore) -> None:
+        record = store.submit(a_study(), {})
+        assert store.holder(record.id) is None
+        lease = store.claim(record.id, "a", lease_s=0)
+        assert lease is not None
+        held = store.holder(record.id)
+        assert held is not None, "also when it ran out"
+        assert (held.owner, held.fence) == ("a", lease.fence)
+        store.release(lease)
+        assert store.holder(record.id) is None
+        with pytest.raises(NotFoundError):
+            store.holder("nobody")

@@ -1,0 +1,145 @@
+"""What stores are filled with in tests: a study, trials that wait, were measured or failed, and what a controller writes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from autotune.ports import AttemptId, Lease, LeasedStore, StepsReported, StudyReader
+from autotune.spec import (
+    Budget,
+    ClusterSpec,
+    Estimate,
+    Failure,
+    FailureKind,
+    GpuSpec,
+    Measurement,
+    MemoryParts,
+    ModelSpec,
+    ParallelConfig,
+    Reward,
+    SpaceSpec,
+    Study,
+    StudyStatus,
+    TimeParts,
+    Trial,
+    TrialStatus,
+    Workload,
+)
+
+LONG_S = 3600.0
+"""A lease that outlives every test."""
+
+
+def a_study(name: str = "study", *, model: str = "tiny", num_gpus: int = 8, trainer: str = "native") -> Study:
+    """A small study; equal arguments give equal studies."""
+    gpu = GpuSpec(name="gpu", memory_bytes=80e9, peak_flops_per_s={"bf16": 1e15}, memory_bytes_per_s=3e12)
+    workload = Workload(
+        model=ModelSpec(name=model, num_layers=4, hidden_size=256, num_attention_heads=4, vocab_size=1000),
+        cluster=ClusterSpec(name=f"gpu-1x{num_gpus}", gpu=gpu, num_nodes=1, gpus_per_node=num_gpus),
+        seq_len=1024,
+        global_batch_size=(32, 64),
+        trainer=trainer,
+    )
+    return Study(
+        name=name,
+        workload=workload,
+        space=SpaceSpec(knobs={"tp": (1, 2, 4), "precision": ("bf16",), "compile": (False, True)}, world_sizes=(8,)),
+        budget=Budget(max_trials=7, max_gpu_s=100.5),
+        trainer_options={"argv": ["train", "--lr", "1e-4"], "nested": {"a": None}},
+        baseline=ParallelConfig(dp=8),
+        enqueue=(ParallelConfig(tp=2, dp=4), ParallelConfig(pp=2, dp=4)),
+    )
+
+
+def an_estimate() -> Estimate:
+    """A prediction with a number in every field."""
+    parts = dict.fromkeys(TimeParts.__dataclass_fields__, 0.1)
+    memory = dict.fromkeys(MemoryParts.__dataclass_fields__, 1e9)
+    return Estimate(
+        step_time_s=0.9,
+        step_time_low_s=0.8,
+        step_time_high_s=1.0,
+        time_parts_s=TimeParts(**parts),
+        tokens_per_s=1e5,
+        tokens_per_s_per_gpu=1.25e4,
+        mfu=0.4,
+        peak_memory_bytes=6e9,
+        peak_memory_low_bytes=5e9,
+        peak_memory_high_bytes=7e9,
+        memory_parts_bytes=MemoryParts(**memory),
+        oom_probability=0.01,
+    )
+
+
+def pending(number: int, config: ParallelConfig | None = None, **fields: Any) -> Trial:
+    """A trial that has not run; by default each number has a config of its own."""
+    config = config or ParallelConfig(dp=8, micro_batch_size=number + 1)
+    return Trial(config=config, number=number, seed=number, estimate=an_estimate(), reason="because", **fields)
+
+
+def measured(trial: Trial, *, step_time_s: float = 0.5, status: TrialStatus = TrialStatus.COMPLETED) -> Trial:
+    """The trial, measured with steps of that time: 32 * 1024 tokens per step on 8 ranks."""
+    measurement = Measurement(
+        step_times_s=(step_time_s, step_time_s * 1.1, step_time_s * 0.9),
+        peak_memory_bytes=7.5e9,
+        tokens_per_step=32 * 1024,
+        num_ranks=8,
+        losses=(5.5, 5.25, math.inf),
+        grad_norms=(1.0, math.nan, 0.5),
+        utilization={"power_watts": 400.0},
+    )
+    return replace(
+        trial,
+        status=status,
+        attempts=1,
+        measurement=measurement,
+        reward=Reward(total=0.3, throughput=0.25, stability=0.9, parts={"loss": 1.0}),
+        ended_at=datetime(2026, 1, 2, 3, 4, 5, 678901, UTC),
+    )
+
+
+def failed(trial: Trial, kind: FailureKind = FailureKind.OUT_OF_MEMORY) -> Trial:
+    """The trial, failed with evidence that is hard to keep."""
+    failure = Failure(
+        kind=kind, message="no room\0 left", exception="Error: \ud800", log_tail=("a", "b \u2028"), rank=3, step=2
+    )
+    return replace(trial, status=TrialStatus.FAILED, attempts=1, failure=failure)
+
+
+def run_trial(store: LeasedStore, lease: Lease, trial: Trial) -> bool:
+    """Asks, starts and ends a terminal `trial` as a controller would."""
+    asked = replace(trial, status=TrialStatus.PENDING, attempts=0, measurement=None, reward=None, failure=None)
+    store.add_trial(lease, replace(asked, ended_at=None))
+    store.start_attempt(lease, trial.number, 1)
+    return store.end_trial(lease, trial)
+
+
+def running_study(store: LeasedStore, study: Study | None = None, *, owner: str = "controller") -> Lease:
+    """A new study that is claimed and RUNNING."""
+    record = store.submit(study or a_study(), {})
+    lease = store.claim(record.id, owner, lease_s=LONG_S)
+    assert lease is not None
+    store.set_status(record.id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
+    return lease
+
+
+def reported(attempt: AttemptId, first_step: int, step_times_s: Sequence[float]) -> StepsReported:
+    """A report of those steps; losses and norms follow from the times."""
+    return StepsReported(
+        id=attempt,
+        first_step=first_step,
+        step_times_s=tuple(step_times_s),
+        losses=tuple(1.0 + t for t in step_times_s),
+        grad_norms=tuple(2.0 + t for t in step_times_s),
+    )
+
+
+def kinds(store: StudyReader, study_id: str) -> list[str]:
+    """The kinds of a study's events in order, after a check that their numbers have no gap."""
+    events = store.events(study_id, limit=100_000)
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    return [event.kind for event in events]
