@@ -1,7 +1,8 @@
 """The contract of all trainers. Subclass `TrainerContract` in a test module, name the trainer and give log lines that it really prints.
 
 The laws are checked over a grid of configs on a cluster of 2 nodes of 8 GPUs: each is either launched completely, or refused by limits
-that name the knob, and whose nearest values lead to a launch.
+that name the knob, and whose nearest values lead to a launch. Each value of each knob changes the launch, is refused by name, or the knob is
+declared neutral.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any, ClassVar
 import pytest
 
 from autotune.errors import CatalogError, ExportError, SpecError
-from autotune.spec import FIELDS, ClusterSpec, GpuSpec, ModelSpec, ParallelConfig, Workload
-from autotune.trainers import Launch, StepMetrics, Trainer, trainer, trainer_names, write_launch
+from autotune.spec import FIELDS, ClusterSpec, GpuSpec, Knob, ModelSpec, ParallelConfig, Workload
+from autotune.testing.knobs import base_configs, complaints_of, variations
+from autotune.trainers import Launch, Limit, StepMetrics, Trainer, trainer, trainer_names, write_launch
+from autotune.trainers.effective import effective
 
 GPU = GpuSpec(
     name="a100-80gb",
@@ -45,6 +48,7 @@ GPT = ModelSpec(
     tied_embeddings=True,
     max_positions=2048,
 )
+EXPERTS = replace(MODEL, name="contract-experts", num_experts=8, experts_per_token=2)
 WORKLOAD = Workload(
     model=MODEL,
     cluster=ClusterSpec(name="contract-2x8", gpu=GPU, num_nodes=2, gpus_per_node=8),
@@ -86,6 +90,8 @@ class TrainerContract:
     """what a launch needs beside the config"""
     workload: ClassVar[Workload] = WORKLOAD
     """what is launched"""
+    notes_count: ClassVar[bool] = False
+    """whether a note may tell the value of a knob: only where the user's own program is started, which nothing else can tell"""
     log_lines: ClassVar[Mapping[str, StepMetrics | None]] = {}
     """lines that it prints, with what they say; None for lines that say nothing about a step"""
 
@@ -122,6 +128,40 @@ class TrainerContract:
             assert all(limit.knob in str(caught.value) for limit in limits)
             assert caught.value.field == limits[0].knob
         assert launched > 0
+
+    def test_every_knob_is_read_or_declared_neutral(self) -> None:
+        complaints = complaints_of(self.subject().knob_use)
+        assert not complaints, "; ".join(complaints)
+
+    def test_every_value_of_every_knob_changes_the_launch_or_is_refused_or_neutral(self) -> None:
+        subject = self.subject()
+        seen: dict[tuple[str, Any], bool] = {}
+        experts = replace(self.workload, model=EXPERTS)
+        for workload, knobs in ((self.workload, FIELDS), (experts, ("ep",))):
+            for base in base_configs(workload):
+                for knob, value, config in variations(workload, base, knobs):
+                    # of degrees and counts one value suffices
+                    key = (knob.name, value if knob.values else None)
+                    seen[key] = seen.get(key, False) | self._makes_a_difference(workload, knob, base, config)
+        assert {name for name, _ in seen} == set(FIELDS)
+        ignored = [f"{name}={value}" for (name, value), differs in seen.items() if not differs]
+        ignored = [said for said in ignored if said.partition("=")[0] not in subject.neutral]
+        assert not ignored, (
+            f"the trainer {subject.name} reads {', '.join(ignored)}, but no launch changes and nothing is refused"
+        )
+
+    def test_a_knob_of_the_study_is_carried_or_refused_by_name(self) -> None:
+        subject, given = self.subject(), self._with_meeting()
+        plain = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
+        one, two = (replace(plain, extra={"made_up_knob": value}) for value in ("red", "green"))
+        if not subject.own_knob_refusal("made_up_knob", subject.checked(given)):
+            subject.check_own_knobs(["made_up_knob"], given)
+            assert self._told(self.workload, one) != self._told(self.workload, two)
+            return
+        assert "made_up_knob" in {limit.knob for limit in subject.limits(self.workload, one, given)}
+        with pytest.raises(SpecError) as caught:
+            subject.check_own_knobs(["made_up_knob"], given)
+        assert caught.value.field == "knobs.made_up_knob"
 
     def test_nearest_values_lead_to_a_launch_that_says_so(self) -> None:
         subject = self.subject()
@@ -196,6 +236,30 @@ class TrainerContract:
         }
         assert json.loads((folder / "launch.json").read_text())["argv"] == list(launch.argv)
         assert write_launch(launch, folder) == written
+
+    def _makes_a_difference(self, workload: Workload, knob: Knob, base: ParallelConfig, config: ParallelConfig) -> bool:
+        """Whether `config`, which differs from `base` in that knob, has another launch or is refused because of the knob."""
+        subject, start, told = self.subject(), self._told(workload, base), self._told(workload, config)
+        said = f"the trainer {subject.name}: {knob.name}={getattr(config, knob.name)}"
+        if isinstance(told, tuple):
+            refused = any(limit.knob == knob.name for limit in told)
+            assert not (refused and knob.name in subject.neutral), f"{said} is refused, but declared neutral"
+            return refused
+        if isinstance(start, tuple):
+            return any(limit.knob == knob.name for limit in start)
+        if knob.name in subject.neutral:
+            assert told == start, f"{said} changes the launch of {base}, but is declared neutral"
+        elif effective(config) != effective(base):
+            assert told != start, f"{said} is dropped: the launch is that of {base}"
+        return told != start
+
+    def _told(self, workload: Workload, config: ParallelConfig) -> tuple[Limit, ...] | dict[str, Any]:
+        """Why the config is refused, or what a launch tells the program."""
+        given = self._with_meeting()
+        if limits := self.subject().limits(workload, config, given):
+            return limits
+        launch = self.subject().launch(workload, config, given).to_dict()
+        return {part: said for part, said in launch.items() if part != "notes" or self.notes_count}
 
     def _with_meeting(self) -> dict[str, Any]:
         known = {option.name for option in self.subject().options}

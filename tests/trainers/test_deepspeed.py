@@ -60,3 +60,9 @@ class TestDeepspeed(TrainerContract):
 
     def test_fp16_scales_its_loss(self) -> None:
         assert settings(self.launched(dp=8, precision="fp16"))["fp16"]["enabled"] is True
+
+
+class TestDeepspeedWithYourOwnProgram(TrainerContract):
+    trainer = "deepspeed"
+    options: ClassVar[dict[str, Any]] = {"script": "mine.py"}
+    notes_count = True

@@ -62,6 +62,12 @@ class TestAccelerate(TrainerContract):
         assert settings(self.launched(dp=8, compile=True))["dynamo_config"] == {"dynamo_backend": "INDUCTOR"}
 
 
+class TestAccelerateWithYourOwnProgram(TrainerContract):
+    trainer = "accelerate"
+    options: ClassVar[dict[str, Any]] = {"script": "mine.py"}
+    notes_count = True
+
+
 class TestHfTrainer(TrainerContract):
     trainer = "hf_trainer"
     log_lines: ClassVar[dict[str, StepMetrics | None]] = {

@@ -85,6 +85,8 @@ class AccelerateTrainer(Trainer):
             notes.append(
                 f"your program must accumulate {c.accumulation_steps} micro-batches of {c.micro_batch_size} sequences"
             )
+            if c.recompute == "full" and c.zero_stage < 2:
+                notes.append("your program must recompute the layers: accelerate.yaml switches that on for FSDP only")
             argv = (*start, options["script"], *map(str, options["script_args"]))
             return Launch(argv=argv, env=env, files=files, notes=tuple(notes))
         files |= {

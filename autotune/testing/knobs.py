@@ -1,0 +1,103 @@
+"""Which part of the program has forgotten which knob, and what the laws about knobs are checked over.
+
+    python -m autotune.testing.knobs     one line for each knob that a part neither reads nor declares neutral; exit code 1 when there is any
+
+The parts are all trainers, the cost model, the native training loop and the simulated runner. A forgotten knob is refused by name there, so
+nothing is dropped in silence, but nobody can use it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pkgutil import resolve_name
+from typing import Any
+
+from autotune.space import why_not
+from autotune.spec import FIELDS, KNOBS, Knob, KnobUse, ParallelConfig, Workload
+from autotune.trainers import trainer, trainer_names
+
+PARTS = (
+    "autotune.cost.knob_use:COST_MODEL",
+    "autotune_workers.training.knob_use:NATIVE_LOOP",
+    "autotune_workers.runners.simulated:SIMULATED_RUNNER",
+)
+"""Where the parts beside the trainers say what they do with each knob."""
+COUNTS = (1, 2, 4)
+"""degrees and counts that the laws try"""
+
+
+def knob_uses() -> tuple[KnobUse, ...]:
+    """What each part of the program does with each knob."""
+    return (*(trainer(name).knob_use for name in trainer_names()), *(resolve_name(part) for part in PARTS))
+
+
+def complaints_of(use: KnobUse) -> tuple[str, ...]:
+    """One sentence for each knob that the part has forgotten, and for each wrong declaration."""
+    return (
+        *(f"the {use.part} neither reads {knob.name} nor declares it neutral" for knob in use.forgotten()),
+        *use.mistakes(),
+    )
+
+
+def base_configs(workload: Workload) -> Iterator[ParallelConfig]:
+    """Legal configs of 2 to 8 ranks in which every knob has an effect somewhere: each axis of the mesh beside each ZeRO stage."""
+    plain = ParallelConfig(dp=2, micro_batch_size=2, accumulation_steps=4)
+    alone = replace(plain, dp=1, precision="fp32")
+    pipeline = replace(alone, pp=2)
+    shapes = (
+        plain,
+        replace(plain, dp=4, precision="fp32"),
+        replace(plain, tp=2),
+        replace(plain, tp=2, sequence_parallel=True),
+        replace(plain, pp=2),
+        replace(plain, cp=2),
+        alone,
+        replace(alone, tp=2),
+        pipeline,
+        replace(pipeline, pp_schedule="interleaved_1f1b", virtual_stages=2),
+        replace(pipeline, pp_schedule="interleaved_1f1b", virtual_stages=4),
+    )
+    for shape in shapes:
+        for stage in KNOBS["zero_stage"].values:
+            if _is_legal(workload, config := replace(shape, zero_stage=stage)):
+                yield config
+
+
+def variations(
+    workload: Workload, base: ParallelConfig, knobs: Iterable[str] = FIELDS
+) -> Iterator[tuple[Knob, Any, ParallelConfig]]:
+    """(knob, value, legal config that differs from `base` in it) for each of these knobs, and each value that is neither its default nor that of `base`.
+
+    A schedule is changed together with the stages per rank that it needs.
+    """
+    for name in knobs:
+        knob = KNOBS[name]
+        for value in knob.values or COUNTS:
+            if value in (knob.default, getattr(base, name)):
+                continue
+            changes = {name: value}
+            if name == "pp_schedule":
+                changes["virtual_stages"] = 2 if value.startswith("interleaved") else 1
+            if _is_legal(workload, config := replace(base, **changes)):
+                yield knob, value, config
+
+
+def _is_legal(workload: Workload, config: ParallelConfig) -> bool:
+    return why_not(replace(workload, global_batch_size=config.global_batch_size), config) is None
+
+
+def main() -> int:
+    """Prints what is forgotten."""
+    uses = knob_uses()
+    found = [sentence for use in uses for sentence in complaints_of(use)]
+    for sentence in found:
+        print(sentence)
+    if not found:
+        print(f"{len(KNOBS)} knobs: read or declared neutral by each of {len(uses)} parts")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
