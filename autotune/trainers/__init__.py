@@ -1,13 +1,19 @@
-"""Somebody's training loop as a launch (argv, environment, files) and its log lines as step metrics.
+"""Trainers: a config as a launch of somebody's training program (argv, environment, files), and its log lines as step metrics.
 
-    trainer.py   Trainer, the base of all; Option, StepMetrics       launch.py    Launch, and `write_launch` onto a disk
-    limit.py     Limit: what a trainer cannot express                torchrun.py  ranks on nodes
-    documents.py TOML, YAML and JSON; Hugging Face's config.json     patterns.py  regular expressions that are safe to run on logs
-    catalog/     the trainers that ship, one per file; the file's stem is the name under which it is asked for
+    trainer.py        Trainer, the base class; Option, StepMetrics
+    launch_files.py   Launch, and `write_launch`, which writes it into a folder
+    limit.py          Limit: a value that a trainer cannot express
+    effective.py      a config without knobs that have no effect
+    torchrun.py       placement of ranks on nodes, and the torchrun command
+    steplines.py      step metrics as one JSON object per line
+    patterns.py       regular expressions from a spec, checked for bounded run time
+    file_formats.py   TOML, YAML and JSON files; Hugging Face's config.json of a model
+    programs/         training programs for trainers that are libraries
+    catalog/          the trainers that ship, one per module; the module's name is the trainer's name
 
-Trainers are registered as entry points of the group `autotune.trainers`, those of other packages too.
+Trainers are registered as entry points of the group `autotune.trainers`; other packages can register their own.
 
-Trials and exports use the same files: what was measured with a trainer is what it is launched with.
+Trials and exports use the same files: a config is measured with the launch that is exported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A config without the knobs that do nothing, so that no trainer is asked for what has no effect.
+"""A config with knobs that have no effect set to their neutral value, so that no trainer refuses a config for such a knob.
 
-tp = 1        nothing to shard along the sequence       dp * cp = 1   nothing to shard between replicas
-pp = 1        no schedule, no virtual stages            one stage per rank: interleaved 1F1B is 1F1B
+tp = 1         sequence parallelism has nothing to shard
+dp * cp = 1    ZeRO has nothing to shard
+pp = 1         no schedule and no virtual stages; interleaved 1F1B with one stage per rank is 1F1B
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ def effective(config: ParallelConfig) -> ParallelConfig:
 
 
 def word_limit(config: ParallelConfig, knob: str, can: Mapping[str, Any], message: str) -> tuple[Limit, ...]:
-    """A limit when the knob's value is a key of `can`: the words that cannot be done, each with the nearest that can."""
+    """A limit if the knob's value is a key of `can`, which maps each value that the trainer cannot express to the nearest that it can."""
     value = getattr(config, knob)
     return (Limit(knob=knob, value=value, message=message, nearest=can[value]),) if value in can else ()
 
 
 def cpu_note(workload: Workload, trainer: str) -> tuple[str, ...]:
-    """A note when the config was meant for CPU ranks, and the trainer needs a GPU for each."""
+    """A note if the workload's ranks are CPU processes but the trainer needs a GPU for each rank."""
     if not workload.cluster.gpu.is_cpu:
         return ()
     return (f"this config was made for CPU ranks; {trainer} needs a GPU for each of them",)

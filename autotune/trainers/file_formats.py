@@ -1,4 +1,4 @@
-"""Configuration files as trainers read them: TOML, YAML, JSON, and Hugging Face's `config.json` of a model."""
+"""Configuration files that trainers read: TOML, YAML, JSON, and Hugging Face's `config.json` of a model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def to_json(document: Mapping[str, Any]) -> str:
 
 def to_yaml(document: Mapping[str, Any]) -> str:
     """The document as YAML text, in the order of its keys."""
-    import yaml  # read only when a launch is written: it takes a while to import
+    import yaml  # imported here because it is slow to import and only needed to write a launch
 
     text: str = yaml.safe_dump(dict(document), sort_keys=False, default_flow_style=False)
     return text
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """Sections of scalars and lists as TOML 1.0: JSON's strings, numbers and arrays are TOML's too."""
+    """Sections of scalars and lists as TOML 1.0. JSON strings, numbers and arrays are valid TOML."""
     lines: list[str] = []
     for section, values in sections.items():
         lines.append(f"[{section}]")
@@ -33,10 +33,7 @@ def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:
-    """The model as Hugging Face's `config.json`: GPT-2, Llama or Mixtral, whichever has its shape.
-
-    Raises nothing: shapes that none of them has are found by `hf_limits`.
-    """
+    """The model as Hugging Face's `config.json`: Mixtral with experts, Llama with a gated MLP, else GPT-2."""
     if not model.gated_mlp:
         return {
             "model_type": "gpt2",
@@ -79,7 +76,7 @@ def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:
 
 
 def hf_layer_class(model: ModelSpec) -> str:
-    """The class of one layer in `transformers`, which FSDP wraps."""
+    """Name of the layer class in `transformers` that FSDP wraps."""
     if not model.gated_mlp:
         return "GPT2Block"
     return "MixtralDecoderLayer" if model.num_experts else "LlamaDecoderLayer"

@@ -1,8 +1,7 @@
-"""A launch: the command, its environment and its files, and how they get onto a disk without harm to what is there.
+"""A launch: command, environment and files of a training job, and how they are written into a folder without overwriting foreign files.
 
-File names are relative to the folder of the launch, which is the working directory of its command. A launch without files may be
-started anywhere. `launch.json` is the manifest: it names every file that was written and its SHA-256, so that a second export can
-tell its own files from somebody else's.
+File names are relative to the folder of the launch, which is the working directory of its command. A launch without files can be started from
+any folder. `launch.json` is the manifest: it lists every written file with its SHA-256, so that a second export recognizes its own files.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ class Launch:
     argv: tuple[str, ...]
     """the command, one string per argument; never passed through a shell"""
     env: Mapping[str, str] = field(default_factory=dict)
-    """what is added to the environment"""
+    """variables that are added to the environment"""
     files: Mapping[str, str] = field(default_factory=dict)
     """text by file name, relative to the folder in which the command runs"""
     notes: tuple[str, ...] = ()
-    """what a person should know before starting it"""
+    """what a person should know before the start"""
 
     def __post_init__(self) -> None:
         if not self.argv or any("\0" in argument for argument in self.argv):
             raise ExportError("a launch needs a command of at least one argument, without NUL characters")
         for name in self.env:
             if not _VARIABLE.fullmatch(name):
-                raise ExportError(f"{name!r} is no name of an environment variable", field="env")
+                raise ExportError(f"{name!r} is not a valid name of an environment variable", field="env")
         for name in self.files:
             check_file_name(name)
 
@@ -57,12 +56,6 @@ class Launch:
             "files": dict(self.files),
             "notes": list(self.notes),
         }
-
-    @property
-    def command_line(self) -> str:
-        """The command as it is typed into a POSIX shell, quoted."""
-        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
-        return " ".join([*assignments, shlex.join(self.argv)])
 
     @property
     def script(self) -> str:
@@ -96,8 +89,8 @@ def check_file_name(name: str) -> str:
 def write_launch(launch: Launch, directory: str | Path) -> tuple[Path, ...]:
     """Writes the files of the launch, `launch.sh` and `launch.json` into `directory` and returns their paths, manifest last.
 
-    Each file appears whole or not at all. Files that are there already are replaced only when they are what an earlier export wrote,
-    unchanged; anything else, a link, or a folder in the way raises `ExportError` before anything is written.
+    Each file is written atomically. An existing file is replaced only if an earlier export wrote it and nobody changed it since. Any other
+    file, link or folder in the way raises `ExportError` before anything is written.
     """
     folder = Path(directory)
     try:
@@ -138,7 +131,7 @@ def _check_free(root: Path, name: str, text: str, mine: Mapping[str, str]) -> No
     if not path.is_symlink() and not path.exists():
         return
     if path.is_symlink() or not path.is_file():
-        raise ExportError(f"{path} is in the way: it is not a plain file", remedy="export into another folder")
+        raise ExportError(f"{path} exists and is not a plain file", remedy="export into another folder")
     present = path.read_bytes()
     ours = name == MANIFEST and bool(mine)
     if present != text.encode() and not ours and mine.get(name) != _digest(present):
@@ -168,4 +161,4 @@ def _digest(data: bytes) -> str:
 
 
 def _unwritable(path: Path, error: OSError) -> ExportError:
-    return ExportError(f"{path} cannot be written: {error.strerror or error}", remedy="name another folder")
+    return ExportError(f"{path} cannot be written: {error.strerror or error}", remedy="choose another folder")

@@ -1,4 +1,4 @@
-"""What a trainer cannot express: one knob (or a trait of the model), its value, the reason, and the nearest value that it can do."""
+"""A limit: one value of a knob or of the model that a trainer cannot express, with the reason and the nearest value that it can."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from autotune.errors import ExportError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One thing that stands between a config and a trainer."""
+    """One value that a trainer cannot express."""
 
     knob: str
     """a knob of ParallelConfig or of the study, or `model.FIELD` of ModelSpec, or `workload.FIELD`"""
     value: Any
-    """its value that cannot be expressed"""
+    """the value that cannot be expressed"""
     message: str
     """why not, in words"""
     nearest: Any = None
-    """the nearest value that the trainer can do; None when there is none"""
+    """the nearest value that the trainer can express; None when there is none"""
 
     def __str__(self) -> str:
-        remedy = "" if self.nearest is None else f"; it could do {self.knob}={_word(self.nearest)}"
+        remedy = "" if self.nearest is None else f"; nearest: {self.knob}={_word(self.nearest)}"
         return f"{self.knob}={_word(self.value)}: {self.message}{remedy}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -32,14 +32,14 @@ class Limit:
 
 
 def refuse(trainer: str, limits: Iterable[Limit]) -> None:
-    """Raises `ExportError` that names every limit; does nothing when there is none."""
+    """Raises an `ExportError` that names every limit; does nothing when there is none."""
     found = tuple(limits)
     if not found:
         return
     bridgeable = all(limit.nearest is not None for limit in found)
     raise ExportError(
         f"{trainer} cannot express " + "; ".join(str(limit) for limit in found),
-        remedy="export with the option nearest=true to take those values" if bridgeable else "",
+        remedy="export with the option nearest=true to use the nearest values" if bridgeable else "",
         field=found[0].knob,
     )
 

@@ -1,9 +1,13 @@
-"""Regular expressions that come from a spec and run over the log of a training job, line by line.
+"""Regular expressions from a spec, which are matched against the log of a training job line by line.
 
-Python's matcher backtracks, so that some patterns take longer than the age of the universe on a line of a hundred characters. Only
-patterns whose worst case is a small power of the line's length are let in: a repetition may not contain another repetition of open
-length, nor alternatives; few repetitions are open, and two of a kind may not follow each other; lines are cut at `MAX_SEARCHED`.
-The bound keeps out accidents. It is no defence against a spec that wants to waste time: such a spec names the command, too.
+Python's matcher backtracks, and for some patterns it needs exponential time even on a line of a hundred characters. Only patterns whose worst
+case is a small power of the line's length are accepted:
+
+    - a repetition contains neither another open repetition nor alternatives;
+    - a pattern has few open repetitions, and no two of the same kind follow each other;
+    - lines are cut at `MAX_SEARCHED` characters.
+
+This prevents accidents. It is not a defence against a malicious spec: such a spec chooses the command, too.
 """
 
 from __future__ import annotations
@@ -21,22 +25,22 @@ MAX_PATTERN = 300
 MAX_SEARCHED = 500
 """characters of a line that are searched"""
 MAX_OPEN = 6
-"""repetitions of open length in one pattern"""
+"""open repetitions (without an upper bound) in one pattern"""
 MAX_WIDE = 2
-"""of them, those that match nearly anything (`.`, `[^x]`)"""
+"""open repetitions that match nearly any character (`.`, `[^x]`)"""
 _LONG = 64
-"""a repetition of up to this many is a closed one"""
+"""a repetition with an upper bound up to this counts as closed"""
 
 
 def compile_pattern(pattern: object, *, field: str) -> re.Pattern[str]:
-    """The pattern, compiled. Raises `SpecError` when it is no pattern, has no group to read, or could run for ages."""
+    """The compiled pattern. Raises `SpecError` when it is not a regular expression, has no group, or could take exponential time."""
     if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_PATTERN:
         raise SpecError(f"a pattern must be text of 1 to {MAX_PATTERN} characters, but is {pattern!r}", field=field)
     try:
         compiled = re.compile(pattern)
         tree = parser.parse(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise SpecError(f"{pattern!r} is no regular expression: {error}", field=field) from None
+        raise SpecError(f"{pattern!r} is not a regular expression: {error}", field=field) from None
     if not compiled.groups:
         raise SpecError(
             f"the pattern {pattern!r} has no group",
@@ -48,8 +52,8 @@ def compile_pattern(pattern: object, *, field: str) -> re.Pattern[str]:
     kinds = _kinds(tree)
     if any(kind and kind == after for kind, after in pairwise(kinds)):
         raise SpecError(
-            f"the pattern {pattern!r} has two open repetitions of a kind side by side",
-            remedy="put the text that stands between them",
+            f"the pattern {pattern!r} has two open repetitions of the same kind next to each other",
+            remedy="write the text that separates them into the pattern",
             field=field,
         )
     if counts["open"] > MAX_OPEN or counts["wide"] > MAX_WIDE:
@@ -87,7 +91,7 @@ def _walk(tree: Any, counts: dict[str, int], *, inside: bool, pattern: str, fiel
 
 
 def _kinds(tree: Any) -> list[str]:
-    """The items in a row: "wide" or the repeated class for open repetitions, "" for what must be there; what may be missing is left out."""
+    """The items in order: "wide" or the repeated class for an open repetition, "" for any other required item; optional items are left out."""
     kinds: list[str] = []
     for code, argument in tree:
         if code in (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT):
@@ -114,7 +118,7 @@ def _is_wide(item: tuple[Any, Any]) -> bool:
 
 def _endless(pattern: str, field: str) -> SpecError:
     return SpecError(
-        f"the pattern {pattern!r} has a repetition or alternatives inside a repetition, which can run for ages",
+        f"the pattern {pattern!r} has a repetition or alternatives inside a repetition, which can take exponential time",
         remedy="match only the text around the number",
         field=field,
     )

@@ -1,8 +1,8 @@
-"""One JSON object per optimizer step on a line of its own: how programs that `autotune` wrote, or that people wrote for it, report.
+"""Step lines: one JSON object per optimizer step on a line of its own, the log format of the native trainer and of exported programs.
 
     {"step": 3, "step_time_s": 0.41, "loss": 2.31, "grad_norm": 0.8, "peak_memory_bytes": 812000000}
 
-All keys but one measured value may be left out; other keys and text before the object are ignored.
+At least one measured value must be present; all other keys are optional. Unknown keys, and text before the object, are ignored.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from autotune.trainers.trainer import MAX_LINE, StepMetrics, clean
 
 MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "samples_per_s", "loss", "grad_norm", "peak_memory_bytes")
-"""Metrics that a line may carry, as `StepMetrics` names them."""
+"""keys of measured values, named as in `StepMetrics`"""
 
 
 def parse_step_line(line: str) -> StepMetrics | None:
-    """The metrics of such a line; None for every other line."""
+    """The metrics of a step line; None for any other line."""
     start = line.find("{")
     if start < 0 or len(line) - start > MAX_LINE or '"' not in line:
         return None

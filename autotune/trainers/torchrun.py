@@ -1,9 +1,8 @@
-"""torchrun: so many processes on so many nodes, and where they meet.
+"""torchrun: placement of ranks on nodes, and the beginning of the command.
 
     world_size = tp * pp * dp * cp = nnodes * nproc_per_node
 
-Every node runs the same command; with more than one node they meet at `master_addr:master_port` (rendezvous backend c10d of
-torch.distributed.run).
+Every node runs the same command. With more than one node they rendezvous at `master_addr:master_port` (backend c10d of torch.distributed.run).
 """
 
 from __future__ import annotations
@@ -30,16 +29,13 @@ class Placement:
 
 
 def place(cluster: ClusterSpec, config: ParallelConfig) -> Placement:
-    """The fewest equal nodes that hold the config's ranks.
-
-    Raises `ExportError` when the cluster has too few.
-    """
+    """The smallest number of nodes with equally many ranks that holds the config. Raises `ExportError` when the cluster has too few."""
     world = config.world_size
     per_node = next(n for n in range(min(world, cluster.gpus_per_node), 0, -1) if world % n == 0)
     if world // per_node > cluster.num_nodes:
         raise ExportError(
             f"tp * pp * dp * cp = {world} ranks do not fit {cluster.num_nodes} nodes of {cluster.gpus_per_node}",
-            remedy="name a larger cluster, or a config of fewer ranks",
+            remedy="choose a larger cluster, or a config with fewer ranks",
             field="cluster",
         )
     return Placement(nnodes=world // per_node, nproc_per_node=per_node)
@@ -48,18 +44,18 @@ def place(cluster: ClusterSpec, config: ParallelConfig) -> Placement:
 def torchrun(placement: Placement, *, master_addr: str, master_port: int, max_restarts: int = 0) -> tuple[str, ...]:
     """The beginning of the command; the program and its arguments follow.
 
-    Raises `ExportError` when several nodes have no place to meet.
+    Raises `ExportError` when several nodes have no rendezvous host.
     """
     if placement.nnodes == 1:
-        meeting: tuple[str, ...] = ("--standalone",)
+        rendezvous: tuple[str, ...] = ("--standalone",)
     else:
         if not master_addr:
             raise ExportError(
-                f"{placement.nnodes} nodes need a host at which to meet, but master_addr is not set",
+                f"{placement.nnodes} nodes need a rendezvous host, but master_addr is not set",
                 remedy="give the option master_addr=HOST, the name of the first node",
                 field="master_addr",
             )
-        meeting = (
+        rendezvous = (
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={master_addr}:{master_port}",
             "--rdzv-id=autotune",
@@ -69,13 +65,13 @@ def torchrun(placement: Placement, *, master_addr: str, master_port: int, max_re
         "torchrun",
         f"--nnodes={placement.nnodes}",
         f"--nproc-per-node={placement.nproc_per_node}",
-        *meeting,
+        *rendezvous,
         *restarts,
     )
 
 
 def tf32_environment(precision: str) -> dict[str, str]:
-    """What makes torch use TF32 for fp32 matrix products, or not: read by ATen when it starts (aten/src/ATen/Context.cpp)."""
+    """The variable that switches TF32 for fp32 matrix products on or off; ATen reads it at its start (aten/src/ATen/Context.cpp)."""
     if precision not in ("fp32", "tf32"):
         return {}
     return {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1" if precision == "tf32" else "0"}

@@ -1,9 +1,9 @@
-"""The trainer: somebody's training loop, as a way to launch a config and to read what it prints.
+"""The base class of trainers: how to launch a config with somebody's training loop, and how to read its log.
 
-A trainer is one file in `autotune/trainers/catalog/`; the file's stem is its name, and its last line is `TRAINER = TheClass()`. It says
-which knobs it reads (`reads`, `neutral`) and what it cannot express of them (`find_limits`), writes the launch (`build`) and reads its own log lines
-(`parse_line`). A knob that it does not name is refused for it. Everything that all
-trainers share, the checks of options, ranks and batch among them, is in `launch` here.
+A trainer is one module in `autotune/trainers/catalog/`. The module's name is the trainer's name, and its last line is `TRAINER = TheClass()`. It
+says which knobs it reads (`reads`, `neutral`) and which of their values it cannot express (`find_limits`), writes the launch (`build`) and reads
+its own log lines (`parse_line`). Values of a knob that it does not name are refused. The checks that all trainers share, of options, ranks and
+batch, are in `launch` here.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from autotune.trainers.torchrun import place
 MAX_LINE = 2000
 """characters of a log line that are read; the rest is ignored"""
 MAX_MOVES = 3
-"""times that nearest values are taken, each of which may meet another limit"""
+"""rounds of replacing values by the nearest ones, each of which may violate another limit"""
 MAX_OPTION = 4096
-"""characters of an option's text"""
+"""characters of an option's value"""
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """What one log line says about one optimizer step; None where it is silent."""
+    """What one log line says about one optimizer step; None for what it does not say."""
 
     step: int | None = None
     """the step, as the trainer counts"""
     step_time_s: float | None = None
     """seconds of the step (mean since the last line, where the trainer logs every few steps)"""
     tokens_per_s_per_gpu: float | None = None
-    """tokens per second and rank, where the trainer says that instead of a time"""
+    """tokens per second and rank, for trainers that log it instead of a time"""
     samples_per_s: float | None = None
-    """sequences per second of the whole job, where the trainer says that instead of a time"""
+    """sequences per second of the whole job, for trainers that log it instead of a time"""
     loss: float | None = None
     """training loss, nats per token"""
     grad_norm: float | None = None
@@ -54,7 +54,7 @@ class StepMetrics:
     """whether loss scaling skipped the step"""
 
     def time_of(self, *, tokens_per_step: int, sequences_per_step: int, num_ranks: int) -> float | None:
-        """Seconds of the step, from whatever the line says: the time itself, or tokens or sequences per second."""
+        """Seconds of the step, from the time itself, tokens per second or sequences per second; None without any of them."""
         if self.step_time_s is not None:
             return self.step_time_s
         if self.tokens_per_s_per_gpu:
@@ -69,20 +69,20 @@ LineReader = Callable[[str], StepMetrics | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Something that a trainer wants to know beside the config."""
+    """An argument of a trainer that is not part of the config."""
 
     name: str
-    """how it is written"""
+    """its key in the spec"""
     meaning: str
-    """one line, for people"""
+    """one line of documentation"""
     default: Any = None
-    """its value when it is left out; its type is the type that is asked for (None: text)"""
+    """its value when it is left out; also determines its type (None: text)"""
     export_only: bool = False
-    """whether trials take it from elsewhere: a study that sets it would be misled"""
+    """whether only exports use it: trials take the value from the study, so a study may not set it"""
 
     def check(self, value: Any) -> Any:
-        """`value` in the option's type; text from a command line is turned into numbers, flags, and JSON
-        lists and mappings. Raises `SpecError`."""
+        """`value` in the option's type. Text from a command line is converted to numbers, flags, and JSON lists and mappings. Raises
+        `SpecError` for a value of another type."""
         kind = str if self.default is None else type(self.default)
         if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
@@ -119,65 +119,65 @@ class Option:
 
 
 SHARED_OPTIONS = (
-    Option(name="nearest", meaning="take the nearest values that the trainer can express", default=False),
+    Option(name="nearest", meaning="use the nearest values that the trainer can express", default=False),
     Option(name="steps", meaning="optimizer steps to run", default=50),
-    Option(name="master_addr", meaning="host at which several nodes meet", default=""),
-    Option(name="master_port", meaning="port at which several nodes meet", default=29500),
+    Option(name="master_addr", meaning="rendezvous host of several nodes", default=""),
+    Option(name="master_port", meaning="rendezvous port of several nodes", default=29500),
     Option(name="learning_rate", meaning="peak learning rate", default=3e-4),
     Option(name="seed", meaning="seed of weights and data", default=1234),
 )
-"""Options of every trainer that starts through torchrun."""
+"""options of every trainer that torchrun starts"""
 
 
 class Trainer(ABC):
-    """A training loop by name. Stateless: one instance serves everybody."""
+    """A training loop by name. Stateless: one instance serves all callers."""
 
     name: ClassVar[str]
-    """the name under which it is asked for"""
+    """its registered name"""
     summary: ClassVar[str]
-    """one line, with the release whose names it writes"""
+    """one line, with the release whose configuration it writes"""
     options: ClassVar[tuple[Option, ...]] = SHARED_OPTIONS
-    """what it wants to know beside the config"""
+    """its arguments beside the config"""
     reads: ClassVar[frozenset[str]] = frozenset()
-    """the knobs that it knows: each value changes the launch, or is refused by a limit that names the knob. Written out name by name, so that a
-    knob that is added later is not among them by accident"""
+    """names of the knobs that it handles: each of their values changes the launch or is refused by a limit. List every name, so that a knob that is
+    added later is not included by accident"""
     neutral: ClassVar[Mapping[str, str]] = {}
-    """why a knob changes nothing in its launches, by name"""
+    """knobs that do not change its launches, each with the reason"""
 
     @abstractmethod
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """What it cannot express of the knobs that it reads; empty when it can do all of it. `options` are checked and complete."""
+        """The values of the knobs that it reads that it cannot express; empty when there are none. `options` are checked and complete."""
 
     @abstractmethod
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
-        """The launch of a config without limits; `options` are checked and complete."""
+        """The launch of a config that has no limits; `options` are checked and complete."""
 
     @abstractmethod
     def parse_line(self, line: str) -> StepMetrics | None:
-        """What a line of its log says about a step; None for every other line. Never raises."""
+        """The step metrics of a line of its log; None for any other line. Never raises."""
 
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
-        """`parse_line`, for trainers whose log depends on options."""
+        """The function that reads its log; override it if the format of the log depends on options."""
         return self.parse_line
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
-        """Why a launch with these options cannot carry the knob `name` of a single study, in words; empty when it does."""
+        """Why a launch with these options cannot pass on the study's own knob `name`, in words; empty if it can."""
         return f"its launches have no place for a study's own knob; {OWN_KNOB_REMEDY}"
 
     @final
     @property
     def knob_use(self) -> KnobUse:
-        """What it does with each knob."""
+        """Which knobs it reads, and which have no effect."""
         return KnobUse(part=f"trainer {self.name}", reads=self.reads, neutral=self.neutral)
 
     @final
     def limits(
         self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None
     ) -> tuple[Limit, ...]:
-        """What it cannot express of this config; empty when it can do all of it. `options` as they are given to `launch`.
+        """The values of this config that it cannot express; empty when there are none. `options`: as given to `launch`.
 
-        Values other than the default of knobs that it neither reads nor declares neutral are refused here, and so are the study's own knobs that
-        its launch cannot carry.
+        Non-default values of knobs that it neither reads nor declares neutral are refused here, and so are a study's own knobs that its launch
+        cannot pass on.
         """
         values = self.checked(options)
         forgotten = [
@@ -196,7 +196,7 @@ class Trainer(ABC):
 
     @final
     def check_own_knobs(self, names: Iterable[str], options: Mapping[str, Any] | None = None) -> None:
-        """Raises `SpecError` for the first of a study's own knobs that no launch of this trainer would carry."""
+        """Raises `SpecError` for the first of a study's own knobs that this trainer cannot pass on."""
         values = self.checked(options)
         for name in names:
             if message := self.own_knob_refusal(name, values):
@@ -206,7 +206,7 @@ class Trainer(ABC):
 
     @final
     def checked(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
-        """All options with their values, defaults filled in. Raises `SpecError` for an unknown one or a wrong type."""
+        """All options with their values, defaults filled in. Raises `SpecError` for an unknown option or a wrong type."""
         known = {option.name: option for option in self.options}
         for name in options or {}:
             if name not in known:
@@ -222,8 +222,8 @@ class Trainer(ABC):
     def launch(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any] | None = None) -> Launch:
         """The config as a launch of this trainer.
 
-        Raises `SpecError` for wrong options, and `ExportError` when the ranks do not fit the cluster or when the trainer cannot
-        express the config; with the option `nearest`, values that it can express are taken instead, and a note says which.
+        Raises `SpecError` for wrong options, and `ExportError` when the ranks do not fit the cluster or the trainer cannot express the
+        config. With the option `nearest` it uses the nearest values that it can express instead, and a note names them.
         """
         values = self.checked(options)
         limits = self.limits(workload, config, values)
@@ -250,19 +250,19 @@ def _moved(workload: Workload, config: ParallelConfig, limits: tuple[Limit, ...]
 
 
 def needs(options: Mapping[str, Any], name: str, because: str) -> Any:
-    """The option's value. Raises `ExportError` that says why it is needed when it was left out."""
+    """The option's value. Raises an `ExportError` that says why it is needed when it was left out."""
     if not options.get(name):
         raise ExportError(f"{because}, but {name} is not set", remedy=f"give the option {name}=...", field=name)
     return options[name]
 
 
 def clean(line: str) -> str:
-    """The line as patterns see it: without colour codes, and cut at `MAX_LINE` characters."""
+    """The line without colour codes, cut at `MAX_LINE` characters."""
     return _COLOUR.sub("", line[: 2 * MAX_LINE])[:MAX_LINE]
 
 
 def number(text: str | None) -> float | None:
-    """A number as trainers print it (`1,024`, `nan`, `2.5E+00`); None when it is none."""
+    """A number as trainers print it (`1,024`, `nan`, `2.5E+00`); None for other text."""
     if text is None:
         return None
     try:

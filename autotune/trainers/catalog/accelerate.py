@@ -3,8 +3,8 @@
     ZeRO 0   MULTI_GPU (DDP)            ZeRO 2   FSDP2 that keeps weights gathered (fsdp_reshard_after_forward: false)
     ZeRO 1   DEEPSPEED, zero_stage 1    ZeRO 3   FSDP2
 
-Gradient accumulation is not a matter of the YAML but of the program; the one that goes along takes it as an argument. Tensor and context
-parallelism need a model that was loaded with a plan: name a program of your own by the option `script`.
+Gradient accumulation is set in the program, not in the YAML; the exported program takes it as an argument. Tensor and context parallelism
+need a model that was loaded with a parallel plan: name your own program with the option `script`.
 """
 
 from __future__ import annotations

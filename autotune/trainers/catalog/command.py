@@ -5,10 +5,10 @@
       argv: [torchrun, "--nproc-per-node={nproc_per_node}", train.py, "--tp={tp}", "--micro-batch={micro_batch_size}"]
       metrics: {step_time_s: 'step time: ([0-9.]+) s', loss: 'loss: ([0-9.]+)', step: '^step ([0-9]+)'}
 
-Placeholders are the knobs of the config, those of the study among them, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
-{nproc_per_node} {model} {seed} {steps}`; `{{` and `}}` are braces. There is no shell. Without `metrics`, the program reports one JSON
-object per step (see `steplines.py`). A knob that differs from its default and that no placeholder mentions is an error: the program
-would not train what was asked for.
+Placeholders are the knobs of the config, including a study's own, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
+{nproc_per_node} {model} {seed} {steps}`; write `{{` and `}}` for braces. No shell is involved. Without `metrics`, the program must print one JSON
+object per step (see `steplines.py`). A knob that differs from its default and that no placeholder mentions is an error, because the program
+would train something else than the config says.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ SCALES: Mapping[str, tuple[str, float]] = {
     "peak_memory_gib": ("peak_memory_bytes", float(1 << 30)),
     "peak_memory_mib": ("peak_memory_bytes", float(1 << 20)),
 }
-"""Names that `metrics` may use: the metric that each means, and the factor into its unit."""
+"""names that `metrics` may use, each with its metric and the factor that converts it to the metric's unit"""
 MAX_ARGUMENTS = 512
 _IMPLIED = {
     "dp": ("dp", "world_size", "nnodes", "nproc_per_node"),
     "accumulation_steps": ("accumulation_steps", "global_batch_size"),
 }
-"""Knobs that follow from others: any of these placeholders carries them."""
+"""knobs that other placeholders determine too: any of these suffices"""
 _SURROUNDINGS = frozenset(
     {
         *(f.name for f in fields(ModelSpec) if f.name != "name"),
@@ -59,7 +59,7 @@ _SURROUNDINGS = frozenset(
         ),
     }
 )
-"""Placeholders that stand for something else than a knob."""
+"""placeholders that are not knobs"""
 _UNNAMED = "argv and env have no placeholder {{{}}}, so the program would not know of it"
 
 
@@ -175,12 +175,12 @@ class CommandTrainer(Trainer):
 
 
 def placeholders(text: str) -> tuple[str, ...]:
-    """Names in braces. Raises `SpecError` for anything beyond plain `{name}`."""
+    """Names in braces. Raises `SpecError` for anything but plain `{name}`."""
     try:
         parts = list(Formatter().parse(text))
     except ValueError as error:
         raise SpecError(
-            f"{text!r} is no text with placeholders: {error}",
+            f"{text!r} is not valid text with placeholders: {error}",
             remedy="write {{ and }} for braces",
             field="trainer.argv",
         ) from None
@@ -203,7 +203,7 @@ def fill(text: str, known: Mapping[str, Any]) -> str:
     for name in placeholders(text):
         if name not in known:
             raise SpecError(
-                f"nothing is called {{{name}}}",
+                f"there is no placeholder {{{name}}}",
                 remedy=nearest(name, known) or f"placeholders: {', '.join(sorted(known))}",
                 field="trainer.argv",
             )

@@ -1,8 +1,8 @@
-"""DeepSpeed: `ds_config.json` (0.19), the model as Hugging Face's config, and a training program.
+"""DeepSpeed 0.19: `ds_config.json`, the model as Hugging Face's config, and a training program.
 
-The program that goes along (`train.py`) builds the model from its config and trains on your tokens, or on random ones; name your own
-by the option `script`. Pipeline stages are not a matter of the JSON: DeepSpeed cuts a `PipelineModule` that a program must build.
-Tensor parallelism is AutoTP (`tensor_parallel.autotp_size`): its batch law is train_batch_size = micro * accumulation * dp.
+The program that is exported with it (`train.py`) builds the model from its config and trains on your tokens or on random ones; the option `script`
+names a program of your own. Pipeline stages cannot be set in the JSON: they need a program that builds a `PipelineModule`. Tensor parallelism
+is AutoTP (`tensor_parallel.autotp_size`), whose batch law is train_batch_size = micro * accumulation * dp.
 """
 
 from __future__ import annotations

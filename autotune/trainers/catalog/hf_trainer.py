@@ -1,4 +1,4 @@
-"""transformers.Trainer 5: `training_args.json` (TrainingArguments), and a program that reads it.
+"""transformers.Trainer 5: `training_args.json` with the TrainingArguments, and a training program that reads it.
 
 ZeRO 0   DDP                      ZeRO 2   FSDP2 that keeps weights gathered (reshard_after_forward: false)
 ZeRO 1   DeepSpeed, stage 1       ZeRO 3   FSDP2

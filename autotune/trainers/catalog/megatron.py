@@ -1,7 +1,7 @@
-"""Megatron-LM: `pretrain_gpt.py` with flags, as the 0.14 to 0.20 trees name them (megatron/training/arguments.py, megatron/core).
+"""Megatron-LM: `pretrain_gpt.py` with command-line flags as in releases 0.14 to 0.20 (megatron/training/arguments.py, megatron/core).
 
-The data-parallel degree and the accumulation steps are no flags there: dp = world / (tp * pp * cp), and the accumulation is
-global_batch_size / (micro_batch_size * dp). ZeRO 1 is its distributed optimizer; ZeRO 2 and 3 are Megatron-FSDP.
+The data-parallel degree and the accumulation steps are not flags but follow from others: dp = world / (tp * pp * cp), and accumulation =
+global_batch_size / (micro_batch_size * dp). ZeRO 1 is the distributed optimizer; ZeRO 2 and 3 are Megatron-FSDP.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _training_flags(workload: Workload, c: ParallelConfig, options: Mapping[str,
 
 def _data_flags(model: ModelSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     if not options["data_path"]:
-        # NullTokenizer adds one token, the end of a document, to the vocabulary that it is given.
+        # NullTokenizer adds one token (end of document) to the vocabulary
         return {"mock-data": True, "tokenizer-type": "NullTokenizer", "vocab-size": max(1, model.vocab_size - 1)}
     because = "a dataset is read with the tokenizer that made it"
     return {

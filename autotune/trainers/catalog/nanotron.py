@@ -1,8 +1,7 @@
-"""nanotron: one YAML for `run_train.py`, as the main branch reads it (src/nanotron/config, after release 0.4).
+"""nanotron: one YAML file for `run_train.py`, as read by the main branch after release 0.4 (src/nanotron/config).
 
-ZeRO is 0 or 1, schedules are 1F1B and "afab" (all forward, all backward: GPipe), sequence parallelism is tp_mode REDUCE_SCATTER.
-Without a dataset it trains on made-up tokens of its own. Its log rounds every number to three digits, so a step time has an error of up
-to half a percent.
+ZeRO is 0 or 1. Schedules are 1F1B and "afab" (all forward, all backward: GPipe). Sequence parallelism is tp_mode REDUCE_SCATTER. Without a
+dataset it trains on generated tokens. Its log rounds every number to three digits, so a step time has an error of up to half a percent.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FIELD = re.compile(
 )
 _SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 NEVER = 1_000_000_000
-"""a checkpoint interval that never comes"""
+"""checkpoint interval in steps that no run reaches"""
 
 
 class NanotronTrainer(Trainer):

@@ -1,7 +1,6 @@
-"""The training loop that trials run: `torchrun -m autotune_workers.launch request.json`.
+"""autotune's own training loop: `torchrun -m autotune_workers.launch request.json`, the loop that trials run.
 
-The request is a `TrialRequest` as plain values, the same that crosses to the ranks of a trial; the program prints one JSON object per
-step.
+The request is a `TrialRequest` as plain values, in the same format that the ranks of a trial receive. The program prints one JSON object per step.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""torchtitan 0.2: a TOML job file, and a module that registers the model's exact sizes (its own flavours have fixed ones).
+"""torchtitan 0.2: a TOML job file, and a module that registers a model of the exact sizes (torchtitan's own flavours have fixed sizes).
 
-What follows from its code (0.2.2):
-  - dp is split into replicas (DDP, alone on the mesh only) and shards (FSDP2); FSDP2 that keeps the weights gathered after the
-    forward pass is ZeRO 2, resharded it is ZeRO 3; there is no ZeRO 1 (distributed/utils.py, models/llama3/infra/parallelize.py);
-  - mixed precision comes from FSDP or, on a mesh of one dimension, from autocast; with tp or pp and without FSDP there is none;
-  - with a pipeline, local_batch_size is the batch of a whole step and pipeline_parallel_microbatch_size the micro-batch;
-    without one, the accumulation is global_batch_size / (local_batch_size * dp);
-  - tensor parallelism always shards activations along the sequence.
+Facts of its code (0.2.2) that the mapping rests on:
+  - dp is either replicated (DDP, only without other axes) or sharded (FSDP2). FSDP2 that keeps weights gathered after the forward pass is ZeRO 2;
+    FSDP2 that reshards them is ZeRO 3; there is no ZeRO 1 (distributed/utils.py, models/llama3/infra/parallelize.py).
+  - Mixed precision comes from FSDP or, on a mesh of one dimension, from autocast. With tp or pp and without FSDP there is none.
+  - With a pipeline, local_batch_size is the batch of a whole step and pipeline_parallel_microbatch_size the micro-batch. Without one, the
+    accumulation is global_batch_size / (local_batch_size * dp).
+  - Tensor parallelism always shards activations along the sequence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCHEDULES = {
     "interleaved_1f1b": "Interleaved1F1B",
     "interleaved_zero_bubble": "InterleavedZeroBubble",
 }
-"""Names of `torch.distributed.pipelining.schedules.get_schedule_class`."""
+"""names as in `torch.distributed.pipelining.schedules.get_schedule_class`"""
 _LINE = re.compile(
     r"(?<!validate )step: *(\d+) +loss: *([-+0-9.eEnaif]+) +(?:grad_norm: *([-+0-9.eEnaif]+) +)?"
     r"memory: *([0-9.]+)GiB\([0-9.]+%\) +tps: *([0-9,]+)"
@@ -184,7 +184,7 @@ def _stage_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
 
 
 def _layers_per_stage(model: ModelSpec, c: ParallelConfig) -> int | None:
-    """What cuts the model into pp * virtual_stages stages: None is torchtitan's default (1 or 2 per rank), 0 is impossible."""
+    """Layers per stage that give pp * virtual_stages stages. None: torchtitan's default (1 or 2 stages per rank); 0: impossible."""
     if c.virtual_stages <= 2:
         return None
     stages = c.pp * c.virtual_stages
@@ -254,8 +254,11 @@ def _sections(
 
 
 def _model_module(model: ModelSpec) -> str:
-    """Registers the model. Its feed-forward width is int(m * int(8/3 * dim)) rounded up to `multiple_of`, so that both are chosen
-    to give ffn_hidden_size exactly."""
+    """Source of the module that registers the model.
+
+    torchtitan computes the feed-forward width as int(ffn_dim_multiplier * int(8/3 * dim)), rounded up to `multiple_of`; both are chosen to give
+    ffn_hidden_size exactly.
+    """
     arguments = {
         "dim": model.hidden_size,
         "n_layers": model.num_layers,

@@ -1,6 +1,6 @@
-"""Programs that go out with a launch where the trainer is a library and has no program of its own.
+"""Training programs that are exported with a launch, for trainers that are libraries without a program of their own.
 
-They are kept as text (`*.py.txt`): they import libraries that need not be installed here, and nothing here imports them.
+They are stored as text (`*.py.txt`), because they import libraries that need not be installed here.
 """
 
 from __future__ import annotations
@@ -9,5 +9,5 @@ from importlib.resources import files
 
 
 def program(name: str) -> str:
-    """The text of a program, by its file name without `.txt`."""
+    """The source of a program, by its file name without `.txt`."""
     return (files(__name__) / f"{name}.txt").read_text(encoding="utf-8")
