@@ -1,6 +1,15 @@
-"""What a config should cost: step time and peak memory by part, with error bars, from formulas and a few fitted constants.
+"""The analytical cost model: step time and peak memory of a config by part, with error bars, from formulas and a few fitted constants.
 
-estimate(workload, configs)   Calibration, calibration_for(workload)   model_flops_per_token(model, seq_len)
+estimator.py     estimate(workload, configs): the entry point
+layout.py        where the ranks of each group sit            stages.py       layers of each pipeline stage
+flops.py         FLOPs of the model                           parameters.py   weights per rank
+compute.py       kernel time of a micro-batch                 collectives.py  time of one collective
+traffic.py       communication of a step                      pipeline.py     bubbles, micro-batches in flight
+recompute.py     what recomputation repeats and keeps         step.py         the parts of a step put together
+memory.py        peak memory of the fullest rank              uncertainty.py  error bars
+calibration.py   Calibration: constants of a GPU type and trainer, kept in constants.json
+measured.py      constants fitted to measurements of a cluster
+traits.py        facts about trainers that need no measurement
 """
 
 from autotune.cost.calibration import Calibration, calibration_for

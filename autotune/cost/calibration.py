@@ -1,8 +1,8 @@
-"""Constants of the cost model for one GPU type and trainer: what a datasheet does not say.
+"""Calibration: the constants of the cost model for one GPU type and trainer, which no datasheet states.
 
-Each is a physical quantity: the fraction of a datasheet figure that is really reached, a size at which it is half reached, or a time of
-the host. They are fitted on published measurements (`python -m tests.benchmarks.fit_cost_model`) or measured on the cluster at hand
-(`autotune calibrate`), and kept with their provenance in `constants.json`.
+Each is a physical quantity: the fraction of a datasheet figure that is reached, a size at which it is half reached, or a time of the host. They are
+fitted to published measurements (`python -m tests.benchmarks.fit_cost_model`) or measured on a cluster (`autotune calibrate`). `constants.json`
+holds the fitted ones with their source.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ class Calibration:
     """Constants for one GPU type and trainer."""
 
     gpu: str = ""
-    """GPU type that they hold for; empty for any"""
+    """GPU type that the constants hold for; empty for any"""
     trainer: str = ""
-    """trainer that they hold for; empty for any"""
+    """trainer that the constants hold for; empty for any"""
     source: str = "datasheet"
-    """where they come from, in words"""
+    """where the constants come from, in words"""
 
     matmul_efficiency: float = 0.72
     """fraction of the peak FLOP/s that large matmuls reach"""
     half_factor: float = 1.0
-    """the same fraction in bf16 and fp16 relative to it; above 1 where their figure in the datasheet is too low"""
+    """factor on `matmul_efficiency` in bf16 and fp16; above 1 where the datasheet's figure for them is too low"""
     fp8_factor: float = 0.75
-    """fraction of `matmul_efficiency` that is left in fp8, with its casts and scales"""
+    """factor on `matmul_efficiency` in fp8, casts and scales included"""
     half_size: float = 300.0
-    """side of a square matmul at which a third of that is left: time grows by half_size * (1/m + 1/n + 1/k)"""
+    """h in the factor 1 + h * (1/m + 1/n + 1/k) on the time of an m x n x k matmul: a square one of side 3h takes twice as long"""
     attention_efficiency: float = 0.40
     """fraction of the peak FLOP/s in attention's scores and values"""
     score_bytes: float = 0.0
-    """bytes moved per attention score by kernels that keep the score matrix in memory, in the precisions for which the trainer's traits say so"""
+    """bytes moved per attention score by kernels that store the score matrix (`Traits.scores_kept_in` lists the precisions)"""
     memory_efficiency: float = 0.75
     """fraction of the memory bandwidth in element-wise kernels"""
     layer_host_s: float = 1.5e-3
     """host time to launch one layer's forward and backward pass for one micro-batch, s"""
     micro_batch_host_s: float = 1e-3
-    """host time per micro-batch and rank beside the layers', s"""
+    """host time per micro-batch and rank in addition to the layers, s"""
     step_host_s: float = 10e-3
     """host time per optimizer step, s"""
     intra_efficiency: float = 0.70
@@ -60,17 +60,17 @@ class Calibration:
     inter_efficiency: float = 0.60
     """fraction of the link bandwidth between nodes"""
     rails: float = 0.6
-    """how a group's bandwidth between nodes grows with its members per node: members ** rails; 1 when each brings its own port in full"""
+    """exponent r: a group's bandwidth between nodes is proportional to (members per node) ** r; 1 when every member uses a full port of its own"""
     inter_decay: float = 0.2
-    """growth of a collective's time per byte with each doubling of the nodes that it joins beyond two"""
+    """relative growth of a collective's time per byte with each doubling of its nodes beyond two"""
     latency_factor: float = 2.0
     """latency of a collective inside a node, as a multiple of the link's latency per doubling of the group"""
     turn_s: float = 0.0
-    """time until a rank gets its turn on a core, per member of a ring and per rank that shares the core, s"""
+    """time that a rank waits for its core, per member of the ring and per further rank on the core, s"""
     hop_s: float = 15e-6
     """latency of a ring collective per node that it joins, s"""
     pipelined_tensor_host_s: float = 0.1e-3
-    """host time to launch one layer for one micro-batch, more per tensor-parallel rank where there is a pipeline too, s"""
+    """additional host time to launch one layer for one micro-batch, per tensor-parallel rank, if there is a pipeline too, s"""
     send_host_s: float = 0.1e-3
     """host time of a pipeline send and receive, s"""
     data_overlap: float = 0.5
@@ -78,12 +78,12 @@ class Calibration:
     straggler: float = 0.01
     """relative growth of the step per doubling of the nodes"""
     full_speed_ranks: float = 0.0
-    """ranks of a node that run at full speed at once, beyond which they share its cores; 0 means all (every rank has its own device)"""
+    """number of ranks of a node that can run at full speed at once; more ranks share its cores; 0 means all (every rank has its own device)"""
     activation_factor: float = 1.0
-    """activations, as a multiple of those counted"""
+    """factor on the activations that the formulas count"""
     waiting_in_layer: float = 0.0
-    """whole (gathered) inputs per layer and micro-batch in flight that tensor parallelism has freed, but that stay reserved until the communication
-    stream is done with them, as long as the host runs ahead"""
+    """gathered inputs per layer and micro-batch in flight that are freed but stay reserved until the communication stream has used them,
+    while the host runs ahead; with tensor parallelism only"""
     waiting_at_head: float = 0.0
     """the same in the output projection and the loss"""
     buffer_bytes: float = 1.0
@@ -91,12 +91,12 @@ class Calibration:
     framework_bytes: float = 0.5e9
     """workspace of kernels and collectives that the allocator counts, bytes"""
     usable_fraction: float = 0.9
-    """share of the device memory that the allocator can hand out before a run fails; the rest is context, communication buffers and
+    """fraction of the device memory that the allocator can use before a run fails; the rest is CUDA context, communication buffers and
     fragmentation"""
     time_sigma: float = 0.15
     """standard deviation of log step time about the estimate"""
     comm_sigma: float = 0.3
-    """more of it for the share of the step that is communication or bubble, where the data say little about these"""
+    """additional standard deviation for the share of the step that is communication or bubble, where few data constrain it"""
     memory_sigma: float = 0.12
     """standard deviation of log peak memory about the estimate"""
 
@@ -110,7 +110,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
-        """The calibration of plain values; what is left out takes its default. Raises `SpecError` for unknown names."""
+        """The calibration of plain values; omitted constants take their default. Raises `SpecError` for unknown names."""
         known = [f.name for f in fields(cls)]
         for name in values:
             if name not in known:
@@ -126,7 +126,7 @@ class Calibration:
         Keys of `measured`, all optional: `matmul`: list of {m, n, k, precision, flops_per_s}; `memory_bytes_per_s`; `collectives`: list of
         {kind (all_reduce, all_gather, reduce_scatter), ranks, scope (intra, inter), bytes, time_s}; `host_overhead_s`: time to launch one layer's
         forward and backward pass; `concurrency`: list of {ranks, flops_per_s (per rank, all at once)}; `gpu`, `memory_bytes`, `versions` and
-        `date` of the measurement are no constants. Raises `SpecError` for other keys and for figures that are no positive number.
+        `date` describe the measurement and determine no constant. Raises `SpecError` for other keys and for figures that are not positive numbers.
         """
         prior = known_constants(cluster.gpu.name, trainer)
         values: dict[str, Any] = dict(
@@ -137,9 +137,9 @@ class Calibration:
         return replace(prior, **values, source=f"measured on {cluster.name} ({what}); the rest: {rest}")
 
     def perturbed(self, rng: np.random.Generator, scale: float) -> Calibration:
-        """Another world: every constant multiplied by exp(scale * standard normal), fractions kept at most 1.
+        """These constants with errors: each multiplied by exp(scale * standard normal), fractions kept at most 1.
 
-        For trying searchers against a wrong model, and for drawing the worlds in which a policy is trained.
+        For testing searchers against a wrong cost model, and for the simulated worlds in which a policy is trained.
         """
         moved = {
             name: getattr(self, name) * math.exp(min(max(scale * float(rng.standard_normal()), -20.0), 20.0))
@@ -151,9 +151,9 @@ class Calibration:
 
 
 NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "trainer", "source"))
-"""Names of all constants."""
+"""names of all constants"""
 PHYSICAL = tuple(n for n in NUMBERS if not n.endswith("_sigma"))
-"""Names of the constants that describe the hardware and the trainer."""
+"""names of the constants that describe the hardware and the trainer"""
 _FRACTIONS = tuple(
     n for n in NUMBERS if n.endswith("_efficiency") or n in ("data_overlap", "usable_fraction", "fp8_factor", "rails")
 )
@@ -195,7 +195,7 @@ SOFTWARE = (
     "framework_bytes",
     "usable_fraction",
 )
-"""Names of the constants that belong to the trainer; the other physical ones belong to the hardware."""
+"""names of the constants that belong to the trainer; the other physical ones belong to the hardware"""
 
 
 @cache
@@ -205,11 +205,11 @@ def _known() -> Mapping[str, Any]:
 
 
 def calibration_for(workload: Workload) -> Calibration:
-    """Constants for the workload's GPU type and trainer, best knowledge first; `source` says which it was.
+    """Constants for the workload's GPU type and trainer; `source` says where they come from.
 
-    1. fitted on measurements of this pair; 2. for a pair without measurements, the GPU family's hardware constants with the trainer's
-    software constants, as far as each is known from other pairs; 3. the geometric mean of all pairs over the datasheet's figures.
-    Errors are wider in that order. Ranks on the CPU share the cores that the cluster names.
+    In order of preference: 1. constants fitted to measurements of this pair; 2. the hardware constants of the GPU family and the software constants
+    of the trainer, each pooled from other pairs; 3. the geometric mean of all pairs. The error bars grow in that order. On a CPU cluster
+    the ranks share the cores of their node.
     """
     constants = known_constants(workload.cluster.gpu.name, workload.trainer)
     if workload.cluster.gpu.is_cpu and workload.cluster.cores_per_node:
@@ -218,7 +218,7 @@ def calibration_for(workload: Workload) -> Calibration:
 
 
 def known_constants(gpu: str, trainer: str) -> Calibration:
-    """The same by the names of GPU type and trainer."""
+    """The constants for a GPU type and a trainer by name; see `calibration_for`."""
     known = _known()
     names = {"gpu": gpu, "trainer": trainer}
     family = next((f for f, members in known["families"].items() if gpu in members), "")

@@ -1,11 +1,12 @@
-"""Time of one collective: latency of its steps plus bytes over the narrowest link of its ring.
+"""Time of one collective: the latency of its steps plus its bytes over the slowest link of its ring.
 
     n members on k nodes, g = members per node, S bytes of the whole (gathered) tensor per rank
 
-Ring algorithms move (n-1)/n * S per rank for all-gather and reduce-scatter, twice that for all-reduce (Thakur et al., IJHPCA 2005). Between nodes
-the ring crosses each node's border once per group; the g members bring one network port each, of which NCCL's channels use g ** rails. Time per
-byte grows with each doubling of the nodes, as NCCL's own measurements show. Latency: log2 of the members inside a node, the number of nodes beyond.
-Ranks that share cores wait for their turn at every member of the ring. Contention between unlike groups is neglected.
+Ring algorithms move (n-1)/n * S per rank for all-gather and reduce-scatter, twice that for all-reduce (Thakur et al., IJHPCA 2005). Between nodes the
+ring crosses the border of each node once per group. The g members of a node use one network port each, of which NCCL's channels reach the
+bandwidth of g ** rails ports. The time per byte grows with each doubling of the nodes, as in NCCL's published measurements. The latency
+is proportional to log2 of the members inside a node, and to the number of nodes between nodes. Ranks that share a core wait for it once per member
+of the ring. Neglected: contention between different groups.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from autotune.spec import ClusterSpec
 
 
 def shared_by(crowd: Column, constants: Calibration) -> Column:
-    """Ranks to a core, at least 1, when `crowd` ranks of a node compute at once."""
+    """Ranks per core, at least 1, when `crowd` ranks of a node compute at once."""
     if constants.full_speed_ranks == 0:
         return np.ones_like(crowd)
     return np.maximum(1.0, crowd / constants.full_speed_ranks)
 
 
 def ring_bytes_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
-    """Seconds of moving one all-gather's or reduce-scatter's `gathered_bytes`, without latency; zero for a group of one."""
+    """Seconds to move the bytes of one all-gather or reduce-scatter, without latency; zero for a group of one."""
     across = group.size > group.per_node
     intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
     inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency * group.per_node**constants.rails
@@ -35,7 +36,7 @@ def ring_bytes_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, con
 
 
 def ring_latency_s(group: Group, cluster: ClusterSpec, constants: Calibration) -> Column:
-    """Seconds of one all-gather or reduce-scatter of nothing; zero for a group of one."""
+    """Latency of one all-gather or reduce-scatter, s; zero for a group of one."""
     local = constants.latency_factor * cluster.intra_node.latency_s * np.log2(np.maximum(group.per_node, 1.0))
     local = local + constants.turn_s * (group.per_node - 1.0) * (shared_by(group.crowd, constants) - 1.0)
     across = group.size > group.per_node
@@ -49,7 +50,7 @@ def ring_time_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, cons
 
 
 def all_to_all_time_s(group: Group, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
-    """Seconds of an all-to-all in which every rank holds `sent_bytes`; what leaves the node goes over the rank's own network share."""
+    """Seconds of an all-to-all in which every rank sends `sent_bytes`; bytes that leave the node use the rank's own network port."""
     intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
     inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency
     inside = (group.per_node - 1.0) / group.size * sent_bytes / intra
@@ -61,7 +62,7 @@ def all_to_all_time_s(group: Group, sent_bytes: Column, cluster: ClusterSpec, co
 
 
 def send_time_s(inside: Column, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
-    """Seconds of one send between neighbours; `inside` is the fraction of sends that stay in a node."""
+    """Seconds of one send between pipeline neighbours; `inside`: fraction of sends that stay in a node."""
     intra = cluster.intra_node.latency_s + sent_bytes / (cluster.intra_node.bytes_per_s * constants.intra_efficiency)
     inter = cluster.inter_node.latency_s + sent_bytes / (cluster.inter_node.bytes_per_s * constants.inter_efficiency)
     return inside * intra + (1.0 - inside) * inter

@@ -1,7 +1,11 @@
 """Kernel time of one micro-batch on one rank: matmuls, attention, memory-bound work, and the host that launches them.
 
-A matmul of m x n x k takes its FLOPs at the fitted fraction of the peak, and longer by `half_size * (1/m + 1/n + 1/k)`: the bytes that it
-reads and writes per FLOP, the roofline's two terms added up (Williams et al., CACM 2009). Tile quantization is neglected.
+A matmul of m x n x k takes
+
+    2 m n k / (peak * efficiency) * (1 + half_size * (1/m + 1/n + 1/k))
+
+The second factor adds the time to read and write the matrices, as in the roofline model with both terms added (Williams et al., CACM 2009).
+Neglected: tile quantization.
 """
 
 from __future__ import annotations
@@ -16,12 +20,12 @@ from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, Workload
 
 _BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 2.0}
-"""bytes of one activation element; fp8 matmuls still keep bf16 activations"""
+"""bytes of one activation element; with fp8 matmuls activations stay in bf16"""
 _FALLBACK = {"tf32": "fp32", "fp16": "bf16", "bf16": "fp32", "fp8": "bf16"}
 
 
 def peak_of(workload: Workload, precision: str) -> float:
-    """Datasheet peak for a precision; one that the GPU lacks runs at the next wider one's."""
+    """Datasheet peak for a precision, FLOP/s; a precision that the GPU lacks runs at the peak of the next wider one."""
     peaks = workload.cluster.gpu.peak_flops_per_s
     while precision not in peaks:
         if precision not in _FALLBACK:
@@ -31,13 +35,13 @@ def peak_of(workload: Workload, precision: str) -> float:
 
 
 def sixteen_bits_peak(workload: Workload) -> float:
-    """Datasheet peak of what stays in 16 bits beside fp8 matmuls; a GPU without bf16 (V100) has fp16."""
+    """Datasheet peak of the work that stays in 16 bits next to fp8 matmuls, FLOP/s: bf16, or fp16 on a GPU without bf16 (V100)."""
     has = workload.cluster.gpu.peak_flops_per_s
     return peak_of(workload, "fp16" if "fp16" in has and "bf16" not in has else "bf16")
 
 
 def peak_flops_per_s(workload: Workload, table: ConfigTable) -> Column:
-    """Datasheet peak of each row's matmuls."""
+    """Datasheet peak of each row's matmuls, FLOP/s."""
     return np.array([peak_of(workload, p) for p in PRECISIONS])[table.precision]
 
 
@@ -47,7 +51,7 @@ def element_bytes(table: ConfigTable) -> Column:
 
 
 def sixteen_bits_factor(table: ConfigTable, constants: Calibration) -> Column:
-    """Share of `matmul_efficiency` that rows in 16 bits reach."""
+    """Factor on `matmul_efficiency`: `half_factor` for rows in 16 bits, else 1."""
     return np.where(element_bytes(table) < 4, constants.half_factor, 1.0)
 
 
@@ -76,7 +80,7 @@ def layer_forward_s(
     half_precision = np.minimum(peak, half_peak) * sixteen_bits
     attention = scores / (half_precision * constants.attention_efficiency)
     kept = keeps_scores(table, constants, traits)
-    if kept.any():  # plain matmuls over the whole matrix, and kernels that read and write it
+    if kept.any():  # matmuls over the whole score matrix, and kernels that read and write it
         elements = layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
         read_and_written = elements * constants.score_bytes * size / 2.0
         plain = 2.0 * scores / (half_precision * constants.matmul_efficiency)
@@ -86,7 +90,7 @@ def layer_forward_s(
     inner = (model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim * 2.0
     inner = inner + (3.0 if model.gated_mlp else 2.0) * model.ffn_hidden_size * max(1, model.experts_per_token)
     passes = np.where(table.compile, 0.6, 1.0)
-    # experts' tokens are sorted for them and back again, read and written each
+    # tokens are sorted by expert and back again, each a read and a write
     outer = (10.0 + (4.0 * model.experts_per_token if model.num_experts else 0.0)) * model.hidden_size
     moved = layout.tokens * size * passes * (outer / cut + inner / layout.tp)
     return matmuls, attention, moved / (gpu.memory_bytes_per_s * constants.memory_efficiency)
@@ -102,12 +106,14 @@ def head_step_s(
     shape = 1.0 + constants.half_size * (1.0 / layout.tokens + 1.0 / width + 1.0 / model.hidden_size)
     matmul = 3.0 * layout.tokens * head_flops(model) / cut * shape
     loss = 20.0 * layout.tokens * width / (gpu.memory_bytes_per_s * constants.memory_efficiency)
-    peak = np.minimum(peak_flops_per_s(workload, table), sixteen_bits_peak(workload))  # fp8 leaves the head in 16 bits
+    peak = np.minimum(
+        peak_flops_per_s(workload, table), sixteen_bits_peak(workload)
+    )  # with fp8 the head stays in 16 bits
     return matmul / (peak * sixteen_bits_factor(table, constants) * constants.matmul_efficiency) + loss
 
 
 def keeps_scores(table: ConfigTable, constants: Calibration, traits: Traits) -> NDArray[np.bool_]:
-    """Rows whose attention keeps the score matrix in memory, which FlashAttention does not."""
+    """Rows whose attention stores the score matrix in memory; FlashAttention does not."""
     old = np.zeros(len(table), dtype=bool)
     if constants.score_bytes > 0:
         for precision in traits.scores_kept_in:
@@ -121,15 +127,15 @@ def layer_host_s(layout: Layout, constants: Calibration) -> Column:
     return constants.layer_host_s + np.where(both, constants.pipelined_tensor_host_s * layout.tp, 0.0)
 
 
-def no_sooner_than(kernels: Column, host: Column) -> Column:
-    """The later of kernels and the host that launches them, rounded at the corner: near it both hold each other up."""
+def smooth_maximum(kernels: Column, host: Column) -> Column:
+    """A smooth maximum of the time of kernels and of the host that launches them: where both are close, each delays the other."""
     return np.asarray((kernels**CORNER + host**CORNER) ** (1.0 / CORNER))
 
 
 CORNER = 4.0
-"""sharpness of the corner where one of two concurrent things becomes the longer one (a norm's exponent; the maximum at infinity)"""
+"""exponent p of the p-norm that serves as a smooth maximum of two concurrent times (infinity: the maximum)"""
 
 
 def exposed(traffic: Column, cover: Column, overlap: float) -> Column:
-    """Seconds of `traffic` that a step sees when a fraction `overlap` of it may run behind `cover` seconds of kernels."""
-    return (1.0 - overlap) * traffic + overlap * (no_sooner_than(traffic, cover) - cover)
+    """Seconds of `traffic` that are not hidden, when a fraction `overlap` of it may run concurrently with `cover` seconds of kernels."""
+    return (1.0 - overlap) * traffic + overlap * (smooth_maximum(traffic, cover) - cover)

@@ -1,4 +1,4 @@
-"""The estimate of one config or a million: one code path over columns, in blocks that keep memory small."""
+"""The estimate of one config or of many: the same code on columns, computed in blocks to bound memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, Ti
 
 _SHAPE_LAWS = tuple(law for law in LAWS if law.name in ("tp_heads", "pp_layers", "cp_sequence", "ep_experts"))
 BLOCK = 1 << 15
-"""rows that are computed at once: their columns stay in the processor's cache"""
+"""rows that are computed at once, so that their columns stay in the processor's cache"""
 
 
 def estimate(
@@ -34,9 +34,9 @@ def estimate(
 ) -> Estimate:
     """Predicted step time and peak memory of one config (floats) or of many (arrays of shape (N,)), with their parts and error bars.
 
-    `calibration` defaults to the constants that are known for the workload's GPU type and trainer. Raises `ConfigError` for a config whose shape no
-    model of that kind has (heads that tp does not divide, more stages than layers, a sequence shorter than cp), for counts below 1, and for what
-    is no config. Rows of a table are taken as they are: a space has applied the laws already, and what was measured may be replayed.
+    `calibration` defaults to the constants for the workload's GPU type and trainer. Raises `ConfigError` for a config that does not fit the shape of
+    the model (tp does not divide the heads, more stages than layers, a sequence shorter than cp), for counts below 1, and for values that
+    are not configs. Rows of a `ConfigTable` are not checked against the laws: a space has applied them, and measured configs may be replayed.
     """
     constants = calibration or calibration_for(workload)
     if isinstance(configs, ParallelConfig):
@@ -52,17 +52,17 @@ def estimate(
 
 
 def _lawful(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTable:
-    """The table of these configs, each of which has a shape that the model can have."""
+    """The table of these configs. Raises `ConfigError` for one that does not fit the shape of the model."""
     if isinstance(configs, str) or not isinstance(configs, Iterable):
         raise ConfigError(
-            f"a config is a ParallelConfig, but this is {configs!r}", remedy="ParallelConfig.parse reads tp=2,pp=1,..."
+            f"configs must be ParallelConfigs, but are {configs!r}", remedy="ParallelConfig.parse reads tp=2,pp=1,..."
         )
     rows = list(configs)
     for row in rows:
         if not isinstance(row, ParallelConfig):
             raise ConfigError(
                 f"configs must be ParallelConfigs, but one is {row!r}",
-                remedy="ParallelConfig.from_dict and .parse make them",
+                remedy="use ParallelConfig.from_dict or ParallelConfig.parse",
             )
     table = ConfigTable.of(rows)
     for law in _SHAPE_LAWS:

@@ -1,10 +1,10 @@
-"""Floating-point operations of a decoder: what the model needs, whoever computes it and however it is spread.
+"""Floating-point operations of a decoder: what the model needs, independent of how it is distributed.
 
     n tokens   h hidden   f MLP width   q = heads * head_dim   kv = kv_heads * head_dim   s sequence length   V vocabulary
 
-A matmul of (m, k) by (k, n) is 2*m*n*k FLOPs; its backward pass is two of the same size (Narayanan et al., arXiv 2104.04473, appendix).
-Attention is causal: half of the s*s scores are needed. Norms, activations and the optimizer's arithmetic are neglected: they are
-bound by memory, and counted as bytes in `compute.py`.
+A matmul of (m, k) by (k, n) takes 2*m*n*k FLOPs; its backward pass is two matmuls of the same size (Narayanan et al., arXiv 2104.04473, appendix).
+Attention is causal: half of the s*s scores are needed. Neglected: norms, activations and the optimizer's arithmetic, which are bound by memory
+and counted as bytes in `compute.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autotune.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """One weight matrix of a layer as (tokens, k) x (k, n): which side tensor parallelism cuts, and how many tokens meet it."""
+    """One weight matrix of a layer, (tokens, k) x (k, n), and the side along which tensor parallelism cuts it."""
 
     n: float
     """output width"""
@@ -49,7 +49,7 @@ def layer_matmul_flops(model: ModelSpec) -> float:
 
 
 def layer_attention_flops(model: ModelSpec, seq_len: int, *, causal: bool = True) -> float:
-    """Forward FLOPs per token in one layer's scores and weighted values: 4*s*q, half of it when the causal mask is used."""
+    """Forward FLOPs per token of one layer's scores and weighted values: 4*s*q, half of it with a causal mask."""
     return 4.0 * seq_len * model.num_attention_heads * model.head_dim * (0.5 if causal else 1.0)
 
 

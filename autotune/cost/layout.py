@@ -1,7 +1,7 @@
-"""Where the ranks of each group sit: columns of floats that the formulas of this package share.
+"""Layout: where the ranks of each group sit, as columns of floats that all formulas of this package share.
 
-Ranks are numbered with the tensor-parallel index fastest, then context, data, and pipeline slowest, and fill node after node
-(Megatron-LM's and torch's DeviceMesh order). A group is described by its size and by how many of its members share a node.
+Ranks are numbered with the tensor-parallel index fastest, then context, data, and pipeline slowest, and fill one node after another (the order of
+Megatron-LM and of torch's DeviceMesh). A group is described by its size and by the number of its members that share a node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The ranks that one collective joins."""
+    """The ranks that take part in one collective."""
 
     size: Column
     """members"""
@@ -29,7 +29,7 @@ class Group:
 
     @property
     def nodes(self) -> Column:
-        """Nodes that the group reaches over."""
+        """Nodes that the group spans."""
         return np.ceil(self.size / self.per_node)
 
 

@@ -1,10 +1,12 @@
 """Peak memory of the fullest rank of the pipeline, by part.
 
-States follow ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): weights, gradients, and optimizer states with master weights, each sharded over
-the data-parallel ranks from its stage on. Activations follow Korthikanti et al. (arXiv 2205.05198, section 4), times the micro-batches in flight.
-The first, the fullest middle and the last rank are counted. The peak is what the allocator reserves; less of it must fit at once, because
-memory that only waits for the communication stream is handed out again before a run fails. Neglected: fragmentation within the allocator (it
-is in `usable_fraction`), dropout masks, and what a capacity factor drops or pads in experts.
+Model states follow ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): weights, gradients, and optimizer states with master weights, each sharded
+over the data-parallel ranks from its ZeRO stage on. Activations follow Korthikanti et al. (arXiv 2205.05198, section 4), multiplied by the
+micro-batches in flight. The first, the fullest middle and the last rank are computed.
+
+The peak is what the allocator reserves. Less than that must fit at once: memory that is freed but still waits for the communication stream can be
+reused before a run fails. Neglected: fragmentation within the allocator (it is part of `usable_fraction`), dropout masks, and tokens that a
+capacity factor drops or pads in experts.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ class RankMemory:
     """Peak bytes of one rank of the pipeline, of every row."""
 
     parts: MemoryParts
-    """by cause; what waits for the communication stream is part of `framework`"""
+    """by cause; memory that waits for the communication stream is part of `framework`"""
     waiting: Column
-    """bytes of it that the allocator could hand out again before it failed"""
+    """bytes of it that the allocator could reuse before it fails"""
 
     @property
     def needed(self) -> Column:
@@ -43,7 +45,7 @@ class RankMemory:
 def rank_memories(
     workload: Workload, table: ConfigTable, layout: Layout, stages: Stages, constants: Calibration, traits: Traits
 ) -> tuple[RankMemory, RankMemory, RankMemory]:
-    """The first, the fullest middle and the last rank; they are one and the same without a pipeline."""
+    """The first, the fullest middle and the last rank; without a pipeline all three are the same rank."""
     model = workload.model
     size = element_bytes(table)
     mixed = size < 4
@@ -92,7 +94,7 @@ def rank_memories(
 
 
 def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
-    """Of every row, the rank that needs most at once."""
+    """For every row, the rank that needs the most memory at once."""
     best = ranks[0]
     for other in ranks[1:]:
         more = other.needed > best.needed
@@ -107,12 +109,12 @@ def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
 def _waiting_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
-    """Bytes of one whole input, times the share of such inputs that wait for the communication stream after they are freed.
+    """Bytes of one gathered input, times the share of such inputs that wait for the communication stream after they are freed.
 
-    A tensor that another stream used is handed out again only when that stream has passed it (`Tensor.record_stream`), so the farther the host runs
-    ahead of the device, the more of them are reserved. Without a pipeline nothing stops the host until the step ends. With one, the first rank
-    launches p - 1 micro-batches before it waits; it runs ahead if their kernels take longer than one layer's launch. A step of one
-    micro-batch ends where the next would pile up: half.
+    A tensor that another stream used can be reused only when that stream has passed it (`Tensor.record_stream`). So the further the host runs ahead
+    of the device, the more of them stay reserved. Without a pipeline nothing stops the host until the end of the step. With a pipeline of p
+    ranks, the first rank launches p - 1 micro-batches before it waits; it runs ahead if their kernels take longer than the launch of one layer.
+    In a step of a single micro-batch half as many wait.
     """
     if constants.waiting_in_layer == 0 and constants.waiting_at_head == 0:
         return np.zeros_like(layout.tp)
@@ -127,10 +129,10 @@ def _waiting_bytes(
 def _activation_bytes(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> tuple[Column, Column]:
-    """Bytes of activations: (that one layer keeps for one micro-batch in flight, that one layer needs once while it is recomputed).
+    """Activation bytes of one layer: (kept for each micro-batch in flight, needed once during its recomputation).
 
-    The score matrix (5 bytes per score with its softmax and dropout mask: Korthikanti et al., arXiv 2205.05198, equation 1) counts where kernels
-    keep it and nothing recomputes it.
+    The score matrix (5 bytes per score with its softmax and dropout mask: Korthikanti et al., arXiv 2205.05198, equation 1) counts if the kernels
+    store it and it is not recomputed.
     """
     model, size = workload.model, element_bytes(table)
     saved, some, boundary = (layout.tokens * size * n for n in kept_elements(model, layout, traits))

@@ -1,4 +1,4 @@
-"""Weights per rank: what tensor, expert and pipeline parallelism leave of each stage."""
+"""Weights per rank under tensor, expert and pipeline parallelism."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autotune.spec import ModelSpec
 
 
 def layer_weights(model: ModelSpec, layout: Layout) -> tuple[Column, Column]:
-    """Weights of one layer on a rank: (dense ones, those of its experts). Norms and the router are not cut."""
+    """Weights of one layer on a rank: (dense weights, expert weights). Norms and the router are replicated."""
     whole = float(model.norm_parameters + model.router_parameters)
     dense = model.attention_parameters / layout.tp + whole
     if model.num_experts:
@@ -18,7 +18,7 @@ def layer_weights(model: ModelSpec, layout: Layout) -> tuple[Column, Column]:
 
 
 def edge_weights(model: ModelSpec, layout: Layout, vocab_parallel: bool) -> tuple[Column, Column]:
-    """Weights of (embedding, output projection) on the first and last rank; a tied pair counts once where both are on one rank."""
+    """Weights of (embedding, output projection) on the first and last rank; tied weights count once if both are on the same rank."""
     cut = layout.tp if vocab_parallel else np.ones_like(layout.tp)
     embedding = model.embedding_parameters / cut
     head = model.vocab_size * model.hidden_size / cut

@@ -1,10 +1,10 @@
-"""Pipeline schedules in closed form: how often a stage waits, and how many micro-batches it holds.
+"""Pipeline schedules in closed form: how long a rank waits, and how many micro-batches it holds.
 
-    p ranks   v stages per rank   m micro-batches   t seconds of one micro-batch (forward and backward) on one rank
+p ranks   v stages per rank   m micro-batches   t seconds of one micro-batch (forward and backward) on one rank
 
-gpipe and 1f1b: m*t on the slowest rank plus one micro-batch's way through the others (Narayanan et al., arXiv 2104.04473, section 2.2);
-interleaved: the way in and out is v times shorter (same, section 2.2); interleaved zero bubble: the weight-gradient half of the backward
-pass fills most of it (Qi et al., arXiv 2401.10241, section 2).
+gpipe, 1f1b               m*t on the slowest rank, plus the time of one micro-batch on all others (Narayanan et al., arXiv 2104.04473, section 2.2)
+interleaved_1f1b          the second term is v times shorter (same, section 2.2)
+interleaved_zero_bubble   the weight-gradient part of the backward pass fills most of it (Qi et al., arXiv 2401.10241, section 2)
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from autotune.cost.layout import Column, Layout
 from autotune.spec import ConfigTable
 
 WEIGHT_GRADIENT = 1.0 / 3.0
-"""share of a micro-batch's time in its weight gradients: forward, input gradients and weight gradients are matmuls of one size"""
+"""share of a micro-batch's time in its weight gradients: forward pass, input gradients and weight gradients are matmuls of the same size"""
 
 
 def bubble_time_s(table: ConfigTable, layout: Layout, others: Column) -> Column:
-    """Seconds that the slowest rank waits: `others` is the time of one micro-batch on all the other ranks together.
+    """Seconds that the slowest rank waits; `others`: time of one micro-batch on all other ranks together.
 
-    Agrees with the tables of torch.distributed.pipelining when m is a multiple of p; with ragged rounds interleaved schedules wait longer.
+    Agrees with the schedules of torch.distributed.pipelining when m is a multiple of p. Otherwise interleaved schedules wait longer, which is
+    neglected.
     """
     zero_bubble = table.is_word("pp_schedule", "interleaved_zero_bubble")
     shorter = np.where(zero_bubble, WEIGHT_GRADIENT, 1.0)
@@ -29,10 +30,10 @@ def bubble_time_s(table: ConfigTable, layout: Layout, others: Column) -> Column:
 
 
 def in_flight(table: ConfigTable, layout: Layout, rank: Column) -> Column:
-    """Micro-batches whose activations rank `rank` holds at its fullest; fractions are micro-batches on some of its stages.
+    """Greatest number of micro-batches whose activations `rank` holds; a fraction stands for a micro-batch on some of its stages.
 
-    gpipe: all m. 1f1b: p - rank. Interleaved: the warm-up holds (v-1)*p + 2*(p-1-rank) + 1 stage inputs of 1/v of a rank each. Zero bubble: p, as
-    activations live until their weight gradients are done (the tables of torch.distributed.pipelining).
+    gpipe: all m. 1f1b: p - rank. Interleaved: the warm-up holds (v-1)*p + 2*(p-1-rank) + 1 stage inputs of 1/v of a rank each. Zero bubble: p,
+    because activations are kept until their weight gradients are computed (the schedules of torch.distributed.pipelining).
     """
     m, p, v = layout.accumulation, layout.pp, layout.virtual
     interleaved = table.is_word("pp_schedule", "interleaved_1f1b") & (v > 1)

@@ -1,12 +1,13 @@
-"""What recomputation does again and what it keeps instead, by trainer.
+"""Recomputation: what is computed again and what is kept instead, by trainer.
 
-    full         every layer runs again from its input (Chen et al., arXiv 1604.06174)
-    selective    'scores': attention's scores and values, from queries, keys and values (Korthikanti et al., arXiv 2205.05198, section 5);
-                 'attention': the whole attention block, from its input; 'operators': all but attention and every second matmul, whose outputs are
-                 kept (torchtitan's per-operator policy)
+    full         every layer is computed again from its input (Chen et al., arXiv 1604.06174)
+    selective    depends on the trainer (`Traits.selective`):
+      scores       attention scores and values, from queries, keys and values (Korthikanti et al., arXiv 2205.05198, section 5)
+      attention    the whole attention block, from its input
+      operators    all operators except attention and every second matmul, whose outputs are kept (torchtitan's per-operator policy)
 
-torch's checkpoint stops once the last saved tensor is there again (`set_checkpoint_early_stop`): the MLP's down projection and the collective
-behind it are not repeated, unless experts' outputs are still to be weighed. Neglected: memory-bound work of an attention block that runs again.
+torch's checkpoint stops as soon as the last saved tensor is restored (`set_checkpoint_early_stop`): the MLP's down projection and the collective behind
+it are not repeated, unless the outputs of experts must still be weighted. Neglected: memory-bound work of a recomputed attention block.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from autotune.spec import ConfigTable, ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeated:
-    """Shares of a layer's forward pass that its backward pass does again, of every row."""
+    """Shares of a layer's forward pass that its backward pass computes again, for every row."""
 
     matmuls: Column
     scores: Column
@@ -34,14 +35,14 @@ class Repeated:
 
 
 def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits) -> Repeated:
-    """What is done again."""
+    """The shares that are computed again."""
     full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
     qkv, out, up, down = (
         w.n * w.k * (max(1, model.experts_per_token) if w.expert else 1) for w in layer_matmuls(model)
     )
     all_four = qkv + out + up + down
     stops = traits.stops_early and not model.num_experts
-    # with sequence parallelism each of the two collectives is a gather before and a scatter behind its matmuls
+    # with sequence parallelism each of the two collectives is a gather before and a scatter after its matmuls
     gather = np.where(layout.sequence_parallel, 0.25, 0.0)
     keys = model.hidden_size * model.num_kv_heads * model.head_dim
     gate = up / 2.0 if model.gated_mlp else down
@@ -63,7 +64,7 @@ def kept_elements(model: ModelSpec, layout: Layout, traits: Traits) -> tuple[Col
     """Activation elements per token that one layer keeps under (no, selective, full) recomputation, without the score matrix.
 
     Korthikanti et al., arXiv 2205.05198, section 4: inputs of the norms, of the matmuls and of the activation; outputs of attention. Experts keep
-    what was sent to them and what they answer, once per expert that a token visits. Dropout masks are neglected.
+    their inputs and outputs, once per expert that a token visits. Neglected: dropout masks.
     """
     h = float(model.hidden_size)
     q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)

@@ -1,8 +1,8 @@
-"""How layers are cut into pipeline stages: layers on the first, the last and the fullest middle rank.
+"""Pipeline stages: layers on the first, the last and the fullest middle rank.
 
-The first rank also has the embedding, the last one the output projection and the loss. 'even' trainers give every rank L/p layers, one more
-to the first ones when p does not divide L. 'by_cost' trainers (nanotron, `get_block_compute_costs`) count the output projection as layers of
-the same weight, and fill each rank up to its share.
+The first rank also holds the embedding, the last one the output projection and the loss. Trainers with the split 'even' give every rank L/p layers,
+and one more to the first ranks if p does not divide L. With 'by_cost' (nanotron, `get_block_compute_costs`) the output projection counts as layers of
+the same weight, and each rank is filled up to its share.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Stages:
     middle: Column
     """layers on the fullest rank between the first and the last; 0 when there is none"""
     last: Column
-    """layers on the last rank; the same as `first` when there is one rank"""
+    """layers on the last rank; equal to `first` when there is one rank"""
 
 
 def stages_of(model: ModelSpec, pp: Column, split: str) -> Stages:
@@ -43,7 +43,7 @@ def cut_layers(model: ModelSpec, p: int, split: str = "even") -> list[float]:
     """Layers on each of `p` ranks."""
     total = model.num_layers
     if p > 4 * total:
-        return [1.0] * min(p, 3)  # absurd, and refused by the laws of the space: any small answer does
+        return [1.0] * min(p, 3)  # the laws of the space refuse such a config; any small answer will do
     if split == "even":
         return [float(total // p + (rank < total % p)) for rank in range(p)]
     matrices = 3 if model.gated_mlp else 2

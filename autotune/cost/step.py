@@ -1,4 +1,4 @@
-"""One optimizer step: the parts of `compute`, `traffic` and `pipeline` put together on the slowest rank of the pipeline."""
+"""One optimizer step: the parts of `compute`, `traffic` and `pipeline`, added up on the slowest rank of the pipeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.cost.compute import (
     keeps_scores,
     layer_forward_s,
     layer_host_s,
-    no_sooner_than,
+    smooth_maximum,
 )
 from autotune.cost.layout import Layout
 from autotune.cost.parameters import edge_weights, layer_weights
@@ -30,8 +30,8 @@ def time_parts(
 ) -> TimeParts:
     """Seconds of one step by cause, of every row.
 
-    Everything that a step repeats is counted on the rank that is slowest for one micro-batch; the others only add to the bubble. The host launches
-    kernels and collectives alike, so a layer takes no less than the host needs for it.
+    Work per micro-batch is counted on the rank that is slowest for one micro-batch; the other ranks only add to the bubble. The host launches
+    both kernels and collectives, so a layer takes at least the time that the host needs to launch it.
     """
     model, cluster = workload.model, workload.cluster
     matmuls, attention, moved = layer_forward_s(workload, table, layout, constants, traits)
@@ -41,7 +41,7 @@ def time_parts(
     scores = (1.0 + backward_scores + again.scores) * attention
     kernels = (3.0 + again.matmuls) * matmuls + (3.0 + again.moved) * moved + scores
     tensor = (2.0 + again.collectives) * tensor_layer_s(workload, table, layout, constants)
-    # keys and values go around forward, and with their gradients backward, behind the attention of the shares that are there already
+    # the ring sends keys and values in the forward pass, and these and their gradients in the backward pass, concurrently with attention
     ring = (3.0 + again.scores) * context_layer_s(workload, table, layout, constants)
     context = exposed(ring, scores, constants.data_overlap)
     expert = (2.0 + again.moved) * expert_layer_s(workload, table, layout, constants)
@@ -49,10 +49,10 @@ def time_parts(
     host = layer_host_s(layout, constants)
     device = kernels + tensor + context + expert
     launches = host * (3.0 + again.moved) / 3.0
-    if cluster.gpu.is_cpu:  # one thread launches and computes
+    if cluster.gpu.is_cpu:  # the same thread launches and computes
         layer = kernels + launches
     else:
-        layer = kernels + no_sooner_than(device, launches) - device
+        layer = kernels + smooth_maximum(device, launches) - device
     head = head_step_s(workload, table, layout, constants, traits)
 
     dense, experts = layer_weights(model, layout)
@@ -100,7 +100,7 @@ def time_parts(
         "optimizer": optimizer,
     }
     if constants.full_speed_ranks > 0:
-        # a rank that waits for the pipeline lends its core to the others: the bubble is what their longer work leaves of it
+        # ranks share cores, so a rank that waits for the pipeline leaves its core to the others: their slowdown is taken from the bubble
         slower = shared_by(layout.tp_group.crowd, constants)
         lent = (slower - 1.0) * (parts["compute"] + parts["optimizer"])
         parts |= {name: slower * parts[name] for name in ("compute", "optimizer")}

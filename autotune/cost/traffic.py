@@ -1,10 +1,11 @@
-"""Communication that a step exposes: tensor, context, expert and data parallel.
+"""Communication of a step: tensor, context, expert and data parallel.
 
-Tensor parallel: two all-reduces per layer forward and two backward, of tokens * h elements; with sequence parallelism a reduce-scatter and an
-all-gather each, the same bytes (Korthikanti et al., arXiv 2205.05198, section 4.2). Data parallel: one all-reduce of the gradients, or under
-ZeRO a reduce-scatter and an all-gather of the weights (Rajbhandari et al., arXiv 1910.02054, section 7); ZeRO-3 gathers the weights once more
-before the backward pass, for every micro-batch. Context parallel: keys and values go around the ring (Liu et al., arXiv 2310.01889).
-Expert parallel: tokens go out and come back, forward and backward.
+tensor     two all-reduces per layer forward and two backward, of tokens * h elements; with sequence parallelism each is a reduce-scatter and an
+           all-gather, the same bytes (Korthikanti et al., arXiv 2205.05198, section 4.2)
+data       one all-reduce of the gradients, or under ZeRO a reduce-scatter and an all-gather of the weights (Rajbhandari et al., arXiv 1910.02054,
+           section 7); ZeRO-3 gathers the weights once more before the backward pass, for every micro-batch
+context    keys and values go around a ring (Liu et al., arXiv 2310.01889)
+expert     tokens are sent to the experts and back, forward and backward
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ def tensor_layer_s(workload: Workload, table: ConfigTable, layout: Layout, const
 
 
 def context_layer_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
-    """Seconds of the ring of keys and values in one layer's forward pass for one micro-batch."""
+    """Seconds of sending keys and values around the ring in one layer's forward pass for one micro-batch."""
     width = 2.0 * workload.model.num_kv_heads * workload.model.head_dim / layout.tp
     moved = layout.tokens * layout.cp * width * element_bytes(table)
     return ring_time_s(layout.cp_group, moved, workload.cluster, constants)
 
 
 def expert_layer_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
-    """Seconds of dispatch and return in one layer's forward pass for one micro-batch."""
+    """Seconds of sending tokens to the experts and back in one layer's forward pass for one micro-batch."""
     visits = workload.model.experts_per_token
     moved = layout.tokens * visits * workload.model.hidden_size * element_bytes(table) / layout.tp
     return 2.0 * all_to_all_time_s(layout.ep_group, moved, workload.cluster, constants)
@@ -49,7 +50,10 @@ def data_step_s(
     experts: Column,
     layers: Column,
 ) -> tuple[Column, Column]:
-    """Seconds of data-parallel traffic of a rank with `layers` of `dense` and `experts` weights: (once per step, per micro-batch)."""
+    """Seconds of data-parallel traffic of a rank: (once per step, per micro-batch).
+
+    `layers`, `dense`, `experts`: the rank's layers, dense weights and expert weights.
+    """
     cluster = workload.cluster
     size = element_bytes(table)
     half = np.where(table.is_word("precision", "fp16"), traits.fp16_reduce_bytes, traits.reduce_bytes)

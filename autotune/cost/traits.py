@@ -1,6 +1,6 @@
-"""What is known about a trainer without measuring it: what it keeps in memory, what it fuses, what it overlaps.
+"""Traits: facts about a trainer that need no measurement, such as what it keeps in memory, fuses and overlaps.
 
-Facts of the training loops' code and documents; whatever must be measured is a constant of the calibration instead.
+They come from the code and documentation of the training loops. Quantities that must be measured are constants of the calibration instead.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """A trainer's habits."""
+    """Facts about one trainer."""
 
     gradient_bytes: float = 4.0
     """bytes per weight of the gradient buffer under mixed precision"""
@@ -19,27 +19,27 @@ class Traits:
     fp16_reduce_bytes: float = 4.0
     """the same under fp16"""
     master_weights: bool = True
-    """fp32 master weights apart from the 16-bit ones that kernels read; otherwise weights are fp32 and cast where they are used"""
+    """whether fp32 master weights exist beside 16-bit weights; otherwise weights are fp32 and cast where they are used"""
     split: str = "even"
-    """layers over pipeline stages: 'even', or 'by_cost' (stages of equal weight, the output projection counted)"""
+    """how layers are split into pipeline stages: 'even', or 'by_cost' (stages of equal weight, output projection included)"""
     vocab_parallel: bool = True
     """tensor parallelism cuts the output projection and the loss along the vocabulary"""
     fused: bool = True
     """fused norm, rotary and activation kernels, which keep fewer intermediate tensors"""
     scattered_sends: bool = False
-    """a pipeline boundary is sent in tensor-parallel shares and gathered on the other side (arXiv 2104.04473, section 4.1)"""
+    """pipeline boundaries are sent in tensor-parallel shards and gathered by the receiver (arXiv 2104.04473, section 4.1)"""
     gated_kept: float = 4.0
-    """MLP widths that a gated MLP keeps: both inputs of the product, the activation and the product; 3 when a fused kernel computes it again"""
+    """multiples of the MLP width that a gated MLP keeps: both inputs of the product, the activation and the product; 3 with a fused kernel that recomputes one"""
     logit_bytes: float = 10.0
     """bytes per logit that the loss keeps: the 16-bit output, its fp32 copy and its gradient"""
     selective: str = "scores"
-    """what selective recomputation does again: 'scores', 'attention' or 'operators' (see `recompute.py`)"""
+    """what selective recomputation computes again: 'scores', 'attention' or 'operators' (see `recompute.py`)"""
     stops_early: bool = False
     """full recomputation by torch's non-reentrant checkpoint, which stops at the last tensor that the backward pass needs"""
     scores_kept_in: tuple[str, ...] = ()
-    """precisions whose measurements are older than FlashAttention in this trainer, where `score_bytes` holds"""
+    """precisions in which attention stores the score matrix (`score_bytes`): those whose measurements predate FlashAttention in this trainer"""
     collectives_per_layer: float = 1.0
-    """collectives into which ZeRO's gather (and its reduction) of one layer's weights is cut"""
+    """number of collectives into which ZeRO's gather (or reduction) of one layer's weights is split"""
 
 
 TRAITS = {
@@ -51,7 +51,7 @@ TRAITS = {
     "hf_trainer": Traits(master_weights=False, fused=False, stops_early=True),
     "native": Traits(master_weights=False, fused=False, selective="attention", stops_early=True),
 }
-"""Traits by trainer; others are taken for `native`."""
+"""traits by trainer; a trainer that is not listed has those of `native`"""
 
 
 def traits_of(trainer: str) -> Traits:

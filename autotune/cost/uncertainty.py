@@ -15,7 +15,7 @@ Z90 = 1.6448536269514722
 
 
 def time_sigma(times: TimeParts, constants: Calibration) -> Column:
-    """Standard deviation of log step time: that of the fit, and more for the share of communication and bubbles where data were silent."""
+    """Standard deviation of the log step time: `time_sigma` of the fit, plus `comm_sigma` for the share of communication and bubbles."""
     moving = times.tp_comm + times.pp_comm + times.dp_comm + times.cp_comm + times.ep_comm + times.bubble
     return np.asarray(np.hypot(constants.time_sigma, constants.comm_sigma * moving / times.total))
 

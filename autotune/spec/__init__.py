@@ -1,4 +1,4 @@
-"""Frozen values that everything else speaks in: model, cluster, workload, config, estimate, trial, study.
+"""Frozen values that the whole package shares: model, cluster, workload, config, estimate, trial, study.
 
     knob.py       Knob, the one declaration of each tunable value                      table.py     ConfigTable, many configs as columns
     config.py     ParallelConfig, the point that is tuned                              knob_use.py  KnobUse, what a part of the program does with each knob
@@ -6,7 +6,7 @@
     estimate.py   Estimate          trial.py     Trial, Measurement, Failure, Reward   study.py     Study and its parts
     catalog/      models and GPUs by name, one YAML file each
 
-Units are SI and bytes; a name ends in its unit. Nothing here does I/O but the catalog, when it is asked.
+Units are SI and bytes; a name ends in its unit. Only the catalog does I/O, on first use.
 """
 
 from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec

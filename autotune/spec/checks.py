@@ -1,4 +1,4 @@
-"""Checks that the values of this package share: each raises `SpecError` with law, value and remedy."""
+"""Checks that the values of this package share. Each raises `SpecError` with the law, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from autotune.errors import SpecError
 
 MAX_COUNT = 1 << 40
-"""Beyond this a count is a typing error: products of four such degrees would leave 64-bit integers."""
+"""upper bound of counts, to catch typing errors"""
 _LEAST_FIGURE, _LARGEST_FIGURE = 1.0, 1e30
 
 
@@ -23,7 +23,7 @@ def positive_int(name: str, value: object, *, at_most: int = MAX_COUNT, least: i
 
 
 def positive(name: str, value: object, *, zero: bool = False) -> float:
-    """`value` as a finite float above zero (or at zero, where that is allowed)."""
+    """`value` as a finite float above zero, or at zero if `zero` is set."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise SpecError(f"{name} must be a finite number, but is {value!r}", field=name)
     if value < 0 or (value == 0 and not zero):
@@ -32,7 +32,7 @@ def positive(name: str, value: object, *, zero: bool = False) -> float:
 
 
 def figure(name: str, value: object) -> float:
-    """`value` as a figure of hardware in SI units: finite, and neither so small nor so large that a time would leave floating point."""
+    """`value` as a hardware figure in SI units, within bounds that keep computed times finite."""
     number = positive(name, value)
     if not _LEAST_FIGURE <= number <= _LARGEST_FIGURE:
         raise SpecError(f"{name} must be {_LEAST_FIGURE:g} to {_LARGEST_FIGURE:g}, but is {number:g}", field=name)

@@ -1,4 +1,4 @@
-"""How seconds are said to people."""
+"""Durations as text."""
 
 from __future__ import annotations
 

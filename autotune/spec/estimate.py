@@ -1,7 +1,7 @@
-"""What a config is predicted to cost. Every field is a float for one config, or an array of shape (N,) for N configs.
+"""The predicted cost of a config. Every field is a float for one config, or an array of shape (N,) for N configs.
 
-Times are of one optimizer step on the slowest pipeline stage; the time parts add up to `step_time_s` and the memory parts to
-`peak_memory_bytes`. Only *exposed* communication counts as a part: what hides behind compute costs nothing.
+Times are those of one optimizer step on the slowest pipeline stage. The time parts add up to `step_time_s`, the memory parts to
+`peak_memory_bytes`. Only *exposed* communication is a part: communication that overlaps with compute costs no time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TimeParts(_Parts):
     ep_comm: Number
     """exposed expert-parallel all-to-all"""
     bubble: Number
-    """waiting for the pipeline to fill and drain, and for uneven stages"""
+    """idle time while the pipeline fills and drains, and at uneven stages"""
     optimizer: Number
     """the optimizer's own step"""
     other: Number
@@ -108,11 +108,11 @@ class Estimate:
         return self.map(lambda column: float(np.atleast_1d(column)[index]))
 
     def take(self, index: Any) -> Estimate:
-        """The rows that `index` (integers or a mask) names."""
+        """The rows selected by `index` (integers or a mask)."""
         return self.map(lambda column: np.atleast_1d(column)[index])
 
     def map(self, function: Any) -> Estimate:
-        """The estimate whose every number went through `function`."""
+        """The estimate with `function` applied to every number."""
         values: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)

@@ -1,9 +1,9 @@
-"""A decoder-only transformer by its shape.
+"""A decoder-only transformer, by its shape.
 
     L num_layers   h hidden_size   f ffn_hidden_size   a num_attention_heads   k num_kv_heads   V vocab_size   E num_experts
 
-Two families: the GPT-2 style (LayerNorm with bias, learnt positions, two-matrix MLP, biases) and the Llama style (RMSNorm, rotary
-positions, gated MLP, no biases); `gated_mlp` tells them apart, as it does in practice. Experts replace the MLP of every layer.
+Two families are modelled: GPT-2 (LayerNorm with bias, learnt positions, two-matrix MLP, biases) and Llama (RMSNorm, rotary positions, gated MLP,
+no biases). `gated_mlp` distinguishes them. Experts replace the MLP of every layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autotune.spec.checks import positive_int
 NOT_DECODERS = frozenset(
     {"bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2", "albert", "t5", "mt5", "bart", "vit", "clip"}
 )
-"""values of Hugging Face's `model_type` that name other architectures"""
+"""values of Hugging Face's `model_type` that are not decoder-only"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class ModelSpec:
             raise SpecError(
                 "hidden_size must be a multiple of num_attention_heads, "
                 f"but hidden_size={self.hidden_size} and num_attention_heads={self.num_attention_heads}",
-                remedy="give attention_head_dim if the heads have a width of their own",
+                remedy="set attention_head_dim if it differs from hidden_size / num_attention_heads",
                 field="num_attention_heads",
             )
         if self.num_attention_heads % self.num_kv_heads:
@@ -143,15 +143,15 @@ class ModelSpec:
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token meets: `num_parameters` less the experts that it does not visit."""
+        """Weights that one token uses: `num_parameters` without the experts that it does not visit."""
         idle = max(0, self.num_experts - self.experts_per_token) * self.mlp_parameters
         return self.num_parameters - self.num_layers * idle
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any] | str | Path, *, name: str = "") -> ModelSpec:
-        """The model of a Hugging Face `config.json` (its path, or the parsed document): GPT-2, Llama, Mistral, Qwen, Mixtral and kin.
+        """The model of a Hugging Face `config.json` (its path, or the parsed document): GPT-2, Llama, Mistral, Qwen, Mixtral and similar models.
 
-        Raises `SpecError` when the file is missing, is no JSON object, or lacks a size.
+        Raises `SpecError` when the file is missing, is not a JSON object, or lacks a size.
         """
         document = _read_json(config) if isinstance(config, str | Path) else config
         label = name or str(document.get("_name_or_path") or document.get("model_type") or "model")
@@ -168,7 +168,7 @@ class ModelSpec:
         family = str(document.get("model_type") or "")
         if family in NOT_DECODERS or document.get("is_encoder_decoder"):
             raise SpecError(
-                f"the model's config.json is of {family or 'an encoder-decoder'}, which is no decoder-only transformer",
+                f"the model's config.json is of {family or 'an encoder-decoder'}, which is not a decoder-only transformer",
                 remedy="give the model's fields inline if it is trained like one",
                 field="model",
             )

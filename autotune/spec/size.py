@@ -1,4 +1,4 @@
-"""How bytes are said to people."""
+"""Byte counts as text."""
 
 from __future__ import annotations
 

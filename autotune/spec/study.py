@@ -1,4 +1,4 @@
-"""What was asked: one tuning job, as frozen values. `autotune.schema` reads it from YAML, command line and REST."""
+"""The specification of a study: one tuning job, as frozen values. `autotune.schema` reads it from YAML, command line and REST."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ METRICS = ("throughput", "goodput", "cost")
 
 
 class StudyStatus(StrEnum):
-    """Where a study is in its life."""
+    """The state of a study."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -53,7 +53,7 @@ class SpaceSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What makes a config better than another."""
+    """What is maximized."""
 
     metric: str = "throughput"
     """throughput, goodput (throughput times statistical efficiency) or cost (tokens per unit of money or energy)"""
@@ -63,22 +63,23 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """When a study ends at the latest."""
+    """Limits of a study: it ends when the first of them is reached."""
 
     max_trials: int = 20
-    """trials that the searcher may ask for (the baseline and the finals come on top)"""
+    """trials of the searcher; baseline and final trials are additional"""
     max_wall_s: float = 3600.0
     """seconds from the start of the study, without pauses"""
     max_failed_trials: int = 10
     """failed trials"""
     max_gpu_s: float | None = None
-    """rank-seconds, where they are limited"""
+    """rank-seconds; None: not limited"""
     min_gain: float = 0.01
-    """the search ends by itself when the expected relative gain of the trials that would come next falls under this; 0 means never"""
+    """the search ends when the expected relative gain of further trials falls below this; 0 means never"""
     train_tokens: float | None = None
-    """tokens of the training that the config is for: with it the search ends when further trials would take longer than they save it, whatever `min_gain` is"""
+    """tokens of the training run that the config is for; if given, the search ends when further trials would take longer than they save in that run, whatever
+    `min_gain` is"""
     parallel_trials: int = 1
-    """trials at once, where the runner has room"""
+    """trials that run at once, if the runner has the capacity"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,31 +87,31 @@ class MeasureSpec:
     """How a trial is measured."""
 
     warmup_steps: int = 2
-    """optimizer steps before the first that counts"""
+    """optimizer steps before the measurement starts"""
     first_look: int = 3
-    """steps that count after which a trial of the search ends if it is slower than the best by far, 3 or more; 0: none does before `min_steps`"""
+    """measured steps, 3 or more, after which a search trial that is far slower than the best ends; 0: no trial ends before `min_steps`"""
     min_steps: int = 5
-    """steps that count, at least, of a trial that may still win"""
+    """least number of measured steps of a trial that may still win"""
     max_steps: int = 30
-    """steps that count, at most"""
+    """greatest number of measured steps"""
     precision: float = 0.03
-    """the trial ends when the 95% confidence interval of the median step is within +- this fraction"""
+    """the trial ends when the 95% confidence interval of the median step time is within +- this fraction"""
     finalists: int = 2
-    """best configs that are measured again beside the baseline before a winner is named"""
+    """number of best configs that are measured again, together with the baseline, before a winner is named"""
     final_rounds: int = 2
     """rounds in which finalists and baseline are measured again, in turn"""
     stability_steps: int = 0
-    """steps of their last round, where that is more: a longer run, by whose losses, norms and memory stability is judged; 0: as all others"""
+    """steps of the last round, if more than in the others: a longer run to judge the stability of losses, norms and memory; 0: the same as in other rounds"""
     start_timeout_s: float = 120.0
-    """from launch to the first step"""
+    """deadline from launch to the first step, s"""
     step_timeout_s: float = 60.0
-    """between two steps"""
+    """deadline between two steps, s"""
     trial_timeout_s: float = 600.0
-    """of a whole trial"""
+    """deadline of a whole trial, s"""
 
 
 SIMULATED = "simulated"
-"""registered name of the runner that plays trials by the cost model: its measurements say nothing about hardware"""
+"""registered name of the runner that simulates trials with the cost model: its measurements say nothing about hardware"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,15 +119,15 @@ class Study:
     """One tuning job: workload x space x objective x budget x searcher."""
 
     name: str
-    """what people call it"""
+    """its name"""
     workload: Workload
-    """what is trained, where"""
+    """what is trained, and on what"""
     space: SpaceSpec
     """which configs exist"""
     objective: Objective = Objective()
     """what is maximized"""
     budget: Budget = Budget()
-    """when it ends at the latest"""
+    """its limits"""
     measure: MeasureSpec = MeasureSpec()
     """how a trial is measured"""
     searcher: str = "bayesian"
@@ -134,11 +135,11 @@ class Study:
     trainer: str = "native"
     """registered name of the trainer"""
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
-    """what else the trainer wants, e.g. argv and metrics of `command`"""
+    """options of the trainer, e.g. argv and metrics of `command`"""
     runner: str = "ray"
     """registered name of the runner"""
     runner_options: Mapping[str, Any] = field(default_factory=dict)
-    """what else the runner wants, e.g. the faults of `simulated`"""
+    """options of the runner, e.g. the faults of `simulated`"""
     seed: int = 0
     """seed of searcher, weights and data"""
     data: str | None = None
@@ -146,6 +147,6 @@ class Study:
     baseline: ParallelConfig | None = None
     """the default config to beat; None means data parallel only, micro-batch 1, in the space's first precision"""
     enqueue: tuple[ParallelConfig, ...] = ()
-    """the user's own guesses, tried first"""
+    """configs that the user wants to try first"""
     left_out: tuple[str, ...] = ()
-    """guesses that were dropped because this cluster cannot run them, each with the reason, in words"""
+    """enqueued configs that were dropped because this cluster cannot run them, each with the reason in words"""

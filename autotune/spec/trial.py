@@ -1,8 +1,12 @@
-"""One configuration tried in a study: what was observed, or how it failed.
+"""A trial: one configuration tried in a study, with its measurement or its failure.
 
-A trial's life: PENDING -> RUNNING -> COMPLETED (measured to the asked precision), STOPPED (measured, ended early because it can no
-longer win), FAILED (with a `Failure`) or CANCELLED (nothing learnt; the config may be tried again); INFEASIBLE is terminal without
-running. Terminal states never change.
+    PENDING -> RUNNING -> COMPLETED     measured to the requested precision
+                          STOPPED       measured, and ended early because it can no longer win
+                          FAILED        with a `Failure`
+                          CANCELLED     nothing was learnt; the config may be tried again
+    INFEASIBLE                          terminal without running
+
+Terminal states never change.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from autotune.spec.estimate import Estimate
 
 
 class TrialStatus(StrEnum):
-    """Where a trial is in its life."""
+    """The state of a trial."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -38,7 +42,7 @@ class TrialStatus(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Why a trial failed. Only WORKER_LOST is tried again; all others are final for that config."""
+    """Why a trial failed. Only WORKER_LOST is retried; all others are final for that config."""
 
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     DIVERGED = "DIVERGED"
@@ -51,7 +55,7 @@ class FailureKind(StrEnum):
 
     @property
     def is_retried(self) -> bool:
-        """Whether another attempt may end differently, because the machine and not the config is to blame."""
+        """Whether another attempt may succeed, because the machine and not the config caused the failure."""
         return self is FailureKind.WORKER_LOST
 
 
@@ -60,7 +64,7 @@ class Failure:
     """How an attempt failed, with the evidence."""
 
     kind: FailureKind
-    """its class"""
+    """the kind of failure"""
     message: str
     """what happened, in one sentence"""
     exception: str = ""
@@ -91,12 +95,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one attempt showed. Series hold one entry per optimizer step after warm-up."""
+    """The measurement of one attempt. Series hold one entry per optimizer step after warm-up."""
 
     step_times_s: tuple[float, ...]
     """seconds of each step, of the slowest rank, device-synchronized"""
     peak_memory_bytes: float | None = None
-    """peak of the fullest rank; None where the trainer does not say"""
+    """peak of the fullest rank; None if the trainer does not report it"""
     tokens_per_step: int = 0
     """global_batch_size * seq_len"""
     num_ranks: int = 1
@@ -106,11 +110,11 @@ class Measurement:
     grad_norms: tuple[float, ...] = ()
     """global gradient norm before clipping"""
     nonfinite_steps: int = 0
-    """steps whose loss or gradient was not finite and which loss scaling does not explain"""
+    """steps with a loss or gradient that was not finite, except those that loss scaling skipped"""
     skipped_steps: int = 0
     """steps that dynamic loss scaling skipped"""
     gradient_noise_scale: float | None = None
-    """simple noise scale in sequences (McCandlish et al. 2018, eq. 2.8), where it was estimated; infinite when no signal was found"""
+    """simple noise scale in sequences (McCandlish et al. 2018, eq. 2.8), if it was estimated; infinite if the gradient is indistinguishable from noise"""
     gradient_noise_interval: tuple[float, float] | None = None
     """90% interval of the noise scale, sequences"""
     setup_s: float = 0.0
@@ -124,11 +128,11 @@ class Measurement:
     rank_peak_memory_bytes: tuple[float, ...] = ()
     """peak of each rank"""
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
-    """profiled seconds of a step by cause, where a profile was asked for"""
+    """profiled seconds of a step by cause, if a profile was requested"""
     utilization: Mapping[str, float] = field(default_factory=dict)
     """other readings by name: power_watts, sm, memory_bandwidth, ..."""
     reference_losses: tuple[float, ...] = ()
-    """losses of an fp32 reference on the same data, where one was measured"""
+    """losses of an fp32 reference on the same data, if one was measured"""
 
     def __post_init__(self) -> None:
         for name in ("step_times_s", "losses", "grad_norms", "rank_peak_memory_bytes", "reference_losses"):
@@ -168,7 +172,7 @@ class Measurement:
         return self.tokens_per_s_per_gpu * self.flops_per_token / self.peak_flops_per_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with the derived ones."""
+        """Plain JSON values, derived ones included."""
         stored = {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
         return {
             **stored,
@@ -214,46 +218,46 @@ class Reward:
 
 
 class TrialPurpose(StrEnum):
-    """Why a config is run."""
+    """Why a trial is run."""
 
     BASELINE = "baseline"
-    """the default config, measured first: what rewards are relative to"""
+    """the default config, measured first; rewards are relative to it"""
     REFERENCE = "reference"
-    """the baseline in fp32, where the baseline itself is not: what the losses of other precisions are held against"""
+    """the baseline in fp32, if the baseline itself is not fp32; losses of other precisions are compared with its losses"""
     SEARCH = "search"
     """proposed by the searcher"""
     FINAL = "final"
-    """a finalist or the baseline measured again, in turn, before a winner is named"""
+    """a finalist or the baseline, measured again in turn before a winner is named"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A config in a study, with all that became of it."""
+    """A config in a study, with its state and outcome."""
 
     config: ParallelConfig
-    """what was tried"""
+    """the config that is tried"""
     number: int = 0
-    """its place in the study, from 0"""
+    """number within the study, from 0"""
     study: str = ""
     """id of the study"""
     seed: int = 0
     """seed of weights and data"""
     status: TrialStatus = TrialStatus.PENDING
-    """where it is in its life"""
+    """its state"""
     purpose: TrialPurpose = TrialPurpose.SEARCH
     """why it is run"""
     attempts: int = 0
     """launches so far"""
     estimate: Estimate | None = None
-    """what was predicted when it was asked"""
+    """the prediction at the time it was proposed"""
     measurement: Measurement | None = None
-    """what was observed; also of a failed trial, as far as it came"""
+    """the measurement; for a failed trial, as far as it got"""
     reward: Reward | None = None
     """its worth, when it was measured"""
     failure: Failure | None = None
-    """how it failed, when it did"""
+    """how it failed, if it did"""
     reason: str = ""
-    """why it was asked, or why it was stopped, in words"""
+    """why it was proposed, or why it was stopped, in words"""
     created_at: datetime | None = None
     """UTC"""
     started_at: datetime | None = None
@@ -263,7 +267,7 @@ class Trial:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it ended with a step time that can be trusted."""
+        """Whether it ended with a valid step time."""
         return (
             self.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED)
             and self.measurement is not None

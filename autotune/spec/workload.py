@@ -1,4 +1,4 @@
-"""What is trained, and with what: the fixed part of a study, against which every config is judged."""
+"""The workload: what is trained and on what. It is the fixed part of a study."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.spec.cluster import ClusterSpec
 from autotune.spec.model import ModelSpec
 
 OPTIMIZERS = ("adamw", "sgd")
-"""adamw keeps two fp32 moments per weight, sgd none."""
+"""adamw keeps two fp32 moments per weight, sgd none"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,17 +18,17 @@ class Workload:
     """Model, cluster, sequence length, batch, optimizer and trainer."""
 
     model: ModelSpec
-    """what is trained"""
+    """the model that is trained"""
     cluster: ClusterSpec
-    """where"""
+    """the cluster that trains it"""
     seq_len: int
     """tokens per sequence, >= 1"""
     global_batch_size: int | tuple[int, ...]
-    """sequences per optimizer step: one value, or the allowed ones in rising order"""
+    """sequences per optimizer step: one value, or the allowed values in rising order"""
     optimizer: str = "adamw"
     """adamw or sgd"""
     trainer: str = "native"
-    """whose training loop; the cost model's constants are per GPU type and trainer"""
+    """name of the trainer; the cost model's constants depend on it and on the GPU type"""
 
     def __post_init__(self) -> None:
         for name, kind in (("model", ModelSpec), ("cluster", ClusterSpec)):

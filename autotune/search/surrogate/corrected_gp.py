@@ -1,4 +1,4 @@
-"""The cost model's prediction, corrected by observations (Kennedy & O'Hagan 2001, eq. 5, with one factor for each part).
+"""The cost model's prediction, corrected by observations (Kennedy & O'Hagan 2001, here with one factor for each part).
 
     g(x) = log sum_k part_k(x) exp(f_k) + e(x)
 

@@ -136,7 +136,7 @@ def _document(
         "use_cpu": False,
     }
     if placement.nnodes > 1:
-        because = f"{placement.nnodes} nodes need a host at which to meet"
+        because = f"{placement.nnodes} nodes need a rendezvous host"
         document |= {
             "main_process_ip": needs(options, "master_addr", because),
             "main_process_port": options["master_port"],
