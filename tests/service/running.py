@@ -13,6 +13,7 @@ import httpx
 import uvicorn
 
 from autotune.client import Client
+from autotune.ports import ServiceStore
 from autotune.service.app import create_app
 from autotune.service.launcher import ProcessLauncher
 from autotune.service.options import ServiceOptions
@@ -53,11 +54,19 @@ def slow_spec(**changes: Any) -> dict[str, Any]:
 class Service:
     """A running service. A context manager."""
 
-    def __init__(self, folder: Path, *, options: ServiceOptions | None = None, supervised: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        options: ServiceOptions | None = None,
+        supervised: bool = False,
+        store: ServiceStore | None = None,
+    ) -> None:
+        """`store`: None makes an SQLite file in the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         self.options = options or ServiceOptions(port=0)
         self.path = folder / "results.db"
-        self.store = open_store(self.path)
+        self.store: Any = store or open_store(self.path)
         self.launcher = ProcessLauncher(folder / "logs", store_url=str(self.path)) if supervised else None
         self.supervisor = (
             Supervisor(self.store, self.launcher, max_studies=self.options.max_studies, poll_s=0.1, grace_s=60.0)
