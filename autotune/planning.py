@@ -2,7 +2,7 @@
 
     value = predicted tokens/s * (1 - P(OOM))          of the whole job: what one may expect of trying the config
 
-A config counts as feasible when it is more likely to fit than not. When none is, the plan says which came nearest and what would make it fit.
+A config is expected to fit when P(OOM) is at most `FITS`. When no config is, the plan names the one that comes nearest and what would make it fit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.errors import InfeasibleError
@@ -21,7 +22,7 @@ from autotune.spec.checks import positive, positive_int
 from autotune.spec.size import format_bytes
 
 FITS = 0.5
-"""largest P(OOM) of a feasible config"""
+"""largest P(OOM) of a config that is expected to fit"""
 _DAY_S = 86400.0
 
 
@@ -118,6 +119,11 @@ class WhatIf:
         }
 
 
+def fits(estimate: Estimate) -> NDArray[np.bool_]:
+    """Which of the estimated configs are expected to fit into memory."""
+    return np.asarray(np.asarray(estimate.oom_probability, dtype=float) <= FITS)
+
+
 def plan(space: SearchSpace, *, calibration: Calibration | None = None, top: int | None = 10) -> Plan:
     """The plan of a space; `top` limits the rows (None: all feasible ones).
 
@@ -126,24 +132,23 @@ def plan(space: SearchSpace, *, calibration: Calibration | None = None, top: int
     """
     constants = calibration or calibration_for(space.workload)
     predicted = estimate(space.workload, space.table, calibration=constants)
-    chance = np.asarray(predicted.oom_probability)
-    fits = np.flatnonzero(chance <= FITS)
-    value = np.asarray(predicted.tokens_per_s) * (1.0 - chance)
-    order = fits[np.argsort(-value[fits], kind="stable")]
+    feasible = np.flatnonzero(fits(predicted))
+    value = np.asarray(predicted.tokens_per_s) * (1.0 - np.asarray(predicted.oom_probability))
+    order = feasible[np.argsort(-value[feasible], kind="stable")]
     order = order[space.table.at_default(knob.name for knob in space.table.own)[order]]
     shown = order if top is None else order[: positive_int("top", top)]
     infeasible = dict(space.excluded)
-    if len(space) > len(fits):
-        infeasible["memory"] = len(space) - len(fits)
+    if len(space) > len(feasible):
+        infeasible["memory"] = len(space) - len(feasible)
     return Plan(
         workload=space.workload,
         rows=tuple(
             RankedConfig(rank=rank, config=space[int(i)], estimate=predicted.row(int(i)))
             for rank, i in enumerate(shown, start=1)
         ),
-        feasible=len(fits),
+        feasible=len(feasible),
         infeasible=infeasible,
-        nearest_miss=None if len(fits) else _nearest_miss(space, predicted, constants),
+        nearest_miss=None if len(feasible) else nearest_miss(space, predicted, constants),
         source=constants.source,
         not_modelled=tuple(knob.name for knob in space.table.own),
     )
@@ -192,7 +197,9 @@ def _on(
     return WhatIf(num_gpus=count, config=row.config, estimate=row.estimate, days=days, cost_usd=cost)
 
 
-def _nearest_miss(space: SearchSpace, predicted: Estimate, constants: Calibration) -> NearestMiss:
+def nearest_miss(space: SearchSpace, predicted: Estimate, constants: Calibration | None = None) -> NearestMiss:
+    """The config of a space that comes nearest to fitting, and what would make it fit. `predicted`: of every config of the space."""
+    constants = constants or calibration_for(space.workload)
     index = int(np.lexsort((np.asarray(predicted.peak_memory_bytes), np.asarray(predicted.oom_probability)))[0])
     config, row = space[index], predicted.row(index)
     return NearestMiss(config=config, estimate=row, remedies=_remedies(space.workload, config, constants))
@@ -206,7 +213,7 @@ def _remedies(workload: Workload, config: ParallelConfig, constants: Calibration
         predicted = estimate(workload, ConfigTable.of([c for _, c in changes]), calibration=constants)
         for i, (words, _) in enumerate(changes):
             row = predicted.row(i)
-            if float(row.oom_probability) <= FITS:
+            if fits(row):
                 size = format_bytes(float(row.peak_memory_bytes))
                 found.append((float(row.step_time_s), f"{words} would need {size}"))
     if found:
@@ -238,8 +245,7 @@ def _more_gpus(workload: Workload, config: ParallelConfig, constants: Calibratio
         replace(config, dp=config.dp * n, zero_stage=3, recompute="full", micro_batch_size=1, accumulation_steps=1)
         for n in times
     ]
-    chances = np.asarray(estimate(workload, ConfigTable.of(wide), calibration=constants).oom_probability)
-    enough = np.flatnonzero(chances <= FITS)
+    enough = np.flatnonzero(fits(estimate(workload, ConfigTable.of(wide), calibration=constants)))
     if len(enough):
         gpus = config.world_size * times[int(enough[0])]
         return (f"about {gpus:,} GPUs, with zero_stage=3, recompute=full and micro_batch_size=1, would hold it",)

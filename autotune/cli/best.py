@@ -214,7 +214,8 @@ def explain(
     It shows the parts of the trial's reward, compared with the baseline and the runner-up.
     """
     from autotune.cli.source import open_source
-    from autotune.report.reward_tables import PRODUCT, formula_rows, reward_rows
+    from autotune.report.reward_tables import formula_rows, reward_rows
+    from autotune.reward import STABILITY_RULE
 
     with open_source(store, url) as source:
         document = source.explain(study, trial)
@@ -227,6 +228,6 @@ def explain(
     if rows:
         print()
         _print_rows(heads, rows, text=1)
-        print(PRODUCT)
+        print(STABILITY_RULE)
         heads, rows = formula_rows(document)
         _print_rows(heads, rows, text=2)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autotune.ports import StudyRecord
-from autotune.report.findings import Findings, changed_knobs, findings, prediction_errors, rate, status_counts
+from autotune.report.findings import changed_knobs, prediction_errors, status_counts
 from autotune.report.reward_tables import cost_label
 from autotune.report.terminal import (
     FULL,
@@ -17,7 +17,8 @@ from autotune.report.terminal import (
     plain_table,
     safe,
 )
-from autotune.reward import stability, token_cost
+from autotune.results.answers import Result, result_from
+from autotune.reward import stability, token_cost, tokens_per_s
 from autotune.spec import Measurement, Trial, Workload, config_label
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ Side = tuple[StudyRecord, Sequence[Trial]]
 
 def compare(first: Side, second: Side, *, palette: Palette = FULL) -> Table:
     """A table with a row per fact and a column per study; facts that differ are bold."""
-    a, b = (findings(record, trials) for record, trials in (first, second))
+    a, b = (result_from(record, trials) for record, trials in (first, second))
     table = plain_table(palette)
     table.add_column("")
     table.add_column(safe(a.record.study.name, palette), overflow="fold")
@@ -44,7 +45,7 @@ def compare(first: Side, second: Side, *, palette: Palette = FULL) -> Table:
     return table
 
 
-def facts(found: Findings) -> dict[str, str]:
+def facts(found: Result) -> dict[str, str]:
     """What is compared, as text; `-` where it is not known."""
     record, best = found.record, found.best
     workload, objective = record.study.workload, record.study.objective
@@ -61,7 +62,7 @@ def facts(found: Findings) -> dict[str, str]:
         "trials": ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.trials).items()) or "-",
         "time": format_duration(record.elapsed_s),
         "best config": config_label(best.config) if best is not None else "-",
-        "tokens/s": format_count(rate(best)) if best is not None else "-",
+        "tokens/s": format_count(tokens_per_s(best)) if best is not None else "-",
         "step time": format_duration(measured.step_time_s if measured else None),
         "peak memory": format_bytes(measured.peak_memory_bytes if measured else None),
         "stability": f"{stability(measured):.2f}" if measured else "-",

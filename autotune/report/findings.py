@@ -8,75 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from autotune.ports import StudyRecord
 from autotune.report.terminal import PART_NAMES, format_bytes, format_count, format_duration
-from autotune.reward import competes
-from autotune.spec import Trial, TrialPurpose, TrialStatus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """The answer of a study, as far as it came."""
-
-    record: StudyRecord
-    trials: tuple[Trial, ...]
-    """all of them by number"""
-    best: Trial | None
-    """the named winner, else the best measured one; after the finals with what they measured, as the speedup is"""
-    baseline: Trial | None
-    """the default config's trial, where it was measured; after the finals with what they measured"""
-    speedup: float | None
-    """best against baseline in tokens per second"""
-
-    @property
-    def failed(self) -> tuple[Trial, ...]:
-        """Trials with a failure."""
-        return tuple(t for t in self.trials if t.failure is not None)
-
-    @property
-    def measured(self) -> tuple[Trial, ...]:
-        """Trials with a step time that can be trusted."""
-        return tuple(t for t in self.trials if t.is_measured)
-
-
-def findings(record: StudyRecord, trials: Sequence[Trial]) -> Findings:
-    """Reads the record and its trials."""
-    from autotune.api import result_from
-
-    ordered = tuple(sorted(trials, key=lambda t: t.number))
-    by_number = {t.number: t for t in ordered}
-    measured = [t for t in ordered if t.is_measured]
-    best = by_number.get(record.best) if record.best is not None else None
-    if best is None or not best.is_measured:
-        best = max((t for t in measured if competes(t, record.study)), key=worth, default=None)
-    baseline = by_number.get(record.baseline) if record.baseline is not None else None
-    if baseline is None:
-        baseline = next((t for t in measured if t.purpose is TrialPurpose.BASELINE), None)
-    if baseline is not None and not baseline.is_measured:
-        baseline = None
-    again = {t.number: t for t in result_from(record, ordered).confirmed}
-    if best is not None and best.number in again and (baseline is None or baseline.number in again):
-        best, baseline = again[best.number], again[baseline.number] if baseline is not None else None
-    speedup = record.speedup
-    if speedup is None and best is not None and baseline is not None:
-        speedup = rate(best) / rate(baseline)
-    if speedup is not None and not math.isfinite(speedup):
-        speedup = None
-    return Findings(record=record, trials=ordered, best=best, baseline=baseline, speedup=speedup)
-
-
-def worth(trial: Trial) -> float:
-    """The reward, or the log of the throughput where there is none; trials of one study compare by it."""
-    if trial.reward is not None:
-        return trial.reward.total
-    return math.log(rate(trial)) if rate(trial) > 0 else -math.inf
-
-
-def rate(trial: Trial) -> float:
-    """Tokens per second of the whole job; nan when it was not measured."""
-    return trial.measurement.tokens_per_s if trial.measurement is not None else math.nan
+from autotune.results.answers import Result
+from autotune.reward import tokens_per_s
+from autotune.spec import Trial, TrialStatus
 
 
 def time_parts(trial: Trial) -> tuple[dict[str, float], bool]:
@@ -94,7 +30,7 @@ def changed_knobs(before: Trial, after: Trial) -> dict[str, tuple[object, object
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def why(found: Findings) -> list[str]:
+def why(found: Result) -> list[str]:
     """Why the winner won, in sentences: by how much, which knobs differ, which parts of the step shrank or grew, memory."""
     best, baseline = found.best, found.baseline
     if best is None:
@@ -108,7 +44,7 @@ def why(found: Findings) -> list[str]:
     sentences = []
     if found.speedup is not None and best.measurement and baseline.measurement:
         sentences.append(
-            f"{format_count(rate(best))} against {format_count(rate(baseline))} tokens per second: "
+            f"{format_count(tokens_per_s(best))} against {format_count(tokens_per_s(baseline))} tokens per second: "
             f"{found.speedup:.2f} times the default config."
         )
     changes = changed_knobs(baseline, best)
@@ -158,7 +94,7 @@ def best_so_far(trials: Sequence[Trial]) -> list[tuple[float, float]]:
     points: list[tuple[float, float]] = []
     top = -math.inf
     for trial in trials:
-        value = rate(trial)
+        value = tokens_per_s(trial)
         if trial.is_measured and value > top:
             top = value
         if top > -math.inf:

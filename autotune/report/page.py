@@ -13,19 +13,17 @@ from dataclasses import fields
 from html import escape
 from typing import Any
 
+from autotune import __version__
 from autotune.ports import StudyRecord
 from autotune.report.figures import Bar, Line, Point, plot, stacked_bars
 from autotune.report.findings import (
-    Findings,
     best_so_far,
-    findings,
     prediction_errors,
-    rate,
     status_counts,
     time_parts,
     why,
 )
-from autotune.report.reward_tables import PRODUCT, formula_rows, front_rows, reward_rows
+from autotune.report.reward_tables import formula_rows, front_rows, reward_rows
 from autotune.report.terminal import (
     PART_COLOURS,
     PART_NAMES,
@@ -34,6 +32,9 @@ from autotune.report.terminal import (
     format_duration,
     note_of,
 )
+from autotune.results.answers import Result, explained, result_from
+from autotune.results.rankings import front_documents
+from autotune.reward import STABILITY_RULE, tokens_per_s
 from autotune.spec import MemoryParts, Trial, TrialPurpose, config_label
 
 MAX_SPEC = 20_000
@@ -67,7 +68,7 @@ code,pre{font-family:ui-monospace,monospace;font-size:13px}pre{background:var(--
 
 def html_report(record: StudyRecord, trials: Sequence[Trial]) -> str:
     """The page of a study, running or finished."""
-    found = findings(record, trials)
+    found = result_from(record, trials)
     study = record.study
     title = f"{study.name}: autotune report"
     body = [
@@ -93,7 +94,7 @@ def html_report(record: StudyRecord, trials: Sequence[Trial]) -> str:
     )
 
 
-def _head(found: Findings) -> str:
+def _head(found: Result) -> str:
     record, workload = found.record, found.record.study.workload
     batch = ", ".join(map(str, workload.global_batch_sizes))
     facts = (
@@ -108,11 +109,11 @@ def _head(found: Findings) -> str:
     return f'<h1>{escape(record.study.name)}</h1><p>{escape(facts)}</p><p class="soft">{escape(when)}</p>{message}'
 
 
-def _answer(found: Findings) -> str:
+def _answer(found: Result) -> str:
     best = found.best
     cards = [
         ("speedup over the default", f"{found.speedup:.2f}×" if found.speedup is not None else "–"),
-        ("tokens per second", format_count(rate(best)) if best else "–"),
+        ("tokens per second", format_count(tokens_per_s(best)) if best else "–"),
         ("step time", format_duration(best.measurement.step_time_s) if best and best.measurement else "–"),
         ("peak memory", format_bytes(best.measurement.peak_memory_bytes if best and best.measurement else None)),
     ]
@@ -134,24 +135,29 @@ def _title(trial: Trial, *facts: str) -> str:
     return f"trial {trial.number}: {config_label(trial.config)}" + "".join(f", {fact}" for fact in facts)
 
 
-def _kind(found: Findings, trial: Trial) -> str:
+def _kind(found: Result, trial: Trial) -> str:
     if found.best is not None and trial.number == found.best.number:
         return "best"
     return "base" if trial.purpose is TrialPurpose.BASELINE else "dot"
 
 
-def _progress(found: Findings) -> str:
+def _progress(found: Result) -> str:
     if not found.measured:
         return ""
     points = [
-        Point(x=t.number, y=rate(t), kind=_kind(found, t), title=_title(t, f"{format_count(rate(t))} tokens/s"))
+        Point(
+            x=t.number,
+            y=tokens_per_s(t),
+            kind=_kind(found, t),
+            title=_title(t, f"{format_count(tokens_per_s(t))} tokens/s"),
+        )
         for t in found.measured
     ]
     points += [Point(x=t.number, y=0.0, kind="fail", title=_title(t, note_of(t))) for t in found.failed]
     lines = [Line(points=best_so_far(found.trials), stepped=True)]
     last = max(1.0, float(found.trials[-1].number))
     if found.baseline is not None:
-        level = rate(found.baseline)
+        level = tokens_per_s(found.baseline)
         lines.append(Line(points=[(0.0, level), (last, level)], kind="dashed", label="default config"))
     figure = plot(
         points,
@@ -168,11 +174,11 @@ def _progress(found: Findings) -> str:
     return _figure("Throughput by trial", figure, caption)
 
 
-def _accuracy(found: Findings) -> str:
+def _accuracy(found: Result) -> str:
     both = [t for t in found.measured if t.estimate is not None]
     if not both:
         return ""
-    values = [(float(t.estimate.tokens_per_s), rate(t), t) for t in both if t.estimate is not None]
+    values = [(float(t.estimate.tokens_per_s), tokens_per_s(t), t) for t in both if t.estimate is not None]
     high = 1.08 * max(max(x, y) for x, y, _ in values)
     points = [
         Point(
@@ -200,7 +206,7 @@ def _accuracy(found: Findings) -> str:
     return _figure("Predicted against measured", figure, caption)
 
 
-def _steps(found: Findings) -> str:
+def _steps(found: Result) -> str:
     bars, profiled = [], True
     for label, trial in (("default config", found.baseline), ("winner", found.best)):
         if trial is None or (label == "winner" and trial is found.baseline):
@@ -225,7 +231,7 @@ def _steps(found: Findings) -> str:
     return _figure("Where the time goes", figure, f"{source}; the thick tick is the measured step time.")
 
 
-def _memory(found: Findings) -> str:
+def _memory(found: Result) -> str:
     bars = []
     for trial in found.trials[:MAX_BARS]:
         peak = trial.measurement.peak_memory_bytes if trial.measurement else None
@@ -276,21 +282,20 @@ def _table(heads: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, Sequence
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 
 
-def _rewards(found: Findings) -> str:
+def _rewards(found: Result) -> str:
     """What the winner's reward is made of, and what nothing beats."""
-    from autotune import api
-
     if found.best is None:
         return ""
-    result = api.result_from(found.record, found.trials)
     parts = ""
-    if result.best is not None:
-        explanation = api.explained(result)
+    if found.best is not None:
+        explanation = explained(found)
         heads, rows = reward_rows(explanation)
         said = "".join(f"<p>{escape(sentence)}</p>" for sentence in explanation["text"])
-        parts = f"<h2>Reward by parts</h2>{said}" + _words(heads, rows, text=1) + f'<p class="soft">{PRODUCT}.</p>'
+        parts = (
+            f"<h2>Reward by parts</h2>{said}" + _words(heads, rows, text=1) + f'<p class="soft">{STABILITY_RULE}.</p>'
+        )
         parts += _words(*formula_rows(explanation), text=2)
-    heads, rows = front_rows(api.front_documents(result))
+    heads, rows = front_rows(front_documents(found))
     caption = "No other measured config is at least as good in speed, stability, free memory and cost and better in one of them."
     return parts + "<h2>Pareto front</h2>" + _words(heads, rows, text=2) + f'<p class="soft">{caption}</p>'
 
@@ -301,7 +306,7 @@ def _words(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text: int) ->
     return _table([(head, i >= text) for i, head in enumerate(heads)], cells)
 
 
-def _trials(found: Findings) -> str:
+def _trials(found: Result) -> str:
     if not found.trials:
         return ""
     heads = [
@@ -329,7 +334,7 @@ def _trials(found: Findings) -> str:
     return "<h2>Trials</h2>" + _table(heads, rows) + '<p class="soft">Throughput in tokens per second.</p>'
 
 
-def _failures(found: Findings) -> str:
+def _failures(found: Result) -> str:
     if not found.failed:
         return ""
     rows = []
@@ -354,7 +359,7 @@ def _failures(found: Findings) -> str:
     return "<h2>What failed</h2>" + _table(heads, rows)
 
 
-def _reproduce(found: Findings) -> str:
+def _reproduce(found: Result) -> str:
     record = found.record
     commands = [f"autotune status {record.id}"]
     if found.best is not None:
@@ -362,8 +367,6 @@ def _reproduce(found: Findings) -> str:
     commands.append("autotune tune study.yaml   # the document below")
     spec = json.dumps(record.spec, indent=2, default=str)
     spec = spec if len(spec) <= MAX_SPEC else spec[:MAX_SPEC] + "\n... (cut)"
-    from autotune import __version__
-
     best: dict[str, Any] = found.best.config.to_dict() if found.best is not None else {}
     config = f"<p>The best config:</p><pre>{escape(json.dumps(best, indent=2))}</pre>" if best else ""
     return (

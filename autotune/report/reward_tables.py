@@ -9,26 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.report.terminal import format_bytes, format_count
+from autotune.reward import STABILITY_PARTS, THROUGHPUT_TERMS
 from autotune.spec import ParallelConfig, config_label
 
-TERMS: Mapping[str, str] = {
-    "tokens_per_s_ratio": "tokens/s, times {whose}",
-    "efficiency": "worth of a token, times {whose}",
-    "noise_scale": "gradient noise scale, sequences",
-    "cost_ratio": "cost of a token, times {whose}",
-}
-"""what the throughput of a reward is made of"""
-PARTS: Mapping[str, str] = {
-    "finite": "finite losses and gradients",
-    "trend": "loss does not grow",
-    "fidelity": "loss follows fp32",
-    "spikes": "no spikes of the gradient norm",
-    "skipped": "no steps skipped by loss scaling",
-    "headroom": "memory headroom",
-    "jitter": "steady step time",
-}
-"""what stability is made of, each 0 to 1"""
-PRODUCT = "stability is the product of its parts, of which the step time counts by its fourth root"
 UNITS: Mapping[str, str] = {"USD": "$", "J": " J", "rank_s": " rank-s"}
 
 
@@ -54,9 +37,9 @@ def reward_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[st
         ]
 
     rows = [
-        *known(TERMS, "  "),
+        *known(THROUGHPUT_TERMS, "  "),
         row(f"{objective['metric']} (ln)", [r["throughput"] for r in rewards], 3, sign="+"),
-        *known(PARTS, "  "),
+        *known({name: part.label for name, part in STABILITY_PARTS.items()}, "  "),
         row("stability", [r["stability"] for r in rewards]),
         row(
             f"reward = {1 - w:g} x {objective['metric']} + {w:g} x stability",
@@ -72,7 +55,7 @@ def formula_rows(explanation: Mapping[str, Any]) -> tuple[list[str], list[list[s
     """Heads and rows that say how the parts of stability are scored; empty without a measurement."""
     known = explanation.get("formulas") if explanation.get("reward") else None
     return ["part of stability", "how it is scored, linear between"], [
-        [PARTS.get(part, part), text] for part, text in (known or {}).items()
+        [_label(part), text] for part, text in (known or {}).items()
     ]
 
 
@@ -93,6 +76,11 @@ def front_rows(configs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[li
             ]
         )
     return ["trial", "config", "tokens/s", "stability", "memory free", "per million tokens"], rows
+
+
+def _label(part: str) -> str:
+    """What a part of stability is called; another release may know more parts."""
+    return STABILITY_PARTS[part].label if part in STABILITY_PARTS else part
 
 
 def cost_label(value: float, unit: str) -> str:

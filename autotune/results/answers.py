@@ -1,25 +1,26 @@
-"""What the store knows of a study, as answers: the result, its JSON document, explanations."""
+"""What a study came to: the result, its JSON documents, explanations and exports."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from autotune import reward
 from autotune.errors import ExportError, MissingExtraError, NotFoundError, RunnerError, SpecError
 from autotune.ports import HistoryReader, StudyReader, StudyRecord
-from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.results.winner import standings, winner_of
+from autotune.spec import StudyStatus, Trial
 from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
-from autotune.study.controller import Winner, decide, first_measurements, training_s
+from autotune.study.controller import Winner, training_s
 from autotune.study.process_id import is_gone
 
-NOBODY = (
-    "no controller has it now: a service on this store goes on with it, or without one `autotune tune` with its spec"
+NO_CONTROLLER = (
+    "No controller is running this study. Run `autotune serve` on this store, or repeat `autotune tune SPEC`."
 )
 
 
@@ -44,7 +45,17 @@ class Result:
     notes: tuple[str, ...] = ()
     """what must be said beside the speedup, in words"""
     is_left: bool = False
-    """whether it waits for a controller to go on with it, because the last one died"""
+    """whether it waits for another controller, because the last one died"""
+
+    @property
+    def measured(self) -> tuple[Trial, ...]:
+        """Trials with a step time that can be trusted."""
+        return tuple(t for t in self.trials if t.is_measured)
+
+    @property
+    def failed(self) -> tuple[Trial, ...]:
+        """Trials with a failure."""
+        return tuple(t for t in self.trials if t.failure is not None)
 
 
 def result_of(store: StudyReader, study_id: str) -> Result:
@@ -55,16 +66,15 @@ def result_of(store: StudyReader, study_id: str) -> Result:
 
 
 def is_held(store: StudyReader, study_id: str) -> bool:
-    """Whether a controller has the study that, for all that is known, lives."""
+    """Whether a controller holds the study and has not died, as far as can be told."""
     lease = store.holder(study_id)
     return lease is not None and lease.expires_at > datetime.now(UTC) and not is_gone(lease.owner)
 
 
 def result_from(record: StudyRecord, found: Sequence[Trial]) -> Result:
     """What a study and its trials come to."""
-    trials = tuple(found)
-    listed = [ParallelConfig.from_dict(f["config"]) for f in record.result.get("finals", ())]
-    winner = decide(trials, record.study, listed if record.status.is_terminal else None)
+    trials = tuple(sorted(found, key=lambda trial: trial.number))
+    winner = winner_of(record, trials)
     return Result(
         record=record,
         trials=trials,
@@ -125,11 +135,7 @@ def study_document(record: StudyRecord) -> dict[str, Any]:
         "runner": study.runner,
         "searcher": study.searcher,
         "objective": {"metric": study.objective.metric, "stability_weight": study.objective.stability_weight},
-        "budget": {
-            "max_trials": study.budget.max_trials,
-            "max_wall_s": study.budget.max_wall_s,
-            "train_tokens": study.budget.train_tokens,
-        },
+        "budget": asdict(study.budget),
         "owner": record.owner,
         "created_at": created,
         "started_at": started,
@@ -154,7 +160,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
     """
     study = study_document(result.record)
     if result.is_left:
-        study["message"] = NOBODY
+        study["message"] = NO_CONTROLLER
     if not study["trials"]:
         study["trials"] = dict(Counter(str(t.status) for t in result.trials))
     answer: dict[str, Any] = {
@@ -167,7 +173,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
         "exports": exports_of(result),
     }
     if top > 0:
-        answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(_ranked(result)[:top], 1)]
+        answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(_standings(result)[:top], 1)]
     return answer
 
 
@@ -221,14 +227,15 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
     trial = result.best if number is None else next((t for t in result.trials if t.number == number), None)
     if trial is None:
         raise NotFoundError(
-            f"study {result.record.id} has no trial {number}", remedy=f"it has {len(result.trials)}, counted from 0"
+            f"study {result.record.id} has no trial {number}",
+            remedy=f"its {len(result.trials)} trials are numbered from 0",
         )
     again = {t.number: t for t in result.confirmed}
     trial = again.get(trial.number, trial)
     won = result.best is not None and trial.config == result.best.config
     others = [
         t
-        for t in _ranked(result)
+        for t in _standings(result)
         if t.config != trial.config and (not result.baseline or t.number != result.baseline.number)
     ]
     runner_up = next(iter(others), None) if won else result.best
@@ -261,13 +268,5 @@ def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:
     return {t.number: taken[t.config] for t in trials if t.config in taken}
 
 
-def _ranked(result: Result) -> list[Trial]:
-    """One trial for each measured config: the winner, then the others by reward, without those that failed in the finals. What was measured
-    again counts with that."""
-    failed = {t.config for t in result.trials if t.purpose is TrialPurpose.FINAL and t.status is TrialStatus.FAILED}
-    seen: dict[ParallelConfig, Trial] = {}
-    for trial in [*result.confirmed, *first_measurements(result.trials, result.record.study)]:
-        if trial.config not in failed:
-            seen.setdefault(trial.config, trial)
-    winner = result.best.config if result.best else None
-    return sorted(seen.values(), key=lambda t: (t.config != winner, -t.reward.total if t.reward else 0.0))
+def _standings(result: Result) -> list[Trial]:
+    return standings(result.best, result.confirmed, result.trials, result.record.study)

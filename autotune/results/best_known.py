@@ -270,7 +270,7 @@ def _adapted(workload: Workload, config: ParallelConfig) -> ParallelConfig | Non
 def _from_nearest(store: BestKnownStore, asked: Asked, workload: Workload, top: int) -> dict[str, Any] | None:
     """The configs of the nearest workload that are legal here and expected to fit."""
     from autotune.cost import estimate
-    from autotune.planning import FITS
+    from autotune.planning import fits
 
     near = sorted(((distance(k.workload, workload), k) for k in store.known_workloads()), key=lambda pair: pair[0])
     for far, known in near:
@@ -283,7 +283,7 @@ def _from_nearest(store: BestKnownStore, asked: Asked, workload: Workload, top: 
             if config is None:
                 continue
             here = estimate(workload, config, calibration=stored_calibration(workload, store))
-            if float(here.oom_probability) > FITS:
+            if not fits(here):
                 continue
             first = first or {"config": config.to_dict(), "estimate": here.to_dict()}
             rows.append({"study": study_document(record), "best": trial_document(trial)})

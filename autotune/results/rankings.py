@@ -1,4 +1,4 @@
-"""Other orders of a study's trials: under another objective, or the front that nothing beats. Nothing is run, nothing is changed."""
+"""Other orders of a study's trials: under another objective, or the Pareto front. Nothing is run and nothing is changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from autotune import reward
 from autotune.ports import StudyReader
 from autotune.results.answers import Result, document, result_of, trial_document
-from autotune.spec import Objective, Trial, TrialPurpose, TrialStatus, Workload
+from autotune.results.winner import as_confirmed
+from autotune.spec import Objective, Trial, Workload
 from autotune.spec.checks import one_of
 from autotune.spec.study import METRICS
 
@@ -86,7 +87,7 @@ def merits_document(trial: Trial, workload: Workload) -> dict[str, Any]:
 def _under(result: Result, ranked: list[Trial]) -> dict[str, Any]:
     """Best and speedup of another ranking, as far as that was measured."""
     best, base = next(iter(ranked), None), result.baseline
-    speeds = [t.measurement.tokens_per_s for t in (best, base) if t is not None and t.measurement is not None]
+    speeds = [reward.tokens_per_s(t) for t in (best, base) if t is not None and t.measurement is not None]
     again = {t.number for t in result.confirmed}
     confirmed = best is not None and base is not None and {best.number, base.number} <= again
     return {
@@ -103,10 +104,4 @@ def _ranked(result: Result, objective: Objective) -> list[Trial]:
 
 
 def _as_confirmed(result: Result) -> list[Trial]:
-    """Each first trial, with what the finals measured where they did; without those that cannot win: configs that failed there, references
-    that the study did not ask for."""
-    again = {t.number: t for t in result.confirmed}
-    finals = [t for t in result.trials if t.purpose is TrialPurpose.FINAL]
-    failed = {t.config for t in finals if t.status is TrialStatus.FAILED}
-    first = (t for t in result.trials if t.purpose is not TrialPurpose.FINAL and t.config not in failed)
-    return [again.get(t.number, t) for t in first if reward.competes(t, result.record.study)]
+    return as_confirmed(result.confirmed, result.trials, result.record.study)

@@ -1,8 +1,9 @@
 """What a measurement is worth: throughput (or goodput, or cost) relative to the baseline, and stability by parts.
 
-total.py      reward           stability.py   parts, hard gates
-goodput.py    noise scale      price.py       cost of a token
-ranking.py    other objectives, Pareto front  explanation.py  why a trial won or lost, in words
+parts.py         the parts of a reward: names, what is scored, limits    total.py         reward of a measurement
+stability.py     the parts of stability, hard gates                      trial_score.py  score of a trial, and the order it gives
+goodput.py       gradient noise scale, efficiency of a batch             price.py         cost of a token
+explanation.py   why a trial won or lost, in words                       ranking.py       who competes, Pareto front
 """
 
 from autotune.reward.explanation import Explanation, explain
@@ -15,33 +16,41 @@ from autotune.reward.goodput import (
     study_noise_scale,
     with_noise_scale,
 )
+from autotune.reward.parts import STABILITY_PARTS, STABILITY_RULE, THROUGHPUT_TERMS
 from autotune.reward.price import TokenCost, token_cost
-from autotune.reward.ranking import competes, first_measured, merits, pareto, rerank
-from autotune.reward.stability import diverged, formulas, spikes, stability, stability_parts
+from autotune.reward.ranking import competes, merits, pareto
+from autotune.reward.stability import diverged, spikes, stability, stability_parts
 from autotune.reward.total import DIVERGED_CEILING, reward
+from autotune.reward.trial_score import by_reward, first_measured, reference_of, rerank, score, tokens_per_s
 
 __all__ = [
     "DIVERGED_CEILING",
+    "STABILITY_PARTS",
+    "STABILITY_RULE",
+    "THROUGHPUT_TERMS",
     "Explanation",
     "NoiseScale",
     "TokenCost",
+    "by_reward",
     "competes",
     "diverged",
     "efficiency",
     "explain",
     "first_measured",
-    "formulas",
     "known_noise_scale",
     "learning_rate_factor",
     "merits",
     "noise_scale",
     "pareto",
+    "reference_of",
     "rerank",
     "reward",
+    "score",
     "spikes",
     "stability",
     "stability_parts",
     "study_noise_scale",
     "token_cost",
+    "tokens_per_s",
     "with_noise_scale",
 ]

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.reward.goodput import known_noise_scale, learning_rate_factor, with_noise_scale
-from autotune.reward.ranking import first_measured
-from autotune.reward.stability import diverged, formulas, spikes, stability_parts
-from autotune.reward.total import reward
+from autotune.reward.goodput import known_noise_scale, learning_rate_factor
+from autotune.reward.parts import STABILITY_PARTS
+from autotune.reward.stability import diverged, spikes, stability_parts
+from autotune.reward.trial_score import first_measured, reference_of, score
 from autotune.spec import Measurement, Objective, Reward, Trial, Workload
 from autotune.spec.duration import format_duration
 
@@ -59,7 +59,7 @@ class Explanation:
             "text": list(self.text),
             "shares": dict(self.shares),
             "parts": dict(self.parts),
-            "formulas": {part: text for part, text in formulas().items() if part in self.parts},
+            "formulas": {name: part.formula for name, part in STABILITY_PARTS.items() if name in self.parts},
             "objective": {"metric": self.objective.metric, "stability_weight": self.objective.stability_weight},
             "relative_to": self.relative_to,
             "reward": self.reward.to_dict() if self.reward is not None else None,
@@ -95,10 +95,8 @@ def explain(
     else:
         first = first_measured(trials) or trial
         whose = f"trial {first.number}'s"
-    reference = first.measurement
-    if reference is not None:
-        reference = with_noise_scale(reference, (t.measurement for t in trials if t.is_measured))
-    worth = reward(m, baseline=reference, objective=objective, workload=workload, config=trial.config)
+    reference = reference_of(trials, first.measurement)
+    worth = score(trial, reference=reference, objective=objective, workload=workload)
     w = objective.stability_weight
     others = {"baseline": baseline, other_is: other}
     if other is not None and baseline is not None and other.number == baseline.number:
@@ -156,7 +154,7 @@ def _compare(
 ) -> dict[str, Any]:
     assert trial.measurement is not None
     assert other.measurement is not None
-    theirs = reward(other.measurement, baseline=reference, objective=objective, workload=workload, config=other.config)
+    theirs = score(other, reference=reference, objective=objective, workload=workload)
     mine, yours = trial.config, other.config
     return {
         "number": other.number,

@@ -1,19 +1,16 @@
-"""Other orders of the same trials: under another objective, or without one.
+"""Which trials may win, and the Pareto front of those that none other beats.
 
-Nothing is run: a trial's measurement says all that a reward needs.
+Nothing is run: a trial's measurement holds all that is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from autotune.reward.goodput import with_noise_scale
 from autotune.reward.price import token_cost
 from autotune.reward.stability import stability
-from autotune.reward.total import reward
 from autotune.space import why_outside
-from autotune.spec import GpuSpec, Measurement, Objective, Study, Trial, TrialPurpose, Workload
+from autotune.spec import GpuSpec, Measurement, Study, Trial, TrialPurpose
 
 
 def competes(trial: Trial, study: Study) -> bool:
@@ -21,30 +18,6 @@ def competes(trial: Trial, study: Study) -> bool:
     if trial.purpose is not TrialPurpose.REFERENCE or trial.config in study.enqueue:
         return True
     return why_outside(study.workload, study.space, trial.config) is None
-
-
-def rerank(
-    trials: Sequence[Trial], *, objective: Objective, workload: Workload, baseline: Measurement | None
-) -> list[Trial]:
-    """The measured trials with their rewards under `objective`, best first; without a baseline relative to the first of them."""
-    first = first_measured(trials)
-    baseline = baseline or (first.measurement if first is not None else None)
-    if baseline is not None:
-        baseline = with_noise_scale(baseline, (t.measurement for t in trials if t.is_measured))
-    rewarded = [
-        replace(
-            t, reward=reward(t.measurement, baseline=baseline, objective=objective, workload=workload, config=t.config)
-        )
-        for t in trials
-        if t.is_measured and t.measurement is not None
-    ]
-    return sorted(rewarded, key=lambda t: (-t.reward.total if t.reward else 0.0, t.number))
-
-
-def first_measured(trials: Sequence[Trial]) -> Trial | None:
-    """What rewards are relative to where there is no measured baseline; fp32 references, which nobody competes with, aside."""
-    measured = [t for t in trials if t.is_measured and t.purpose is not TrialPurpose.REFERENCE]
-    return min(measured, key=lambda t: t.number, default=None)
 
 
 def merits(measurement: Measurement, cost_of_token: float) -> tuple[float, float, float, float]:

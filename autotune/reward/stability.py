@@ -1,26 +1,10 @@
 """Stability: how likely it is that a run of days with this config ends well, from what a short trial shows. In [0, 1], by parts.
 
-    n          steps after warm-up                           x[i]   loss of step i, nats per token
-    r[i]       loss of an fp32 reference, same data and step  g[i]   global gradient norm of step i
-    ramp(v, good, bad)   1 up to `good`, 0 from `bad` on, linear between: how all parts are scored
+The parts, what is scored for each and by which limits are declared in `parts.py`.
 
-    part       value that is scored                                                      good   bad
-    finite     share of steps with a non-finite loss or gradient, skipped ones aside     0      0.05
-    trend      median loss of the last quarter / of the first quarter                    1.05   1.5
-    fidelity   the worst of: 1 - correlation(x, r)                                       0.05   0.5
-                             |mean of the last quarter of x and of r, relative|          0.03   0.15
-                             share of steps with |x - r| > 5% of r                       0.1    0.5
-    spikes     share of steps with g[i] > 4 * median of its up to six neighbours         0      0.2
-    skipped    share of steps that dynamic loss scaling skipped                          0.05   0.5
-    headroom   peak memory / capacity of the fullest rank                                0.92   1.0
-    jitter     1.4826 * median absolute deviation of the step time / median              0.15   1.0
-
-A part without data is left out. Parts are hazards that a run must survive one and all, so they multiply; jitter, which costs time and
-not the run, counts with the exponent 1/4. A correlation is asked for only where the two curves are more than 1% apart somewhere: between
-flat curves it says nothing.
-
-The limits of `fidelity` (0.95, 3%, a tenth of outliers) are those of Megatron-Bridge's convergence check; the margin of `headroom` stands
-for fragmentation: the allocator's reserve grows in long runs. The other limits are ours.
+A part without data is left out. Parts multiply, because a run must survive every hazard; jitter, which costs time but does not end a run,
+counts with the exponent 1/4. The correlation is scored only where the two curves differ by more than 1% somewhere: between flat curves it says
+nothing.
 
 Assumptions: all configs of a study see the same batches in the same order, and the reference has the same global batch and seed.
 """
@@ -28,51 +12,19 @@ Assumptions: all configs of a study see the same batches in the same order, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.reward.parts import POINTWISE, SCORED_VALUES, SPIKE_FACTOR, STABILITY_PARTS
 from autotune.spec import Failure, FailureKind, Measurement
 
-LIMITS: Mapping[str, tuple[float, float]] = {
-    "finite": (0.0, 0.05),
-    "trend": (1.05, 1.5),
-    "correlation": (0.05, 0.5),
-    "final_loss": (0.03, 0.15),
-    "outliers": (0.1, 0.5),
-    "spikes": (0.0, 0.2),
-    "skipped": (0.05, 0.5),
-    "headroom": (0.92, 1.0),
-    "jitter": (0.15, 1.0),
-}
-"""(good, bad) of every value that is scored."""
-EXPONENTS: Mapping[str, float] = {"jitter": 0.25}
-"""of the parts that do not count in full"""
-SPIKE_FACTOR = 4.0
-"""a gradient norm is a spike above this multiple of its neighbours' median"""
 NEIGHBOURS = 3
 """on either side"""
-POINTWISE = 0.05
-"""relative difference from the reference that makes a step an outlier"""
 SAME = 0.01
 """curves that differ by less than this everywhere are the same"""
 MIN_STEPS = 4
 """steps below which curves are not judged"""
-SCORED: Mapping[str, Mapping[str, str]] = {
-    "finite": {"finite": "share of steps with a loss or gradient that is not finite"},
-    "trend": {"trend": "median loss of the last quarter / of the first"},
-    "fidelity": {
-        "correlation": "1 - correlation with the losses in fp32",
-        "final_loss": "final loss apart from fp32",
-        "outliers": f"share of steps over {POINTWISE:.0%} apart from fp32",
-    },
-    "spikes": {"spikes": f"share of steps with a gradient norm over {SPIKE_FACTOR:g} x its neighbours' median"},
-    "skipped": {"skipped": "share of steps that loss scaling skipped"},
-    "headroom": {"headroom": "peak memory / capacity"},
-    "jitter": {"jitter": "relative spread of the step time"},
-}
-"""in words, the values of LIMITS by the part that they make"""
 
 Series = NDArray[np.float64]
 
@@ -82,11 +34,11 @@ def stability(measurement: Measurement) -> float:
     if diverged(measurement) is not None:
         return 0.0
     parts = stability_parts(measurement)
-    return math.prod((float(value ** EXPONENTS.get(name, 1.0)) for name, value in parts.items()), start=1.0)
+    return math.prod((float(value ** STABILITY_PARTS[name].exponent) for name, value in parts.items()), start=1.0)
 
 
 def stability_parts(measurement: Measurement) -> dict[str, float]:
-    """The parts that could be judged, each in [0, 1]; names and formulas are in the module's docstring."""
+    """The parts that could be judged, each in [0, 1]; names and formulas are in `parts.py`."""
     parts = {"finite": _ramp("finite", _nonfinite_share(measurement))}
     losses, norms = _finite(measurement.losses), _finite(measurement.grad_norms)
     if len(losses) >= MIN_STEPS:
@@ -103,19 +55,6 @@ def stability_parts(measurement: Measurement) -> dict[str, float]:
     return parts
 
 
-def formulas() -> dict[str, str]:
-    """How each part is scored, in words."""
-
-    def scored(name: str, value: str) -> str:
-        good, bad = LIMITS[name]
-        return f"{value}: 1 {'up to' if good else 'at'} {good:g}, 0 from {bad:g}"
-
-    return {
-        part: ("the least of " if len(values) > 1 else "") + "; ".join(scored(n, v) for n, v in values.items())
-        for part, values in SCORED.items()
-    }
-
-
 def diverged(measurement: Measurement) -> Failure | None:
     """The hard gates: a non-finite step that loss scaling does not explain, (nearly) every step skipped, a loss that grows by half."""
     if (count := _nonfinite_steps(measurement)) > 0:
@@ -128,7 +67,10 @@ def diverged(measurement: Measurement) -> Failure | None:
             f"loss scaling skipped {share:.0%} of {_steps(measurement)} steps: the gradients overflow at any scale"
         )
         return Failure(kind=FailureKind.DIVERGED, message=message)
-    if len(_finite(measurement.losses)) >= MIN_STEPS and (trend := loss_trend(measurement)) >= LIMITS["trend"][1]:
+    if (
+        len(_finite(measurement.losses)) >= MIN_STEPS
+        and (trend := loss_trend(measurement)) >= SCORED_VALUES["trend"].bad
+    ):
         first, last = measurement.losses[0], measurement.losses[-1]
         message = f"the loss grew by a factor of {trend:.2f} (from {first:.3f} to {last:.3f}) instead of falling"
         return Failure(kind=FailureKind.DIVERGED, message=message, step=len(measurement.losses) - 1)
@@ -207,5 +149,5 @@ def _finite(series: tuple[float, ...]) -> Series:
 
 
 def _ramp(name: str, value: float) -> float:
-    good, bad = LIMITS[name]
+    good, bad = SCORED_VALUES[name].good, SCORED_VALUES[name].bad
     return float(np.clip((bad - value) / (bad - good), 0.0, 1.0)) if math.isfinite(value) else 0.0

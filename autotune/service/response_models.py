@@ -35,6 +35,18 @@ class ErrorDocument(Answer):
     error: ErrorBody
 
 
+class BudgetDocument(Answer):
+    """When the study ends at the latest."""
+
+    max_trials: int = Field(description="trials that the searcher may ask for", examples=[20])
+    max_wall_s: float = Field(description="seconds from the start, without pauses", examples=[3600.0])
+    max_failed_trials: int = Field(examples=[10])
+    max_gpu_s: float | None = Field(description="rank-seconds; null: not limited")
+    min_gain: float = Field(description="expected relative gain below which the search ends; 0: never", examples=[0.01])
+    train_tokens: float | None = Field(description="tokens of the training that the config is for; null: not known")
+    parallel_trials: int = Field(description="trials at once", examples=[1])
+
+
 class StudySummary(Answer):
     """A study."""
 
@@ -47,6 +59,8 @@ class StudySummary(Answer):
     trainer: str
     runner: str
     searcher: str
+    objective: Plain = Field(description="metric and stability_weight")
+    budget: BudgetDocument
     owner: str
     created_at: str
     started_at: str | None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autotune.errors import InfeasibleError, RunnerError
+from autotune.planning import fits, nearest_miss
 from autotune.ports import CalibrationStore, StudyReader, TrialRunner
 from autotune.results.calibrations import stored_calibration
 from autotune.space import SearchSpace, default_config, why_not
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from autotune.cost import Calibration
     from autotune.search import Searcher, SearcherFactory
 
-FITS = 0.5
-"""predicted probability of running out of memory up to which a config counts as one that fits"""
+REMEDIES = 3
+"""changes that would make the nearest miss fit, at most"""
 REFERENCES_TRIED = 20
 """configs of a global batch that are asked whether they fit in fp32"""
 PAST_STUDIES = 10
@@ -108,23 +109,20 @@ class Assembly:
 
     def _can_refer(self, config: ParallelConfig) -> bool:
         cannot = why_not(self.study.workload, config) or self.refuse(config)
-        return not cannot and float(self.predict(config).oom_probability) <= FITS
+        return not cannot and bool(fits(self.predict(config)))
 
     def check_fit(self) -> None:
         """Raises `InfeasibleError` when nothing is expected to fit and no guess of the user stands a chance."""
-        chances = np.asarray(self.estimate.oom_probability, dtype=float)
         hopeful = any(float(self.predict(guess).oom_probability) <= HOPELESS for guess in self.study.enqueue)
-        if hopeful or bool((chances <= FITS).any()):
+        if hopeful or bool(fits(self.estimate).any()):
             return
-        peaks = np.asarray(self.estimate.peak_memory_bytes, dtype=float)
-        index = int(np.lexsort((peaks, chances))[0])
-        peak = float(peaks[index])
+        miss = nearest_miss(self.space, self.estimate, self.calibration)
         gpu = self.study.workload.cluster.gpu
         raise InfeasibleError(
             f"a config must fit into the memory of its GPUs, but none of the {len(self.space):,} legal ones is expected to: the nearest miss, "
-            f"{self.space[index]}, needs about {format_bytes(peak)} of the {format_bytes(gpu.memory_bytes)} of a {gpu.name}",
-            remedy="allow more model parallelism (tp, pp), recompute: full, a higher zero_stage or a smaller micro_batch_size in the space, use "
-            "more or larger GPUs, or enqueue a config that may just fit",
+            f"{miss.config}, needs about {format_bytes(float(miss.estimate.peak_memory_bytes))} of the {format_bytes(gpu.memory_bytes)} of a {gpu.name}",
+            remedy=f"allow in the space what would make it fit ({'; '.join(miss.remedies[:REMEDIES])}), use more or larger GPUs, or enqueue a "
+            "config that may just fit",
             field="space",
         )
 

@@ -10,9 +10,10 @@ import pytest
 
 from autotune.report import compare, html_report
 from autotune.report.figures import Point, plot, ticks
-from autotune.report.findings import best_so_far, findings, prediction_errors, why
+from autotune.report.findings import best_so_far, prediction_errors, why
 from autotune.report.terminal import Palette
-from autotune.spec import StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.results.answers import result_from
+from autotune.spec import Reward, StudyStatus, Trial, TrialPurpose, TrialStatus
 from tests.report.test_terminal import shown
 from tests.report.worlds import out_of_memory, record, trial, trials
 
@@ -105,7 +106,7 @@ def test_best_so_far_never_falls() -> None:
 
 
 def test_winner_and_speedup_are_found_when_nobody_named_them() -> None:
-    found = findings(record(best=None, baseline=None, speedup=None), trials())
+    found = result_from(record(best=None, baseline=None, speedup=None), trials())
     assert found.best is not None
     assert found.best.number == 3
     assert found.speedup == pytest.approx(2.0)
@@ -120,19 +121,22 @@ def test_words_and_figures_are_those_of_the_finals() -> None:
         for n, t, s in ((2, slow, 4.0), (3, fast, 2.0))
     ]
     listed = {"finals": [{"config": t.config.to_dict()} for t in (slow, fast)]}
-    found = findings(record(best=1, speedup=2.0, result=listed), [slow, fast, *finals])
+    found = result_from(record(best=1, speedup=2.0, result=listed), [slow, fast, *finals])
     assert "32.8k against 16.4k tokens per second: 2.00 times" in why(found)[0]
 
 
 def test_reasons_compare_steps_at_equal_tokens() -> None:
     slow, fast = trial(0, step_time_s=1.0), trial(1, step_time_s=2.0)
     doubled = replace(fast, measurement=replace(fast.measurement, tokens_per_step=2 * 64 * 1024))  # type: ignore[type-var]
-    sentences = why(findings(record(best=1, speedup=None), [slow, replace(doubled, config=replace(fast.config, dp=4))]))
+    best = replace(doubled, config=replace(fast.config, dp=4), reward=Reward(total=1.0, throughput=1.0, stability=1.0))
+    sentences = why(result_from(record(best=1, speedup=None), [slow, best]))
+    assert any("dp 8 -> 4" in sentence for sentence in sentences)
     assert not any("shrank" in sentence or "grew" in sentence for sentence in sentences)
 
 
 def test_comparison_names_the_difference() -> None:
-    text = shown(compare((record(), trials()), (record(id="s2", best=1, speedup=1.25), trials())))
+    without_the_best = [t for t in trials() if t.number != 3]
+    text = shown(compare((record(), trials()), (record(id="s2", best=1, speedup=1.25), without_the_best)))
     assert "micro_batch_size 4 -> 2" in text
     assert "2.00" in text
     assert "1.25" in text

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.report.reward_tables import PARTS
-from autotune.reward import diverged, formulas, stability, stability_parts
-from autotune.reward.stability import LIMITS, SCORED
+from autotune.reward import STABILITY_PARTS, diverged, stability, stability_parts
 from autotune.spec import FailureKind, Measurement
 from tests.reward.samples import STEPS, healthy, losses
 
@@ -135,8 +133,11 @@ def test_parts_are_between_zero_and_one(
 
 
 def test_every_part_says_how_it_is_scored() -> None:
-    said = formulas()
-    assert set(said) == set(PARTS) >= set(stability_parts(healthy()))
-    assert sorted(name for values in SCORED.values() for name in values) == sorted(LIMITS)
-    assert "1 up to 0.92, 0 from 1" in said["headroom"]
-    assert said["fidelity"].count("1 up to") == 3
+    assert set(STABILITY_PARTS) >= set(stability_parts(healthy()))
+    assert "1 up to 0.92, 0 from 1" in STABILITY_PARTS["headroom"].formula
+    assert STABILITY_PARTS["fidelity"].formula.count("1 up to") == 3
+
+
+def test_the_values_of_all_parts_have_names_of_their_own() -> None:
+    names = [name for part in STABILITY_PARTS.values() for name in part.values]
+    assert len(names) == len(set(names))

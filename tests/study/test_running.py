@@ -97,10 +97,10 @@ def test_a_study_whose_controller_is_gone_is_stopped_at_once(store: Store) -> No
     assert lease is not None
     store.set_status(record.id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
     time.sleep(0.05)
-    assert "goes on with it" in api.document(api.result_of(store, record.id))["study"]["message"]
+    assert "autotune serve" in api.document(api.result_of(store, record.id))["study"]["message"]
     api.act(store, record.id, "pause")
     assert api.act(store, record.id, "resume").message == ""
-    assert "goes on with it" in api.document(api.result_of(store, record.id))["study"]["message"]
+    assert "autotune serve" in api.document(api.result_of(store, record.id))["study"]["message"]
     assert api.act(store, record.id, "stop").status is StudyStatus.CANCELLED
     living = api.submit_study(store, study, spec())
     held = store.claim(living.id, "lives", lease_s=600)

@@ -35,7 +35,7 @@ from autotune.study.controller.commands import (
     StudyPhase,
     Tick,
 )
-from autotune.study.controller.finals import Winner, contenders, decide, first_measurements
+from autotune.study.controller.finals import Winner, contenders, decide, failed_in_finals, first_measurements
 from autotune.study.controller.scoring import HOPELESS
 from autotune.study.controller.state_machine import Controller
 from autotune.study.controller.stop_rule import training_s
@@ -69,6 +69,7 @@ __all__ = [
     "Winner",
     "contenders",
     "decide",
+    "failed_in_finals",
     "first_measurements",
     "training_s",
 ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autotune.reward import competes, first_measured, known_noise_scale, reward, with_noise_scale
+from autotune.reward import by_reward, competes, known_noise_scale, reference_of, score, tokens_per_s
 from autotune.spec import Measurement, MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
 
 
@@ -40,7 +40,7 @@ def first_measurements(trials: Sequence[Trial], study: Study) -> list[Trial]:
     """All measured trials that compete but the finals', best reward first."""
     first = [t for t in trials if t.is_measured and t.reward is not None and t.purpose is not TrialPurpose.FINAL]
     measured = [t for t in first if competes(t, study)]
-    return sorted(measured, key=lambda t: (-_worth(t), t.number))
+    return sorted(measured, key=by_reward)
 
 
 def contenders(trials: Sequence[Trial], study: Study) -> list[Trial]:
@@ -70,7 +70,7 @@ def next_final(
     who: Sequence[ParallelConfig], finals: Sequence[Trial], rounds: int
 ) -> tuple[int, ParallelConfig] | None:
     """The round (from 0) and config to measure next, given the terminal final trials; None when all rounds are done."""
-    alive = [c for c in who if c not in _dead(finals)]
+    alive = [c for c in who if c not in failed_in_finals(finals)]
     if len(alive) < 2:
         return None
     done = {c: len(_measured(c, finals)) for c in alive}
@@ -95,13 +95,13 @@ def longer(measure: MeasureSpec) -> MeasureSpec:
 def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] | None = None) -> Winner:
     """The winner by the final rounds that count, else by the first measurements. `who` took part in the finals (default: `participants`)."""
     finals = [t for t in trials if t.purpose is TrialPurpose.FINAL and t.status.is_terminal]
-    dead, baseline = _dead(finals), baseline_of(trials)
-    notes = [f"{config} failed when it was measured again" for config in dead]
+    failed, baseline = failed_in_finals(finals), baseline_of(trials)
+    notes = [f"{config} failed when it was measured again" for config in failed]
     who = participants(trials, study) if who is None else who
-    alive = [c for c in who if c not in dead]
+    alive = [c for c in who if c not in failed]
     rounds = min((len(_measured(c, finals)) for c in alive), default=0) if len(alive) > 1 else 0
     confirmed = _confirmed(trials, study, alive, rounds) if rounds else []
-    ranked = confirmed or [t for t in contenders(trials, study) if t.config not in dead]
+    ranked = confirmed or [t for t in contenders(trials, study) if t.config not in failed]
     if not ranked:
         return Winner(best=None, baseline=baseline, speedup=None, notes=tuple(notes))
     best = ours = ranked[0]
@@ -118,7 +118,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     return Winner(
         best=best,
         baseline=against,
-        speedup=_speed(ours) / _speed(against) if against is not None else None,
+        speedup=tokens_per_s(ours) / tokens_per_s(against) if against is not None else None,
         rounds=rounds,
         confirmed=tuple(confirmed),
         notes=tuple(notes),
@@ -131,21 +131,13 @@ def _confirmed(trials: Sequence[Trial], study: Study, alive: Sequence[ParallelCo
     pooled = {c: _pooled(_measured(c, finals)[:rounds]) for c in alive}
     baseline = baseline_of(trials)
     first = {t.config: t for t in reversed(first_measurements(trials, study))}
-    oldest = first_measured(trials)
-    reference = oldest.measurement if oldest is not None else None
-    if baseline is not None:
-        reference = pooled.get(baseline.config, baseline.measurement)
-    if reference is not None:
-        reference = with_noise_scale(reference, (t.measurement for t in trials if t.is_measured))
+    reference = reference_of(trials, pooled.get(baseline.config, baseline.measurement) if baseline else None)
+    measured = (replace(first[c], measurement=m) for c, m in pooled.items())
     again = [
-        replace(
-            first[c],
-            measurement=m,
-            reward=reward(m, baseline=reference, objective=study.objective, workload=study.workload, config=c),
-        )
-        for c, m in pooled.items()
+        replace(t, reward=score(t, reference=reference, objective=study.objective, workload=study.workload))
+        for t in measured
     ]
-    return sorted(again, key=lambda t: (-_worth(t), t.number))
+    return sorted(again, key=by_reward)
 
 
 def _pooled(runs: Sequence[Trial]) -> Measurement:
@@ -159,13 +151,7 @@ def _measured(config: ParallelConfig, finals: Sequence[Trial]) -> list[Trial]:
     return [t for t in finals if t.config == config and t.is_measured]
 
 
-def _dead(finals: Sequence[Trial]) -> list[ParallelConfig]:
+def failed_in_finals(trials: Sequence[Trial]) -> list[ParallelConfig]:
+    """Configs that failed when they were measured again; they cannot win."""
+    finals = (t for t in trials if t.purpose is TrialPurpose.FINAL)
     return list(dict.fromkeys(t.config for t in finals if t.status is TrialStatus.FAILED))
-
-
-def _worth(trial: Trial) -> float:
-    return trial.reward.total if trial.reward is not None else float("-inf")
-
-
-def _speed(trial: Trial) -> float:
-    return trial.measurement.tokens_per_s if trial.measurement is not None else float("nan")

@@ -1,4 +1,4 @@
-"""What a report is worth: an attempt's end becomes a terminal trial, with its reward or its failure.
+"""Scoring: an attempt's end becomes a terminal trial, with its reward or its failure.
 
 Rewards are relative to the baseline; when that could not be measured, to the first config that was. What the loss should look like is known
 from a trial in fp32 of the same global batch and seed: the baseline, where it is fp32 (it costs nothing more), else a reference trial of this
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.ports import AttemptEnded
-from autotune.reward import diverged, reward, with_noise_scale
+from autotune.reward import diverged, score, with_noise_scale
 from autotune.spec import Failure, FailureKind, Measurement, Study, Trial, TrialPurpose, TrialStatus
 
 HOPELESS = 0.99
@@ -62,16 +62,10 @@ class Scorer:
             failure = replace(failure, step=step)
         if failure is not None or measurement is None:
             return replace(trial, status=TrialStatus.FAILED, measurement=measurement, failure=failure)
-        worth = reward(
-            measurement,
-            baseline=self.reference,
-            objective=self.study.objective,
-            workload=self.study.workload,
-            config=trial.config,
-        )
         status = TrialStatus.STOPPED if event.stopped else TrialStatus.COMPLETED
-        reason = event.stopped or trial.reason
-        return replace(trial, status=status, measurement=measurement, reward=worth, reason=reason)
+        end = replace(trial, status=status, measurement=measurement, reason=event.stopped or trial.reason)
+        objective, workload = self.study.objective, self.study.workload
+        return replace(end, reward=score(end, reference=self.reference, objective=objective, workload=workload))
 
     def refusal(self, trial: Trial, capacity: int) -> str:
         """Why the trial is not run at all, in words; empty when it is."""

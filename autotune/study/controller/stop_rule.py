@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from autotune.reward import tokens_per_s
 from autotune.spec import Budget, Trial
 from autotune.spec.duration import format_duration
 from autotune.study.controller.trial_index import TrialIndex
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def training_s(trial: Trial, tokens: float) -> float:
     """Seconds of a training on so many tokens, as fast as this trial was. nan when nothing was measured."""
-    return tokens / trial.measurement.tokens_per_s if trial.measurement is not None else float("nan")
+    return tokens / tokens_per_s(trial)
 
 
 def not_worth_it(searcher: Searcher, index: TrialIndex, budget: Budget) -> str:

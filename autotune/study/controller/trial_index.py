@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autotune.reward import competes
+from autotune.reward import by_reward, competes
 from autotune.spec import MeasureSpec, Study, Trial, TrialPurpose, TrialStatus
 from autotune.study.controller.budget import Reserve
 
@@ -109,6 +109,4 @@ class TrialIndex:
 
 
 def _better(trial: Trial, best: Trial | None) -> Trial:
-    if best is None or best.reward is None or trial.reward is None:
-        return trial
-    return min(trial, best, key=lambda t: (-t.reward.total if t.reward else math.inf, t.number))
+    return trial if best is None else min(trial, best, key=by_reward)

@@ -1,0 +1,126 @@
+"""The parts of a reward, declared once: how each is called, what is scored for it, and by which limits.
+
+    part       value that is scored                                                      good   bad
+    finite     share of steps with a non-finite loss or gradient, skipped ones aside     0      0.05
+    trend      median loss of the last quarter / of the first quarter                    1.05   1.5
+    fidelity   the worst of: 1 - correlation(x, r)                                       0.05   0.5
+                             |mean of the last quarter of x and of r, relative|          0.03   0.15
+                             share of steps with |x - r| > 5% of r                       0.1    0.5
+    spikes     share of steps with g[i] > 4 * median of its up to six neighbours         0      0.2
+    skipped    share of steps that dynamic loss scaling skipped                          0.05   0.5
+    headroom   peak memory / capacity of the fullest rank                                0.92   1.0
+    jitter     1.4826 * median absolute deviation of the step time / median              0.15   1.0
+
+    x[i]   loss of step i      r[i]   loss of an fp32 reference at the same step      g[i]   global gradient norm of step i
+
+A value scores 1 up to `good`, 0 from `bad` on, and linearly between. How the values are computed is in `stability.py`.
+
+The limits of `fidelity` (0.95, 3%, a tenth of outliers) are those of Megatron-Bridge's convergence check; the margin of `headroom` stands
+for fragmentation: the allocator's reserve grows in long runs. The other limits are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SPIKE_FACTOR = 4.0
+"""a gradient norm is a spike above this multiple of its neighbours' median"""
+POINTWISE = 0.05
+"""relative difference from the reference that makes a step an outlier"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredValue:
+    """A value that is scored between two limits."""
+
+    meaning: str
+    """what it is, in words"""
+    good: float
+    """up to here it scores 1"""
+    bad: float
+    """from here on it scores 0"""
+
+    @property
+    def formula(self) -> str:
+        """How it is scored, in words."""
+        return f"{self.meaning}: 1 {'up to' if self.good else 'at'} {self.good:g}, 0 from {self.bad:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StabilityPart:
+    """A part of stability; it scores as much as the worst of its values."""
+
+    label: str
+    """how tables call it"""
+    values: Mapping[str, ScoredValue]
+    """by name; names are unique among all parts"""
+    exponent: float = 1.0
+    """with which it counts in the product of all parts"""
+
+    @property
+    def formula(self) -> str:
+        """How it is scored, in words."""
+        return ("the least of " if len(self.values) > 1 else "") + "; ".join(v.formula for v in self.values.values())
+
+
+STABILITY_PARTS: Mapping[str, StabilityPart] = {
+    "finite": StabilityPart(
+        label="finite losses and gradients",
+        values={
+            "finite": ScoredValue(
+                meaning="share of steps with a loss or gradient that is not finite", good=0.0, bad=0.05
+            )
+        },
+    ),
+    "trend": StabilityPart(
+        label="loss does not grow",
+        values={
+            "trend": ScoredValue(meaning="median loss of the last quarter / of the first", good=1.05, bad=1.5),
+        },
+    ),
+    "fidelity": StabilityPart(
+        label="loss follows fp32",
+        values={
+            "correlation": ScoredValue(meaning="1 - correlation with the losses in fp32", good=0.05, bad=0.5),
+            "final_loss": ScoredValue(meaning="final loss apart from fp32", good=0.03, bad=0.15),
+            "outliers": ScoredValue(meaning=f"share of steps over {POINTWISE:.0%} apart from fp32", good=0.1, bad=0.5),
+        },
+    ),
+    "spikes": StabilityPart(
+        label="no spikes of the gradient norm",
+        values={
+            "spikes": ScoredValue(
+                meaning=f"share of steps with a gradient norm over {SPIKE_FACTOR:g} x its neighbours' median",
+                good=0.0,
+                bad=0.2,
+            )
+        },
+    ),
+    "skipped": StabilityPart(
+        label="no steps skipped by loss scaling",
+        values={"skipped": ScoredValue(meaning="share of steps that loss scaling skipped", good=0.05, bad=0.5)},
+    ),
+    "headroom": StabilityPart(
+        label="memory headroom",
+        values={"headroom": ScoredValue(meaning="peak memory / capacity", good=0.92, bad=1.0)},
+    ),
+    "jitter": StabilityPart(
+        label="steady step time",
+        values={"jitter": ScoredValue(meaning="relative spread of the step time", good=0.15, bad=1.0)},
+        exponent=0.25,
+    ),
+}
+"""what stability is made of, each 0 to 1"""
+SCORED_VALUES: Mapping[str, ScoredValue] = {
+    name: value for part in STABILITY_PARTS.values() for name, value in part.values.items()
+}
+"""the scored values of all parts by name"""
+STABILITY_RULE = "stability is the product of its parts, of which the step time counts by its fourth root"
+THROUGHPUT_TERMS: Mapping[str, str] = {
+    "tokens_per_s_ratio": "tokens/s, times {whose}",
+    "efficiency": "worth of a token, times {whose}",
+    "noise_scale": "gradient noise scale, sequences",
+    "cost_ratio": "cost of a token, times {whose}",
+}
+"""what the throughput of a reward is made of, as tables call it; `{whose}`: of whom it is a multiple"""
