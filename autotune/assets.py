@@ -1,7 +1,7 @@
-"""The data that ships beside the code: search spaces, ready-made studies, dashboards.
+"""The data that ships with the package: search spaces, ready-made study specs, dashboards.
 
-In a wheel the folders lie inside the package (`autotune/data/NAME`), in a checkout beside it (`NAME/`). The packaged copy comes first: whatever
-happens to lie beside an installed package is somebody else's.
+In a wheel the folders lie inside the package (`autotune/data/NAME`), in a checkout beside it (`NAME/`). The packaged copy comes first, because a
+folder beside an installed package belongs to some other program.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def dashboards() -> Path:
 
 
 def space_files() -> dict[str, Path]:
-    """The search spaces that ship: file by name, in alphabetical order."""
+    """The files of the search spaces by name, in alphabetical order."""
     return {path.stem: path for path in sorted(search_spaces().glob("*.yaml"))}
 
 
 def study_files() -> dict[str, Path]:
-    """The study specs that ship: file by name, in alphabetical order."""
+    """The files of the ready-made study specs by name, in alphabetical order."""
     return {path.stem: path for path in sorted((search_spaces() / "studies").glob("*.yaml"))}
 
 
@@ -40,7 +40,7 @@ def space_file(name: str) -> Path:
     if name not in files:
         raise CatalogError(
             f"no search space is called {name!r}",
-            remedy=nearest(name, files) or f"there are {', '.join(files)}; or give the knobs inline",
+            remedy=nearest(name, files) or f"choose one of {', '.join(files)}, or give the knobs inline",
             field="space",
         )
     return files[name]

@@ -1,30 +1,29 @@
-"""The errors that a caller can meet, and nothing else.
+"""All errors that autotune raises for its callers.
 
     AutotuneError
     ├── SpecError (ValueError)            what was asked is wrong: unknown key, bad type, impossible value
     ├── ConfigError (ValueError)          a configuration breaks a law
     ├── CatalogError (LookupError)        no such model, GPU, cluster, space, trainer, searcher or runner
-    ├── InfeasibleError (ValueError)      no configuration of the space is legal or fits: a proper answer, exit code 1
+    ├── InfeasibleError (ValueError)      no configuration of the space is legal or fits (a valid answer, exit code 1)
     ├── ExportError (ValueError)          a trainer cannot express the configuration
     ├── MissingExtraError (ImportError)   an optional dependency is not installed; the remedy names the extra that brings it
-    ├── RunnerError (RuntimeError)        trials cannot be run here: Ray not startable, no ranks, no such data
-    ├── StoreError (RuntimeError)         the results database
-    │   ├── StoreUnavailableError         it cannot be reached or written now; trying again may help
+    ├── RunnerError (RuntimeError)        trials cannot run here: Ray does not start, no ranks, missing data
+    ├── StoreError (RuntimeError)         the results database failed
+    │   ├── StoreUnavailableError         it cannot be reached or written now; a later attempt may succeed
     │   ├── StoreCorruptError             the file is damaged
     │   └── StoreVersionError             it was written by a newer release
     ├── NotFoundError (LookupError)       no such study or trial
-    ├── ConflictError (RuntimeError)      the state forbids it: already terminal, another owner, stale lease
+    ├── ConflictError (RuntimeError)      the present state forbids it: already ended, another owner, stale lease
     └── ServiceError (RuntimeError)       the service answered with an error, or could not be reached
 
-A message says the law, the values that break it and the remedy. A trial that fails is no error: failures are data
-(`autotune.spec.Failure`).
+A message names the law, the values that break it and the remedy. A failed trial raises no error: failures are data (`autotune.spec.Failure`).
 """
 
 from __future__ import annotations
 
 
 class AutotuneError(Exception):
-    """Root of all errors; `message` says the law and the values, `remedy` what to do, `field` where in the spec."""
+    """Root of all errors. `message` names the law and the values, `remedy` says what to do, `field` is the key in the spec."""
 
     def __init__(self, message: str, *, remedy: str = "", field: str = "") -> None:
         super().__init__(message)
@@ -38,7 +37,7 @@ class AutotuneError(Exception):
 
     @property
     def kind(self) -> str:
-        """The error's name on the wire: `SpecError` -> `spec`, `StoreVersionError` -> `store_version`."""
+        """The error's kind in JSON documents: `SpecError` -> `spec`, `StoreVersionError` -> `store_version`."""
         name = type(self).__name__.removesuffix("Error")
         return "".join("_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name))
 

@@ -1,9 +1,9 @@
-"""The service's environment, read when it is asked for and nowhere else.
+"""Settings from environment variables. They are read only here, and only when `settings` is called.
 
-AUTOTUNE_DATA    folder of what is kept for the user (default: the platform's user data folder)
+AUTOTUNE_DATA    folder for the user's data (default: the platform's user data folder)
 AUTOTUNE_STORE   the results database, a path or URL (default: autotune.db in the data folder)
-AUTOTUNE_URL     address of a service; commands then talk to it
-AUTOTUNE_TOKEN   token for that service; never shown
+AUTOTUNE_URL     address of a service; commands then use it instead of a store
+AUTOTUNE_TOKEN   token for that service; never printed
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the environment says."""
+    """The settings of an environment."""
 
     data_folder: Path
-    """where results, calibrations and logs are kept; made when something is written"""
+    """folder of results and logs; created when something is written"""
     store: str
     """path or URL of the results database"""
     url: str | None = None
-    """address of the service, where there is one"""
+    """address of the service; None: use the store"""
     token: str | None = field(default=None, repr=False)
     """token for the service"""
 
 
 def settings(environment: Mapping[str, str] | None = None) -> Settings:
-    """The settings of that environment (default: this process's). An empty variable counts as none."""
+    """The settings of that environment (default: this process's). An empty variable counts as unset."""
     given = {name: value.strip() for name, value in (os.environ if environment is None else environment).items()}
     folder = data_folder(given)
     return Settings(
@@ -41,7 +41,7 @@ def settings(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def data_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """The folder of the user's data: `AUTOTUNE_DATA`, else what the platform provides. It may not be there yet."""
+    """The folder of the user's data: `AUTOTUNE_DATA`, or the platform's default. It may not exist yet."""
     asked = (os.environ if environment is None else environment).get("AUTOTUNE_DATA", "").strip()
     if asked:
         return Path(asked).expanduser().absolute()

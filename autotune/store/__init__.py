@@ -1,15 +1,17 @@
-"""Where results live: every acknowledged fact, in SQLite or PostgreSQL, behind `autotune.ports.Store`.
+"""The results database: every acknowledged fact, in SQLite or PostgreSQL, behind the protocols of `autotune.ports`.
 
     open_store(url_or_path) -> SqlStore       MemoryStore() -> the same in memory
+    sql, in_memory                            the two classes
 
-    place, database, diagnosis    where it is, how it is reached, what its errors mean
-    tables, schema, migrations    what it holds, and how older files become newer ones
-    submissions, lifecycle, lease, trials, history, records     the writes, one subject each
-    rows, packing, queries        values as rows, and what is asked of them
-    tokens, audit, measured_once, statistics      what the service and the cost model keep here
-    laws, maintenance, export     what every history keeps; check, backup, vacuum, tables for other programs
+    location, database, diagnosis             the address, connections and transactions, the meaning of drivers' errors
+    tables, schema, migrations                the tables, their version, and the upgrades of older databases
+    submissions, lifecycle, locking,
+    trials, history, best_trials              the writes, one subject each
+    rows, packing, queries                    values as rows, compact encodings, the reads
+    tokens, audit, measured_once, statistics  what the service and the cost model store here
+    laws, maintenance, table_files            the laws of every history; check, backup, vacuum; CSV and Parquet files
 
-The import of SQLAlchemy waits until a store is opened.
+SQLAlchemy is imported only when a store is opened.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ _HOME = {"MemoryStore": "autotune.store.in_memory", "SqlStore": "autotune.store.
 
 
 def open_store(url_or_path: str | os.PathLike[str] | None = None) -> SqlStore:
-    """The store at that path or URL; None means `AUTOTUNE_STORE`, else a file in the user's data folder.
+    """The store at that path or URL. None means `AUTOTUNE_STORE`, or a file in the user's data folder.
 
-    A new store is made, an older one is upgraded after a backup copy. Raises `SpecError` for an address that cannot be one,
+    A store that does not exist is created; an older one is upgraded after a backup. Raises `SpecError` for an invalid address,
     `StoreUnavailableError`, `StoreCorruptError` and `StoreVersionError` (written by a newer release).
     """
     from autotune.store.location import find_location

@@ -1,4 +1,4 @@
-"""Who did what through the service: append-only."""
+"""The audit log: who did what through the service. It is only ever appended to."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from autotune.store.tables import audit
 
 
 def record(connection: Connection, actor: str, action: str, subject: str, data: Mapping[str, Any]) -> None:
-    """Adds a line."""
+    """Appends a line."""
     row = {"actor": clean(actor), "action": clean(action), "subject": clean(subject), "data": json_text(data)}
     connection.execute(insert(audit).values(at_us=now_us(), **row))
 
 
 def read(connection: Connection, *, after: int, limit: int) -> list[AuditEvent]:
-    """The lines after that number, in order."""
+    """Lines with a larger number than `after`, in order."""
     rows = connection.execute(select(audit).where(audit.c.sequence > after).order_by(audit.c.sequence).limit(limit))
     return [
         AuditEvent(

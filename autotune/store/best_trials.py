@@ -1,7 +1,7 @@
-"""The measured trial that stands for each config of each workload, kept up to date as trials end, so that `best` is one short index scan.
+"""For each workload and config, the measured trial that represents it (table `records`). Updated as trials end, so that `best` is one short index scan.
 
-A config that was measured more than once is represented by its median (the lower one of an even number): the luckiest repeat would win
-otherwise, and the more often a config is measured the more it would be overrated. Simulated measurements count only where there is no real one.
+A config that was measured more than once is represented by the trial with the median throughput (the lower one of two). With the fastest trial
+instead, a config would look better the more often it is measured. Simulated measurements count only where there is no real one.
 """
 
 from __future__ import annotations
@@ -33,6 +33,6 @@ _CHOOSE = text(
 
 
 def keep_record(connection: Connection, workload: int, config_key: int) -> None:
-    """Chooses the config's representative again, after one of its trials was measured."""
+    """Chooses the representative of the config again, after one of its trials was measured."""
     lock(connection, f"record {config_key}")  # two studies may measure the same config at once
     connection.execute(_CHOOSE, {"workload": workload, "config_key": config_key, "simulated": SIMULATED})

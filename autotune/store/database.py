@@ -1,11 +1,14 @@
-"""Connections and transactions: one way to read, one way to write, on SQLite and PostgreSQL alike.
+"""Connections and transactions: one way to read and one way to write, on SQLite and PostgreSQL alike.
 
-SQLite runs in WAL mode, so that readers never wait. What was committed survives the death of any process; transactions marked durable
-(submissions, ends of trials, changes of a study's status) are also forced to disk, with all that was committed before them, and
-survive a power cut: `synchronous=FULL` for those, `NORMAL` for the rest. Writers begin with BEGIN IMMEDIATE, so that a transaction that has started never fails for a lock; threads of one
-process queue on a lock of their own first, because SQLite's is unfair and polls. A process that is frozen inside a transaction, for
-milliseconds at a time, keeps others from writing until it wakes or dies. PostgreSQL runs at READ COMMITTED: each write
-begins with an UPDATE of the study's row, which is its lock.
+SQLite
+    Readers      never wait: the database is in WAL mode.
+    Durability   Committed data survives the death of any process. Transactions marked durable (submissions, ends of trials, changes of a study's
+                 status) also survive a power cut: they are forced to disk with all commits before them (`synchronous=FULL`, otherwise `NORMAL`).
+    Writers      begin with BEGIN IMMEDIATE, so that a transaction that has begun never fails for a lock. Threads of one process first queue on a
+                 lock of this module, because SQLite's own lock is unfair and polls. Transactions take milliseconds; a process that is frozen
+                 inside one keeps others from writing until it continues or dies.
+
+PostgreSQL runs at READ COMMITTED. Each write begins with an UPDATE of the study's row, which serves as the study's lock.
 """
 
 from __future__ import annotations
@@ -27,24 +30,24 @@ from autotune.store.diagnosis import diagnosed
 from autotune.store.location import StoreLocation
 
 BUSY_TIMEOUT_S = 30.0
-"""How long a writer waits for other processes' transactions, s; each takes milliseconds."""
+"""Time that a writer waits for transactions of other processes, s; each takes milliseconds."""
 CONNECT_TIMEOUT_S = 5
-"""How long to wait for a PostgreSQL server to answer, s."""
+"""Time to wait for a PostgreSQL server to accept a connection, s."""
 
 
 def now_us() -> int:
-    """This moment in microseconds since 1970 UTC."""
+    """The present time in microseconds since 1970 UTC."""
     return to_us(datetime.now(UTC))
 
 
 def to_us(at: datetime) -> int:
-    """A moment as microseconds since 1970 UTC, exactly; one without a zone is taken as UTC."""
+    """A time as microseconds since 1970 UTC, exactly; a time without a zone counts as UTC."""
     delta = (at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
 
 
 def from_us(at_us: int) -> datetime:
-    """The moment of `to_us`'s number."""
+    """The inverse of `to_us`."""
     seconds, microseconds = divmod(at_us, 1_000_000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds)
 
@@ -53,7 +56,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def lock(connection: Connection, subject: str) -> None:
-    """Makes writers of one subject wait for each other until the transaction ends; SQLite has one writer anyhow."""
+    """Makes other writers of the subject wait until the transaction ends. Not needed on SQLite, which has one writer at a time."""
     if connection.dialect.name == "postgresql":
         digest = hashlib.blake2b(f"autotune {subject}".encode(), digest_size=8).digest()
         connection.execute(_LOCK, {"number": int.from_bytes(digest, "big", signed=True)})
@@ -63,56 +66,59 @@ _LOCK = text("SELECT pg_advisory_xact_lock(:number)")
 
 
 class Database:
-    """An engine with the two kinds of transaction. Threads may share it; forked children may not."""
+    """An engine with two kinds of transactions. Threads may share it; forked children may not."""
 
-    def __init__(self, place: StoreLocation) -> None:
-        self.place = place
-        self._turn = threading.RLock() if place.is_sqlite else None
-        self._is_memory = place.is_sqlite and place.path is None
-        with diagnosed(place):
-            self.engine = _make_engine(place, self._is_memory)
+    def __init__(self, location: StoreLocation) -> None:
+        self.location = location
+        self._write_lock = threading.RLock() if location.is_sqlite else None
+        self._is_memory = location.is_sqlite and location.path is None
+        with diagnosed(location):
+            self.engine = _make_engine(location, self._is_memory)
         self._snapshots = (
-            self.engine if place.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
+            self.engine if location.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
         )
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether the dialect is SQLite's."""
-        return self.place.is_sqlite
+        """Whether the database is SQLite."""
+        return self.location.is_sqlite
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """One consistent snapshot: all that is read in the block is of the same moment. Raises the store's errors."""
-        with diagnosed(self.place), self._turns(self._is_memory), self._snapshots.connect() as connection:
+        """A consistent snapshot: all reads in the block see the same state. Raises the store's errors."""
+        with diagnosed(self.location), self._exclusive(self._is_memory), self._snapshots.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self, *, durable: bool = False) -> Iterator[Connection]:
-        """A transaction that is kept when the block ends and undone when it raises. Raises the store's errors.
+        """A transaction that is committed when the block ends and rolled back when it raises. Raises the store's errors.
 
-        After `StoreUnavailableError` the caller does not know whether it was kept; asking again is safe, see `autotune.store.trials`.
+        After `StoreUnavailableError` the caller does not know whether it was committed. Writing again is safe, see `autotune.store.trials`.
         """
-        with diagnosed(self.place), self._turns(True), self.engine.connect() as connection:
+        with diagnosed(self.location), self._exclusive(True), self.engine.connect() as connection:
             connection = connection.execution_options(autotune_write="FULL" if durable else "NORMAL")
             with connection.begin():
                 yield connection
 
     @contextmanager
-    def _turns(self, needed: bool) -> Iterator[None]:
-        if self._turn is None or not needed:
+    def _exclusive(self, needed: bool) -> Iterator[None]:
+        if self._write_lock is None or not needed:
             yield
             return
-        if not self._turn.acquire(timeout=2 * BUSY_TIMEOUT_S):
+        if not self._write_lock.acquire(timeout=2 * BUSY_TIMEOUT_S):
             from autotune.errors import StoreUnavailableError
 
-            raise StoreUnavailableError(f"the store {self.place} is busy", remedy="try again")
+            raise StoreUnavailableError(
+                f"the store {self.location} is busy: other threads have been writing for {2 * BUSY_TIMEOUT_S:.0f} s",
+                remedy="try again",
+            )
         try:
             yield
         finally:
-            self._turn.release()
+            self._write_lock.release()
 
     def server_now_us(self, connection: Connection) -> int:
-        """The time by which leases run out: the server's where several machines share it, else this machine's."""
+        """The clock for leases, in microseconds since 1970 UTC: the server's clock on PostgreSQL, which machines share; this machine's on SQLite."""
         if self.is_sqlite:
             return now_us()
         return int(connection.scalar(text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")))
@@ -122,11 +128,11 @@ class Database:
         self.engine.dispose()
 
 
-def _make_engine(place: StoreLocation, is_memory: bool) -> Engine:
-    if not place.is_sqlite:
+def _make_engine(location: StoreLocation, is_memory: bool) -> Engine:
+    if not location.is_sqlite:
         require_extra("postgresql", "a PostgreSQL store")
         engine = create_engine(
-            place.url,
+            location.url,
             pool_size=8,
             max_overflow=24,
             pool_timeout=BUSY_TIMEOUT_S,
@@ -142,7 +148,7 @@ def _make_engine(place: StoreLocation, is_memory: bool) -> Engine:
         else {"poolclass": QueuePool, "pool_size": 8, "max_overflow": 24, "pool_timeout": BUSY_TIMEOUT_S}
     )
     engine = create_engine(
-        place.url,
+        location.url,
         connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_S, "isolation_level": None},
         hide_parameters=True,
         **pool,
@@ -170,7 +176,7 @@ def _make_engine(place: StoreLocation, is_memory: bool) -> Engine:
 
 
 def _use_wal(cursor: Any) -> None:
-    """Switches to WAL. SQLite does not wait for that as it does for other locks: processes that make one file at once try again."""
+    """Switches to WAL mode. For this lock SQLite does not wait by itself, so that processes that create one file at once have to try again."""
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
@@ -183,7 +189,7 @@ def _use_wal(cursor: Any) -> None:
 
 
 def _limit_waits(connection: Any, _record: Any) -> None:
-    """On PostgreSQL no wait for a lock is endless, and a client that froze inside a transaction loses it."""
+    """On PostgreSQL, limits waits for locks, and ends transactions of clients that froze."""
     with connection.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = {round(BUSY_TIMEOUT_S * 1000)}")
         cursor.execute(f"SET idle_in_transaction_session_timeout = {round(2 * BUSY_TIMEOUT_S * 1000)}")

@@ -1,7 +1,7 @@
-"""The history of a study: numbered from 1 without gaps, only ever appended to.
+"""The history of a study: events numbered from 1 without gaps, only ever appended to.
 
-The counter lives in the study's row, whose update is the study's lock: numbers are given in the order of commits, and a transaction that
-is undone gives its numbers back.
+The counter is a column of the study's row, and its update locks the study. Numbers therefore follow the order of commits, and a transaction that is
+rolled back leaves no gap.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INSERT = insert(events)
 
 
 def append(connection: Connection, study: int, lines: Sequence[Line], *, new_trials: int = 0) -> None:
-    """Writes the lines at the end of the history of the study with that key, in this transaction, and counts its new trials."""
+    """Appends the lines to the history of the study with that key, in this transaction, and adds `new_trials` to its count of trials."""
     now = now_us()
     counts = {"of_study": study, "new_events": len(lines), "new_trials": new_trials, "now": now}
     first = connection.execute(_COUNT, counts).scalar_one() - len(lines) + 1

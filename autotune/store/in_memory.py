@@ -1,4 +1,4 @@
-"""A store that lives as long as its process: for tests and trials of code. The same SQL as the others, on SQLite in memory."""
+"""A store in memory, which lives as long as its process: for tests and experiments. It runs the same SQL as the others, on SQLite."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""The laws that every study's history keeps, whatever was killed while it was written. Pure: values in, sentences out.
+"""The laws of every study's history, which hold whatever process was killed while it was written. Pure: values in, sentences out.
 
 1. Events are numbered from 1 without gaps, trials from 0.
-2. A trial was asked once. It ended once if it is terminal, not at all if it is open, and in the state that it still has.
-3. Attempts of a trial were started one after the other, each after the one before was closed, none after the end, and adopted only while they ran.
-4. What was measured was started, and a failed trial has its failure.
+2. A trial was asked once. A terminal trial ended once, in the status that it has; an open trial did not end.
+3. Attempts of a trial ran one after the other: each began after the one before was closed, none began after the trial's end, and an attempt was
+   adopted only while it ran.
+4. A measured trial was started, and a failed trial has a failure.
 5. Fencing numbers only grow.
-6. A study that has ended has no open trial, ended once, and changed its state no more.
+6. A study that has ended has no open trial, ended once, and did not change its status afterwards.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ _STATES = {f"study.{status.lower()}" for status in StudyStatus}
 
 
 def broken_laws(record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]) -> list[str]:
-    """What is wrong with a study, in sentences; nothing for a sound one. `trials` and `events` are all that it has, in order."""
+    """The broken laws of a study, in sentences; empty if there are none. `trials` and `events` are all of its trials and events, in order."""
     return [f"study {record.id}: {fault}" for fault in _faults(record, trials, events)]
 
 
 def _faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence[HistoryEvent]) -> Iterable[str]:
-    for place, event in enumerate(events, 1):
-        if event.sequence != place:
-            yield f"event {place} is numbered {event.sequence}"
+    for index, event in enumerate(events, 1):
+        if event.sequence != index:
+            yield f"event {index} is numbered {event.sequence}"
             break
-    for place, trial in enumerate(trials):
-        if trial.number != place:
-            yield f"trial {place} is numbered {trial.number}"
+    for index, trial in enumerate(trials):
+        if trial.number != index:
+            yield f"trial {index} is numbered {trial.number}"
             break
     lines: dict[int, list[HistoryEvent]] = defaultdict(list)
     for event in events:
@@ -43,7 +44,7 @@ def _faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence[Histo
         for fault in _trial_faults(trial, lines.pop(trial.number, [])):
             yield f"trial {trial.number} {fault}"
     for number in lines:
-        yield f"trial {number} is in the history but was never kept"
+        yield f"trial {number} is in the history but not in the table of trials"
     fences = [event.data["fence"] for event in events if event.kind == "study.claimed"]
     if any(later <= earlier for earlier, later in itertools.pairwise(fences)):
         yield f"fencing numbers do not grow: {fences}"
@@ -53,7 +54,7 @@ def _faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence[Histo
 def _trial_faults(trial: Trial, lines: Sequence[HistoryEvent]) -> Iterable[str]:
     kinds = [line.kind for line in lines]
     if kinds.count("trial.asked") != 1 or kinds[0] != "trial.asked":
-        yield f"was asked {kinds.count('trial.asked')} times, and its history begins with {kinds[:1]}"
+        yield f"must be asked once, at first, but was asked {kinds.count('trial.asked')} times, and its history begins with {kinds[:1]}"
     ended = [line for line in lines if line.kind == "trial.ended"]
     if len(ended) != (1 if trial.status.is_terminal else 0):
         yield f"is {trial.status} but ended {len(ended)} times"
@@ -73,7 +74,7 @@ def _trial_faults(trial: Trial, lines: Sequence[HistoryEvent]) -> Iterable[str]:
         elif kind == "attempt.ended":
             is_open = False
     if ended and kinds[-1] != "trial.ended":
-        yield f"went on after its end with {kinds[-1]}"
+        yield f"has the event {kinds[-1]} after its end"
     if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED) and not (trial.attempts and trial.is_measured):
         yield f"is {trial.status} with {trial.attempts} attempts and {'a' if trial.is_measured else 'no'} measurement"
     if trial.status is TrialStatus.FAILED and trial.failure is None:
@@ -89,6 +90,6 @@ def _study_faults(record: StudyRecord, trials: Sequence[Trial], events: Sequence
     if len(endings) != (1 if record.status.is_terminal else 0):
         yield f"is {record.status} but ended {len(endings)} times"
     elif endings and states[-1] != endings[0]:
-        yield f"went on after its end with {states[-1]}"
+        yield f"has the event {states[-1]} after its end"
     if states and states[-1] != f"study.{record.status.lower()}":
         yield f"is {record.status} but its history says {states[-1]}"

@@ -1,4 +1,4 @@
-"""A study's own transitions: compare-and-set on its status. Terminal states never change, and leave no trial open."""
+"""Status changes of a study, each a compare-and-set. A terminal status never changes, and it leaves no trial open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotune.store.tables import specs, studies
 from autotune.store.trials import cancel_open
 
 FIELDS = tuple(StudyFields.__annotations__)
-"""What may be written beside the status."""
+"""Fields that can be written together with the status."""
 
 
 def set_status(
@@ -31,13 +31,15 @@ def set_status(
     lease: Lease | None,
     fields: Mapping[str, Any],
 ) -> None:
-    """Moves the study on. The history gets a line when status or message changed; a mere checkpoint of fields writes none."""
+    """Sets status, message and fields. Adds a line to the history only when status or message change."""
     unknown = [name for name in fields if name not in FIELDS]
     if unknown:
         raise TypeError(f"set_status has no field called {unknown[0]!r}; fields: {', '.join(FIELDS)}")
     if lease is not None:
         if lease.study != study_id:
-            raise ConflictError(f"the lease of study {lease.study} does not write for study {study_id}")
+            raise ConflictError(
+                f"a lease allows writes to its own study only, but the lease of study {lease.study} was used for study {study_id}"
+            )
         study = locking.hold(connection, lease)
     else:
         found = connection.execute(select(studies).where(studies.c.id == study_id).with_for_update()).first()
@@ -45,7 +47,9 @@ def set_status(
             raise NotFoundError(f"no study has the id {study_id!r}", remedy="`autotune list` shows them")
         study = found
     if study.status in locking.TERMINAL:
-        raise ConflictError(f"study {study_id} is {study.status}, which never changes", remedy="submit a new study")
+        raise ConflictError(
+            f"a terminal status never changes, and study {study_id} is {study.status}", remedy="submit a new study"
+        )
     if study.status not in [str(s) for s in expect]:
         names = ", ".join(str(s) for s in expect)
         raise ConflictError(f"study {study_id} must be {names} to become {status}, but is {study.status}")

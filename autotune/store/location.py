@@ -1,7 +1,7 @@
-"""Where a store is: a file for SQLite, a server for PostgreSQL.
+"""The location of a store: a file for SQLite, a server for PostgreSQL.
 
-Accepted: a path; `sqlite:///relative.db`, `sqlite:////absolute.db`; `postgresql://user:password@host/database` (also `postgres://`, and
-with a driver, `postgresql+psycopg://`). Nothing is read or written here but the user's settings, and a password never leaves `url`.
+Accepted are a path, `sqlite:///relative.db`, `sqlite:////absolute.db`, and `postgresql://user:password@host/database` (also `postgres://` and
+`postgresql+psycopg://`). This module reads only the user's settings and connects to nothing. The password appears only in `url`.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ REMEDY = "give a file's path, sqlite:////absolute/path.db or postgresql://user@h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLocation:
-    """A store's address."""
+    """The address of a store."""
 
     url: URL
-    """for SQLAlchemy, with the driver and any password"""
+    """URL for SQLAlchemy, with driver and password"""
     path: Path | None = None
-    """the file, for SQLite on disk"""
+    """the file of SQLite on disk; None otherwise"""
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether it is SQLite, on disk or in memory."""
+        """Whether the store is SQLite, on disk or in memory."""
         return self.url.get_backend_name() == "sqlite"
 
     def __str__(self) -> str:
-        """The address for people: no password."""
+        """The address without the password, for messages."""
         if self.is_sqlite and self.path is None:
             return "in memory"
         return str(self.path) if self.path else self.url.render_as_string(hide_password=True)
 
 
 def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLocation:
-    """The place of that URL or path; None means the user's own. Raises `SpecError` for an address that cannot be one."""
+    """The location of that URL or path; None means the user's own store. Raises `SpecError` for an invalid address."""
     from sqlalchemy import URL, make_url
     from sqlalchemy.exc import ArgumentError
 
     text = os.fspath(url_or_path) if url_or_path is not None else settings().store
     if not text.strip() or "\0" in text:
-        raise SpecError("the store's address is empty or holds a zero byte", remedy=REMEDY, field="store")
+        raise SpecError("the address of a store must not be empty or contain a zero byte", remedy=REMEDY, field="store")
     if "://" not in text:
         path = Path(text).expanduser().absolute()
         return StoreLocation(url=URL.create("sqlite+pysqlite", database=str(path)), path=path)
@@ -56,12 +56,12 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
-        raise SpecError(f"this {scheme} address of a store cannot be read", remedy=REMEDY, field="store") from None
+        raise SpecError(f"the {scheme} address of the store is malformed", remedy=REMEDY, field="store") from None
     backend = {"postgres": "postgresql"}.get(url.get_backend_name(), url.get_backend_name())
     driver = url.drivername.partition("+")[2]
     if backend == "sqlite" and driver in ("", "pysqlite"):
         if url.host or url.query:
-            raise SpecError("an SQLite address has no host and no options", remedy=REMEDY, field="store")
+            raise SpecError("an SQLite address must have no host and no options", remedy=REMEDY, field="store")
         if url.database in (None, "", ":memory:"):
             raise SpecError(
                 "a store in memory would be lost when the process ends",
@@ -74,7 +74,9 @@ def find_location(url_or_path: str | os.PathLike[str] | None = None) -> StoreLoc
         if not url.database:
             raise SpecError("the address of a PostgreSQL store must name a database", remedy=REMEDY, field="store")
         return StoreLocation(url=url.set(drivername="postgresql+psycopg"))
-    raise SpecError(f"a store is SQLite or PostgreSQL (psycopg), but is {url.drivername}", remedy=REMEDY, field="store")
+    raise SpecError(
+        f"a store must be SQLite or PostgreSQL (psycopg), but is {url.drivername}", remedy=REMEDY, field="store"
+    )
 
 
 def memory_location() -> StoreLocation:

@@ -1,7 +1,7 @@
-"""Who may write for a study: a lease that runs out, with a fencing number that only grows.
+"""The lease on a study, which gives one controller the right to write: it expires unless renewed, and carries a fencing number that only grows.
 
-Whoever writes shows the fence; a claim raises it, so that a controller that slept through its lease finds every write refused from then on.
-A lease that ran out but that nobody took over still writes: nobody else could have.
+Each claim raises the number, and each write presents the number of its lease. A controller that was suspended while another one took over its study
+therefore finds all its writes refused. A lease that has expired but was not taken over still allows writes, because nobody else can have written.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _FIND = select(studies).where(studies.c.id == bindparam("of_study"))
 
 
 class FencedError(ConflictError):
-    """The lease was taken over, or given back; `study` is the key of the study that it was for."""
+    """The lease was taken over or released; `study` is the key of its study."""
 
     study: int
 
     @property
     def kind(self) -> str:
-        """On the wire it is a conflict like any other."""
+        """In responses it is a conflict like any other."""
         return "conflict"
 
 
 def claim(database: Database, connection: Connection, study_id: str, owner: str, lease_s: float) -> Lease | None:
-    """Takes the lease, or returns None while another holds it."""
+    """Takes the lease; None while somebody else holds it."""
     owner = clean(owner)
     if not owner:
-        raise ConflictError("a lease needs an owner's name")
+        raise ConflictError("a lease needs the name of an owner, but the name is empty")
     now = database.server_now_us(connection)
     expires = now + round(lease_s * 1e6)
     row = connection.execute(
@@ -58,14 +58,14 @@ def claim(database: Database, connection: Connection, study_id: str, owner: str,
     if row is None:
         found = find(connection, study_id)
         if found.status in TERMINAL:
-            raise ConflictError(f"study {study_id} is {found.status} and cannot be claimed")
+            raise ConflictError(f"a study that has ended cannot be claimed, and study {study_id} is {found.status}")
         return None
     append(connection, row.key, [("study.claimed", {"owner": owner, "fence": row.fence})])
     return Lease(study=study_id, owner=owner, fence=row.fence, expires_at=from_us(expires))
 
 
 def holder(connection: Connection, study_id: str) -> Lease | None:
-    """The last lease that was taken and not given back."""
+    """The last lease that was taken and not released; it may have expired."""
     row = find(connection, study_id)
     if not row.lease_owner:
         return None
@@ -73,7 +73,7 @@ def holder(connection: Connection, study_id: str) -> Lease | None:
 
 
 def renew(database: Database, connection: Connection, lease: Lease, lease_s: float) -> Lease:
-    """The lease, longer; also one that ran out, as long as nobody took it."""
+    """The lease with a new expiry. An expired lease can be renewed too, unless it was taken over."""
     expires = database.server_now_us(connection) + round(lease_s * 1e6)
     if not connection.execute(_EXTEND, {**_named(lease), "expires": expires}).rowcount:
         refuse(connection, lease)
@@ -81,7 +81,7 @@ def renew(database: Database, connection: Connection, lease: Lease, lease_s: flo
 
 
 def release(connection: Connection, lease: Lease) -> None:
-    """Gives the lease back, if it is still ours."""
+    """Releases the lease, if it is still held."""
     held = connection.execute(_HOLD, _named(lease)).first()
     if held is not None:
         connection.execute(update(studies).where(studies.c.key == held.key).values(lease_owner="", lease_expires_us=0))
@@ -97,12 +97,12 @@ def hold(connection: Connection, lease: Lease) -> Row[Any]:
 
 
 def refuse(connection: Connection, lease: Lease) -> NoReturn:
-    """Raises the error that says who holds the study instead."""
+    """Raises `FencedError`, which names the present holder."""
     row = find(connection, lease.study)
     holder = f"fence {row.fence} of {row.lease_owner}" if row.lease_owner else f"released after fence {row.fence}"
     error = FencedError(
         f"the lease on study {lease.study} is no longer held: fence {lease.fence} of {lease.owner}, but now {holder}",
-        remedy="stop this controller; the study goes on elsewhere",
+        remedy="stop this controller; another one runs the study",
     )
     error.study = row.key
     raise error

@@ -1,4 +1,4 @@
-"""Looking after a store: check it, copy it while it is used, write it out as tables (`export`), give space back."""
+"""Maintenance of a store: check, backup while in use, export as tables, vacuum."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKUP_DEADLINE_S = 3600.0
 
 
 def check(store: SqlStore) -> list[str]:
-    """Every fault found, in sentences: the file's integrity, then the laws over each study's history. Nothing for a sound store."""
+    """All faults found, in sentences: of the file's integrity, then of each study's history. Empty for a sound store."""
     faults = list(_integrity(store))
     for key, study_id in study_keys(store):
         faults += _study_faults(store, key, study_id)
@@ -35,28 +35,30 @@ def check(store: SqlStore) -> list[str]:
 
 
 def backup(store: SqlStore, target: str | os.PathLike[str]) -> Path:
-    """Copies the store while it is in use, whole or not at all; SQLite as a file, PostgreSQL with `pg_dump` in its own format.
+    """Copies the store, which may be in use, completely or not at all: SQLite as a file, PostgreSQL with `pg_dump` in its own format.
 
-    Raises `StoreUnavailableError` when the target is there already or cannot be written.
+    Raises `StoreUnavailableError` when the target exists already or cannot be written.
     """
     target = Path(target).expanduser().absolute()
-    place = store.database.place
+    location = store.database.location
     if target.exists():
-        raise StoreUnavailableError(f"the backup {target} is there already", remedy="name another file")
-    with diagnosed(place):
-        if place.path is not None:
-            schema.back_up(place.path, target)
-        elif place.is_sqlite:
-            raise StoreUnavailableError("a store in memory cannot be copied", remedy="use a store in a file")
+        raise StoreUnavailableError(
+            f"a backup never overwrites a file, but {target} exists", remedy="name another file"
+        )
+    with diagnosed(location):
+        if location.path is not None:
+            schema.back_up(location.path, target)
+        elif location.is_sqlite:
+            raise StoreUnavailableError("a store in memory cannot be backed up", remedy="use a store in a file")
         else:
             _dump(store, target)
     return target
 
 
 def vacuum(store: SqlStore) -> None:
-    """Gives unused space back to the disk and brings the planner's figures up to date. SQLite needs the file's size once more."""
-    with diagnosed(store.database.place), contextlib.closing(store.database.engine.raw_connection()) as connection:
-        driver: Any = connection.driver_connection  # outside any transaction, where alone it is allowed
+    """Returns unused space to the disk and updates the query planner's statistics. SQLite needs free space of the file's size for it."""
+    with diagnosed(store.database.location), contextlib.closing(store.database.engine.raw_connection()) as connection:
+        driver: Any = connection.driver_connection  # VACUUM is allowed only outside transactions
         if store.database.is_sqlite:
             for statement in ("VACUUM", "ANALYZE", "PRAGMA wal_checkpoint(TRUNCATE)"):
                 driver.execute(statement).fetchall()
@@ -75,14 +77,14 @@ def _integrity(store: SqlStore) -> Iterator[str]:
                 if line != "ok":
                     yield f"the file is damaged: {line}"
             for row in connection.execute(text("PRAGMA foreign_key_check")):
-                yield f"row {row[1]} of table {row[0]} names a row of {row[2]} that is not there"
+                yield f"row {row[1]} of table {row[0]} refers to a row of {row[2]} that does not exist"
     except StoreError as error:
         yield error.message
 
 
 def _study_faults(store: SqlStore, key: int, study_id: str) -> list[str]:
     try:
-        with store.database.read() as connection:  # one snapshot, for the study may be running
+        with store.database.read() as connection:  # one snapshot, because the study may be running
             of = queries.study(connection, study_id), queries.list_trials(connection, study_id)
             lines = history.read(connection, key, study_id, after=0, limit=None)
             return [*laws.broken_laws(*of, lines), *_count_faults(connection, key, study_id)]
@@ -103,11 +105,11 @@ def _count_faults(connection: Connection, key: int, study_id: str) -> Iterator[s
     }
     for name, (counted, found) in pairs.items():
         if counted != found:
-            yield f"study {study_id}: counts {counted} {name} but has {found}"
+            yield f"study {study_id}: its counter says {counted} {name}, but it has {found}"
 
 
 def _record_faults(store: SqlStore) -> Iterator[str]:
-    """Representatives that are missing or are no median: fewer or more trials are faster than half of the config's trials."""
+    """Configs whose representative is missing or is not the median of the config's trials."""
     simulated = case((studies.c.runner == SIMULATED, 1), else_=0)
     counted = (
         select(trials.c.workload, trials.c.config_key, trials.c.throughput, simulated.label("simulated"))
@@ -150,8 +152,11 @@ def _record_faults(store: SqlStore) -> Iterator[str]:
 def _dump(store: SqlStore, target: Path) -> None:
     program = shutil.which("pg_dump")
     if program is None:
-        raise StoreUnavailableError("pg_dump is not installed", remedy="install the PostgreSQL client programs")
-    url = store.database.place.url
+        raise StoreUnavailableError(
+            "a backup of PostgreSQL needs pg_dump, which is not installed",
+            remedy="install the PostgreSQL client programs",
+        )
+    url = store.database.location.url
     part = target.with_name(target.name + ".part")
     plain = url.set(drivername="postgresql", password=None).render_as_string(hide_password=False)
     environment = {**os.environ, **({"PGPASSWORD": str(url.password)} if url.password else {})}
@@ -166,7 +171,7 @@ def _dump(store: SqlStore, target: Path) -> None:
         )
         if done.returncode:
             reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise StoreUnavailableError(f"pg_dump failed: {''.join(reason)}", remedy="see that the server runs")
+            raise StoreUnavailableError(f"pg_dump failed: {''.join(reason)}", remedy="check that the server runs")
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What is measured once and serves every study: calibrations of the cost model, losses of the fp32 reference."""
+"""Measurements that all studies share: calibrations of the cost model, and losses of the fp32 reference."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from autotune.store.tables import calibrations, reference_losses
 
 
 def save_calibration(connection: Connection, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
-    """Keeps the constants of a cluster (or GPU type) and trainer in place of the ones before."""
+    """Stores the constants of a cluster (or GPU type) and trainer, and replaces earlier ones."""
     row = {"cluster": clean(cluster), "trainer": clean(trainer), "at_us": now_us(), "values": canonical(dict(values))}
     connection.execute(_replace(connection, calibrations, row))
 
 
 def calibration(connection: Connection, cluster: str, trainer: str) -> dict[str, Any] | None:
-    """The constants that were kept for exactly this cluster and trainer."""
+    """The constants stored for exactly this cluster and trainer; None without any."""
     query = select(calibrations.c["values"]).where(calibrations.c.cluster == cluster, calibrations.c.trainer == trainer)
     text = connection.execute(query).scalar()
     return None if text is None else json.loads(text)
 
 
 def save_reference_losses(connection: Connection, model: str, data: str, seed: int, losses: Sequence[float]) -> None:
-    """Keeps the losses of the fp32 reference on these data, in place of shorter ones before."""
+    """Stores the losses of the fp32 reference on these data, and replaces a series that is not longer."""
     packed = np.asarray(losses, "<f8").tobytes()
     row = {"model": clean(model), "data": clean(data), "seed": seed, "at_us": now_us(), "losses": packed}
     known = find_reference_losses(connection, model, data, seed)
@@ -39,7 +39,7 @@ def save_reference_losses(connection: Connection, model: str, data: str, seed: i
 
 
 def find_reference_losses(connection: Connection, model: str, data: str, seed: int) -> tuple[float, ...] | None:
-    """The losses by step, from 0; None when nobody measured them."""
+    """The losses by step, from step 0; None if they were never measured."""
     query = select(reference_losses.c.losses).where(
         reference_losses.c.model == clean(model),
         reference_losses.c.data == clean(data),

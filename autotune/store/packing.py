@@ -1,9 +1,9 @@
-"""Evidence packed small: a trial's documents as compressed JSON, step metrics as fixed-size records.
+"""Compact encodings: a trial's document as compressed JSON, step metrics as fixed-size records.
 
     document   byte 1 + deflate of canonical JSON with a preset dictionary of the keys that every trial repeats (RFC 1950 FDICT)
-    steps      28 bytes a step, little-endian: u32 step, f64 step_time_s, f64 loss, f64 grad_norm; in the order of arrival
+    steps      28 bytes a step, little-endian: u32 step, f64 step_time_s, f64 loss, f64 grad_norm; in order of arrival
 
-The leading byte names the dictionary. A dictionary never changes: a better one becomes byte 2, and both are read.
+The leading byte names the dictionary. A dictionary never changes; a better one would get byte 2, and both could be read.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ STEP = np.dtype([("step", "<u4"), ("step_time_s", "<f8"), ("loss", "<f8"), ("gra
 
 
 def pack_document(document: Mapping[str, Any]) -> bytes:
-    """Plain values, a few hundred bytes for a trial with a thirty-step measurement's numbers on top."""
+    """Encodes plain values; a trial takes a few hundred bytes plus the numbers of its measurement."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     squeeze = zlib.compressobj(level=6, zdict=_KEYS)
     return b"\x01" + squeeze.compress(text) + squeeze.flush()
 
 
 def unpack_document(packed: bytes) -> dict[str, Any]:
-    """The values of `pack_document`. Raises `StoreCorruptError` when they are damaged."""
+    """The inverse of `pack_document`. Raises `StoreCorruptError` for damaged data."""
     try:
         if packed[:1] != b"\x01":
             raise ValueError(f"unknown packing {packed[:1]!r}")
@@ -55,7 +55,7 @@ def unpack_document(packed: bytes) -> dict[str, Any]:
 
 
 def append_steps(packed: bytes, report: StepsReported) -> bytes:
-    """The series with the report's steps that it does not hold yet; those it holds are left as they are."""
+    """The series extended by those steps of the report that it does not hold yet."""
     known = np.frombuffer(packed, STEP)["step"]
     new = np.empty(len(report.step_times_s), STEP)
     new["step"] = np.arange(report.first_step, report.first_step + len(new))
@@ -68,7 +68,7 @@ def append_steps(packed: bytes, report: StepsReported) -> bytes:
 
 
 def unpack_steps(packed: bytes) -> dict[str, list[float]]:
-    """The series by name, in the order of steps."""
+    """The series by name, ordered by step."""
     if len(packed) % STEP.itemsize:
         raise StoreCorruptError("a step series is cut short", remedy="run `autotune store check`, restore a backup")
     rows = np.frombuffer(packed, STEP)

@@ -1,4 +1,4 @@
-"""What people and programs ask: one study, lists of studies, its trials and steps, the best across all history. Each by an index."""
+"""Reads: one study, lists of studies, trials, steps, and the best configs across all studies. Each uses an index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotune.store.rows import read_study, read_trial
 from autotune.store.tables import attempts, records, specs, studies, trials, workloads
 
 _LISTED = 5
-"""Candidates that an ambiguous name lists."""
+"""Number of candidates that the error for an ambiguous id lists."""
 _REVISION = select(studies.c.num_events, studies.c.updated_us).where(studies.c.key == bindparam("of_key"))
 
 
@@ -30,7 +30,7 @@ def _study_rows() -> Select[Any]:
 
 
 def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
-    """(key, id) of the study with this id, of the newest with this name, or of the one whose id begins so. Raises `NotFoundError`."""
+    """(key, id) of the study with this id, of the newest with this name, or of the only one whose id starts so. Raises `NotFoundError`."""
     by_name = studies.c.name == study_id
     for condition in (studies.c.id == study_id, by_name, studies.c.id.startswith(study_id, autoescape=True)):
         rows = connection.execute(
@@ -43,19 +43,21 @@ def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
             return rows[0].key, rows[0].id
         if rows:
             some = ", ".join(row.id for row in rows[:_LISTED]) + (", ..." if len(rows) > _LISTED else "")
-            raise NotFoundError(f"{study_id!r} names more than one study: {some}", remedy="give the id of one")
+            raise NotFoundError(
+                f"more than one study has an id that starts with {study_id!r}: {some}", remedy="give the whole id"
+            )
     raise NotFoundError(f"no study has the id or name {study_id!r}", remedy="`autotune list` shows them")
 
 
 def revision(connection: Connection, study_id: str) -> Revision:
-    """What the study is at now, by two indexed rows."""
+    """The study's present revision, from two indexed rows."""
     key, found = resolve(connection, study_id)
     row = connection.execute(_REVISION, {"of_key": key}).one()
     return Revision(id=found, events=row.num_events, updated_us=row.updated_us)
 
 
 def study(connection: Connection, study_id: str) -> StudyRecord:
-    """The record of that id, name or prefix."""
+    """The record of the study with that id, name or start of an id."""
     key, _ = resolve(connection, study_id)
     row = connection.execute(_study_rows().where(studies.c.key == key)).one()
     return read_study(row, _trial_counts(connection, [key])[key])
@@ -76,7 +78,7 @@ def list_studies(
     limit: int,
     offset: int,
 ) -> list[StudyRecord]:
-    """Records that match, newest first."""
+    """The records that match all filters, newest first."""
     query = _study_rows().order_by(studies.c.created_us.desc(), studies.c.key.desc()).limit(limit).offset(offset)
     if wanted := [str(s) for s in statuses]:
         query = query.where(studies.c.status.in_(wanted))
@@ -96,7 +98,7 @@ def list_studies(
 
 
 def claimable(connection: Connection, now: int, *, limit: int) -> list[StudyRecord]:
-    """Studies that should run but that nobody holds, oldest first."""
+    """Studies that should run but whose lease nobody holds, oldest first."""
     wanted = [str(s) for s in (StudyStatus.QUEUED, StudyStatus.RUNNING, StudyStatus.STOPPING)]
     query = (
         _study_rows()
@@ -115,7 +117,7 @@ def list_trials(connection: Connection, study_id: str) -> list[Trial]:
 
 
 def steps(connection: Connection, study_id: str, number: int, attempt: int | None) -> dict[str, list[float]]:
-    """The step series of an attempt, by default the last."""
+    """The step metrics of an attempt, by default of the last one."""
     key, found = resolve(connection, study_id)
     query = select(attempts.c.steps).where(attempts.c.study == key, attempts.c.number == number)
     if attempt is not None:

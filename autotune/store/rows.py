@@ -1,6 +1,6 @@
-"""Rows as values, values as rows.
+"""Conversion between rows and values.
 
-A trial's row keeps what is asked about in columns; `document` holds config, estimate, measurement, reward, failure and reason in full.
+A trial's row has columns for what queries ask about; `document` holds config, estimate, measurement, reward, failure and reason in full.
 The column `config` is the short text that people read and search. A config is known by `config_key`, the first 64 bits of the
 fingerprint of `ParallelConfig.key`, so that the same config is the same number in every study and after knobs are added.
 """
@@ -33,7 +33,7 @@ from autotune.store.packing import pack_document, unpack_document
 
 
 def clean(text: str) -> str:
-    """Text that both databases can hold: no zero bytes, no lone surrogates."""
+    """The text without what a database cannot store: zero bytes and lone surrogates."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
@@ -43,7 +43,7 @@ def config_key(config: ParallelConfig) -> int:
 
 
 def json_text(values: Any) -> str:
-    """Plain values as JSON that every reader takes; nan and infinities become null."""
+    """Plain values as strict JSON: NaN and infinities become null."""
     return canonical(finite(values))
 
 
@@ -70,7 +70,7 @@ def read_study(row: Row[Any], trial_counts: Mapping[str, int]) -> StudyRecord:
 
 
 def read_event(study_id: str, row: Row[Any]) -> HistoryEvent:
-    """The line of a row of `events`."""
+    """The event of a row of `events`."""
     return HistoryEvent(
         study=study_id, sequence=row.sequence, at=from_us(row.at_us), kind=row.kind, data=json.loads(row.data)
     )
@@ -99,7 +99,7 @@ def read_trial(study_id: str, row: Row[Any]) -> Trial:
 
 
 def new_trial_row(trial: Trial, *, study: int, workload: int, now: int) -> dict[str, Any]:
-    """The row of a trial that has not run."""
+    """The row of a new trial."""
     return {
         "study": study,
         "number": trial.number,
@@ -116,7 +116,7 @@ def new_trial_row(trial: Trial, *, study: int, workload: int, now: int) -> dict[
 
 
 def ended_columns(asked: Trial, trial: Trial, *, num_gpus: int, now: int) -> dict[str, Any]:
-    """What changes in the row of `asked` when `trial` says how it ended; `num_gpus` are those of the cluster."""
+    """The columns that change when the trial `asked` ends as `trial`; `num_gpus` is the size of the cluster."""
     kept = replace(trial, estimate=trial.estimate or asked.estimate, reason=trial.reason or asked.reason)
     measured = trial.measurement if trial.is_measured else None
     return {
@@ -130,7 +130,7 @@ def ended_columns(asked: Trial, trial: Trial, *, num_gpus: int, now: int) -> dic
 
 
 def document_of(trial: Trial) -> dict[str, Any]:
-    """Config and evidence of a trial as plain values, without what follows from the rest."""
+    """Config and evidence of a trial as plain values, without derived values."""
     measurement = trial.measurement.to_dict() if trial.measurement else None
     return {
         "config": trial.config.to_dict(),

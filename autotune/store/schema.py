@@ -1,7 +1,7 @@
-"""The database's version: made on first opening, upgraded after a backup copy, refused when it is newer than this release.
+"""The schema's version: created on first opening, upgraded after a backup, refused when it is newer than this release.
 
-The version is one row of `autotune_version`. Steps run inside one transaction that first takes the database's lock, so that of many
-processes that open a new store at once, one makes it and the others find it made; an upgrade that fails leaves it as it was.
+The version is one row of `autotune_version`. All migrations run in one transaction that first takes the database's lock. Of many processes that open
+a new store at once, one creates it and the others find it complete; a failed upgrade changes nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ HEAD = "0003"
 
 
 def prepare(database: Database) -> None:
-    """Leaves the database at `HEAD`. Raises `StoreVersionError`, `StoreCorruptError`, `StoreUnavailableError`."""
-    path = database.place.path
+    """Brings the database to version `HEAD`. Raises `StoreVersionError`, `StoreCorruptError`, `StoreUnavailableError`."""
+    path = database.location.path
     if path is not None:
         _make_folder(database, path)
     with database.read() as connection:
@@ -45,7 +45,7 @@ def prepare(database: Database) -> None:
 
 
 def version(connection: Connection) -> str | None:
-    """The version found; None in an empty database. Raises `StoreCorruptError` when it holds somebody else's tables."""
+    """The database's version; None if it is empty. Raises `StoreCorruptError` if it holds tables of another program."""
     tables = set(inspect(connection).get_table_names())
     if "autotune_version" in tables:
         found = connection.execute(text("SELECT version_num FROM autotune_version")).scalar()
@@ -53,30 +53,30 @@ def version(connection: Connection) -> str | None:
             return str(found)
     if "studies" in tables or (tables and connection.dialect.name == "sqlite"):
         raise StoreCorruptError(
-            f"this database is not a store of autotune: it holds {', '.join(sorted(tables)[:5])}",
+            f"this database is not a store of autotune: it holds the tables {', '.join(sorted(tables)[:5])}",
             remedy="name another file or database",
         )
     return None
 
 
-_ONE_AT_A_TIME = threading.Lock()
-"""Alembic keeps the migration that runs in a global: two threads that open stores at once would migrate each other's."""
+_MIGRATION_LOCK = threading.Lock()
+"""Alembic holds the running migration in a global variable, so that only one thread may migrate at a time."""
 
 
 def upgrade(connection: Connection, target: str) -> None:
-    """Applies the steps up to `target`, in the caller's transaction."""
+    """Runs the migrations up to `target`, in the caller's transaction."""
     from alembic import command
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", "autotune.store:migrations")
     config.attributes["connection"] = connection
-    with _ONE_AT_A_TIME:
+    with _MIGRATION_LOCK:
         command.upgrade(config, target)
 
 
 def back_up(source: Path, target: Path) -> None:
-    """Copies an SQLite store while others use it, whole or not at all: the copy appears under its name when it is complete."""
+    """Copies an SQLite store, which may be in use. The copy appears under its name only when it is complete."""
     part = target.with_name(target.name + ".part")
     try:
         with contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as old:
@@ -92,13 +92,13 @@ def back_up(source: Path, target: Path) -> None:
 
 def _make_folder(database: Database, path: Path) -> None:
     if path.is_dir():
-        raise StoreUnavailableError(f"the store {path} is a folder", remedy="name a file in it")
+        raise StoreUnavailableError(f"a store must be a file, but {path} is a folder", remedy="name a file in it")
     folder = path.parent
-    if folder != data_folder() and not folder.exists():  # a slip of the pen should not leave folders behind
+    if folder != data_folder() and not folder.exists():  # a mistyped path should not create folders
         raise StoreUnavailableError(
             f"the folder {folder} of the store {path.name} does not exist", remedy="make it, or name another store"
         )
-    with diagnosed(database.place):
+    with diagnosed(database.location):
         folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -106,6 +106,6 @@ def _refuse_unknown(database: Database, found: str | None) -> None:
     if found is None or (found.isdigit() and found <= HEAD):
         return
     raise StoreVersionError(
-        f"the store {database.place} has version {found}, but this release reads up to {HEAD}",
+        f"the store {database.location} has version {found}, but this release reads up to {HEAD}",
         remedy="upgrade autotune, or name another store",
     )

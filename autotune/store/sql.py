@@ -1,4 +1,4 @@
-"""`SqlStore`: the store on a database. Every method is one transaction of the module that knows its subject."""
+"""`SqlStore`: the store on a database. Each method is one transaction, done by the module of its subject."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from autotune.store.tokens import TokenKeeper
 
 
 class SqlStore:
-    """Implements `autotune.ports.ServiceStore`; threads may share one, processes open their own."""
+    """Implements `autotune.ports.ServiceStore`. Threads may share one; each process opens its own."""
 
-    def __init__(self, place: StoreLocation) -> None:
-        self.database = Database(place)
+    def __init__(self, location: StoreLocation) -> None:
+        self.database = Database(location)
         self.tokens = TokenKeeper(self.database)
         try:
             schema.prepare(self.database)
@@ -51,12 +51,12 @@ class SqlStore:
             raise
 
     def __repr__(self) -> str:
-        return f"SqlStore({self.database.place})"
+        return f"SqlStore({self.database.location})"
 
     def submit(
         self, study: Study, spec: Mapping[str, Any], *, idempotency_key: str | None = None, owner: str = ""
     ) -> StudyRecord:
-        """Keeps a new study as QUEUED; the same key returns what it made first."""
+        """Stores a new study as QUEUED; a key that was used before returns its study."""
         with self.database.write(durable=True) as connection:
             study_id = submissions.submit(connection, study, spec, idempotency_key, owner)
         return self.study(study_id)
@@ -67,7 +67,7 @@ class SqlStore:
             return queries.study(connection, study_id)
 
     def revision(self, study_id: str) -> Revision:
-        """What the study is at now: far cheaper than the study, for those who ask again and again."""
+        """The study's present revision. Much cheaper than `study`, for polling."""
         with self.database.read() as connection:
             return queries.revision(connection, study_id)
 
@@ -105,7 +105,7 @@ class SqlStore:
             )
 
     def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
-        """Studies that should run (QUEUED, RUNNING, STOPPING) but that nobody holds, oldest first."""
+        """Studies that should run (QUEUED, RUNNING, STOPPING) but whose lease nobody holds, oldest first."""
         with self.database.read() as connection:
             return queries.claimable(connection, self.database.server_now_us(connection), limit=limit)
 
@@ -121,32 +121,32 @@ class SqlStore:
             return history.read(connection, key, found, after=after, limit=limit, newest=newest)
 
     def record_event(self, study_id: str, kind: str, data: Mapping[str, Any]) -> None:
-        """Appends a line of one's own to the history, e.g. who asked for a pause."""
+        """Appends an event to the history, e.g. who asked for a pause."""
         with self.database.write() as connection:
             history.append(connection, locking.find(connection, study_id).key, [(kind, data)])
 
     def claim(self, study_id: str, owner: str, *, lease_s: float) -> Lease | None:
-        """Takes the lease when nobody holds it; None when somebody does."""
+        """Takes the lease; None while somebody else holds it."""
         with self.database.write() as connection:
             return locking.claim(self.database, connection, study_id, owner, lease_s)
 
     def holder(self, study_id: str) -> Lease | None:
-        """The lease that is in force (it may have run out), whoever holds it; None when nobody does."""
+        """The present lease, which may have expired; None if nobody holds one."""
         with self.database.read() as connection:
             return locking.holder(connection, study_id)
 
     def renew(self, lease: Lease, *, lease_s: float) -> Lease:
-        """The lease, longer."""
+        """The lease with a new expiry."""
         with self.database.write() as connection:
             return locking.renew(self.database, connection, lease, lease_s)
 
     def release(self, lease: Lease) -> None:
-        """Gives the lease back."""
+        """Releases the lease."""
         with self.database.write() as connection:
             locking.release(connection, lease)
 
     def add_trial(self, lease: Lease, trial: Trial) -> None:
-        """Keeps a new PENDING trial."""
+        """Stores a new PENDING trial."""
         with self.database.write() as connection:
             trials.add(connection, lease, trial)
 
@@ -156,12 +156,12 @@ class SqlStore:
             trials.start_attempt(connection, lease, number, attempt)
 
     def adopt_attempt(self, lease: Lease, number: int, attempt: int) -> None:
-        """Notes that an attempt that an earlier holder started goes on under this lease."""
+        """Notes that an attempt started by an earlier holder continues under this lease."""
         with self.database.write() as connection:
             trials.adopt_attempt(connection, lease, number, attempt)
 
     def add_steps(self, lease: Lease, steps: Sequence[StepsReported]) -> None:
-        """Keeps step metrics, in bulk."""
+        """Stores step metrics, in bulk."""
         if steps:
             with self.database.write() as connection:
                 trials.add_steps(connection, lease, steps)
@@ -172,12 +172,12 @@ class SqlStore:
             return queries.steps(connection, study_id, number, attempt)
 
     def end_attempt(self, lease: Lease, number: int, attempt: int, failure: Failure | None) -> None:
-        """Closes an attempt that will be tried again."""
+        """Closes an attempt whose trial will be tried again."""
         with self.database.write() as connection:
             trials.end_attempt(connection, lease, number, attempt, failure)
 
     def end_trial(self, lease: Lease, trial: Trial) -> bool:
-        """Makes the trial terminal, once. A report under a lease that was taken over is kept as late too, and raises `ConflictError`."""
+        """Makes the trial terminal, once. A report under a lease that was taken over is stored as late, and raises `ConflictError`."""
         with self.database.write(durable=True) as connection:
             try:
                 return trials.end_trial(connection, lease, trial)
@@ -196,7 +196,7 @@ class SqlStore:
         lease: Lease | None = None,
         **fields: Unpack[StudyFields],
     ) -> StudyRecord:
-        """Moves the study on, when its status is one of `expect`."""
+        """Changes the study's status, if it is one of `expect`."""
         with self.database.write(durable=True) as connection:
             lifecycle.set_status(
                 connection, study_id, status, expect=expect, message=message, lease=lease, fields=fields
@@ -219,7 +219,7 @@ class SqlStore:
         one_each: bool = False,
         limit: int = 10,
     ) -> list[tuple[StudyRecord, Trial]]:
-        """Best measured trials across all history by tokens per second and GPU of the cluster, one for each workload and config."""
+        """Best measured trials across all studies by tokens per second and GPU of the cluster, one for each workload and config."""
         with self.database.read() as connection:
             return queries.best(
                 connection,
@@ -238,50 +238,50 @@ class SqlStore:
             )
 
     def known_workloads(self) -> list[KnownWorkload]:
-        """All workloads of which there are measurements, for a search of the nearest one; `best` takes the key as `workload`."""
+        """All workloads that have measurements. `best` takes the `key` of one as its filter `workload`."""
         with self.database.read() as connection:
             return statistics.known_workloads(connection)
 
     def statistics(self) -> Statistics:
-        """Studies and trials by status, failures by kind."""
+        """Counts of studies and trials by status, and of failures by kind."""
         with self.database.read() as connection:
             return statistics.statistics(connection, self.database.server_now_us(connection))
 
     def ping(self) -> None:
-        """Writes nothing, but takes the right to write. Raises `StoreUnavailableError` when the store cannot be written now."""
+        """Begins and ends a write that changes nothing. Raises `StoreUnavailableError` when the store cannot be written now."""
         with self.database.write() as connection:
             connection.execute(text("SELECT 1"))
 
     def save_calibration(self, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
-        """Keeps the cost model's constants for a cluster (or GPU type) and trainer in place of those before."""
+        """Stores the cost model's constants for a cluster (or GPU type) and trainer, and replaces earlier ones."""
         with self.database.write(durable=True) as connection:
             measured_once.save_calibration(connection, cluster, trainer, values)
 
     def calibration(self, cluster: str, trainer: str) -> dict[str, Any] | None:
-        """The constants that were kept under exactly these names."""
+        """The constants stored under exactly these names."""
         with self.database.read() as connection:
             return measured_once.calibration(connection, cluster, trainer)
 
     def save_reference_losses(self, model: str, data: str, seed: int, losses: Sequence[float]) -> None:
-        """Keeps the fp32 reference's losses by step; a shorter series does not replace a longer one."""
+        """Stores the losses of the fp32 reference by step; a shorter series does not replace a longer one."""
         with self.database.write() as connection:
             measured_once.save_reference_losses(connection, model, data, seed, losses)
 
     def reference_losses(self, model: str, data: str, seed: int) -> tuple[float, ...] | None:
-        """The losses that were kept for this model (name or fingerprint), data and seed."""
+        """The losses stored for this model (name or fingerprint), data and seed."""
         with self.database.read() as connection:
             return measured_once.find_reference_losses(connection, model, data, seed)
 
     def record_audit(self, actor: str, action: str, subject: str = "", data: Mapping[str, Any] | None = None) -> None:
-        """Adds a line to the audit."""
+        """Appends a line to the audit log."""
         with self.database.write() as connection:
             audit.record(connection, actor, action, subject, data or {})
 
     def audit_events(self, *, after: int = 0, limit: int = 1000) -> list[AuditEvent]:
-        """The audit after that number."""
+        """Lines of the audit log after that number."""
         with self.database.read() as connection:
             return audit.read(connection, after=after, limit=limit)
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Closes all connections."""
         self.database.close()

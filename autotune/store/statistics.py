@@ -1,4 +1,4 @@
-"""Counts for dashboards, and what workloads the history knows. Each number comes out of an index."""
+"""Counts for dashboards, and the workloads that have measurements. Each number is read from an index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.store.tables import records, studies, trials, workloads
 
 
 def statistics(connection: Connection, now: int) -> Statistics:
-    """The counts of this moment."""
+    """The present counts."""
     by_status = select(studies.c.status, func.count()).group_by(studies.c.status)
     by_ending = select(trials.c.status, trials.c.failure, func.count()).group_by(trials.c.status, trials.c.failure)
     trial_counts: dict[str, int] = {}
@@ -32,7 +32,7 @@ def statistics(connection: Connection, now: int) -> Statistics:
 
 
 def known_workloads(connection: Connection) -> list[KnownWorkload]:
-    """All workloads with measurements, the one that was measured last first."""
+    """All workloads that have measurements, the latest measured first."""
     configs = select(records.c.workload, func.count().label("configs")).group_by(records.c.workload).subquery()
     measured = (
         select(trials.c.workload, func.count().label("trials"), func.max(trials.c.ended_us).label("last_us"))

@@ -1,6 +1,6 @@
-"""A new study, kept once however often its submitter had to ask.
+"""Submissions: a new study is stored once, however often its client had to repeat the request.
 
-An idempotency key belongs to its owner: the same key of another owner is another submission.
+Idempotency keys are separate for each owner: the same key of another owner is another submission.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIGNS = _LETTERS + "23456789"
 def submit(
     connection: Connection, study: Study, spec: Mapping[str, Any], idempotency_key: str | None, owner: str
 ) -> str:
-    """Keeps the study as QUEUED and returns its id; a known key returns the id that it made first."""
+    """Stores the study as QUEUED and returns its id; a key that was used before returns the id of its study."""
     owner, values = clean(owner), study_to_dict(study)
     mark = fingerprint([values, json_text(spec)])
     if idempotency_key is not None:
@@ -40,11 +40,11 @@ def submit(
             .where(submissions.c.owner == owner, submissions.c.idempotency_key == clean(idempotency_key))
         ).first()
         if row is not None:
-            # A release that knows more fields writes other fingerprints: what was kept then decides.
+            # A release with more fields computes other fingerprints: then the stored spec decides.
             kept = (study_from_dict(json.loads(row.values_text)), row.spec)
             if row.fingerprint != mark and kept != (study, json_text(spec)):
                 raise ConflictError(
-                    f"the idempotency key was used for another spec, of study {row.id}",
+                    f"an idempotency key belongs to one spec, but this one was used for another spec, of study {row.id}",
                     remedy="use a new key for a new spec",
                     field="idempotency_key",
                 )
@@ -88,7 +88,7 @@ def _insert_study(connection: Connection, study: Study, owner: str, now: int) ->
 
 
 def keep_workload(connection: Connection, workload: Workload) -> int:
-    """The key of the workload, which is written if it is new."""
+    """The key of the workload; a new workload is stored."""
     values = workload_to_dict(workload)
     mark = fingerprint(values)
     known = select(workloads.c.key).where(workloads.c.fingerprint == mark)
@@ -111,11 +111,11 @@ def keep_workload(connection: Connection, workload: Workload) -> int:
 
 
 def insert_if_new(connection: Connection, table: Table) -> Any:
-    """An INSERT that leaves a row with the same key as it is."""
+    """An INSERT that does nothing when a row with the same key exists."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     return dialect.insert(table).on_conflict_do_nothing()
 
 
 def new_id() -> str:
-    """Ten letters and digits, the first a letter, none that is read for another: 6e13 ids, safe in paths, hosts and labels."""
+    """A random id of ten letters and digits that cannot be confused with each other; the first is a letter. 6e13 ids, safe in paths, hosts and labels."""
     return secrets.choice(_LETTERS) + "".join(secrets.choice(_SIGNS) for _ in range(9))

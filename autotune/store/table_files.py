@@ -1,4 +1,4 @@
-"""A store as tables for other programs: studies, trials, steps and events, one file each, as CSV or Parquet.
+"""A store as files for other programs: studies, trials, steps and events, one CSV or Parquet file each.
 
 Columns carry units in their names; times are ISO 8601 in UTC; what is unknown is empty.
 """
@@ -26,7 +26,7 @@ from autotune.store.sql import SqlStore
 from autotune.store.tables import attempts, studies
 
 PAGE = 1000
-"""Rows that are read or written at once, so that a large store needs little memory."""
+"""Rows that are read or written at once; bounds the memory that a large store needs."""
 
 Columns = Mapping[str, type]
 Row = tuple[Any, ...]
@@ -62,7 +62,7 @@ EVENTS: Columns = {"study": str, "sequence": int, "at": str, "kind": str, "data"
 
 
 def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "csv") -> list[Path]:  # noqa: A002
-    """Writes one file per table into `folder`, each whole or not at all, and returns their paths.
+    """Writes one file per table into `folder`, each completely or not at all, and returns their paths.
 
     `format`: csv, or parquet with pyarrow. Raises `SpecError` for another, `MissingExtraError` without pyarrow, `StoreUnavailableError` when nothing can be written.
     """
@@ -77,7 +77,7 @@ def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "cs
         "events": (EVENTS, _event_rows),
     }
     written = []
-    with diagnosed(store.database.place):
+    with diagnosed(store.database.location):
         folder.mkdir(parents=True, exist_ok=True)
         for name, (columns, rows) in tables.items():
             path = folder / f"{name}.{format}"
@@ -88,7 +88,7 @@ def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "cs
 
 
 def study_keys(store: SqlStore) -> Iterator[tuple[int, str]]:
-    """(key, id) of all studies, in the order of submission."""
+    """(key, id) of all studies, in order of submission."""
     last = 0
     while True:
         query = select(studies.c.key, studies.c.id).where(studies.c.key > last).order_by(studies.c.key).limit(PAGE)
@@ -211,7 +211,7 @@ def _parquet_writer() -> Callable[[Path, Columns, Iterable[Row]], None]:
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """A name to write under; the file appears under its own name when it is complete."""
+    """A temporary name to write under; the file gets its own name when it is complete."""
     part = path.with_name(path.name + ".part")
     try:
         yield part

@@ -1,4 +1,4 @@
-"""Access tokens: shown once, kept as a scrypt hash, each with owner, scope, expiry and revocation.
+"""Access tokens: shown once and stored as a scrypt hash, with owner, scope, expiry and revocation.
 
     at_ID_SECRET     ID finds the row; SECRET is 256 random bits
 
@@ -25,7 +25,7 @@ from autotune.store.rows import clean
 from autotune.store.tables import tokens
 
 REMEMBER_S = 60.0
-"""How long a checked token need not be hashed again, s"""
+"""time for which a checked token is not hashed again, s"""
 MAX_REMEMBERED = 1024
 
 _FIND = select(tokens).where(tokens.c.id == bindparam("of_id"))
@@ -40,10 +40,13 @@ class TokenKeeper:
         self._lock = threading.Lock()
 
     def create(self, owner: str, scope: str, *, expires_in_s: float | None = None) -> tuple[Token, str]:
-        """A new token and its text, which nobody can show again. Raises `SpecError` for an unknown scope or a lifetime below zero."""
+        """A new token and its text, which cannot be shown again. Raises `SpecError` for an unknown scope or a lifetime that is not positive."""
         one_of("scope", scope, SCOPES)
         if expires_in_s is not None and not 0 < expires_in_s < 1e10:
-            raise SpecError(f"a token must live longer than 0 s, but lives {expires_in_s} s", field="expires_in_s")
+            raise SpecError(
+                f"the lifetime of a token must be more than 0 s and less than 1e10 s, but is {expires_in_s} s",
+                field="expires_in_s",
+            )
         name, secret, salt, now = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_bytes(16), now_us()
         row = {
             "id": name,
@@ -68,14 +71,16 @@ class TokenKeeper:
         with self._database.read() as connection:
             row = connection.execute(_FIND, {"of_id": name}).first()
         if row is None:
-            _hash(secret, b"no such token...")  # as slow as a wrong secret, so that ids cannot be told by time
+            _hash(
+                secret, b"no such token..."
+            )  # takes as long as a wrong secret, so that timing does not reveal which ids exist
             return None
         if not self._matches(text, secret, row) or row.revoked_us is not None:
             return None
         return _read(row) if row.expires_us is None or now_us() < row.expires_us else None
 
     def revoke(self, token_id: str) -> Token:
-        """The token, of no use from now on. Raises `NotFoundError`."""
+        """Revokes the token, from now on. Raises `NotFoundError`."""
         with self._database.write(durable=True) as connection:
             connection.execute(
                 update(tokens).where(tokens.c.id == token_id, tokens.c.revoked_us.is_(None)).values(revoked_us=now_us())

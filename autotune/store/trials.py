@@ -1,10 +1,10 @@
-"""Writes of a running study: trials asked, attempts started and ended, steps reported, trials ended. Each is a compare-and-set.
+"""Writes of a running study: trials added, attempts started and ended, steps reported, trials ended. Each is a compare-and-set.
 
-Whoever lost an acknowledgement may ask again: the same trial added again, the same attempt started or closed again are acknowledged and
-change nothing. Anything else that the present state forbids is a `ConflictError`. A trial ends once: later reports are kept in the
+A controller that did not receive an acknowledgement may repeat the write: adding the same trial again, or starting or closing the same attempt again,
+is acknowledged and changes nothing. All else that the present state forbids raises `ConflictError`. A trial ends once; later reports are stored in the
 history as `trial.late`.
 
-Statements are built once: building them costs more than running them.
+SQL statements are built once, because building them costs more than running them.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ _CLOSE = (
 
 
 def add(connection: Connection, lease: Lease, trial: Trial) -> None:
-    """Keeps a new PENDING trial under the next number."""
+    """Stores a new PENDING trial under the next number."""
     study = locking.hold(connection, lease)
     if trial.status is not TrialStatus.PENDING:
-        raise ConflictError(f"a new trial is PENDING, but trial {trial.number} is {trial.status}")
+        raise ConflictError(f"a new trial must be PENDING, but trial {trial.number} is {trial.status}")
     if 0 <= trial.number < study.num_trials:
         asked = read_trial(lease.study, _trial(connection, study, trial.number))
         if (asked.config, asked.seed, asked.purpose) == (trial.config, trial.seed, trial.purpose):
             return
     if trial.number != study.num_trials:
         raise ConflictError(
-            f"trials are numbered without gaps: the next of study {lease.study} is {study.num_trials}, "
-            f"but is {trial.number}"
+            f"trials are numbered without gaps: the next number of study {lease.study} is {study.num_trials}, "
+            f"but the new trial has {trial.number}"
         )
     _refuse_terminal(study)
     connection.execute(_ADD, new_trial_row(trial, study=study.key, workload=study.workload, now=now_us()))
@@ -97,12 +97,16 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
     if row.status == TrialStatus.RUNNING and row.attempts == attempt:
         return
     if row.status not in OPEN:
-        raise ConflictError(f"trial {number} of study {lease.study} is {row.status} and cannot be started")
+        raise ConflictError(
+            f"only an open trial can be started, but trial {number} of study {lease.study} is {row.status}"
+        )
     _refuse_terminal(study)
     if attempt != row.attempts + 1:
-        raise ConflictError(f"the next attempt of trial {number} is {row.attempts + 1}, but is {attempt}")
+        raise ConflictError(f"the next attempt of trial {number} must be {row.attempts + 1}, but is {attempt}")
     if row.attempts and _attempt(connection, study, number, row.attempts).ended_us is None:
-        raise ConflictError(f"attempt {row.attempts} of trial {number} still runs")
+        raise ConflictError(
+            f"a trial runs one attempt at a time, but attempt {row.attempts} of trial {number} still runs"
+        )
     now = now_us()
     connection.execute(_RUN, {"of_key": row.key, "attempt": attempt, "now": now})
     started = {"study": study.key, "number": number, "attempt": attempt, "fence": lease.fence, "started_us": now}
@@ -111,7 +115,7 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
 
 
 def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: int) -> None:
-    """The running attempt goes on under this lease. Raises `ConflictError` for any other."""
+    """Notes that the running attempt continues under this lease. Raises `ConflictError` for any other attempt."""
     study = locking.hold(connection, lease)
     row = _trial(connection, study, number)
     running = _attempt(connection, study, number, attempt)
@@ -123,7 +127,7 @@ def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: in
 
 
 def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReported]) -> None:
-    """Keeps the series of each report. Raises `NotFoundError` for an attempt that was never started."""
+    """Stores the steps of each report. Raises `NotFoundError` for an attempt that was never started."""
     study = locking.hold(connection, lease)
     grown: dict[tuple[int, int], tuple[int, bytes]] = {}
     for report in steps:
@@ -140,7 +144,7 @@ def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReporte
 
 
 def end_attempt(connection: Connection, lease: Lease, number: int, attempt: int, failure: Failure | None) -> None:
-    """Closes an attempt whose trial goes on."""
+    """Closes an attempt whose trial will be tried again."""
     study = locking.hold(connection, lease)
     if _attempt(connection, study, number, attempt).ended_us is not None:
         return
@@ -150,18 +154,16 @@ def end_attempt(connection: Connection, lease: Lease, number: int, attempt: int,
 
 
 def end_trial(connection: Connection, lease: Lease, trial: Trial) -> bool:
-    """Makes the trial terminal with what `trial` says of status, measurement, reward, failure and reason; False if it was already."""
+    """Makes the trial terminal, with status, measurement, reward, failure and reason of `trial`; False if it was terminal already."""
     study = locking.hold(connection, lease)
     row = _trial(connection, study, trial.number)
     asked = read_trial(lease.study, row)
     if asked.config != trial.config:
-        raise ConflictError(
-            f"trial {trial.number} of study {lease.study} was asked with another config: {asked.config}"
-        )
+        raise ConflictError(f"trial {trial.number} of study {lease.study} has another config: {asked.config}")
     if row.status not in OPEN:
         keep_late(connection, study.key, trial, f"already {row.status}", lease.fence)
         return False
-    _refuse_senseless(trial, was_started=row.status == TrialStatus.RUNNING)
+    _check_ending(trial, was_started=row.status == TrialStatus.RUNNING)
     now = now_us()
     columns = ended_columns(asked, trial, num_gpus=row.num_gpus, now=now)
     connection.execute(_END, {"of_key": row.key, **columns})
@@ -174,7 +176,7 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> bool:
 
 
 def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Line]:
-    """Makes every open trial of an ending study CANCELLED; returns the lines for its history."""
+    """Cancels all open trials of a study that ends; returns the lines for its history."""
     rows = connection.execute(
         select(trials.c.number, trials.c.attempts)
         .where(trials.c.study == study.key, trials.c.status.in_(OPEN))
@@ -193,7 +195,7 @@ def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Li
 
 
 def keep_late(connection: Connection, study: int, trial: Trial, why: str, fence: int) -> None:
-    """Writes a report that came too late into the history, with its evidence."""
+    """Stores a report that came too late in the history, with its evidence."""
     line: Mapping[str, Any] = {"number": trial.number, "why": why, "fence": fence, "trial": trial.to_dict()}
     append(connection, study, [("trial.late", line)])
 
@@ -229,10 +231,10 @@ def _attempt(connection: Connection, study: Row[Any], number: int, attempt: int)
     return row
 
 
-def _refuse_senseless(trial: Trial, *, was_started: bool) -> None:
+def _check_ending(trial: Trial, *, was_started: bool) -> None:
     where = f"trial {trial.number} cannot be {trial.status}"
     if not trial.status.is_terminal:
-        raise ConflictError(f"{where} at its end: only terminal states end a trial")
+        raise ConflictError(f"{where} at its end: a trial ends with a terminal status")
     if trial.status in (TrialStatus.COMPLETED, TrialStatus.STOPPED):
         if not trial.is_measured:
             raise ConflictError(f"{where} without a measurement")
@@ -244,4 +246,7 @@ def _refuse_senseless(trial: Trial, *, was_started: bool) -> None:
 
 def _refuse_terminal(study: Row[Any]) -> None:
     if study.status in locking.TERMINAL:
-        raise ConflictError(f"study {study.id} is {study.status}, which never changes", remedy="submit a new study")
+        raise ConflictError(
+            f"a study that has ended takes no more trials, and study {study.id} is {study.status}",
+            remedy="submit a new study",
+        )

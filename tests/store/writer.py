@@ -46,7 +46,7 @@ def write(store: SqlStore, lease: Lease, number: int) -> bool:
         print(f"refused {error.kind}: {error}", flush=True)
         return False
     except ConflictError as error:
-        if "already" not in str(error) and "cannot be started" not in str(error):
+        if "already" not in str(error) and "only an open trial" not in str(error):
             print("fenced", flush=True)
             raise SystemExit(0) from None
     return True
