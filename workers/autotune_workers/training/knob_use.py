@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from autotune.spec import KnobUse
-from autotune.trainers import trainer
+from autotune.trainers.catalog.native import NativeTrainer
 
-_NATIVE = trainer("native")
-NATIVE_LOOP = KnobUse(part="native training loop", reads=_NATIVE.reads, neutral=_NATIVE.neutral)
+NATIVE_LOOP = KnobUse(part="native training loop", reads=NativeTrainer.reads, neutral=NativeTrainer.neutral)
 """A config with a knob that it does not know fails as invalid before anything is built."""
