@@ -350,6 +350,7 @@ OWN = {"num_workers": [2, 0, 4], "bucket_mb": {"powers_of_two": [1, 8]}, "flash"
 def test_a_study_brings_knobs_of_its_own() -> None:
     asked = study(
         knobs=OWN,
+        trainer={"kind": "command", "argv": ["train", "{tp}", *(f"{{{name}}}" for name in OWN)]},
         space={"tp": [1, 2], "micro_batch_size": 8},
         baseline="tp=1,flash=true",
         enqueue=["tp2 mb8 num_workers=4"],
@@ -385,6 +386,12 @@ def test_a_study_brings_knobs_of_its_own() -> None:
         ({"knobs": {"mine": [1, 2]}, "enqueue": ["tp=1,mine=3"]}, "enqueue.0.mine", "must be one of 1, 2, but is 3"),
         ({"knobs": {"mine": [1, 2]}, "baseline": "mime=1"}, "baseline.mime", "did you mean mine"),
         ({"space": {"mine": [1]}}, "space.mine", "no key is called 'mine'"),
+        ({"knobs": {"mine": [1, 2]}}, "knobs.mine", "the trainer native cannot carry the knob mine.*kind command"),
+        (
+            {"knobs": {"mine": [1, 2]}, "trainer": {"kind": "command", "argv": ["train", "{tp}"]}},
+            "knobs.mine",
+            r"argv and env have no placeholder \{mine\}",
+        ),
     ],
 )
 def test_mistakes_in_own_knobs_are_answered_with_place_and_remedy(

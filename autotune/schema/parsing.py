@@ -94,6 +94,8 @@ def parse_study(
     space = replace(parse_space(asked.space, base=base), extra=_own_knobs(asked))
     own = space.own_knobs
     enqueue = [_config(workload, config, f"enqueue.{i}", own) for i, config in enumerate(asked.enqueue)]
+    baseline = None if asked.baseline is None else _config(workload, asked.baseline, "baseline", own)
+    trainer(trainer_name).check_own_knobs(space.extra, trainer_options)
     left_out: list[str] = []
     if asked.cluster == LOCAL:  # the spec was written before anybody knew this machine
         broken = [reasons(workload, config) for config in enqueue]
@@ -114,7 +116,7 @@ def parse_study(
         runner_options=runner_options,
         seed=asked.seed,
         data=asked.data if asked.data is None or base is None else find_data(asked.data, base),
-        baseline=None if asked.baseline is None else _config(workload, asked.baseline, "baseline", own),
+        baseline=baseline,
         enqueue=tuple(dict.fromkeys(enqueue)),
         left_out=tuple(dict.fromkeys(left_out)),
     )

@@ -128,9 +128,14 @@ class Assembly:
 
 
 def assemble(study: Study, store: CalibrationStore | None = None) -> Assembly:
-    """Works the study out. Raises `InfeasibleError` when no config of its space is legal."""
-    from autotune.cost import estimate
+    """Works the study out.
 
+    Raises `SpecError` when the trainer cannot carry a knob of the study, and `InfeasibleError` when no config of its space is legal.
+    """
+    from autotune.cost import estimate
+    from autotune.trainers import trainer
+
+    trainer(study.trainer).check_own_knobs(study.space.extra, study.trainer_options)
     space = SearchSpace.build(study.workload, study.space)
     calibration = stored_calibration(study.workload, store)
     return Assembly(
