@@ -8,10 +8,11 @@ import pytest
 
 from autotune.errors import SpecError
 from autotune.ports import AttemptEnded, StepsReported
-from autotune.spec import FailureKind
+from autotune.spec import FIELDS, FailureKind, ParallelConfig
+from autotune.testing.knobs import base_configs, complaints_of, variations
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
-from autotune_workers.runners.simulated import SimulatedRunner
-from tests.workers.requests import CPU, request
+from autotune_workers.runners.simulated import SIMULATED_RUNNER, SimulatedRunner
+from tests.workers.requests import CPU, NANO, request
 
 
 class TestSimulatedRunner(RunnerContract):
@@ -105,3 +106,33 @@ def test_unknown_faults_are_refused() -> None:
         SimulatedRunner(faults={"hangs": 1.0})
     with pytest.raises(SpecError, match="fault"):
         SimulatedRunner(faults=[{"type": "hang"}])
+
+
+def test_every_value_of_every_knob_changes_the_truth_and_a_neutral_one_does_not() -> None:
+    plain = request(0)
+    plain = replace(plain, workload=replace(plain.workload, model=replace(NANO, num_layers=8)))
+    assert not complaints_of(SIMULATED_RUNNER)
+
+    def truth(config: ParallelConfig) -> float:
+        (end,) = outcome(SimulatedRunner(noise=0.0, outlier_every=0), replace(plain, config=config))
+        return end.measurement.step_time_s
+
+    seen = set()
+    for base in (config for config in base_configs(plain.workload) if config.zero_stage == 0):
+        here = truth(base)
+        for knob, value, config in variations(plain.workload, base):
+            assert (truth(config) == here) == (knob.name in SIMULATED_RUNNER.neutral), f"{knob.name}={value} of {base}"
+            seen.add(knob.name)
+    assert seen >= set(FIELDS) - {"ep"}, "a dense model has no experts to spread"
+
+
+def test_the_truth_is_seeded_by_the_config_as_it_is_written() -> None:
+    for base in base_configs(request(0).workload):
+        assert SIMULATED_RUNNER.key(base) == str(base)
+
+
+def test_a_knob_of_the_study_makes_no_difference_that_does_not_exist() -> None:
+    one = request(0, config={"extra": {"num_workers": 0}})
+    two = request(1, config={"extra": {"num_workers": 4}})
+    first, second = outcome(SimulatedRunner(), one, two)
+    assert first.measurement == second.measurement == outcome(SimulatedRunner(), request(2))[0].measurement
