@@ -32,7 +32,8 @@ class AutotuneError(Exception):
         self.field = field
 
     def __str__(self) -> str:
-        where = f"{self.field}: " if self.field else ""
+        named = self.message.split(maxsplit=1)[:1] == [self.field]  # the message begins with the field already
+        where = f"{self.field}: " if self.field and not named else ""
         return f"{where}{self.message}" + (f"; {self.remedy}" if self.remedy else "")
 
     @property

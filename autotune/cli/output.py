@@ -96,8 +96,10 @@ def report_error(error: Exception, *, as_json: bool) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # `autotune` alone: the text is the help
             print(text, file=sys.stderr)
             return BAD_INPUT
-        body = {"kind": "usage", "message": text, "field": "", "remedy": "`autotune --help` lists the commands"}
-        code = BAD_INPUT
+        context = getattr(error, "ctx", None)
+        remedy = f"`{context.command_path if context else 'autotune'} --help` shows the usage"
+        body = {"kind": "usage", "message": text, "field": "", "remedy": remedy}
+        text, code = f"{text.rstrip('.')}; {remedy}", BAD_INPUT
     if as_json:
         emit({"error": body})
     print(f"error: {text}", file=sys.stderr)
