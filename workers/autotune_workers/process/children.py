@@ -52,8 +52,8 @@ def inherited_environment() -> dict[str, str]:
 def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:
     """The environment of a rank: what is inherited, and where our packages are."""
     kept = inherited_environment()
-    here = {str(Path(__file__).resolve().parents[1]), str(Path(sys.modules["autotune"].__path__[0]).resolve().parent)}
-    path = os.pathsep.join([*sorted(here), *filter(None, [kept.get("PYTHONPATH", "")])])
+    roots = {str(Path(sys.modules[name].__path__[0]).resolve().parent) for name in ("autotune", "autotune_workers")}
+    path = os.pathsep.join([*sorted(roots), *filter(None, [kept.get("PYTHONPATH", "")])])
     loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if _LOOPBACK.match(host) else {}
     return {
         **kept,
