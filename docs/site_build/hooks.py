@@ -23,9 +23,15 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of the reference."""
+    """Adds the pages of the reference, and the benchmarks' results with their figure."""
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
+    benchmarks = Path(config.config_file_path).parent / "tests" / "benchmarks"
+    results = (benchmarks / "RESULTS.md").read_text(encoding="utf-8")
+    results = results.replace("figures/search_regret.svg", "images/search-regret.svg")
+    files.append(File.generated(config, "results.md", content=results))
+    regret = benchmarks / "figures" / "search_regret.svg"
+    files.append(File.generated(config, "images/search-regret.svg", abs_src_path=str(regret)))
     return files
 
 
