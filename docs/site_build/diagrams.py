@@ -53,7 +53,11 @@ class Arrow:
     def svg(self) -> str:
         """The arrow as SVG."""
         path = " ".join(f"{x},{y}" for x, y in self.points)
-        words = f'<text x="{self.at[0]}" y="{self.at[1]}" class="label" text-anchor="{self.anchor}">{escape(self.label)}</text>' if self.label else ""
+        words = (
+            f'<text x="{self.at[0]}" y="{self.at[1]}" class="label" text-anchor="{self.anchor}">{escape(self.label)}</text>'
+            if self.label
+            else ""
+        )
         return f'<polyline points="{path}" class="arrow" marker-end="url(#head)"/>{words}'
 
 

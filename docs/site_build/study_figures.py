@@ -36,7 +36,9 @@ def _style(page: str) -> str:
     sheet = re.search(r"<style>(.*?)</style>", page, re.DOTALL)
     text = sheet[1] if sheet else ""
     palette = dict(re.findall(r"--(\w+):([^;}]+)", text.split("@media", 1)[0]))
-    rules = re.findall(r"((?:svg text|\.(?:tick|row|name|grid|axis|dot|best|base|fail|line|dashed|limit|mark)\b)[^{}]*\{[^}]*\})", text)
+    rules = re.findall(
+        r"((?:svg text|\.(?:tick|row|name|grid|axis|dot|best|base|fail|line|dashed|limit|mark)\b)[^{}]*\{[^}]*\})", text
+    )
     return re.sub(r"var\(--(\w+)\)", lambda name: palette.get(name[1], "#000"), "\n".join(rules))
 
 
