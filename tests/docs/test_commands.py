@@ -1,0 +1,164 @@
+"""Every command and every Python text of README and site is run as it stands, or the page says why not."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.docs.harness import SERVE, STUDY, Harness
+from tests.docs.pages import ROOT, Block, blocks, commands, page_paths
+
+PAGES = {path.relative_to(ROOT).as_posix(): blocks(path) for path in page_paths()}
+KINDS = ("fast", "slow", "service", "none")
+RUN = ("console", "python")
+"""Languages of blocks that are run; all others are shown."""
+
+pytestmark = pytest.mark.xdist_group("documentation")
+
+
+def with_kind(*kinds: str) -> list[str]:
+    return [name for name, found in PAGES.items() if any(b.kind in kinds and b.language in RUN for b in found)]
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    with Harness(tmp_path_factory.mktemp("documentation")) as harness:
+        yield harness
+
+
+@pytest.fixture(scope="module")
+def studied(harness: Harness) -> Harness:
+    """With the one real study that all pages ask about."""
+    code, output = harness.page("study").shell(STUDY)
+    assert code == 0, output[-4000:]
+    return harness
+
+
+@pytest.fixture(scope="module")
+def service(harness: Harness) -> Iterator[str]:
+    """The address of a real service on the pages' results database."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folder = harness.page("service").folder
+    with (folder / "serve.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*SERVE.split(), "--port", str(port)], cwd=folder, env=harness.environment, stdout=log, stderr=log
+        )
+        url = f"http://127.0.0.1:{port}"
+        try:
+            for _ in range(600):
+                try:
+                    httpx.get(f"{url}/api/v1/health", timeout=5, trust_env=False).raise_for_status()
+                    break
+                except httpx.HTTPError:
+                    assert process.poll() is None, (folder / "serve.log").read_text()
+                    time.sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.flaky(reruns=1)
+@pytest.mark.parametrize("name", with_kind("fast"))
+def test_the_commands_of_a_page_work_in_their_order(studied: Harness, name: str) -> None:
+    page = studied.page(name)
+    for block in PAGES[name]:
+        if block.kind == "fast":
+            page.run(block)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", with_kind("service"))
+def test_the_commands_of_a_page_work_against_a_service(harness: Harness, service: str, name: str) -> None:
+    page = harness.page(f"{name} with a service")
+    page.service_url = service
+    for block in PAGES[name]:
+        if block.kind == "service" or block.title:
+            page.run(block)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", with_kind("slow"))
+def test_the_long_commands_of_a_page_work(studied: Harness, name: str) -> None:
+    page = studied.page(f"{name} at length")
+    for block in PAGES[name]:
+        if block.kind in ("fast", "slow"):
+            page.run(block)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_is_not_run_says_why_to_readers_too(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for block in PAGES[name]:
+        assert block.kind in KINDS, f"{name}:{block.line}: {block.marker!r} must be one of run: slow, run: service, not run: REASON"
+        if block.kind == "none":
+            assert len(block.marker) > len("not run: "), f"{name}:{block.line}: a reason must stand there"
+            assert re.search(r"\*?(The tests|These lines|These benchmarks|Benchmarks)\b[^*]*\bnot\b", text), (
+                f"{name}: a sentence must tell readers that some commands are not run by the tests, and why"
+            )
+
+
+def test_no_block_escapes_the_collection() -> None:
+    for name, found in PAGES.items():
+        fences = len(re.findall(r"^```\w+", (ROOT / name).read_text(encoding="utf-8"), flags=re.MULTILINE))
+        assert fences == len(found), f"{name}: {fences} fences, but {len(found)} blocks were read"
+
+
+def test_no_command_hides_in_a_block_of_another_language() -> None:
+    for name, found in PAGES.items():
+        for block in found:
+            if block.language in ("bash", "sh", "shell"):
+                pytest.fail(f"{name}:{block.line}: write commands as console blocks, so that they are run")
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for block in console_blocks():
+        for command in commands(block):
+            if command.line.startswith("make "):
+                target = command.line.split()[1]
+                assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"{block.page}:{block.line}: {target}"
+
+
+def test_the_tutorial_has_the_study_that_the_pages_share() -> None:
+    assert STUDY in [command.line for block in console_blocks() for command in commands(block)]
+
+
+def test_every_command_of_the_program_is_in_some_page() -> None:
+    from autotune.cli import application
+
+    named = {name for found in PAGES.values() for block in found if block.language == "console" for name in _names(block)}
+    groups = {info.name for info in application().registered_groups}
+    known = {info.name or info.callback.__name__ for info in application().registered_commands} | groups
+    assert known - named == set(), "commands that no page shows"
+
+
+def _names(block: Block) -> list[str]:
+    return [command.line.split()[1] for command in commands(block) if command.line.startswith("autotune ")]
+
+
+def console_blocks() -> list[Block]:
+    return [block for found in PAGES.values() for block in found if block.language == "console"]
+
+
+def test_specs_that_pages_show_are_valid(tmp_path: Path) -> None:
+    import yaml
+
+    from autotune import load_study
+
+    shown = [b for found in PAGES.values() for b in found if b.language == "yaml" and "workload:" in b.text]
+    assert shown
+    for block in shown:
+        load_study(yaml.safe_load(block.text), base=tmp_path)
+        if block.page.startswith("docs/trainers/"):
+            assert len(block.text.splitlines()) <= 15, f"{block.page}:{block.line}: a spec of a trainer's page is short"
