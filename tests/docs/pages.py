@@ -1,9 +1,9 @@
 """Pages of the documentation, cut into fenced blocks. What the tests do with a block stands in an HTML comment on the line before it.
 
-    (nothing)                  it is run by the fast tests
-    <!-- run: slow -->         it is run by the slow tests
-    <!-- run: service -->      it is run while a service is up, which stands in for the one that the page started
-    <!-- not run: reason -->   it is not run; the page says so to its readers too
+(nothing)                  it is run by the fast tests
+<!-- run: slow -->         it is run by the slow tests
+<!-- run: service -->      it is run while a service is up, which stands in for the one that the page started
+<!-- not run: reason -->   it is not run; the page says so to its readers too
 """
 
 from __future__ import annotations

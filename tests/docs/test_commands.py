@@ -96,11 +96,27 @@ def test_the_long_commands_of_a_page_work(studied: Harness, name: str) -> None:
             page.run(block)
 
 
+def test_the_readme_shows_what_plan_prints(harness: Harness) -> None:
+    (table,) = (block.text for block in PAGES["README.md"] if block.language == "text" and "| rank |" in block.text)
+    (line,) = (c.line for b in console_blocks() if b.page == "README.md" for c in commands(b) if " plan " in c.line)
+    page = harness.page("plan of the readme")
+    environment = {**harness.environment, "AUTOTUNE_STORE": str(page.folder / "empty.db"), "COLUMNS": "160"}
+    code, output = harness.fork({"argv": line.split()[1:], "cwd": str(page.folder), "env": environment})
+    assert code == 0, output
+    printed = {"".join(row.split()) for row in output.splitlines()}
+    rows = [row for row in table.splitlines() if "tokens/s" not in row and "---" not in row]
+    assert len(rows) == 3
+    for row in rows:
+        assert "".join(row.split()) in printed, f"README shows {row}, but plan prints\n{output}"
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_what_is_not_run_says_why_to_readers_too(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     for block in PAGES[name]:
-        assert block.kind in KINDS, f"{name}:{block.line}: {block.marker!r} must be one of run: slow, run: service, not run: REASON"
+        assert block.kind in KINDS, (
+            f"{name}:{block.line}: {block.marker!r} must be one of run: slow, run: service, not run: REASON"
+        )
         if block.kind == "none":
             assert len(block.marker) > len("not run: "), f"{name}:{block.line}: a reason must stand there"
             assert re.search(r"\*?(The tests|These lines|These benchmarks|Benchmarks)\b[^*]*\bnot\b", text), (
@@ -137,7 +153,9 @@ def test_the_tutorial_has_the_study_that_the_pages_share() -> None:
 def test_every_command_of_the_program_is_in_some_page() -> None:
     from autotune.cli import application
 
-    named = {name for found in PAGES.values() for block in found if block.language == "console" for name in _names(block)}
+    named = {
+        name for found in PAGES.values() for block in found if block.language == "console" for name in _names(block)
+    }
     groups = {info.name for info in application().registered_groups}
     known = {info.name or info.callback.__name__ for info in application().registered_commands} | groups
     assert known - named == set(), "commands that no page shows"
