@@ -149,7 +149,8 @@ class LocalSource:
 
     def best_across(self, *, top: int = 1, metric: str | None = None, **asked: Any) -> Document:
         """Best configs across all studies."""
-        from autotune.results.best_known import Asked, best_known
+        from autotune.results.best_known import best_known
+        from autotune.results.question import Asked
 
         return best_known(self.store, Asked(**asked, metric=metric or ""), top=top)
 

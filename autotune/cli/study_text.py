@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.cli.output import bare_table, consoles
+from autotune.report.notes import note_of
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import (
     MIN_CONFIG,
@@ -19,7 +20,6 @@ from autotune.report.terminal import (
     format_bytes,
     format_count,
     format_duration,
-    note_of,
     safe,
     trials_table,
 )

@@ -1,9 +1,10 @@
 """What people see of studies: a self-contained HTML page, tables and bars in a terminal, two studies side by side.
 
-page.py        html_report(record, trials) -> str       findings.py   winner, baseline, speedup, why it won
-comparison.py  compare(first, second) -> rich table     figures.py    inline SVG
-worth.py       rewards by parts and the front that nothing beats, as rows
-terminal.py    labels, sizes, times; tables and stacked bars as rich renderables, with a plain-character fallback
+page.py           the report of a study as one HTML page      page_style.py     its style sheet
+study_figures.py  figures of a study                          figures.py        plots and bars as inline SVG
+findings.py       why it won, in sentences and numbers        reward_tables.py  rewards by parts, the Pareto front
+comparison.py     two studies side by side                    notes.py          notes of trials, shared ones once
+terminal.py       tables and bars as rich renderables         table_layout.py   a table that suits the terminal's width
 """
 
 from __future__ import annotations

@@ -7,63 +7,25 @@ text from studies (names, messages, logs) is escaped.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from html import escape
 from typing import Any
 
 from autotune import __version__
 from autotune.ports import StudyRecord
-from autotune.report.figures import Bar, Line, Point, plot, stacked_bars
-from autotune.report.findings import (
-    best_so_far,
-    prediction_errors,
-    status_counts,
-    time_parts,
-    why,
-)
+from autotune.report.findings import status_counts, why
+from autotune.report.notes import notes_of
+from autotune.report.page_style import STYLE
 from autotune.report.reward_tables import formula_rows, front_rows, reward_rows
-from autotune.report.terminal import (
-    PART_COLOURS,
-    PART_NAMES,
-    format_bytes,
-    format_count,
-    format_duration,
-    note_of,
-)
+from autotune.report.study_figures import study_figures
+from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.answers import Result, explained, result_from
 from autotune.results.rankings import front_documents
 from autotune.reward import STABILITY_RULE, tokens_per_s
-from autotune.spec import MemoryParts, Trial, TrialPurpose, config_label
+from autotune.spec import Trial, TrialPurpose, config_label
 
 MAX_SPEC = 20_000
 """characters of the spec that are shown"""
-MAX_BARS = 40
-"""trials in the memory figure"""
-
-STYLE = """
-:root{color-scheme:light dark;--ink:#1c2430;--soft:#5b6675;--line:#d9dee6;--page:#fff;--card:#f6f8fa;--accent:#2f6fde;--bad:#c4314b;--good:#1f8a4c}
-@media(prefers-color-scheme:dark){:root{--ink:#e6eaf0;--soft:#9aa5b4;--line:#39424e;--page:#14181d;--card:#1d232a;--accent:#6ea3ff;--bad:#ff7b8e;--good:#58c98a}}
-*{box-sizing:border-box}body{margin:0;font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page)}
-main{max-width:1080px;margin:0 auto;padding:24px 20px 64px}h1{font-size:26px;margin:0 0 4px;overflow-wrap:anywhere}h2{font-size:19px;margin:36px 0 10px}
-p{margin:6px 0}.soft{color:var(--soft)}.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:12px;margin:18px 0}
-.card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px 14px}.card b{display:block;font-size:22px;font-variant-numeric:tabular-nums}
-.card span{color:var(--soft);font-size:13px}.answer{background:var(--card);border-left:4px solid var(--accent);border-radius:6px;padding:12px 16px;margin:16px 0}
-.answer code{font-size:15px}.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:20px}
-figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px}figcaption{color:var(--soft);font-size:13px;margin-top:6px}
-figure h3{font-size:15px;margin:0 0 6px}svg{width:100%;height:auto;display:block;font:12px system-ui,sans-serif}svg text{fill:var(--ink)}
-.tick,.row{fill:var(--soft)!important;font-size:11px}.row{fill:var(--ink)!important}.name{font-size:12px}.grid{stroke:var(--line)}.axis{stroke:var(--soft)}
-.dot{fill:var(--accent);fill-opacity:.75}.best{fill:var(--good);stroke:var(--page);stroke-width:2}.base{fill:none;stroke:var(--ink);stroke-width:2}
-.fail{stroke:var(--bad);stroke-width:2;fill:none}.line{fill:none;stroke:var(--good);stroke-width:2}.dashed{fill:none;stroke:var(--soft);stroke-dasharray:5 4}
-.limit{stroke:var(--bad);stroke-width:1.5;stroke-dasharray:6 3}.mark{stroke:var(--ink);stroke-width:3}
-.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:14px}
-th,td{text-align:left;padding:6px 10px;border-bottom:1px solid var(--line);vertical-align:top}th{color:var(--soft);font-weight:600;white-space:nowrap}
-td.n,th.n{text-align:right;white-space:nowrap}tr.won td{background:color-mix(in srgb,var(--good) 12%,transparent)}
-code,pre{font-family:ui-monospace,monospace;font-size:13px}pre{background:var(--card);border:1px solid var(--line);border-radius:6px;padding:10px 12px;overflow-x:auto;margin:8px 0}
-.COMPLETED{color:var(--good)}.FAILED{color:var(--bad)}details{margin:4px 0}summary{cursor:pointer}td.why{max-width:360px;overflow-wrap:anywhere}
-@media print{main{max-width:none}figure,.card{break-inside:avoid}}
-"""
 
 
 def html_report(record: StudyRecord, trials: Sequence[Trial]) -> str:
@@ -76,7 +38,7 @@ def html_report(record: StudyRecord, trials: Sequence[Trial]) -> str:
         _answer(found),
         "<h2>Figures</h2>",
         '<div class="figures">',
-        *(f for f in (_progress(found), _accuracy(found), _steps(found), _memory(found)) if f),
+        *study_figures(found),
         "</div>",
         _rewards(found),
         _trials(found),
@@ -131,147 +93,6 @@ def _answer(found: Result) -> str:
     return f'<div class="cards">{boxes}</div><div class="answer">{winner}{sentences}<p class="soft">{escape(summary)}</p></div>'
 
 
-def _title(trial: Trial, *facts: str) -> str:
-    return f"trial {trial.number}: {config_label(trial.config)}" + "".join(f", {fact}" for fact in facts)
-
-
-def _kind(found: Result, trial: Trial) -> str:
-    if found.best is not None and trial.number == found.best.number:
-        return "best"
-    return "base" if trial.purpose is TrialPurpose.BASELINE else "dot"
-
-
-def _progress(found: Result) -> str:
-    if not found.measured:
-        return ""
-    points = [
-        Point(
-            x=t.number,
-            y=tokens_per_s(t),
-            kind=_kind(found, t),
-            title=_title(t, f"{format_count(tokens_per_s(t))} tokens/s"),
-        )
-        for t in found.measured
-    ]
-    points += [Point(x=t.number, y=0.0, kind="fail", title=_title(t, note_of(t))) for t in found.failed]
-    lines = [Line(points=best_so_far(found.trials), stepped=True)]
-    last = max(1.0, float(found.trials[-1].number))
-    if found.baseline is not None:
-        level = tokens_per_s(found.baseline)
-        lines.append(Line(points=[(0.0, level), (last, level)], kind="dashed", label="default config"))
-    figure = plot(
-        points,
-        lines,
-        x_label="trial",
-        y_label="tokens per second",
-        x_format=lambda x: f"{x:.0f}",
-        y_format=format_count,
-        x_range=(-0.04 * last, 1.04 * last),
-        whole_x=True,
-        description="Measured throughput by trial, with the best so far",
-    )
-    caption = "Every measured trial, the best so far (line), the default config (square and dashes), failures (crosses at the bottom)."
-    return _figure("Throughput by trial", figure, caption)
-
-
-def _accuracy(found: Result) -> str:
-    both = [t for t in found.measured if t.estimate is not None]
-    if not both:
-        return ""
-    values = [(float(t.estimate.tokens_per_s), tokens_per_s(t), t) for t in both if t.estimate is not None]
-    high = 1.08 * max(max(x, y) for x, y, _ in values)
-    points = [
-        Point(
-            x=x,
-            y=y,
-            kind=_kind(found, t),
-            title=_title(t, f"predicted {format_count(x)}", f"measured {format_count(y)}"),
-        )
-        for x, y, t in values
-    ]
-    figure = plot(
-        points,
-        [Line(points=[(0.0, 0.0), (high, high)], kind="dashed")],
-        x_label="predicted tokens per second",
-        y_label="measured",
-        x_format=format_count,
-        y_format=format_count,
-        x_range=(0.0, high),
-        y_range=(0.0, high),
-        description="Predicted against measured throughput",
-    )
-    errors = prediction_errors(found.trials)
-    caption = f"On the dashed line the prediction is exact. Median error of the step time {errors['step_time']:.0%}"
-    caption += f", of the peak memory {errors['memory']:.0%}." if "memory" in errors else "."
-    return _figure("Predicted against measured", figure, caption)
-
-
-def _steps(found: Result) -> str:
-    bars, profiled = [], True
-    for label, trial in (("default config", found.baseline), ("winner", found.best)):
-        if trial is None or (label == "winner" and trial is found.baseline):
-            continue
-        parts, measured = time_parts(trial)
-        if parts and trial.measurement is not None:
-            profiled = profiled and measured
-            step = trial.measurement.step_time_s
-            bars.append(Bar(label=f"{label} (#{trial.number})", parts=parts, mark=step, note=format_duration(step)))
-    if not bars:
-        return ""
-    names = {**PART_NAMES, **{n: n for bar in bars for n in bar.parts if n not in PART_NAMES}}
-    figure = stacked_bars(
-        bars,
-        names=names,
-        colours=PART_COLOURS,
-        number=format_duration,
-        x_label="seconds of one optimizer step",
-        description="Parts of the step, default config against winner",
-    )
-    source = "Profiled parts" if profiled else "Parts as the cost model predicts them"
-    return _figure("Where the time goes", figure, f"{source}; the thick tick is the measured step time.")
-
-
-def _memory(found: Result) -> str:
-    bars = []
-    for trial in found.trials[:MAX_BARS]:
-        peak = trial.measurement.peak_memory_bytes if trial.measurement else None
-        if trial.estimate is None or (peak is None and trial.failure is None):
-            continue
-        parts = {n: float(v) for n, v in trial.estimate.memory_parts_bytes.to_dict().items()}
-        note = (
-            format_bytes(peak) if peak else (str(trial.failure.kind).lower().replace("_", " ") if trial.failure else "")
-        )
-        bars.append(Bar(label=f"#{trial.number}", parts=parts, mark=peak, note=note))
-    if not bars:
-        return ""
-    capacities = [
-        t.measurement.memory_capacity_bytes
-        for t in found.trials
-        if t.measurement and t.measurement.memory_capacity_bytes
-    ]
-    capacity = min(capacities, default=found.record.study.workload.cluster.gpu.memory_bytes)
-    largest = max(max(bar.mark or 0.0, sum(bar.parts.values())) for bar in bars)
-    shown = capacity <= 4 * largest
-    figure = stacked_bars(
-        bars,
-        names={f.name: PART_NAMES[f.name] for f in fields(MemoryParts)},
-        colours=PART_COLOURS,
-        number=format_bytes,
-        x_label="peak memory of the fullest rank",
-        description="Predicted and measured peak memory by trial, against the capacity",
-        unit=2.0 ** (10 * math.floor(math.log2(max(largest, 1.0)) / 10)),
-        limit=capacity if shown else None,
-        limit_label=f"capacity {format_bytes(capacity)}",
-    )
-    caption = "Predicted parts, and the measured peak as a thick tick."
-    caption += "" if shown else f" The capacity of {format_bytes(capacity)} is far to the right."
-    return _figure("Memory", figure, caption)
-
-
-def _figure(title: str, svg: str, caption: str) -> str:
-    return f"<figure><h3>{escape(title)}</h3>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
 def _table(heads: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
     """`heads`: (name, whether it is a number); `rows`: (class, cells as HTML)."""
     top = "".join(f"<th{' class=n' if n else ''}>{escape(name)}</th>" for name, n in heads)
@@ -313,7 +134,7 @@ def _trials(found: Result) -> str:
         *(("#", True), ("config", False), ("status", False), ("predicted", True), ("measured", True), ("step", True)),
         *(("spread", True), ("memory", True), ("reward", True), ("why", False)),
     ]
-    rows = []
+    rows, notes = [], notes_of(found.trials)
     for t in found.trials:
         m = t.measurement if t.is_measured else None
         peak = t.measurement.peak_memory_bytes if t.measurement else None
@@ -328,10 +149,12 @@ def _trials(found: Result) -> str:
             f"{m.step_time_spread:.1%}" if m else "–",
             format_bytes(peak) if peak else "–",
             f"{t.reward.total:.3f}" if t.reward else "–",
-            escape(note_of(t)),
+            escape(notes.cells[t.number]),
         ]
         rows.append(("won" if found.best is not None and t.number == found.best.number else "", cells))
-    return "<h2>Trials</h2>" + _table(heads, rows) + '<p class="soft">Throughput in tokens per second.</p>'
+    lines = ("Throughput in tokens per second.", *notes.shared)
+    under = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
+    return "<h2>Trials</h2>" + _table(heads, rows) + under
 
 
 def _failures(found: Result) -> str:

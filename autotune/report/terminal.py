@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from autotune.report.notes import gist_of, notes_of
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.spec import Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.duration import format_duration as format_duration
@@ -68,7 +69,6 @@ MIN_CONFIG = 24
 """columns that a config has at the least; three or four knobs to a line"""
 MAX_NOTE, MIN_NOTE = 48, 24
 """columns of a note; with less room only its gist is shown"""
-MAX_GIST = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +182,12 @@ def trials_table(
 ) -> FittedTable:
     """One row per trial: config, status, predicted and measured tokens per second, step time, memory, why.
 
-    A narrow terminal shows the first words of the notes, or none, then no predictions, then no step times. With `one_line` a long config is
-    cut short rather than wrapped, and there is no caption: the view of a running study counts lines.
+    A narrow terminal shows the first words of the notes, or none, then no predictions, then no step times. Notes that many rows share are written
+    once, under the table. With `one_line` a long config is cut short rather than wrapped, and nothing is written under the table: the view of a
+    running study counts lines.
     """
+    shown = list(trials)
+    notes = notes_of(shown)
     table = FittedTable(
         empty=lambda: plain_table(palette, title=title),
         columns=(
@@ -203,9 +206,9 @@ def trials_table(
             Shortening(without=frozenset({"note", "predicted", "step", "gist"}), shorten=("config",)),
         ),
         ellipsis=palette.unicode,
-        caption=None if one_line else "tokens per second",
+        caption=None if one_line else "\n".join(("tokens per second", *(safe(line, palette) for line in notes.shared))),
     )
-    for trial in trials:
+    for trial in shown:
         measured = trial.measurement if trial.is_measured else None
         nothing = palette.nothing
         number = f"{trial.number}{palette.best if trial.number == best else ''}"
@@ -213,7 +216,6 @@ def trials_table(
         if trial.purpose is not TrialPurpose.SEARCH:
             label += f" ({trial.purpose})"
         memory = trial.measurement.peak_memory_bytes if trial.measurement else None
-        note = note_of(trial)
         table.add_row(
             number,
             label,
@@ -222,8 +224,8 @@ def trials_table(
             format_count(measured.tokens_per_s) if measured else nothing,
             format_duration(measured.step_time_s) if measured else nothing,
             format_bytes(memory) if memory else nothing,
-            safe(note, palette),
-            safe(_gist(trial), palette),
+            safe(notes.cells[trial.number], palette),
+            safe(gist_of(trial), palette),
             style="bold" if trial.number == best else "",
         )
     return table
@@ -266,21 +268,6 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
             time_bar(estimate.time_parts_s, width=24, palette=palette),
         )
     return table
-
-
-def note_of(trial: Trial) -> str:
-    """The most telling sentence about a trial: how it failed, or why it was asked."""
-    if trial.failure is not None:
-        return f"{trial.failure.kind}: {trial.failure.message}"
-    return trial.reason
-
-
-def _gist(trial: Trial) -> str:
-    """What the note of a trial that did not come to its end says before its colon (`OUT_OF_MEMORY`, `cannot win`), where that is short."""
-    if trial.status in (TrialStatus.COMPLETED, TrialStatus.PENDING):
-        return ""
-    head = note_of(trial).partition(":")[0]
-    return head if len(head) <= MAX_GIST else ""
 
 
 def plain_table(palette: Palette, title: str = "") -> Table:

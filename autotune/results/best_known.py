@@ -1,99 +1,28 @@
 """The best config that is known for a model on a cluster, and how it is known.
 
-    measured     it was measured for a model and cluster of these names: with freshness, evidence, and what was not tried
-    nearest      nothing was, but for a model of nearly this shape on as many GPUs; its config is legal here and expected to fit
-    cost_model   neither: the cost model's first choice, which nobody has tried
-    none         the model or the cluster is not known, or nothing fits
-
-Distance between workloads (`distance`): the Euclidean norm of their differences in doublings, |log2 ratio|, of parameters, layers, hidden size, experts,
-sequence length, GPU memory and GPU peak; 1 is twice as large in one of them. Only clusters with as many nodes and GPUs per node are compared, for
-a config's degrees make no sense on others, and only up to `FARTHEST`.
-
-Order: by tokens per second and GPU of the cluster, or, where an objective is named, by its reward among the measurements of one workload, the
-fastest one's: relative to the default config there, so that what several studies measured is judged by one measure.
+measured     it was measured for a model and cluster of these names: with freshness, evidence, and what was not tried
+nearest      a model of nearly this shape was, on as many GPUs; its config is legal here and expected to fit (`nearest_workload`)
+cost_model   nothing near was measured: the cost model's first choice, which nobody has tried
+none         the model or the cluster is not known, or nothing fits
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from math import hypot, log2
-from typing import Any, Protocol
+from typing import Any
 
-from autotune import reward
-from autotune.errors import AutotuneError, CatalogError, InfeasibleError, SpecError
+from autotune.errors import AutotuneError, CatalogError, InfeasibleError
 from autotune.ports import CalibrationStore, HistoryReader, StudyRecord
 from autotune.results.answers import past_studies, study_document, trial_document
 from autotune.results.calibrations import stored_calibration
-from autotune.spec import (
-    ClusterSpec,
-    GpuSpec,
-    ModelSpec,
-    Objective,
-    ParallelConfig,
-    SpaceSpec,
-    Trial,
-    Workload,
-    catalog,
-)
-from autotune.spec.checks import one_of, positive_int
-from autotune.spec.study import METRICS, SIMULATED
+from autotune.results.measured_configs import evidence, measured_configs
+from autotune.results.nearest_workload import FARTHEST, BestKnownStore, distance, from_nearest, with_open_fields_of
+from autotune.results.question import Asked
+from autotune.spec import ClusterSpec, ModelSpec, Objective, SpaceSpec, Trial, Workload, catalog
+from autotune.spec.study import SIMULATED
 
-FARTHEST = 2.0
-"""largest distance of a workload whose configs are handed on: four times as large in one respect"""
-MOST_CONFIGS = 1000
-"""measured configs of one workload that are looked at"""
 SEQ_LEN, SEQUENCES_PER_GPU = 4096, 4
 """what is assumed of a model of which nothing is known"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Whose best config is wanted."""
-
-    model: str = ""
-    """name in the catalog or in the history; empty: the best of each model and cluster"""
-    cluster: str = ""
-    """name"""
-    trainer: str = ""
-    """empty: any for what was measured, native for the cost model"""
-    runner: str = ""
-    """empty: all but simulated"""
-    seq_len: int | None = None
-    """tokens, for the nearest workload and for the cost model; None: as in the history, else assumed"""
-    global_batch_size: int | None = None
-    """sequences, for the cost model; None: as in the history, else assumed"""
-    metric: str = ""
-    """throughput, goodput or cost; empty: speed alone, unless `stability_weight` is given"""
-    stability_weight: float | None = None
-    """0 to 1; None: the default objective's, where a metric is named"""
-
-    def __post_init__(self) -> None:
-        if self.metric:
-            one_of("metric", self.metric, METRICS)
-        if self.objective is not None and not (self.model and self.cluster):
-            raise SpecError(
-                "across history an objective compares the configs of one model on one cluster, but "
-                f"model={self.model!r} and cluster={self.cluster!r}",
-                remedy="name both, or a study",
-                field="metric" if self.metric else "stability_weight",
-            )
-        for name in ("seq_len", "global_batch_size"):
-            if (value := getattr(self, name)) is not None:
-                positive_int(name, value, at_most=1 << 27)
-
-    @property
-    def objective(self) -> Objective | None:
-        """By what to rank; None: by speed."""
-        if not self.metric and self.stability_weight is None:
-            return None
-        asked = Objective(metric=self.metric) if self.metric else Objective()
-        return asked if self.stability_weight is None else replace(asked, stability_weight=self.stability_weight)
-
-
-class BestKnownStore(HistoryReader, CalibrationStore, Protocol):
-    """What was measured, and the cost model's constants for what was not."""
 
 
 def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str, Any]:
@@ -116,66 +45,19 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
         if not asked.runner and past_studies(store, **names, runner=SIMULATED, limit=1):
             hint += f"; there are simulated results, which are told only for runner {SIMULATED}"
         return answer | {"notes": ["nothing was measured" + hint]}
-    if pairs := _measured(store, asked, model=asked.model, cluster=asked.cluster):
+    if pairs := measured_configs(store, asked, model=asked.model, cluster=asked.cluster):
         rows = [{"study": study_document(record), "best": trial_document(trial)} for record, trial in pairs[:top]]
         answer |= {**rows[0], "source": "measured", "configs": rows}
-        return answer | {"evidence": _evidence(pairs), "untried": _untried(store, pairs)} | _compared(asked, pairs)
+        return answer | {"evidence": evidence(pairs), "untried": _untried(store, pairs)} | _compared(asked, pairs)
     try:
         workload, assumed = _workload(store, asked)
     except CatalogError as error:
         return {**answer, "notes": [str(error)]}
     return (
         answer
-        | (_from_nearest(store, asked, workload, top) or _from_cost_model(store, asked, workload, top))
+        | (from_nearest(store, asked, workload, top) or _from_cost_model(store, asked, workload, top))
         | {"assumed": assumed}
     )
-
-
-def distance(one: Workload, other: Workload) -> float:
-    """How far apart two workloads are, in doublings; infinite between clusters of different layout."""
-    layouts = [(w.cluster.num_nodes, w.cluster.gpus_per_node) for w in (one, other)]
-    if layouts[0] != layouts[1]:
-        return float("inf")
-    return hypot(*(log2(a) - log2(b) for a, b in zip(_size(one), _size(other), strict=True)))
-
-
-def _size(workload: Workload) -> tuple[float, ...]:
-    model, gpu = workload.model, workload.cluster.gpu
-    shape = (model.num_parameters, model.num_layers, model.hidden_size, max(1, model.num_experts))
-    return (*shape, workload.seq_len, gpu.memory_bytes, _peak(gpu))
-
-
-def _peak(gpu: GpuSpec) -> float:
-    return gpu.peak_flops_per_s.get("bf16") or max(gpu.peak_flops_per_s.values())
-
-
-def _measured(store: HistoryReader, asked: Asked, **names: Any) -> list[tuple[StudyRecord, Trial]]:
-    """All measured configs of that model and cluster (or workload), best first."""
-    without = "" if asked.runner else SIMULATED
-    found = store.best(trainer=asked.trainer, limit=MOST_CONFIGS, runner=asked.runner, without_runner=without, **names)
-    return _judged(found, asked.objective) if found and asked.objective is not None else found
-
-
-def _judged(pairs: list[tuple[StudyRecord, Trial]], objective: Objective) -> list[tuple[StudyRecord, Trial]]:
-    """The measurements of the first one's workload with their rewards under that objective, best first."""
-    from autotune.space import SearchSpace, default_config
-
-    study = pairs[0][0].study
-    alike: dict[ParallelConfig, tuple[StudyRecord, Trial]] = {}
-    for record, trial in pairs:
-        if record.study.workload == study.workload:
-            alike.setdefault(trial.config, (record, trial))
-    try:
-        default = alike.get(default_config(SearchSpace.build(study.workload, study.space)))
-    except AutotuneError:
-        default = None
-    ranked = reward.rerank(
-        [trial for _, trial in alike.values()],
-        objective=objective,
-        workload=study.workload,
-        baseline=default[1].measurement if default else None,
-    )
-    return [(alike[trial.config][0], trial) for trial in ranked]
 
 
 def _compared(asked: Asked, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any]:
@@ -193,20 +75,6 @@ def _objective_document(objective: Objective | None) -> dict[str, Any] | None:
     if objective is None:
         return None
     return {"metric": objective.metric, "stability_weight": objective.stability_weight}
-
-
-def _evidence(pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any]:
-    studies = {record.id: record for record, _ in pairs}
-    ends = [trial.ended_at for _, trial in pairs if trial.ended_at is not None]
-    best = pairs[0][1].measurement
-    return {
-        "trials": sum(sum(r.trial_counts.get(s, 0) for s in ("COMPLETED", "STOPPED")) for r in studies.values()),
-        "configs": len(pairs),
-        "studies": len(studies),
-        "last_at": max(ends).isoformat() if ends else None,
-        "age_s": (datetime.now(UTC) - max(ends)).total_seconds() if ends else None,
-        "spread": best.step_time_spread if best else None,
-    }
 
 
 def _untried(store: CalibrationStore, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any] | None:
@@ -242,64 +110,11 @@ def _workload(store: HistoryReader, asked: Asked) -> tuple[Workload, dict[str, A
         trainer=asked.trainer or "native",
     )
     workload = guess
-    near = min(known, key=lambda w: distance(_as_open_as(asked, guess, w), w), default=None)
-    if near is not None and distance(asked_like := _as_open_as(asked, guess, near), near) <= FARTHEST:
+    near = min(known, key=lambda w: distance(with_open_fields_of(asked, guess, w), w), default=None)
+    if near is not None and distance(asked_like := with_open_fields_of(asked, guess, near), near) <= FARTHEST:
         workload = asked_like
     settled = {"seq_len": workload.seq_len, "global_batch_size": list(workload.global_batch_sizes)}
     return workload, settled | {"trainer": workload.trainer, "space": _space_of(workload)}
-
-
-def _as_open_as(asked: Asked, guess: Workload, known: Workload) -> Workload:
-    """`guess` with the sequence length and batch of a known workload where the question left them open."""
-    return replace(
-        guess,
-        seq_len=asked.seq_len or known.seq_len,
-        global_batch_size=asked.global_batch_size or known.global_batch_size,
-    )
-
-
-def _adapted(workload: Workload, config: ParallelConfig) -> ParallelConfig | None:
-    """The config with the accumulation that this workload's batch needs; None when it is not legal here."""
-    from autotune.space import complete, why_not
-
-    knobs = {name: value for name, value in config.to_dict().items() if name != "accumulation_steps"}
-    here = complete(workload, knobs)
-    return here if why_not(workload, here) is None else None
-
-
-def _from_nearest(store: BestKnownStore, asked: Asked, workload: Workload, top: int) -> dict[str, Any] | None:
-    """The configs of the nearest workload that are legal here and expected to fit."""
-    from autotune.cost import estimate
-    from autotune.planning import fits
-
-    near = sorted(((distance(k.workload, workload), k) for k in store.known_workloads()), key=lambda pair: pair[0])
-    for far, known in near:
-        if far > FARTHEST:
-            return None
-        rows, first = [], None
-        pairs = _measured(store, asked, workload=known.key)
-        for record, trial in pairs:
-            config = _adapted(workload, trial.config)
-            if config is None:
-                continue
-            here = estimate(workload, config, calibration=stored_calibration(workload, store))
-            if not fits(here):
-                continue
-            first = first or {"config": config.to_dict(), "estimate": here.to_dict()}
-            rows.append({"study": study_document(record), "best": trial_document(trial)})
-            if len(rows) == top:
-                break
-        if first:
-            nearest = {
-                "model": known.workload.model.name,
-                "cluster": known.workload.cluster.name,
-                "seq_len": known.workload.seq_len,
-                "global_batch_size": list(known.workload.global_batch_sizes),
-                "distance": far,
-                "here": first,
-            }
-            return {**rows[0], "configs": rows, "source": "nearest", "nearest": nearest, "evidence": _evidence(pairs)}
-    return None
 
 
 def _from_cost_model(store: CalibrationStore, asked: Asked, workload: Workload, top: int) -> dict[str, Any]:

@@ -145,7 +145,8 @@ async def report(request: Request) -> Response:
 @page
 async def best(request: Request) -> Response:
     """The best configs across all history. Where nothing was measured, it shows the nearest known workload or the cost model's ranking, and says so."""
-    from autotune.results.best_known import Asked, best_known
+    from autotune.results.best_known import best_known
+    from autotune.results.question import Asked
 
     service, caller = await _visitor(request)
     names = ("model", "cluster", "trainer", "runner", "metric")

@@ -10,7 +10,8 @@ import pytest
 from autotune import api
 from autotune.cost import calibration_for
 from autotune.ports import ServiceStore
-from autotune.results.best_known import Asked, best_known
+from autotune.results.best_known import best_known
+from autotune.results.question import Asked
 from autotune.service.options import ServiceOptions
 from autotune.spec import StudyStatus
 from autotune.spec.study import SIMULATED

@@ -41,7 +41,8 @@ async def best(
     Without a model: the best config of each model and cluster. Simulated results are included only with `runner=simulated`. With model and
     cluster, where nothing was measured: the configs of the nearest workload, otherwise the cost model's ranking; `source` says which.
     """
-    from autotune.results.best_known import Asked, best_known
+    from autotune.results.best_known import best_known
+    from autotune.results.question import Asked
 
     asked = Asked(
         model=model,

@@ -1,0 +1,65 @@
+"""Notes of trials: how each failed or why it was asked, and what many of them share.
+
+A table of trials shows a note in each row. A note that `SHARED_BY` or more rows share is written once, under the table, and the rows show only its
+gist: what it says before its colon (`OUT_OF_MEMORY`, `cannot win`), or a number in brackets where it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.spec import Trial, TrialStatus
+
+SHARED_BY = 3
+"""rows from which on a note is written under the table"""
+MAX_GIST = 16
+"""characters of a gist"""
+MAX_REPEATED = 40
+"""characters of a note that is short enough to be repeated where it has no gist"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """The notes of a table of trials."""
+
+    cells: Mapping[int, str]
+    """what a trial's row shows, by trial number"""
+    shared: tuple[str, ...]
+    """lines under the table, the most frequent note first"""
+
+
+def note_of(trial: Trial) -> str:
+    """The most telling sentence about a trial: how it failed, or why it was asked."""
+    if trial.failure is not None:
+        return f"{trial.failure.kind}: {trial.failure.message}"
+    return trial.reason
+
+
+def gist_of(trial: Trial) -> str:
+    """What the note of a trial that did not run to its end says before its colon, where that is short; else empty."""
+    if trial.status in (TrialStatus.COMPLETED, TrialStatus.PENDING):
+        return ""
+    head = note_of(trial).partition(":")[0]
+    return head if len(head) <= MAX_GIST else ""
+
+
+def notes_of(trials: Sequence[Trial]) -> Notes:
+    """The notes of these trials; those that many share once."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(gist_of(trial) or note_of(trial), []).append(trial)
+    cells, shared, marks = {t.number: note_of(t) for t in trials}, [], 0
+    for key, group in sorted(groups.items(), key=lambda item: -len(item[1])):
+        first = group[0]
+        gist = gist_of(first)
+        if len(group) < SHARED_BY or key == gist == note_of(first) or (not gist and len(key) <= MAX_REPEATED):
+            continue
+        if not gist:
+            marks += 1
+        mark = gist or f"({marks})"
+        cells |= dict.fromkeys((t.number for t in group), mark)
+        details = [note_of(t).removeprefix(f"{gist}: ") for t in group]
+        count = f"{len(group)} trials" if len(set(details)) == 1 else f"{len(group)} trials, such as {first.number}"
+        shared.append(f"{gist} ({count}): {details[0]}" if gist else f"{mark} {count}: {details[0]}")
+    return Notes(cells=cells, shared=tuple(shared))

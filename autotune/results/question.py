@@ -1,0 +1,54 @@
+"""The question for the best known config: of which model and cluster, and by which objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autotune.errors import SpecError
+from autotune.spec import Objective
+from autotune.spec.checks import one_of, positive_int
+from autotune.spec.study import METRICS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Whose best config is wanted."""
+
+    model: str = ""
+    """name in the catalog or in the history; empty: the best of each model and cluster"""
+    cluster: str = ""
+    """name"""
+    trainer: str = ""
+    """empty: any for what was measured, native for the cost model"""
+    runner: str = ""
+    """empty: all but simulated"""
+    seq_len: int | None = None
+    """tokens, for the nearest workload and for the cost model; None: as in the history, else assumed"""
+    global_batch_size: int | None = None
+    """sequences, for the cost model; None: as in the history, else assumed"""
+    metric: str = ""
+    """throughput, goodput or cost; empty: speed alone, unless `stability_weight` is given"""
+    stability_weight: float | None = None
+    """0 to 1; None: the default objective's, where a metric is named"""
+
+    def __post_init__(self) -> None:
+        if self.metric:
+            one_of("metric", self.metric, METRICS)
+        if self.objective is not None and not (self.model and self.cluster):
+            raise SpecError(
+                "across history an objective compares the configs of one model on one cluster, but "
+                f"model={self.model!r} and cluster={self.cluster!r}",
+                remedy="name both, or a study",
+                field="metric" if self.metric else "stability_weight",
+            )
+        for name in ("seq_len", "global_batch_size"):
+            if (value := getattr(self, name)) is not None:
+                positive_int(name, value, at_most=1 << 27)
+
+    @property
+    def objective(self) -> Objective | None:
+        """By what to rank; None: by speed."""
+        if not self.metric and self.stability_weight is None:
+            return None
+        asked = Objective(metric=self.metric) if self.metric else Objective()
+        return asked if self.stability_weight is None else replace(asked, stability_weight=self.stability_weight)

@@ -1,0 +1,70 @@
+"""Notes of trials: what many rows of a table share is written once, under it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.report.notes import SHARED_BY, notes_of
+from autotune.report.terminal import trials_table
+from autotune.spec import Trial, TrialStatus
+from tests.report.test_terminal import shown
+from tests.report.worlds import out_of_memory, trial
+
+CANNOT_WIN = "cannot win: all of its first 3 steps took more than 1.1 times the best, 0.1 s"
+
+
+def stopped(number: int, reason: str = CANNOT_WIN) -> Trial:
+    return replace(trial(number), status=TrialStatus.STOPPED, reason=reason)
+
+
+def infeasible(number: int, reason: str) -> Trial:
+    return replace(
+        trial(number), status=TrialStatus.INFEASIBLE, reason=reason, measurement=None, reward=None, attempts=0
+    )
+
+
+def test_a_note_that_many_rows_share_is_written_once_under_the_table() -> None:
+    found = [stopped(number) for number in range(1, 19)]
+    text = shown(trials_table(found), width=200)
+    assert text.count("all of its first 3 steps") == 1
+    assert "cannot win (18 trials): all of its first 3 steps" in text
+    assert text.count("cannot win") == 19
+
+
+def test_notes_that_differ_after_their_gist_share_a_line_that_shows_one_of_them() -> None:
+    found = [
+        out_of_memory(2),
+        out_of_memory(5),
+        replace(out_of_memory(7), failure=replace(out_of_memory(7).failure, message="rank 1 too")),
+    ]  # type: ignore[type-var]
+    assert notes_of(found).shared == ("OUT_OF_MEMORY (3 trials, such as 2): rank 3 ran out of memory",)
+
+
+def test_a_long_note_without_a_gist_is_replaced_by_a_number() -> None:
+    reason = "the trainer of this study cannot run expert parallelism with sequence parallelism"
+    notes = notes_of([infeasible(number, reason) for number in range(SHARED_BY)])
+    assert set(notes.cells.values()) == {"(1)"}
+    assert notes.shared == (f"(1) {SHARED_BY} trials: {reason}",)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [stopped(1), stopped(2)],
+        [replace(trial(number), reason="measured again: round 1 of 2") for number in range(SHARED_BY)],
+        [stopped(number, "interrupted") for number in range(SHARED_BY)],
+        [infeasible(number, f"law {number}") for number in range(SHARED_BY)],
+    ],
+    ids=["too few", "short enough", "nothing but the gist", "all different"],
+)
+def test_other_notes_stay_in_their_rows(found: list[Trial]) -> None:
+    notes = notes_of(found)
+    assert not notes.shared
+    assert [notes.cells[t.number] for t in found] == [t.reason for t in found]
+
+
+def test_the_view_of_a_running_study_writes_nothing_under_its_table() -> None:
+    text = shown(trials_table([stopped(number) for number in range(9)], one_line=True), width=200)
+    assert "cannot win (9" not in text
