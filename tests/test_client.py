@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from autotune.client import AsyncClient, Client
-from autotune.client import questions as module
+from autotune.client import operations as module
 from autotune.errors import AutotuneError, NotFoundError, ServiceError, SpecError, StoreUnavailableError
 
 

@@ -9,9 +9,9 @@
         await client.status(study["id"])
         async for event in client.stream(study["id"]): ...
 
-    questions.py   the requests, and when they are repeated; without input or output
-    following.py   a study's event stream
-    transports.py  Client and AsyncClient, which send the requests
+    operations.py    what a client can do: the requests, and when they are repeated; without input or output
+    event_stream.py  a study's event stream
+    transports.py    Client and AsyncClient, which send the requests
 
 Errors of the service are raised as the errors that they are (`SpecError`, `NotFoundError`, ...). Requests are repeated when the service cannot be
 reached or is busy. That is safe: most only read, and a submission carries an idempotency key. The token is sent only in the Authorization header:

@@ -1,4 +1,4 @@
-"""The two clients: they run the scripts of `autotune.client.questions`, one blocking, one asynchronous."""
+"""The two clients: they run the scripts of `autotune.client.operations`, one blocking, one asynchronous."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from autotune.client.following import Following
-from autotune.client.questions import Call, Document, Heard, Questions, Script, address_of, error_of
+from autotune.client.event_stream import EventStream
+from autotune.client.operations import Call, Document, Operations, Outcome, Script, address_of, error_of
 
 Reply = TypeVar("Reply")
 TIMEOUT_S = 60.0
 
 
-class Client(Questions[Document, list[Document]]):
+class Client(Operations[Document, list[Document]]):
     """A blocking client of one service. Thread-safe; a context manager."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
@@ -38,33 +38,33 @@ class Client(Questions[Document, list[Document]]):
 
     def stream(self, study_id: str, *, after: int = 0) -> Iterator[Document]:
         """Events as they happen, until the study ends. A broken connection is opened again, and the stream continues."""
-        following = Following(self.url, study_id, after)
+        stream = EventStream(self.url, study_id, after)
         while True:
             try:
-                with self._http.stream(**following.call().request()) as answer:
+                with self._http.stream(**stream.call().request()) as answer:
                     if answer.status_code != 200:
                         answer.read()
                         raise error_of(answer)
                     for line in answer.iter_lines():
-                        if (event := following.feed(line)) is not None:
+                        if (event := stream.feed(line)) is not None:
                             yield event
-                        if following.ended:
+                        if stream.ended:
                             return
             except httpx.TransportError as error:
-                following.broke(error)
-            time.sleep(following.pause_s)
+                stream.broke(error)
+            time.sleep(stream.pause_s)
 
     def close(self) -> None:
         """Closes all connections."""
         self._http.close()
 
     def _play(self, script: Script[Reply]) -> Reply:
-        heard: Heard = None
+        outcome: Outcome = None
         try:
             while True:
-                wanted = script.send(heard)
+                wanted = script.send(outcome)
                 if isinstance(wanted, Call):
-                    heard = self._send(wanted)
+                    outcome = self._send(wanted)
                 else:
                     time.sleep(wanted)
         except StopIteration as end:
@@ -73,14 +73,14 @@ class Client(Questions[Document, list[Document]]):
 
     _one = _many = _play
 
-    def _send(self, call: Call) -> Heard:
+    def _send(self, call: Call) -> Outcome:
         try:
             return self._http.request(**call.request())
         except httpx.TransportError as error:
             return error
 
 
-class AsyncClient(Questions[Awaitable[Document], Awaitable[list[Document]]]):
+class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
     """An asynchronous client of one service, for one event loop; an asynchronous context manager. Its methods are those of `Client`, awaited."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
@@ -101,33 +101,33 @@ class AsyncClient(Questions[Awaitable[Document], Awaitable[list[Document]]]):
 
     async def stream(self, study_id: str, *, after: int = 0) -> AsyncIterator[Document]:
         """As `Client.stream`."""
-        following = Following(self.url, study_id, after)
+        stream = EventStream(self.url, study_id, after)
         while True:
             try:
-                async with self._http.stream(**following.call().request()) as answer:
+                async with self._http.stream(**stream.call().request()) as answer:
                     if answer.status_code != 200:
                         await answer.aread()
                         raise error_of(answer)
                     async for line in answer.aiter_lines():
-                        if (event := following.feed(line)) is not None:
+                        if (event := stream.feed(line)) is not None:
                             yield event
-                        if following.ended:
+                        if stream.ended:
                             return
             except httpx.TransportError as error:
-                following.broke(error)
-            await asyncio.sleep(following.pause_s)
+                stream.broke(error)
+            await asyncio.sleep(stream.pause_s)
 
     async def close(self) -> None:
         """Closes all connections."""
         await self._http.aclose()
 
     async def _play(self, script: Script[Reply]) -> Reply:
-        heard: Heard = None
+        outcome: Outcome = None
         try:
             while True:
-                wanted = script.send(heard)
+                wanted = script.send(outcome)
                 if isinstance(wanted, Call):
-                    heard = await self._send(wanted)
+                    outcome = await self._send(wanted)
                 else:
                     await asyncio.sleep(wanted)
         except StopIteration as end:
@@ -136,7 +136,7 @@ class AsyncClient(Questions[Awaitable[Document], Awaitable[list[Document]]]):
 
     _one = _many = _play
 
-    async def _send(self, call: Call) -> Heard:
+    async def _send(self, call: Call) -> Outcome:
         try:
             return await self._http.request(**call.request())
         except httpx.TransportError as error:

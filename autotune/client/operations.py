@@ -49,14 +49,14 @@ class Call:
         return {"method": self.method, "url": self.path, "params": self.params, "headers": self.headers, **body}
 
 
-Do = Call | float
+Instruction = Call | float
 """a request to send, or a pause in seconds"""
-Heard = httpx.Response | httpx.TransportError | None
+Outcome = httpx.Response | httpx.TransportError | None
 """what came back: a response or an error; None after a pause"""
-Script = Generator[Do, Heard, Reply]
+Script = Generator[Instruction, Outcome, Reply]
 
 
-class Questions(ABC, Generic[One, Many]):
+class Operations(ABC, Generic[One, Many]):
     """All requests. `One` is a document and `Many` a list of documents, or an awaitable of these."""
 
     url: str
@@ -165,17 +165,17 @@ class Questions(ABC, Generic[One, Many]):
 def _answered(url: str, call: Call) -> Script[Document]:
     pause_s, tries = FIRST_PAUSE_S, RETRIES
     while True:
-        heard = yield call
-        if isinstance(heard, httpx.Response):
-            if heard.status_code in call.accept:
-                return _document(heard)
-            if heard.status_code not in BUSY or tries <= 0:
-                raise error_of(heard)
-            asked = heard.headers.get("retry-after", "")
+        outcome = yield call
+        if isinstance(outcome, httpx.Response):
+            if outcome.status_code in call.accept:
+                return _document(outcome)
+            if outcome.status_code not in BUSY or tries <= 0:
+                raise error_of(outcome)
+            asked = outcome.headers.get("retry-after", "")
             wait_s = min(LONGEST_PAUSE_S, float(asked)) if asked.isdigit() else pause_s
         else:
             if tries <= 0:
-                raise unreachable(url, heard)
+                raise unreachable(url, outcome)
             wait_s = pause_s
         yield wait_s
         pause_s, tries = min(LONGEST_PAUSE_S, 2 * pause_s), tries - 1

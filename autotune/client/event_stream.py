@@ -1,4 +1,4 @@
-"""Following a study's event stream: the next request, and the parser of its lines (HTML standard, section "Server-sent events"; data is JSON).
+"""The event stream of a study: the next request, and the parser of its lines (HTML standard, section "Server-sent events"; data is JSON).
 
 After a broken connection the stream continues behind the last event that arrived.
 """
@@ -9,11 +9,11 @@ import json
 
 import httpx
 
-from autotune.client import questions
-from autotune.client.questions import Call, Document, of, unreachable
+from autotune.client import operations
+from autotune.client.operations import Call, Document, of, unreachable
 
 
-class Following:
+class EventStream:
     """The position in the event stream of a study."""
 
     def __init__(self, url: str, study_id: str, after: int) -> None:
@@ -46,10 +46,10 @@ class Following:
     def broke(self, error: httpx.TransportError) -> None:
         """Notes a broken connection. Raises `ServiceError` after too many in a row."""
         self._failures += 1
-        if self._failures > questions.RETRIES:
+        if self._failures > operations.RETRIES:
             raise unreachable(self._url, error) from None
 
     @property
     def pause_s(self) -> float:
         """Time to wait before the next request."""
-        return min(questions.LONGEST_PAUSE_S, questions.FIRST_PAUSE_S * 2.0**self._failures)
+        return min(operations.LONGEST_PAUSE_S, operations.FIRST_PAUSE_S * 2.0**self._failures)
