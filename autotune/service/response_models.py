@@ -35,8 +35,8 @@ class ErrorDocument(Answer):
     error: ErrorBody
 
 
-class BudgetDocument(Answer):
-    """When the study ends at the latest."""
+class BudgetSummary(Answer):
+    """The limits of a study: whichever is reached first ends it."""
 
     max_trials: int = Field(description="trials that the searcher may ask for", examples=[20])
     max_wall_s: float = Field(description="seconds from the start, without pauses", examples=[3600.0])
@@ -60,7 +60,7 @@ class StudySummary(Answer):
     runner: str
     searcher: str
     objective: Plain = Field(description="metric and stability_weight")
-    budget: BudgetDocument
+    budget: BudgetSummary
     owner: str
     created_at: str
     started_at: str | None

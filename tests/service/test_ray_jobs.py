@@ -76,7 +76,7 @@ class PaperRay:
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperRay]:
-    monkeypatch.setattr(ray_jobs, "LOOK_S", 0.0)
+    monkeypatch.setattr(ray_jobs, "POLL_S", 0.0)
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     paper = PaperRay()
     yield paper
