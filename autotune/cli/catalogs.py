@@ -44,6 +44,7 @@ def models(json: JsonOption = False) -> None:
     from autotune.spec import catalog
 
     rows: list[dict[str, Any]] = []
+    hubs = catalog.hub_ids()
     for name in catalog.model_names():
         m = catalog.model(name)
         rows.append(
@@ -57,6 +58,7 @@ def models(json: JsonOption = False) -> None:
                 "ffn": m.ffn_hidden_size,
                 "vocab": m.vocab_size,
                 "experts": m.num_experts,
+                "hub": hubs.get(name, ""),
             }
         )
     _show(

@@ -73,7 +73,7 @@ def layer_forward_s(
         if weight.expert:
             visits = model.experts_per_token
             m = np.maximum(layout.tokens * visits * layout.ep / model.num_experts, 1.0)
-        flops = 2.0 * layout.tokens * visits * n * k
+        flops = 2.0 * layout.tokens * visits * n * k * weight.share
         matmuls = matmuls + flops * seconds_per_flop * (1.0 + constants.half_size * (1.0 / m + 1.0 / n + 1.0 / k))
     size = element_bytes(table)
     scores = layout.tokens * layer_attention_flops(model, workload.seq_len) / layout.tp
@@ -88,10 +88,10 @@ def layer_forward_s(
         attention = np.where(kept, plain, attention)
     cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
     inner = (model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim * 2.0
-    inner = inner + (3.0 if model.gated_mlp else 2.0) * model.ffn_hidden_size * max(1, model.experts_per_token)
+    inner = inner + (3.0 if model.gated_mlp else 2.0) * model.active_ffn_width
     passes = np.where(table.compile, 0.6, 1.0)
     # tokens are sorted by expert and back again, each a read and a write
-    outer = (10.0 + (4.0 * model.experts_per_token if model.num_experts else 0.0)) * model.hidden_size
+    outer = (10.0 + 4.0 * model.experts_per_token * model.expert_share) * model.hidden_size
     moved = layout.tokens * size * passes * (outer / cut + inner / layout.tp)
     return matmuls, attention, moved / (gpu.memory_bytes_per_s * constants.memory_efficiency)
 

@@ -23,34 +23,49 @@ class Matmul:
     k: float
     """input width"""
     cut: str
-    """'n' (column parallel) or 'k' (row parallel)"""
+    """'n' (column parallel), 'k' (row parallel) or '' (whole on every rank)"""
+    part: str
+    """what it belongs to: inputs (query, key and value), output, up (with its gate) or down"""
     expert: bool = False
     """whether it exists once per expert"""
+    share: float = 1.0
+    """share of the layers that have it, 0 to 1"""
 
 
 def layer_matmuls(model: ModelSpec) -> tuple[Matmul, ...]:
-    """The weight matrices of one layer in order: query-key-value, output, MLP up (with its gate), MLP down."""
-    q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
-    h, f = float(model.hidden_size), float(model.ffn_hidden_size)
-    expert = model.num_experts > 0
-    return (
-        Matmul(q + 2 * kv, h, "n"),
-        Matmul(h, q, "k"),
-        Matmul((2 if model.gated_mlp else 1) * f, h, "n", expert),
-        Matmul(h, f, "k", expert),
-    )
+    """The weight matrices of one layer in order: query-key-value (more than one with a latent), output, MLP up (with its gate), MLP down.
+
+    In a model with experts the MLPs of all kinds follow one another: experts, the experts that every token visits, the MLP of dense layers.
+    """
+    *inputs, output = model.attention_matrices
+    h, gate = float(model.hidden_size), 2.0 if model.gated_mlp else 1.0
+    matmuls = [Matmul(float(n), float(k), cut, "inputs") for n, k, cut in inputs]
+    matmuls.append(Matmul(float(output[0]), float(output[1]), output[2], "output"))
+    share = model.expert_share
+    widths = [(model.ffn_hidden_size, model.num_experts > 0, share if model.num_experts else 1.0)]
+    widths += [(model.shared_ffn_hidden_size, False, share), (model.dense_ffn_hidden_size, False, 1.0 - share)]
+    for width, expert, present in widths:
+        if width and present:
+            matmuls.append(Matmul(gate * width, h, "n", "up", expert, present))
+            matmuls.append(Matmul(h, float(width), "k", "down", expert, present))
+    return tuple(matmuls)
+
+
+def weighed(model: ModelSpec, matmul: Matmul) -> float:
+    """Multiply-adds per token of a matrix, averaged over the layers; of the experts, those that a token visits."""
+    return matmul.n * matmul.k * matmul.share * (model.experts_per_token if matmul.expert else 1)
 
 
 def layer_matmul_flops(model: ModelSpec) -> float:
-    """Forward FLOPs per token in one layer's weight matrices (of the experts, those that a token visits)."""
-    visits = max(1, model.experts_per_token)
-    router = 2.0 * model.hidden_size * model.num_experts
-    return router + sum(2.0 * w.n * w.k * (visits if w.expert else 1) for w in layer_matmuls(model))
+    """Forward FLOPs per token in one layer's weight matrices (of the experts, those that a token visits), averaged over the layers."""
+    router = 2.0 * model.hidden_size * model.num_experts * model.expert_share
+    return router + sum(2.0 * weighed(model, matmul) for matmul in layer_matmuls(model))
 
 
 def layer_attention_flops(model: ModelSpec, seq_len: int, *, causal: bool = True) -> float:
-    """Forward FLOPs per token of one layer's scores and weighted values: 4*s*q, half of it with a causal mask."""
-    return 4.0 * seq_len * model.num_attention_heads * model.head_dim * (0.5 if causal else 1.0)
+    """Forward FLOPs per token in one layer's scores and weighted values: 4*s*q, half of it when the causal mask is used."""
+    width = model.head_dim + (model.v_head_dim or model.head_dim)
+    return 2.0 * seq_len * model.num_attention_heads * width * (0.5 if causal else 1.0)
 
 
 def head_flops(model: ModelSpec) -> float:

@@ -9,12 +9,14 @@ from autotune.spec import ModelSpec
 
 
 def layer_weights(model: ModelSpec, layout: Layout) -> tuple[Column, Column]:
-    """Weights of one layer on a rank: (dense weights, expert weights). Norms and the router are replicated."""
-    whole = float(model.norm_parameters + model.router_parameters)
-    dense = model.attention_parameters / layout.tp + whole
-    if model.num_experts:
-        return dense, model.num_experts * model.mlp_parameters / (layout.tp * layout.ep)
-    return dense + model.mlp_parameters / layout.tp, np.zeros_like(dense)
+    """Weights of one layer on a rank, averaged over the layers: (dense ones, those of its experts). Norms, the router
+    and the projection into a latent are replicated."""
+    share = model.expert_share
+    whole = float(model.norm_parameters) + model.router_parameters * share
+    uncut = float(sum(n * k for n, k, cut in model.attention_matrices if not cut))
+    dense = (model.attention_parameters - uncut) / layout.tp + uncut + whole
+    dense = dense + (model.shared_parameters * share + model.dense_mlp_parameters * (1.0 - share)) / layout.tp
+    return dense, model.num_experts * model.mlp_parameters * share / (layout.tp * layout.ep)
 
 
 def edge_weights(model: ModelSpec, layout: Layout, vocab_parallel: bool) -> tuple[Column, Column]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.cost.flops import layer_matmuls
+from autotune.cost.flops import layer_matmuls, weighed
 from autotune.cost.layout import Column, Layout
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, ModelSpec
@@ -37,9 +37,10 @@ class Repeated:
 def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits) -> Repeated:
     """The shares that are computed again."""
     full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
-    qkv, out, up, down = (
-        w.n * w.k * (max(1, model.experts_per_token) if w.expert else 1) for w in layer_matmuls(model)
-    )
+    work = dict.fromkeys(("inputs", "output", "up", "down"), 0.0)
+    for matmul in layer_matmuls(model):
+        work[matmul.part] += weighed(model, matmul)
+    qkv, out, up, down = work.values()
     all_four = qkv + out + up + down
     stops = traits.stops_early and not model.num_experts
     # with sequence parallelism each of the two collectives is a gather before and a scatter after its matmuls
@@ -68,12 +69,12 @@ def kept_elements(model: ModelSpec, layout: Layout, traits: Traits) -> tuple[Col
     """
     h = float(model.hidden_size)
     q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
-    visits = max(1, model.experts_per_token)
-    f = float(model.ffn_hidden_size) * visits
+    visits = model.experts_per_token
+    f = model.active_ffn_width
     cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
     heads = (2.0 if traits.fused else 3.0) * (q + kv) / layout.tp
     mlp = (traits.gated_kept if model.gated_mlp else 2.0) * f / layout.tp
-    outer = (4.0 if traits.fused else 6.0) * h + (2.0 * visits * h if model.num_experts else 0.0)
+    outer = (4.0 if traits.fused else 6.0) * h + 2.0 * visits * h * model.expert_share
     everything = outer / cut + heads + mlp
     boundary = h / cut
     some = {

@@ -35,7 +35,7 @@ def context_layer_s(workload: Workload, table: ConfigTable, layout: Layout, cons
 
 def expert_layer_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
     """Seconds of sending tokens to the experts and back in one layer's forward pass for one micro-batch."""
-    visits = workload.model.experts_per_token
+    visits = workload.model.experts_per_token * workload.model.expert_share
     moved = layout.tokens * visits * workload.model.hidden_size * element_bytes(table) / layout.tp
     return 2.0 * all_to_all_time_s(layout.ep_group, moved, workload.cluster, constants)
 

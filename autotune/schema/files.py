@@ -42,8 +42,10 @@ def read_spec(source: str | Path) -> dict[str, Any]:
 
 
 def is_model_file(text: str) -> bool:
-    """Whether `model: text` is a path and no catalog name."""
-    return text not in catalog.model_names() and _is_path(text, (".json",))
+    """Whether `model: text` is a path, and neither a catalog name nor the hub id of a model of the catalog."""
+    if text in catalog.model_names() or not _is_path(text, (".json",)):
+        return False
+    return text.lower() not in catalog.hub_models()
 
 
 def is_space_file(text: str) -> bool:

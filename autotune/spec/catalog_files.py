@@ -19,6 +19,8 @@ from autotune.spec.checks import nearest
 
 _ROOT = Path(__file__).with_name("catalog")
 _KINDS = {"models": "model", "gpus": "GPU"}
+_LISTED_BY = {"models": "models", "gpus": "clusters"}
+"""commands that list them"""
 
 
 @cache
@@ -34,7 +36,7 @@ def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
     if name not in names:
         raise CatalogError(
             f"no {_KINDS[kind]} is called {name!r}",
-            remedy=nearest(name, names) or f"there are {', '.join(names)}",
+            remedy=nearest(name, names) or f"`autotune {_LISTED_BY[kind]}` lists all {len(names)}",
             field=field,
         )
     import yaml  # takes a while to import, and most commands read no file of the catalog

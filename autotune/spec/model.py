@@ -2,8 +2,8 @@
 
     L num_layers   h hidden_size   f ffn_hidden_size   a num_attention_heads   k num_kv_heads   V vocab_size   E num_experts
 
-Two families are modelled: GPT-2 (LayerNorm with bias, learnt positions, two-matrix MLP, biases) and Llama (RMSNorm, rotary positions, gated MLP,
-no biases). `gated_mlp` distinguishes them. Experts replace the MLP of every layer.
+Two styles: GPT-2's (LayerNorm with bias, two-matrix MLP, biases) and Llama's (RMSNorm, gated MLP, no biases); `gated_mlp` tells them apart. Biases and
+norms of other combinations are neglected: they are less than 0.2% of the weights. Experts replace the MLP of every layer but `num_dense_layers`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec.checks import positive_int
-
-NOT_DECODERS = frozenset(
-    {"bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2", "albert", "t5", "mt5", "bart", "vit", "clip"}
-)
-"""values of Hugging Face's `model_type` that are not decoder-only"""
+from autotune.spec.hugging_face import fields_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +48,21 @@ class ModelSpec:
     max_positions: int = 0
     """learnt position embeddings; 0 means none (rotary)"""
     attention_head_dim: int = 0
-    """size of one head; 0 means hidden_size / num_attention_heads"""
+    """size of one head (of its queries and keys); 0 means hidden_size / num_attention_heads"""
+    num_dense_layers: int = 0
+    """layers of a model with experts that have a dense MLP instead"""
+    dense_ffn_hidden_size: int = 0
+    """inner width of the MLP of these layers"""
+    shared_ffn_hidden_size: int = 0
+    """inner width of the experts that every token visits, taken together; 0 means none"""
+    kv_lora_rank: int = 0
+    """width of the latent from which keys and values are made (latent attention, arXiv:2405.04434); 0 means that they are projected outright"""
+    q_lora_rank: int = 0
+    """width of the latent from which queries are made; 0 means that they are projected outright"""
+    qk_rope_head_dim: int = 0
+    """part of a head that is rotated and whose keys all heads share; only with a latent"""
+    v_head_dim: int = 0
+    """size of one head's values, where it is not `attention_head_dim`; only with a latent"""
 
     def __post_init__(self) -> None:
         if not self.ffn_hidden_size and isinstance(self.hidden_size, int):
@@ -68,7 +78,11 @@ class ModelSpec:
             "vocab_size",
         ):
             positive_int(name, getattr(self, name), at_most=1 << 24)
-        for name in ("num_experts", "experts_per_token", "max_positions", "attention_head_dim"):
+        for name in (
+            *("num_experts", "experts_per_token", "max_positions", "attention_head_dim"),
+            *("num_dense_layers", "dense_ffn_hidden_size", "shared_ffn_hidden_size"),
+            *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim"),
+        ):
             positive_int(name, getattr(self, name), at_most=1 << 24, least=0)
         if not self.attention_head_dim and self.hidden_size % self.num_attention_heads:
             raise SpecError(
@@ -88,8 +102,22 @@ class ModelSpec:
                 f"experts_per_token must be 1 to num_experts={self.num_experts}, but is {self.experts_per_token}",
                 field="experts_per_token",
             )
-        if self.experts_per_token and not self.num_experts:
-            raise SpecError(f"experts_per_token={self.experts_per_token} needs num_experts", field="num_experts")
+        for name in ("experts_per_token", "num_dense_layers", "shared_ffn_hidden_size"):
+            if getattr(self, name) and not self.num_experts:
+                raise SpecError(f"{name}={getattr(self, name)} needs num_experts", field="num_experts")
+        if self.num_dense_layers >= self.num_layers or bool(self.num_dense_layers) != bool(self.dense_ffn_hidden_size):
+            raise SpecError(
+                "num_dense_layers must be fewer than num_layers and come with dense_ffn_hidden_size, "
+                f"but num_dense_layers={self.num_dense_layers}, num_layers={self.num_layers} and dense_ffn_hidden_size={self.dense_ffn_hidden_size}",
+                field="num_dense_layers",
+            )
+        latent = (self.kv_lora_rank, self.qk_rope_head_dim, self.v_head_dim)
+        if (any(latent) and not all(latent)) or (self.q_lora_rank and not self.kv_lora_rank):
+            raise SpecError(
+                "latent attention needs kv_lora_rank, qk_rope_head_dim and v_head_dim, "
+                f"but they are {', '.join(map(str, latent))}",
+                field="kv_lora_rank",
+            )
 
     @property
     def head_dim(self) -> int:
@@ -97,18 +125,59 @@ class ModelSpec:
         return self.attention_head_dim or self.hidden_size // self.num_attention_heads
 
     @property
+    def is_latent(self) -> bool:
+        """Whether keys and values are made from a latent."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def expert_share(self) -> float:
+        """Share of the layers that have experts, 0 to 1; 0 in a dense model."""
+        return 1.0 - self.num_dense_layers / self.num_layers if self.num_experts else 0.0
+
+    @property
+    def attention_matrices(self) -> tuple[tuple[int, int, str], ...]:
+        """(output width, input width, side that tensor parallelism cuts: n, k or none) of one layer's projections, the output projection last."""
+        h, q = self.hidden_size, self.num_attention_heads * self.head_dim
+        if not self.is_latent:
+            return ((q + 2 * self.num_kv_heads * self.head_dim, h, "n"), (h, q, "k"))
+        heads, plain = self.num_attention_heads, self.head_dim - self.qk_rope_head_dim
+        queries = ((self.q_lora_rank, h, ""), (q, self.q_lora_rank, "n")) if self.q_lora_rank else ((q, h, "n"),)
+        return (
+            *queries,
+            (self.kv_lora_rank + self.qk_rope_head_dim, h, ""),
+            (heads * (plain + self.v_head_dim), self.kv_lora_rank, "n"),
+            (h, heads * self.v_head_dim, "k"),
+        )
+
+    @property
     def attention_parameters(self) -> int:
-        """Weights of one layer's attention: query, key, value and output projections (with biases in the GPT-2 style)."""
-        q, kv = self.num_attention_heads * self.head_dim, 2 * self.num_kv_heads * self.head_dim
-        biases = 0 if self.gated_mlp else q + kv + self.hidden_size
-        return self.hidden_size * (q + kv) + q * self.hidden_size + biases
+        """Weights of one layer's attention: all projections (with biases in the GPT-2 style)."""
+        matrices = self.attention_matrices
+        biases = 0 if self.gated_mlp else sum(n for n, _, _ in matrices)
+        return sum(n * k for n, k, _ in matrices) + biases
 
     @property
     def mlp_parameters(self) -> int:
         """Weights of one MLP, or of one expert."""
-        matrices = 3 if self.gated_mlp else 2
-        biases = 0 if self.gated_mlp else self.ffn_hidden_size + self.hidden_size
-        return matrices * self.hidden_size * self.ffn_hidden_size + biases
+        return self._mlp(self.ffn_hidden_size)
+
+    @property
+    def shared_parameters(self) -> int:
+        """Weights of one layer's experts that every token visits; 0 when there are none."""
+        return self._mlp(self.shared_ffn_hidden_size) if self.shared_ffn_hidden_size else 0
+
+    @property
+    def dense_mlp_parameters(self) -> int:
+        """Weights of the MLP of a layer without experts."""
+        return self._mlp(self.dense_ffn_hidden_size) if self.num_experts else self.mlp_parameters
+
+    @property
+    def active_ffn_width(self) -> float:
+        """Inner width of the MLPs that a token passes in one layer, averaged over the layers."""
+        if not self.num_experts:
+            return float(self.ffn_hidden_size)
+        visited = self.experts_per_token * self.ffn_hidden_size + self.shared_ffn_hidden_size
+        return self.expert_share * visited + (1.0 - self.expert_share) * self.dense_ffn_hidden_size
 
     @property
     def norm_parameters(self) -> int:
@@ -123,12 +192,8 @@ class ModelSpec:
     @property
     def layer_parameters(self) -> int:
         """Weights of one layer, with all its experts."""
-        return (
-            self.attention_parameters
-            + self.norm_parameters
-            + self.router_parameters
-            + self.mlp_parameters * max(1, self.num_experts)
-        )
+        common = self.attention_parameters + self.norm_parameters
+        return common + self.router_parameters + self.shared_parameters + self.mlp_parameters * max(1, self.num_experts)
 
     @property
     def embedding_parameters(self) -> int:
@@ -139,68 +204,29 @@ class ModelSpec:
     def num_parameters(self) -> int:
         """All weights: layers, embeddings, final norm and output projection (once when tied)."""
         head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
-        return self.num_layers * self.layer_parameters + self.embedding_parameters + self.norm_parameters // 2 + head
+        dense = self.attention_parameters + self.norm_parameters + self._mlp(self.dense_ffn_hidden_size)
+        layers = (self.num_layers - self.num_dense_layers) * self.layer_parameters + self.num_dense_layers * dense
+        return layers + self.embedding_parameters + self.norm_parameters // 2 + head
 
     @property
     def active_parameters(self) -> int:
         """Weights that one token uses: `num_parameters` without the experts that it does not visit."""
         idle = max(0, self.num_experts - self.experts_per_token) * self.mlp_parameters
-        return self.num_parameters - self.num_layers * idle
+        return self.num_parameters - (self.num_layers - self.num_dense_layers) * idle
+
+    def _mlp(self, width: int) -> int:
+        biases = 0 if self.gated_mlp else width + self.hidden_size
+        return (3 if self.gated_mlp else 2) * self.hidden_size * width + biases
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any] | str | Path, *, name: str = "") -> ModelSpec:
-        """The model of a Hugging Face `config.json` (its path, or the parsed document): GPT-2, Llama, Mistral, Qwen, Mixtral and similar models.
+        """The model of a Hugging Face `config.json` (its path, or the parsed document), by its family: see `autotune.spec.hugging_face`.
 
-        Raises `SpecError` when the file is missing, is not a JSON object, or lacks a size.
+        Raises `SpecError` when the file is missing, is no JSON object, is of a family that is not known, or has a size that nothing reads.
         """
         document = _read_json(config) if isinstance(config, str | Path) else config
         label = name or str(document.get("_name_or_path") or document.get("model_type") or "model")
-
-        def first(*keys: str, default: Any = None) -> Any:
-            return next((document[k] for k in keys if document.get(k) is not None), default)
-
-        sizes = {
-            "num_layers": first("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-            "hidden_size": first("hidden_size", "n_embd", "d_model"),
-            "num_attention_heads": first("num_attention_heads", "n_head", "n_heads"),
-            "vocab_size": first("vocab_size"),
-        }
-        family = str(document.get("model_type") or "")
-        if family in NOT_DECODERS or document.get("is_encoder_decoder"):
-            raise SpecError(
-                f"the model's config.json is of {family or 'an encoder-decoder'}, which is not a decoder-only transformer",
-                remedy="give the model's fields inline if it is trained like one",
-                field="model",
-            )
-        keys = {
-            "num_layers": "num_hidden_layers",
-            "hidden_size": "hidden_size",
-            "num_attention_heads": "num_attention_heads",
-            "vocab_size": "vocab_size",
-        }
-        missing = [keys[name] for name, value in sizes.items() if value is None]
-        if missing:
-            raise SpecError(
-                f"the model's config.json lacks {', '.join(missing)}",
-                remedy="give the model's fields inline",
-                field="model",
-            )
-        gpt_style = (
-            document.get("model_type") in {"gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom"}
-            or "n_embd" in document
-        )
-        return cls(
-            name=label,
-            **sizes,
-            ffn_hidden_size=first("intermediate_size", "n_inner", "ffn_dim", "moe_intermediate_size", default=0),
-            num_kv_heads=first("num_key_value_heads", default=0),
-            gated_mlp=not gpt_style,
-            tied_embeddings=bool(first("tie_word_embeddings", default=gpt_style)),
-            num_experts=first("num_local_experts", "num_experts", "n_routed_experts", default=0),
-            experts_per_token=first("num_experts_per_tok", default=0),
-            max_positions=first("n_positions", "max_position_embeddings", default=0) if gpt_style else 0,
-            attention_head_dim=first("head_dim", default=0),
-        )
+        return cls(name=label, **fields_of(document))
 
 
 def _read_json(path: str | Path) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
@@ -129,6 +129,14 @@ SHARED_OPTIONS = (
 """options of every trainer that torchrun starts"""
 
 
+UNCOMMON_SHAPES = {
+    "num_dense_layers": "model whose layers have experts only in part",
+    "shared_ffn_hidden_size": "experts that every token visits",
+    "kv_lora_rank": "latent attention",
+}
+"""Fields of `ModelSpec` that are set only for models that most trainers cannot build, each with what it stands for."""
+
+
 class Trainer(ABC):
     """A training loop by name. Stateless: one instance serves all callers."""
 
@@ -143,6 +151,9 @@ class Trainer(ABC):
     added later is not included by accident"""
     neutral: ClassVar[Mapping[str, str]] = {}
     """knobs that do not change its launches, each with the reason"""
+
+    shapes: ClassVar[frozenset[str]] = frozenset()
+    """fields of `ModelSpec` among `UNCOMMON_SHAPES` that it can train"""
 
     @abstractmethod
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
@@ -192,7 +203,13 @@ class Trainer(ABC):
         ]
         refused = ((name, self.own_knob_refusal(name, values)) for name in config.extra)
         own = [Limit(knob=name, value=config.extra[name], message=message) for name, message in refused if message]
-        return (*forgotten, *own, *self.find_limits(workload, config, values))
+        return (*forgotten, *own, *self._shape_limits(workload), *self.find_limits(workload, config, values))
+
+    def _shape_limits(self, workload: Workload) -> Iterator[Limit]:
+        for name, what in UNCOMMON_SHAPES.items():
+            value = getattr(workload.model, name)
+            if value and name not in self.shapes:
+                yield Limit(knob=f"model.{name}", value=value, message=f"the trainer {self.name} builds no {what}")
 
     @final
     def check_own_knobs(self, names: Iterable[str], options: Mapping[str, Any] | None = None) -> None:

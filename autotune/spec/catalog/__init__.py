@@ -1,6 +1,6 @@
 """Models, GPUs and clusters by name: one YAML file each, read on first use.
 
-    models/NAME.yaml    the fields of `ModelSpec`
+    models/NAME.yaml    the fields of `ModelSpec`, and `hub`: the model's id on Hugging Face's hub, where it has one
     gpus/NAME.yaml      the fields of `GpuSpec` (memory as GiB), with the links that come with it: intra_node, inter_node
     clusters            GPU-NODESxGPUS, of any size: `a100-80gb-16x8` is 16 nodes of 8 GPUs
 
@@ -10,12 +10,15 @@ and direction. Prices are public list prices, which change. To add a model or a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from autotune.spec.catalog_files import entry_names, read_entry
 from autotune.spec.cluster import ClusterSpec, GpuSpec
 from autotune.spec.model import ModelSpec
 
+HUB = "hub"
+"""key of a model's id on Hugging Face's hub"""
 _LISTED_SIZES = ((1, 8), (4, 8), (16, 8), (128, 8))
 
 
@@ -37,8 +40,23 @@ def cluster_names() -> tuple[str, ...]:
 
 @cache
 def model(name: str) -> ModelSpec:
-    """The model of that name; `CatalogError` names the nearest one when there is none."""
-    return ModelSpec(name=name, **read_entry("models", name, field="model"))
+    """The model of that name, or of that id on Hugging Face's hub (`Qwen/Qwen2.5-7B`); `CatalogError` names the nearest one when there is none."""
+    known = hub_models().get(name.lower(), name) if "/" in name else name
+    fields = read_entry("models", known, field="model")
+    return ModelSpec(name=known, **{key: value for key, value in fields.items() if key != HUB})
+
+
+@cache
+def hub_models() -> Mapping[str, str]:
+    """Names of models by their id on Hugging Face's hub, in lower case."""
+    return {hub.lower(): name for name, hub in hub_ids().items()}
+
+
+@cache
+def hub_ids() -> Mapping[str, str]:
+    """Ids on Hugging Face's hub by the name of the model, where it has one."""
+    ids = {name: read_entry("models", name, field="model").get(HUB) for name in model_names()}
+    return {name: hub for name, hub in ids.items() if hub}
 
 
 @cache

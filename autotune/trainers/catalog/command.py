@@ -27,7 +27,7 @@ from autotune.trainers.limit import Limit
 from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
 from autotune.trainers.steplines import MEASURED, parse_step_line
 from autotune.trainers.torchrun import place
-from autotune.trainers.trainer import LineReader, Option, StepMetrics, Trainer, clean, needs, number
+from autotune.trainers.trainer import UNCOMMON_SHAPES, LineReader, Option, StepMetrics, Trainer, clean, needs, number
 
 SCALES: Mapping[str, tuple[str, float]] = {
     **{name: (name, 1.0) for name in MEASURED},
@@ -67,6 +67,7 @@ class CommandTrainer(Trainer):
     """A program that the user names."""
 
     name = "command"
+    shapes = frozenset(UNCOMMON_SHAPES)  # the program builds its own model
     summary = "any program, by an argument list with placeholders"
     reads = frozenset(
         FIELDS
