@@ -67,7 +67,7 @@ def models(json: JsonOption = False) -> None:
         json,
         headings={"kv_heads": "kv"},
         shown=[{**row, "parameters": format_count(row["parameters"])} for row in rows],
-        optional=WIDE_NUMBERS,
+        optional=("hub", *WIDE_NUMBERS),
     )
 
 
