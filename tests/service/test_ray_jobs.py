@@ -21,8 +21,6 @@ from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
 from tests.service.running import spec, until
 
-pytestmark = pytest.mark.alone
-
 TOKEN = "ray-secret"
 
 
