@@ -1,0 +1,1 @@
+"""A package of somebody else that extends autotune, and its tests."""
