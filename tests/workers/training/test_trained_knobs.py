@@ -1,0 +1,143 @@
+"""Every value of every knob changes what a rank of the native loop builds or does, or is refused with the knob's name.
+
+One rank is built and stepped in a made-up gang: collectives of the backend `fake` return at once, whatever they are given. What it did is compared
+operation by operation. A pipeline is built but not stepped, because a stage waits for what its neighbours say; a compiled model is not stepped either,
+because that takes long; nor is a context-parallel one, because the attention bias that it makes cannot be traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from autotune.errors import ConfigError
+from autotune.ports import TrialRequest
+from autotune.spec import FIELDS, KNOBS, ParallelConfig
+from autotune.testing.knobs import complaints_of, variations
+from autotune_workers.training.knob_use import NATIVE_LOOP
+from autotune_workers.training.mesh import RankContext
+from autotune_workers.training.step import Training
+from tests.workers.trial_ranks import CPU, MODELS, request
+
+ALL_PRECISIONS = replace(CPU, gpu=replace(CPU.gpu, peak_flops_per_s=dict.fromkeys(KNOBS["precision"].values, 1e11)))
+PLAIN = "dp=2,micro_batch_size=2,accumulation_steps=4,precision=bf16"
+DEEP = replace(MODELS["llama"], name="deep", num_layers=8)
+BASES = (
+    ("llama", PLAIN),
+    ("llama", "tp=2,micro_batch_size=2,accumulation_steps=4,precision=fp32"),
+    ("llama", "pp=2,micro_batch_size=2,accumulation_steps=4,precision=fp32"),
+    ("deep", "pp=2,accumulation_steps=4,precision=fp32,pp_schedule=interleaved_1f1b,virtual_stages=2"),
+    ("moe", PLAIN),
+)
+
+
+class RecordingConfig:
+    """A config that notes which of its knobs are read."""
+
+    def __init__(self, config: ParallelConfig, read: set[str]) -> None:
+        self._config, self._read = config, read
+
+    def __getattr__(self, name: str) -> Any:
+        if name in KNOBS:
+            self._read.add(name)
+        elif isinstance(derived := getattr(ParallelConfig, name, None), property):
+            assert derived.fget is not None
+            return derived.fget(self)  # so that the knobs that it is made of are noted
+        return getattr(self._config, name)
+
+
+class Operations(TorchDispatchMode):
+    """Notes every operation with the shapes and types of its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        self.done.append((str(func), *((tuple(x.shape), x.dtype) for x in tensors)))
+        return func(*args, **(kwargs or {}))
+
+
+def asked(model: str, config: ParallelConfig) -> TrialRequest:
+    """A trial of this config; its learning rate is that of the smallest batch, whatever the batch is."""
+    plain = request("llama", "tp=1")
+    workload = replace(
+        plain.workload,
+        model={**MODELS, "deep": DEEP}[model],
+        cluster=ALL_PRECISIONS,
+        global_batch_size=config.global_batch_size,
+    )
+    return replace(plain, workload=workload, config=config)
+
+
+def rank_zero(trial: TrialRequest, read: set[str]) -> tuple[Any, ...]:
+    """What the first rank builds and does; raises `ConfigError` where the loop refuses the config. `read`: the knobs that were read are added."""
+    config: Any = RecordingConfig(trial.config, read)
+    ranks = trial.config.world_size
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        with Operations() as building:
+            training = Training(
+                replace(trial, config=config), RankContext(rank=0, world_size=ranks, device=torch.device("cpu"))
+            )
+        modules = [m for stage in training._model.stages.values() for m in stage.modules()]
+        compiled = any(hasattr(m.forward, "_torchdynamo_orig_callable") for m in modules)
+        batch = training.batch(0)
+        stepping = Operations()
+        if not (training._pipeline or compiled or trial.config.cp > 1):
+            with stepping:
+                training.step(*batch)
+        schedule = type(training._pipeline._schedule).__name__ if training._pipeline else ""
+        return building.done, compiled, [x.shape for x in batch], schedule, stepping.done
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_knob_is_read_or_declared_neutral() -> None:
+    assert not complaints_of(NATIVE_LOOP)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # by torch.compile
+@pytest.mark.usefixtures("one_thread")
+def test_every_value_of_every_knob_changes_what_a_rank_does_or_is_refused_by_name() -> None:
+    read: set[str] = set()
+    differs: dict[tuple[str, Any], bool] = {}
+    for model, text in BASES:
+        base = ParallelConfig.parse(text)
+        trial = asked(model, base)
+        before = rank_zero(trial, read)
+        for knob, value, config in variations(trial.workload, base):
+            key = (knob.name, value if knob.values else None)
+            if differs.get(key):
+                continue
+            try:
+                differs[key] = rank_zero(asked(model, config), read) != before
+            except ConfigError as refusal:
+                differs[key] = refusal.field == knob.name
+    assert {name for name, _ in differs} == set(FIELDS)
+    wrong = {key for key, differ in differs.items() if differ == (key[0] in NATIVE_LOOP.neutral)}
+    assert not wrong, "a value of a knob that the loop reads changes nothing, or one of a neutral knob does"
+    assert read == NATIVE_LOOP.reads, "what the loop reads is not what its trainer declares"
+
+
+def test_a_knob_that_the_loop_does_not_know_is_refused_before_anything_is_built() -> None:
+    trial = asked("llama", ParallelConfig(extra={"num_workers": 2}))
+    with pytest.raises(ConfigError, match="the native training loop does not know the study's own knob num_workers"):
+        rank_zero(trial, set())
