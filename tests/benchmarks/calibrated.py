@@ -1,11 +1,11 @@
-"""What `autotune calibrate` is worth: predicted against measured step times of real trials on this machine, without and with it.
+"""Effect of `autotune calibrate`: predicted and measured step times of real trials on this machine, without and with calibration.
 
     python -m tests.benchmarks.calibrated [--configs 12] [--rounds 2]
 
-Calibrates, then trains configs of the laptop space on local ranks: the default config, and others drawn evenly over world sizes, degrees, ZeRO stages,
-batches and precisions. Measured: the median step of each trial, the median over rounds of it (every other round in the opposite order).
+Calibrates, then trains configs of the laptop space on local ranks: the default config, and others spread evenly over world sizes, degrees, ZeRO stages,
+batches and precisions. Measured: the median step time of each trial, and the median of these over the rounds (every other round in reverse order).
 
-    ratio      measured / predicted step time, its median     error   |measured / predicted - 1|, median and 90th percentile
+    ratio      measured / predicted step time, median         error   |measured / predicted - 1|, median and 90th percentile
     Spearman   rank correlation of predicted and measured     inside  share of trials in the predicted 90% interval
 """
 

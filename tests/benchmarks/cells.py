@@ -1,9 +1,8 @@
-"""Search cells: measured configs of one model on one set of GPUs, read from a CSV in the common header (see `data/`).
+"""Search cells: measured configs of one model on one set of GPUs, read from a CSV file with the common header (see `data/`).
 
-A cell holds the rows that share source, model, GPU type, number of GPUs, sequence length and global batch, when there are at least
-`MIN_CONFIGS` of them. Repeats of a config count as their median. What the header does not say is taken as the sweep's own default:
-the vocabulary of GPT-2 padded (51200), the form of MLP and embeddings that comes nearest to the printed parameter count, sequence
-parallelism wherever nanotron shards tensors.
+A cell holds the rows with the same source, model, GPU type, number of GPUs, sequence length and global batch, if there are at least `MIN_CONFIGS` of
+them. Repeats of a config count as their median. What the header does not say is set to the sweep's default: the padded vocabulary of GPT-2
+(51200), the form of MLP and embeddings that matches the printed parameter count best, and sequence parallelism wherever nanotron shards tensors.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the controller costs per trial in studies of growing length: ask, decide, judge, tell. What keeping costs is in `store`.
+"""CPU time of the controller per trial in studies of growing length: ask, decide, judge, tell. (`store` measures the storage.)
 
     python -m tests.benchmarks.controller
 
-Each row: a study that already has so many measured trials is rebuilt (`replay`), then goes on for 100 more on a runner that measures at once.
-The searcher is `random`, so that what is timed is ours. CPU time of this process.
+Each row rebuilds a study with that many measured trials (`replay`) and continues it for 100 trials on a runner that measures at once. The
+searcher is `random`, so that the time is the controller's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long a million estimates take: `python -m tests.benchmarks.cost_speed`."""
+"""Time of a million estimates: `python -m tests.benchmarks.cost_speed`."""
 
 from __future__ import annotations
 

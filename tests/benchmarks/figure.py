@@ -1,4 +1,4 @@
-"""A line chart as plain SVG: no plotting library is needed to redraw the figures of the benchmarks."""
+"""A line chart as plain SVG, so that the figures of the benchmarks can be drawn without a plotting library."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Fits the cost model's constants on published measurements, and says how well they predict what was held out.
+"""Fits the cost model's constants to published measurements, and measures the prediction error on held-out data.
 
     python -m tests.benchmarks.fit_cost_model            fit, cross-validate, print the tables
     python -m tests.benchmarks.fit_cost_model --write    the same, and write autotune/cost/constants.json
 
-Each (GPU family, trainer) pair is fitted by itself: a robust loss (soft L1) on log tokens/s, with log-normal priors about physical figures
-(datasheets, measured matmul and NCCL ceilings), so that a constant the data say nothing about stays where physics puts it. Held-out tables
-refit everything without the model, or the GPU count, that they then predict.
+Each pair of GPU family and trainer is fitted separately: a robust loss (soft L1) on log tokens/s, with log-normal priors around physical figures
+(datasheets, measured matmul and NCCL limits), so that a constant that the data do not determine stays at its physical value. For the held-out
+tables everything is fitted again without the model, or the GPU count, that is then predicted.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Whether goodput picks a batch that learns faster: `python -m tests.benchmarks.goodput [TARGET [SEEDS]]`.
+"""Whether the goodput objective picks a batch that trains faster: `python -m tests.benchmarks.goodput [TARGET [SEEDS]]`.
 
-Of `RATES` the learning rate is taken that brings the default config (and so the smallest batch) to the loss TARGET in the fewest steps, as
-somebody would who trains with that batch. With it the study of search_spaces/studies/goodput-laptop.yaml is run twice on this machine, for tokens
-per second and for goodput. Then both winners train from the same weights, in turn, until the loss (nats per byte) is under TARGET: its mean over
-the last `WINDOW` sequences, so that small batches are not called early by a lucky step. The trainer multiplies the rate by sqrt(batch / smallest
-batch), in studies and trainings alike. Time is the sum of the steps' own times, without start-up. Seed 0 is that of rate and studies; the winners
-train with others. About five minutes on two idle cores.
+1. The learning rate is chosen from `RATES`: the one with which the default config (the smallest batch) reaches the loss TARGET in the fewest steps.
+2. The study of search_spaces/studies/goodput-laptop.yaml is run twice with it, for tokens per second and for goodput.
+3. Both winners train from the same weights, in turn, until the mean loss (nats per byte) over the last `WINDOW` sequences is below TARGET.
+
+The trainer multiplies the rate by sqrt(batch / smallest batch), in studies and trainings alike. Time is the sum of the step times, without start-up. Seed
+0 is used for the rate and the studies; the winners train with others. About five minutes on two idle cores.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The published measurements as workloads, configs and what was measured: for fitting the cost model and replaying searchers.
+"""The published measurements as workloads, configs and measured values, to fit the cost model and to replay searchers.
 
-The files in `data/` are facts read from public sources, with the source in each row. One `Block` holds rows that share a model, a sequence
-length and a GPU type; a *cell* is what a search would choose among.
+The files in `data/` hold facts from public sources, with the source in each row. A `Block` holds rows with the same model, sequence length and GPU
+type. A *cell* is a set of configs that a search would choose from.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cost model that a replayed searcher is given: honest, shipped, wrong (each cell its own way, or all of a trainer alike) or useless."""
+"""The cost model that a replayed searcher is given: honest, shipped, wrong (differently in each cell, or alike for all cells of a trainer) or useless."""
 
 from __future__ import annotations
 

@@ -1,19 +1,20 @@
-"""Searchers on real trials: short trainings of the laptop space on this machine's own ranks, the winners measured again in turn.
+"""Searchers on real trials: short trainings of the laptop space on this machine, with the winners measured again.
 
     python -m tests.benchmarks.real_search [--seeds 3] [--searchers bayesian,random] [--budget 12] [--rounds 3] [--first-look 3] [--store FILE]
 
-Every study measures the default config and then `budget` configs of its searcher's own choice: no guesses, no earlier studies, no stop before the
-budget is spent, throughput alone as objective. All studies share one warm runner and take turns (all searchers with one seed, then the next).
+Every study measures the default config and then `budget` configs of its searcher: no enqueued configs, no history, no early stop, and throughput
+alone as objective. All studies share one warm runner and take turns (all searchers with one seed, then the next seed).
 
-A config's speed within a study is one short measurement on a machine that drifts. So every config that was the best of its study at some time, and
-came within `NEAR` of what that study found, is measured again with the default config in rounds, every other round in the opposite order. Its speed is
-the median over the rounds of its tokens per second relative to the round's geometric mean. All columns rest on these speeds alone.
+The speed of a config within a study is one short measurement on a machine that drifts. So every config that was the best of its study at some time and
+came within `NEAR` of that study's result is measured again, together with the default config, in rounds of alternating order. Its speed is the median
+over the rounds of its tokens per second relative to the round's geometric mean. All columns use these speeds only.
 
-    found     speed of the study's winner relative to the fastest of all       over default   the same relative to the default config
-    within 5% trials until the best so far was that near the fastest (0: the default config was; budget + 1: never)
-    steps     optimizer steps of all trials of a study, warm-up too: a trial that is slower than the best by far ends at its first look
+    found       speed of the study's winner relative to the fastest config of all studies
+    over default  the same relative to the default config
+    within 5%   trials until the best so far was within 5% of the fastest (0: the default config was; budget + 1: never)
+    steps       optimizer steps of all trials of a study, warm-up included; a trial that is far slower than the best ends at its first look
 
-Everything is kept in the store: the same command goes on where it was interrupted.
+All results are kept in the store: the same command continues after an interruption.
 """
 
 from __future__ import annotations

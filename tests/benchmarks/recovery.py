@@ -1,14 +1,14 @@
-"""How soon a study goes on after SIGKILL of its controller: to the study being open again, and to the next trial's start.
+"""Recovery after SIGKILL of a study's controller: time until the study has a controller again, and until the next trial starts.
 
     python -m tests.benchmarks.recovery [REPEATS]
 
-The killed controller is a process of its own on this machine, with its study in an SQLite file and the simulated runner. Its successors:
+The killed controller is a process of its own, with its study in an SQLite file and the simulated runner. Its successors:
 
-    tune again      a new process, as a person starts it at a terminal: from the kill, with the start of Python and all imports
+    tune again      a new process, as started at a terminal; the time includes the start of Python and all imports
     warm process    `tune` in a process that has imported everything
-    supervisor      that of the service, which notices the death itself: from the kill, with its waits
-    local ranks     `tune again`, where trials really train on two ranks, which die with their controller: torch is imported again
-    ray adopted     the same on a Ray cluster that goes on: the gang and its trial are adopted (the trial counts as started when that is said)
+    supervisor      the service's supervisor, which detects the death itself; the time includes its polling interval
+    local ranks     `tune again` with real trials on two ranks, which die with their controller: torch is imported again
+    ray adopted     the same on a Ray cluster that keeps running: the gang and its trial are adopted (the trial starts when that is reported)
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Replays searchers on published sweeps: how many trials until the best so far is within 5% of the best there is?
+"""Replays searchers on published sweeps: how many trials until the best so far is within 5% of the best of the cell?
 
     python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ... | --worlds 60 | --invented 100] [--model held_out]
 
-Columns, over all cells and seeds: mean, median and 90th percentile of the trials to within 5%, failed trials on the way, mean regret
-after 3, 5 and 10 trials; and for searchers that know when they are done, trials and regret when the expected gain of all that
-is left fell under 1%. The cost model is one of
+Columns, over all cells and seeds: mean, median and 90th percentile of the trials until within 5%; failed trials among them; mean regret after 3, 5 and
+10 trials. For searchers that estimate their expected gain: trials and regret when the expected gain of further trials fell below 1%. The cost model
+is one of
 
     held_out    constants fitted without the cell's model (the honest case)       shipped   the constants that ship
     wrong       every time constant off by a random factor (log-normal, spread 2), memory off by 25% either way
-    wrong_alike the same, but all cells of a trainer are off alike, so that earlier studies can tell
+    wrong_alike the same, but with the same errors for all cells of a trainer, so that earlier studies are informative
     useless     the estimates of all configs of a cell shuffled
 """
 
@@ -43,15 +43,15 @@ FIGURE = Path(__file__).with_name("figures") / "search_regret.svg"
 CLOSE = 0.05
 """regret that counts as found"""
 MIN_GAIN = 0.01
-"""expected relative gain under which a searcher stops itself, as `Budget.min_gain`"""
+"""expected relative gain below which a search stops, as `Budget.min_gain`"""
 CURVE = 20
-"""trials that the regret curve shows, and after which a searcher that has not stopped itself is stopped (`Budget.max_trials`)"""
+"""length of the regret curve, and trials after which a search is stopped (`Budget.max_trials`)"""
 Fitted = dict[tuple[str, str], Calibration]
 PAST_TRIALS = 5
-"""first trials of each earlier study, which `bayesian` ran without a history of its own"""
+"""number of first trials of each earlier study that are told; `bayesian` ran it without a history"""
 History = tuple[tuple[Workload, Trial], ...]
 DETERMINISTIC = ("bayesian", "reinforce", "cost_ranked", "rule_of_thumb")
-"""searchers whose seed changes nothing: one run stands for all seeds where the model has none either"""
+"""searchers that do not depend on the seed: one run stands for all seeds, unless the model depends on the seed"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,13 @@ class Run:
     curve: tuple[float, ...]
     """regret after each trial"""
     stopped_after: int | None
-    """trials when the searcher would have stopped itself"""
+    """trials after which the search would have stopped"""
     stopped_regret: float
-    """regret then"""
+    """regret at that time"""
     seconds: float
     """processor time of the searcher"""
     first: tuple[Trial, ...]
-    """its first trials, as a later study on another cell finds them"""
+    """its first trials, as history for a study of another cell"""
 
 
 def replay(
@@ -85,7 +85,7 @@ def replay(
     in_flight: int = 1,
     history: History = (),
 ) -> Run:
-    """Searches the cell until it is found, the curve is drawn and the searcher would stop (or nothing is left)."""
+    """Searches the cell until the best is found, the curve is complete and the search would have stopped, or until no candidate is left."""
     space = SearchSpace.of(cell.workload, _shuffled(cell, seed))
     predicted: Prediction = prediction(space, model, seed, held_out)
     began = process_time()
@@ -118,7 +118,7 @@ def replay(
             and (gain := searcher.expected_gain()) is not None
             and (gain < MIN_GAIN or len(curve) == CURVE)
         ):
-            # what runs already is let finish
+            # trials that are already running finish
             stopped = len(curve) + len(pending), min([regret, *map(cell.regret, pending)])
     return Run(
         cell=cell.name,
@@ -133,13 +133,13 @@ def replay(
 
 
 def _shuffled(cell: Cell, seed: int) -> list[ParallelConfig]:
-    """The cell's configs in an order that says nothing about them."""
+    """The cell's configs in random order."""
     configs = list(cell.rows)
     return [configs[i] for i in np.random.default_rng(seed).permutation(len(configs))]
 
 
 def past(cell: Cell, cells: Sequence[Cell], firsts: Mapping[str, Sequence[Trial]], studies: int, seed: int) -> History:
-    """What earlier studies tried on other cells of the sweep, drawn at random. `firsts`: by cell name."""
+    """A history: first trials of studies of other cells of the sweep, drawn at random. `firsts`: trials by cell name."""
     others = [c for c in cells if c is not cell and c.workload.trainer == cell.workload.trainer]
     drawn = np.random.default_rng([seed, 7]).permutation(len(others))[:studies]
     return tuple((others[i].workload, trial) for i in drawn for trial in firsts[others[i].name])
@@ -174,9 +174,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table and draws the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, action="append", help="measurements in the common header (repeatable)")
-    parser.add_argument("--worlds", type=int, default=0, help="so many simulated cells in place of measured ones")
-    parser.add_argument("--invented", type=int, default=0, help="so many of another form than the cost model's")
-    parser.add_argument("--unfitted", action="store_true", help="of trainers that no constant was fitted to")
+    parser.add_argument(
+        "--worlds", type=int, default=0, help="number of simulated cells to use in place of measured ones"
+    )
+    parser.add_argument(
+        "--invented", type=int, default=0, help="number of invented cells to use, of another form than the cost model"
+    )
+    parser.add_argument(
+        "--unfitted", action="store_true", help="invented cells: of trainers that no constant was fitted to"
+    )
     parser.add_argument("--searchers", default="bayesian,cost_ranked,rule_of_thumb,random", help="names, by commas")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2)

@@ -1,9 +1,9 @@
-"""Invented cells: models and clusters that no constant was fitted to, with a reality of another form than the cost model's.
+"""Invented cells: models and clusters that no constant was fitted to, with outcomes of another form than the cost model's.
 
-The time of a step is a roofline of its own (matmuls that saturate in tokens and in the width left to a shard, element-wise work, collectives,
-bubbles, a host that launches kernels), times factors of knobs and of pairs of knobs that nobody knows. It is drawn towards the estimate by a share
-of each cell, so that the cost model is right about some things and wrong about others, and no two cells are wrong alike. Memory is the estimate
-off by up to 15% in a cell and by 8% more in each config. So searchers can be judged on what neither their priors nor their makers have seen.
+The step time is a roofline of its own (matmuls that saturate with tokens and shard width, element-wise work, collectives, bubbles, a host that launches
+kernels) times random factors of knobs and of pairs of knobs. A random share of each cell moves it towards the estimate, so that the cost model is
+right about some things and wrong about others, differently in each cell. Memory is the estimate, off by up to 15% in a cell and by 8% in each config. So
+searchers can be tested on data that neither their priors nor their authors have seen.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""How long the default searcher thinks: ask and tell after 200 trials of 20,000 candidates, and the first ask of a million.
+"""CPU time of the default searcher: ask and tell after 200 trials of 20,000 candidates, and the first ask among a million.
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.search_speed
-
-Processor time of one core.
+OMP_NUM_THREADS=1 python -m tests.benchmarks.search_speed
 """
 
 from __future__ import annotations

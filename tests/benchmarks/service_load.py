@@ -1,10 +1,10 @@
-"""The service under load: readers while studies run, and a flood of submissions.
+"""The service under load: readers while studies run, and many submissions at once.
 
     python -m tests.benchmarks.service_load [--clients 100] [--studies 8] [--submissions 1000]
 
-Readers: each of the clients asks for the status of a study once a second, from a random moment on, on a connection of its own, from another process. Quiet: the same
-studies without readers; their time is compared. Flood: submissions as fast as 16 clients can; each acknowledged one has to end as COMPLETED.
-Latency is seen by the client: from the request to the whole answer.
+Readers: each client, in another process and on a connection of its own, asks for the status of a study once a second, starting at a random moment. Quiet:
+the same studies without readers, for comparison. Flood: 16 clients submit as fast as they can; every acknowledged study must end as COMPLETED.
+Latency is measured by the client, from the request to the complete answer.
 """
 
 from __future__ import annotations

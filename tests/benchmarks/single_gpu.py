@@ -1,13 +1,13 @@
-"""Real trials on one GPU beside their estimates: step time, peak memory, real out-of-memory errors, what precision, compile and batch bring, the spread.
+"""Real trials on one GPU and their estimates: step time, peak memory, out-of-memory errors, the effect of precision, compile and batch, and the spread.
 
     python -m tests.benchmarks.single_gpu [--models gpt2-medium llama-1b] [--configs 24] [--device cuda]
 
-Per model: the fp32 default at a micro-batch of 1, then configs spread over micro-batch, precision, recomputation and compile, the largest batches among
-them, which do not fit. Everything runs through the `local` runner alone. `--device cpu --models nano-gpt --seq-len 64 --largest 2` tries the command out.
+Per model: the fp32 default at a micro-batch of 1, then configs spread over micro-batch, precision, recomputation and compile, including the largest
+batches, which do not fit. Everything runs through the `local` runner. `--device cpu --models nano-gpt --seq-len 64 --largest 2` tests the command on the CPU.
 
-    memory    peak of the allocator, GiB            left      GPU memory in use after the trial beyond that before the first, GiB (cuda)
-    step      median step time, ms                  inside    whether the measured step lies in the predicted 90% interval
-    P(OOM)    as predicted before                   verdict   what the trial ended as
+    memory    peak of the allocator, GiB            left      GPU memory in use after the trial minus that before the first trial, GiB (cuda)
+    step      median step time, ms                  inside    whether the measured step time lies in the predicted 90% interval
+    P(OOM)    predicted probability                 verdict   how the trial ended
 """
 
 from __future__ import annotations

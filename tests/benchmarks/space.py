@@ -1,6 +1,6 @@
-"""How long it takes to list a space, and how much memory: `python -m tests.benchmarks.space`.
+"""Time and memory to enumerate a space: `python -m tests.benchmarks.space`.
 
-Each row runs in a process of its own, so that its peak memory is its own; the time is the best of three.
+Each row runs in a process of its own, so that the peak memory is its own. The time is the best of three.
 """
 
 from __future__ import annotations

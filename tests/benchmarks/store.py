@@ -1,10 +1,10 @@
-"""What the store costs: `python -m tests.benchmarks.store [trial [SIZE ...] | history [STUDIES]]`.
+"""Time of store operations: `python -m tests.benchmarks.store [trial [SIZE ...] | history [STUDIES]]`.
 
-    trial      one trial from asking to end (added, started, 20 steps, ended) in a study that holds 10, 1,000 and 10,000 already; beside it,
-               in the same run, Optuna's RDB storage on SQLite for ask, 6 suggestions and tell, without any step metrics
-    history    1,000 studies (or as many as asked for) x 200 trials x 20 steps: queries and size
+    trial      one trial from ask to end (added, started, 20 steps, ended) in a study that already holds 10, 1,000 or 10,000; in the same run
+               Optuna's RDB storage on SQLite for ask, 6 suggestions and tell, without step metrics
+    history    queries and file size with 1,000 studies (or STUDIES) x 200 trials x 20 steps
 
-Rows that are only there to fill the store are written in bulk with the store's own packing.
+Rows that only fill the store are written in bulk, in the store's own format.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a trial costs beside its training steps: warm ranks against processes that torchrun starts afresh, and memory over many trials.
+"""Overhead of a trial beside its training steps: warm ranks against processes started by torchrun, and memory over many trials.
 
     python -m tests.benchmarks.trial_overhead [--ranks 2] [--trials 100] [--cold 3]
 
-overhead  wall time from `start` to the end of the attempt, less the steps' own times (warm-up too), s
-cold      the same trial by `torchrun`: wall time of the command, less the steps' own times
+overhead  wall time from `start` to the end of the attempt, minus the step times (warm-up included), s
+cold      the same trial by `torchrun`: wall time of the command, minus the step times
 """
 
 from __future__ import annotations
