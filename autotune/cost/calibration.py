@@ -8,20 +8,16 @@ holds the fitted ones with their source.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.cost.measured import KEYS, measured_constants
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, Workload
 from autotune.spec.checks import nearest, positive
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,27 +132,9 @@ class Calibration:
         rest = prior.source.partition(";")[0]  # without the advice to calibrate
         return replace(prior, **values, source=f"measured on {cluster.name} ({what}); the rest: {rest}")
 
-    def perturbed(self, rng: np.random.Generator, scale: float) -> Calibration:
-        """These constants with errors: each multiplied by exp(scale * standard normal), fractions kept at most 1.
-
-        For testing searchers against a wrong cost model, and for the simulated worlds in which a policy is trained.
-        """
-        moved = {
-            name: getattr(self, name) * math.exp(min(max(scale * float(rng.standard_normal()), -20.0), 20.0))
-            for name in PHYSICAL
-        }
-        for name in _FRACTIONS:
-            moved[name] = min(moved[name], max(1.0, getattr(self, name)))
-        return replace(self, **moved, source=f"{self.source}, perturbed by {scale:g}")
-
 
 NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "trainer", "source"))
 """names of all constants"""
-PHYSICAL = tuple(n for n in NUMBERS if not n.endswith("_sigma"))
-"""names of the constants that describe the hardware and the trainer"""
-_FRACTIONS = tuple(
-    n for n in NUMBERS if n.endswith("_efficiency") or n in ("data_overlap", "usable_fraction", "fp8_factor", "rails")
-)
 _MAY_BE_ZERO = (
     "full_speed_ranks",
     "comm_sigma",
@@ -178,24 +156,6 @@ _MAY_BE_ZERO = (
     "waiting_in_layer",
     "waiting_at_head",
 )
-
-
-SOFTWARE = (
-    "layer_host_s",
-    "micro_batch_host_s",
-    "step_host_s",
-    "pipelined_tensor_host_s",
-    "send_host_s",
-    "data_overlap",
-    "score_bytes",
-    "activation_factor",
-    "waiting_in_layer",
-    "waiting_at_head",
-    "buffer_bytes",
-    "framework_bytes",
-    "usable_fraction",
-)
-"""names of the constants that belong to the trainer; the other physical ones belong to the hardware"""
 
 
 @cache

@@ -34,11 +34,11 @@ class GpuSpec:
     memory_bytes_per_s: float
     """device-memory bandwidth, bytes/s"""
     source: str = ""
-    """where the figures come from"""
+    """source of the figures"""
     usd_per_hour: float | None = None
-    """price of one GPU for one hour, where it is known"""
+    """price of one GPU for one hour, if known"""
     power_watts: float | None = None
-    """board power under load, W, where it is known"""
+    """board power under load, W, if known"""
 
     def __post_init__(self) -> None:
         figure("memory_bytes", self.memory_bytes)
@@ -68,7 +68,7 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpec:
-    """A way between GPUs, as one GPU sees it."""
+    """A link between GPUs."""
 
     latency_s: float
     """time of an empty message, s"""
@@ -88,7 +88,7 @@ class ClusterSpec:
     """`num_nodes` equal nodes of `gpus_per_node` GPUs."""
 
     name: str
-    """what people call it; GPU-NODESxGPUS for catalog clusters"""
+    """its name; GPU-NODESxGPUS for catalog clusters"""
     gpu: GpuSpec
     """the GPU type"""
     num_nodes: int = 1
@@ -100,7 +100,7 @@ class ClusterSpec:
     inter_node: LinkSpec = field(default_factory=lambda: LinkSpec(latency_s=10e-6, bytes_per_s=25e9))
     """link between GPUs of two nodes"""
     cores_per_node: int | None = None
-    """cores that the ranks of a node share where ranks are processes on the CPU; None where that is not known"""
+    """cores that the ranks of a node share, for ranks that are CPU processes; None if not known"""
 
     def __post_init__(self) -> None:
         positive_int("num_nodes", self.num_nodes, at_most=1 << 20)
@@ -114,7 +114,7 @@ class ClusterSpec:
         return self.num_nodes * self.gpus_per_node
 
     def resized(self, *, num_nodes: int, gpus_per_node: int) -> ClusterSpec:
-        """The same kind of cluster in another size."""
+        """A cluster of the same kind with another size."""
         name = f"{self.gpu.name}-{num_nodes}x{gpus_per_node}"
         return replace(self, name=name, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
 

@@ -24,7 +24,7 @@ class ModelSpec:
     """Shape of a decoder; counts are whole numbers >= 1."""
 
     name: str
-    """what people call it"""
+    """its name"""
     num_layers: int
     """transformer layers"""
     hidden_size: int

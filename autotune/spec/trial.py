@@ -191,7 +191,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """Dimensionless worth of a trial, higher is better; only differences between trials of one study mean something."""
+    """The reward of a trial: dimensionless, higher is better. Only differences between trials of the same study are meaningful."""
 
     total: float
     """what the study maximizes"""
@@ -253,7 +253,7 @@ class Trial:
     measurement: Measurement | None = None
     """the measurement; for a failed trial, as far as it got"""
     reward: Reward | None = None
-    """its worth, when it was measured"""
+    """its reward, if it was measured"""
     failure: Failure | None = None
     """how it failed, if it did"""
     reason: str = ""

@@ -1,4 +1,4 @@
-"""What every runner must keep. Inherit from `RunnerContract` and provide the `runner` and `request_for` fixtures:
+"""The contract of all runners, as a test suite. Inherit from `RunnerContract` and provide the `runner` and `request_for` fixtures:
 
 class TestMyRunner(RunnerContract):
     @pytest.fixture
@@ -29,7 +29,7 @@ def events_until_ended(
     deadline_s: float = 120.0,
     every: Callable[[RunnerEvent], None] | None = None,
 ) -> list[RunnerEvent]:
-    """Polls until each of these attempts has ended; fails the test after `deadline_s` seconds."""
+    """Polls until each of these attempts has ended, and returns all events. Fails the test after `deadline_s` seconds."""
     waiting = set(ids)
     seen: list[RunnerEvent] = []
     end = time.monotonic() + deadline_s
@@ -47,16 +47,16 @@ def events_until_ended(
 
 
 def ended(events: Iterable[RunnerEvent], attempt: Any = None) -> AttemptEnded:
-    """The one end of the attempt (of the only attempt, where none is named)."""
+    """The end of the attempt; without `attempt`, of the only attempt."""
     (end,) = [e for e in events if isinstance(e, AttemptEnded) and attempt in (None, e.id)]
     return end
 
 
 class RunnerContract:
-    """Laws of `autotune.ports.TrialRunner`."""
+    """Tests that every `autotune.ports.TrialRunner` must pass."""
 
     deadline_s = 120.0
-    """seconds for one trial, generous: these machines are shared"""
+    """deadline of one trial, s; generous, because test machines are shared"""
 
     def test_names_its_trainers_and_capacity(self, runner: TrialRunner) -> None:
         assert runner.capacity >= 1

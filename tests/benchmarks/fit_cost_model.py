@@ -25,13 +25,13 @@ from scipy.stats import spearmanr
 
 import autotune.cost
 from autotune.cost import Calibration, estimate
-from autotune.cost.calibration import PHYSICAL, SOFTWARE
 from autotune.cost.layout import layout_of
 from autotune.cost.stages import stages_of
 from autotune.cost.step import time_parts
 from autotune.cost.traits import traits_of
 from tests.benchmarks import measurements
 from tests.benchmarks.measurements import Block
+from tests.benchmarks.perturbation import PHYSICAL, SOFTWARE
 
 PRIOR = Calibration(latency_factor=3.0, straggler=0.004, hop_s=60e-6, inter_efficiency=0.85, inter_decay=0.1)
 SPREAD = {

@@ -10,10 +10,10 @@ import numpy as np
 from scipy.special import ndtr
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.cost.calibration import PHYSICAL
 from autotune.space import SearchSpace
 from autotune.spec import Estimate
 from tests.benchmarks.fit_cost_model import by_model, held_out, pairs
+from tests.benchmarks.perturbation import PHYSICAL, perturbed
 
 MODELS = ("held_out", "shipped", "wrong", "wrong_alike", "useless")
 MEMORY_CONSTANTS = tuple(n for n in PHYSICAL if n.endswith("_bytes") or n in ("activation_factor", "usable_fraction"))
@@ -41,7 +41,7 @@ def prediction(space: SearchSpace, model: str, seed: int, held_out: Calibration 
         constants = replace(held_out, **{n: getattr(shipped, n) for n in WIDTHS})
     if model.startswith("wrong"):
         constants = replace(
-            constants.perturbed(rng, math.log(2.0)), **{n: getattr(constants, n) for n in MEMORY_CONSTANTS}
+            perturbed(constants, rng, math.log(2.0)), **{n: getattr(constants, n) for n in MEMORY_CONSTANTS}
         )
     predicted = estimate(space.workload, space.table, calibration=constants)
     if model.startswith("wrong"):

@@ -27,6 +27,7 @@ from autotune.search.surrogate.training_data import log_limits
 from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, SpaceSpec, Workload
 from autotune.spec.catalog import gpu_names, model, model_names
+from tests.benchmarks.perturbation import perturbed
 
 CANDIDATES, TRIALS, ROLLOUTS, HIDDEN = 150, 6, 6, 12
 WORST = 1.0
@@ -88,7 +89,7 @@ def _draw(rng: np.random.Generator) -> World:
     space = SearchSpace.of(workload, full.table.take(kept))
     constants = replace(calibration_for(workload), time_sigma=0.2, memory_sigma=0.15)
     predicted = estimate(workload, space.table, calibration=constants)
-    real = estimate(workload, space.table, calibration=constants.perturbed(rng, float(rng.uniform(0.1, 0.6))))
+    real = estimate(workload, space.table, calibration=perturbed(constants, rng, float(rng.uniform(0.1, 0.6))))
     noise = rng.standard_normal((2, len(space))) * np.array([[rng.uniform(0.01, 0.1)], [0.05]])
     peak = np.asarray(real.peak_memory_bytes) * np.exp(noise[1] + 0.1 * rng.standard_normal())
     capacity = workload.cluster.gpu.memory_bytes

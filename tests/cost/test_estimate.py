@@ -23,6 +23,7 @@ from autotune.spec import (
     Workload,
     catalog,
 )
+from tests.benchmarks.perturbation import perturbed
 from tests.cost.examples import EXPERTS, GPU, MODEL, workload
 
 LAW = settings(deadline=None, derandomize=True, max_examples=60)
@@ -330,10 +331,10 @@ def test_calibrations_survive_a_round_trip_and_refuse_nonsense() -> None:
 
 def test_perturbed_worlds_differ_but_stay_physical() -> None:
     base = Calibration()
-    worlds = [base.perturbed(np.random.default_rng(seed), 0.3) for seed in range(20)]
+    worlds = [perturbed(base, np.random.default_rng(seed), 0.3) for seed in range(20)]
     assert len({w.matmul_efficiency for w in worlds}) > 10
     assert all(w.matmul_efficiency <= 1 and w.data_overlap <= 1 for w in worlds)
-    assert base.perturbed(np.random.default_rng(1), 0.3) == worlds[1]
+    assert perturbed(base, np.random.default_rng(1), 0.3) == worlds[1]
 
 
 @pytest.mark.parametrize("what", ["tp=2", 7, None, [1], ["tp=2"], [ParallelConfig(), "tp=2"]])
