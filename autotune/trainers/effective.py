@@ -39,4 +39,4 @@ def cpu_note(workload: Workload, trainer: str) -> tuple[str, ...]:
     """A note if the workload's ranks are CPU processes but the trainer needs a GPU for each rank."""
     if not workload.cluster.gpu.is_cpu:
         return ()
-    return (f"this config was made for CPU ranks; {trainer} needs a GPU for each of them",)
+    return (f"this config is for CPU ranks, but {trainer} needs a GPU for each rank",)

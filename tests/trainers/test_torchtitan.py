@@ -95,7 +95,7 @@ class TestTorchtitan(TrainerContract):
         assert given["multiple_of"] * ((width + given["multiple_of"] - 1) // given["multiple_of"]) == ffn
 
     def test_mixed_precision_needs_something_to_shard(self) -> None:
-        with pytest.raises(ExportError, match="precision=bf16: mixed precision beside tp or pp needs FSDP"):
+        with pytest.raises(ExportError, match="precision=bf16: mixed precision with tp or pp needs FSDP"):
             self.launched(tp=8, sequence_parallel=True)
 
     def test_gpt_is_refused(self) -> None:

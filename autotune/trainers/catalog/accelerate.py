@@ -38,17 +38,17 @@ class AccelerateTrainer(Trainer):
     }
     options = (
         *SHARED_OPTIONS,
-        Option(name="script", meaning="your own program; left out: one that trains a Hugging Face model", default=""),
+        Option(name="script", meaning="your own program; default: one that trains a Hugging Face model", default=""),
         Option(name="script_args", meaning="arguments of your own program", default=()),
-        Option(name="data", meaning="text or .bin file of tokens; left out: random tokens", default=""),
+        Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default=""),
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """Pipelines and experts; tensor and context parallelism without a program of one's own; fp8; selective recomputation."""
+        """Pipelines and experts; tensor and context parallelism without the option script; fp8; selective recomputation."""
         c = effective(config)
         own = bool(options["script"])
         limits = [
-            *word_limit(c, "precision", {"fp8": "bf16"}, "fp8 needs a recipe of its own beside mixed_precision"),
+            *word_limit(c, "precision", {"fp8": "bf16"}, "fp8 needs a recipe in addition to mixed_precision"),
             *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
         ]
 
@@ -58,16 +58,16 @@ class AccelerateTrainer(Trainer):
         if c.pp > 1:
             limit("pp", c.pp, "accelerate has no pipeline for training")
         if c.ep > 1:
-            limit("ep", c.ep, "accelerate spreads no experts", 1)
+            limit("ep", c.ep, "accelerate has no expert parallelism", 1)
         for knob in ("tp", "cp"):
             if getattr(c, knob) > 1 and not own:
                 limit(
                     knob,
                     getattr(c, knob),
-                    "needs a program that loads its model with a plan: name yours by the option script",
+                    "needs a program that loads its model with a parallel plan: name your own with the option script",
                 )
         if c.tp * c.cp > 1 and c.zero_stage < 2:
-            limit("zero_stage", c.zero_stage, "beside tp or cp the replicas must be FSDP2 shards", 2)
+            limit("zero_stage", c.zero_stage, "with tp or cp the replicas must be FSDP2 shards", 2)
         if c.sequence_parallel:
             limit("sequence_parallel", True, "its tensor parallelism keeps whole sequences on every rank", False)
         return tuple(limits)
@@ -95,7 +95,7 @@ class AccelerateTrainer(Trainer):
             "batches.py": program("batches.py"),
         }
         if not options["data"]:
-            notes.append("it trains on random tokens; for your own give the option data")
+            notes.append("it trains on random tokens; set the option data to train on your own")
         arguments = {
             "model": "model/config.json",
             "seq-len": workload.seq_len,

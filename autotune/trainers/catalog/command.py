@@ -60,7 +60,7 @@ _SURROUNDINGS = frozenset(
     }
 )
 """placeholders that are not knobs"""
-_UNNAMED = "argv and env have no placeholder {{{}}}, so the program would not know of it"
+_UNNAMED = "argv and env have no placeholder {{{}}}, so the program would not receive it"
 
 
 class CommandTrainer(Trainer):
@@ -105,7 +105,7 @@ class CommandTrainer(Trainer):
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """The command with its placeholders filled in."""
-        needs(options, "argv", "the trainer `command` starts what argv says")
+        needs(options, "argv", "the trainer `command` starts the program of argv")
         self.reader(options)
         known = self._values(workload, config, options)
         return Launch(

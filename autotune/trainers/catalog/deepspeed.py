@@ -37,9 +37,9 @@ class DeepspeedTrainer(Trainer):
     })  # fmt: skip
     options = (
         *SHARED_OPTIONS,
-        Option(name="script", meaning="your own program; left out: one that trains a Hugging Face model", default=""),
+        Option(name="script", meaning="your own program; default: one that trains a Hugging Face model", default=""),
         Option(name="script_args", meaning="arguments of your own program", default=()),
-        Option(name="data", meaning="text or .bin file of tokens; left out: random tokens", default=""),
+        Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default=""),
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
@@ -57,9 +57,11 @@ class DeepspeedTrainer(Trainer):
             limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
 
         if c.pp > 1 and not own:
-            limit("pp", c.pp, "stages need a program that builds a PipelineModule: name yours by the option script")
+            limit(
+                "pp", c.pp, "stages need a program that builds a PipelineModule: name your own with the option script"
+            )
         if c.pp_schedule != "1f1b":
-            limit("pp_schedule", c.pp_schedule, "its pipeline engine knows only 1f1b", "1f1b")
+            limit("pp_schedule", c.pp_schedule, "its pipeline engine supports only 1f1b", "1f1b")
         if c.virtual_stages > 1:
             limit("virtual_stages", c.virtual_stages, "its pipeline engine holds one stage per rank", 1)
         if c.pp > 1 and c.zero_stage > 1:
@@ -71,7 +73,7 @@ class DeepspeedTrainer(Trainer):
         if c.cp > 1:
             limit("cp", c.cp, "sequence parallelism of DeepSpeed (Ulysses) needs a model that calls it")
         if c.ep > 1:
-            limit("ep", c.ep, "experts are spread only in models built from deepspeed.moe layers", 1)
+            limit("ep", c.ep, "expert parallelism needs a model built from deepspeed.moe layers", 1)
         return tuple(limits)
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
@@ -84,7 +86,7 @@ class DeepspeedTrainer(Trainer):
         notes = list(cpu_note(workload, "DeepSpeed"))
         if options["script"]:
             if c.recompute != "none" or c.compile:
-                notes.append("recomputation and torch.compile are switched on by your program, not by ds_config.json")
+                notes.append("your program must switch on recomputation and torch.compile; ds_config.json cannot")
             command = (options["script"], "--deepspeed_config", "ds_config.json", *map(str, options["script_args"]))
             return Launch(argv=(*start, *command), env=tf32_environment(c.precision), files=files, notes=tuple(notes))
         files |= {
@@ -93,7 +95,7 @@ class DeepspeedTrainer(Trainer):
             "batches.py": program("batches.py"),
         }
         if not options["data"]:
-            notes.append("it trains on random tokens; for your own give the option data")
+            notes.append("it trains on random tokens; set the option data to train on your own")
         command = (
             *("train.py", "--deepspeed_config", "ds_config.json", "--model", "model/config.json"),
             *("--seq-len", str(workload.seq_len), "--steps", str(options["steps"]), "--seed", str(options["seed"])),

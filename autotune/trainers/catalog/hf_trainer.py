@@ -41,7 +41,7 @@ class HfTrainer(Trainer):
     }
     options = (
         *SHARED_OPTIONS,
-        Option(name="data", meaning="text or .bin file of tokens; left out: random tokens", default=""),
+        Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default=""),
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
@@ -53,10 +53,10 @@ class HfTrainer(Trainer):
         ]
         for knob in ("tp", "pp", "cp"):
             if getattr(c, knob) > 1:
-                message = "the program trains a model from scratch, which Trainer spreads by data parallelism only"
+                message = "Trainer trains a model from scratch with data parallelism only"
                 limits.append(Limit(knob=knob, value=getattr(c, knob), message=message))
         if c.ep > 1:
-            limits.append(Limit(knob="ep", value=c.ep, message="the program spreads no experts", nearest=1))
+            limits.append(Limit(knob="ep", value=c.ep, message="the program has no expert parallelism", nearest=1))
         return tuple(limits)
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
@@ -73,7 +73,7 @@ class HfTrainer(Trainer):
         }
         notes = list(cpu_note(workload, "this launch"))
         if not options["data"]:
-            notes.append("it trains on random tokens; for your own give the option data")
+            notes.append("it trains on random tokens; set the option data to train on your own")
         command = ("train.py", "--arguments", "training_args.json", "--model", "model/config.json")
         data = ("--data", options["data"]) if options["data"] else ()
         argv = (*start, *command, "--seq-len", str(workload.seq_len), *data)

@@ -41,7 +41,7 @@ class MegatronTrainer(Trainer):
         Option(
             name="entrypoint", meaning="path of pretrain_gpt.py in a checkout of Megatron-LM", default="pretrain_gpt.py"
         ),
-        Option(name="data_path", meaning="prefix of an indexed dataset; left out: Megatron's mock data", default=""),
+        Option(name="data_path", meaning="prefix of an indexed dataset; default: Megatron's mock data", default=""),
         Option(name="tokenizer_type", meaning="Megatron's tokenizer class, with data_path", default=""),
         Option(name="tokenizer_model", meaning="path or name of the tokenizer, with data_path", default=""),
         Option(name="transformer_impl", meaning="transformer_engine or local", default="transformer_engine"),
@@ -66,7 +66,7 @@ class MegatronTrainer(Trainer):
         if c.compile:
             limit("compile", True, "Megatron-LM has fused kernels of its own and no switch for torch.compile", False)
         if model.num_layers % (c.pp * c.virtual_stages):
-            limit("pp", c.pp, f"{model.num_layers} layers do not part evenly into {c.pp * c.virtual_stages} stages")
+            limit("pp", c.pp, f"{model.num_layers} layers cannot be split evenly into {c.pp * c.virtual_stages} stages")
         if c.virtual_stages > 1 and c.accumulation_steps % c.pp:
             limit(
                 "virtual_stages",
@@ -76,13 +76,13 @@ class MegatronTrainer(Trainer):
         if c.cp > 1 and workload.seq_len % (2 * c.cp):
             limit("cp", c.cp, f"seq_len={workload.seq_len} must be a multiple of 2 * cp")
         if c.zero_stage == 1 and workload.optimizer == "sgd":
-            limit("zero_stage", 1, "the distributed optimizer knows only Adam", 0)
+            limit("zero_stage", 1, "the distributed optimizer supports only Adam", 0)
         if c.zero_stage >= 2 and c.pp > 1:
             limit("zero_stage", c.zero_stage, "Megatron-FSDP is not launched together with pipeline stages here", 1)
         if model.num_experts and c.tp > 1 and not c.sequence_parallel:
             limit("sequence_parallel", False, "experts with tensor parallelism need sequence parallelism", True)
         if c.ep > 1 and not model.num_experts:
-            limit("ep", c.ep, "a dense model has no experts to spread", 1)
+            limit("ep", c.ep, "a dense model has no experts", 1)
         if c.ep > 1 and c.precision == "fp16":
             limit("precision", "fp16", "expert parallelism does not train in fp16", "bf16")
         if c.precision == "fp8" and options["transformer_impl"] != "transformer_engine":
@@ -106,9 +106,13 @@ class MegatronTrainer(Trainer):
             env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
         notes = [*cpu_note(workload, "Megatron-LM")]
         if options["entrypoint"] == "pretrain_gpt.py":
-            notes.append("run it in a checkout of Megatron-LM, or name its pretrain_gpt.py by the option entrypoint")
+            notes.append(
+                "run it in a checkout of Megatron-LM, or set the option entrypoint to the path of pretrain_gpt.py"
+            )
         if not options["data_path"]:
-            notes.append("it trains on mock data; for your own give data_path, tokenizer_type and tokenizer_model")
+            notes.append(
+                "it trains on mock data; set the options data_path, tokenizer_type and tokenizer_model to train on your own"
+            )
         return Launch(argv=(*start, options["entrypoint"], *_spell(flags)), env=env, notes=tuple(notes))
 
     def parse_line(self, line: str) -> StepMetrics | None:
@@ -235,7 +239,7 @@ def _data_flags(model: ModelSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     if not options["data_path"]:
         # NullTokenizer adds one token (end of document) to the vocabulary
         return {"mock-data": True, "tokenizer-type": "NullTokenizer", "vocab-size": max(1, model.vocab_size - 1)}
-    because = "a dataset is read with the tokenizer that made it"
+    because = "a dataset is read with its tokenizer"
     return {
         "data-path": options["data_path"],
         "split": "99,1,0",

@@ -39,12 +39,12 @@ class NanotronTrainer(Trainer):
     options = (
         *SHARED_OPTIONS,
         Option(name="entrypoint", meaning="path of run_train.py in a checkout of nanotron", default=""),
-        Option(name="dataset", meaning="Hugging Face dataset; left out: made-up tokens", default=""),
+        Option(name="dataset", meaning="Hugging Face dataset; default: generated tokens", default=""),
         Option(name="tokenizer", meaning="name or path of the tokenizer, with dataset", default=""),
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """Models that are not Llama's, ZeRO 2 and 3, interleaving, fp16 and fp8, selective recomputation, torch.compile."""
+        """Models other than Llama, ZeRO 2 and 3, interleaving, fp16 and fp8, selective recomputation, torch.compile."""
         c, model = effective(config), workload.model
         limits = [
             *word_limit(c, "precision", {"fp16": "bf16", "fp8": "bf16"}, "its released loop trains in bf16 or fp32"),
@@ -63,15 +63,23 @@ class NanotronTrainer(Trainer):
         if not model.gated_mlp:
             limit("model.gated_mlp", False, "its dense language model is Llama's: gated MLP, RMSNorm, rotary positions")
         if model.num_experts:
-            limit("model.num_experts", model.num_experts, "its experts are Qwen's, whose layers differ")
+            limit(
+                "model.num_experts",
+                model.num_experts,
+                "its mixture-of-experts model is Qwen's, which has different layers",
+            )
         if model.head_dim * model.num_attention_heads != model.hidden_size:
-            limit("model.attention_head_dim", model.head_dim, "its heads are hidden_size / num_attention_heads wide")
+            limit(
+                "model.attention_head_dim",
+                model.head_dim,
+                "the width of its heads is hidden_size / num_attention_heads",
+            )
         if c.virtual_stages > 1:
             limit("virtual_stages", c.virtual_stages, "a rank holds one stage", 1)
         if c.zero_stage > 1:
             limit("zero_stage", c.zero_stage, "it shards the optimizer only", 1)
         if c.ep > 1:
-            limit("ep", c.ep, "a dense model has no experts to spread", 1)
+            limit("ep", c.ep, "a dense model has no experts", 1)
         if c.compile:
             limit("compile", True, "it has no switch for torch.compile", False)
         if c.cp > 1 and workload.seq_len % c.cp:
@@ -81,13 +89,13 @@ class NanotronTrainer(Trainer):
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """torchrun run_train.py --config-file config.yaml."""
         c = effective(config)
-        entrypoint = needs(options, "entrypoint", "nanotron is started by run_train.py of its checkout")
+        entrypoint = needs(options, "entrypoint", "nanotron is started with run_train.py of its checkout")
         start = torchrun(
             place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
         )
         notes = [*cpu_note(workload, "nanotron")]
         if not options["dataset"]:
-            notes.append("it trains on made-up tokens; for your own give dataset and tokenizer")
+            notes.append("it trains on generated tokens; set the options dataset and tokenizer to train on your own")
         return Launch(
             argv=(*start, entrypoint, "--config-file", "config.yaml"),
             env={"CUDA_DEVICE_MAX_CONNECTIONS": "1", **tf32_environment(c.precision)},
@@ -176,7 +184,7 @@ def _document(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
         "logging": {"log_level": "info", "log_level_replica": "info", "iteration_step_info_interval": 1},
     }
     if options["dataset"]:
-        because = "a dataset is cut into tokens"
+        because = "a dataset must be tokenized"
         document["tokenizer"] = {"tokenizer_name_or_path": needs(options, "tokenizer", because)}
     return document
 

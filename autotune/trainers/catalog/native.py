@@ -35,17 +35,22 @@ class NativeTrainer(Trainer):
         Option(
             name="learning_rate",
             meaning="at the smallest global batch; larger ones take it times sqrt(batch / smallest) for adamw, batch / smallest for sgd; "
-            "left out: 3e-4 for adamw, 0.01 for sgd",
+            "default: 3e-4 for adamw, 0.01 for sgd",
             default=0.0,
         ),
         Option(
             name="loss_scale",
-            meaning="of the first step in fp16; halved whenever gradients overflow; left out: 65536",
+            meaning="of the first step in fp16; halved whenever gradients overflow; default: 65536",
             default=0.0,
         ),
         Option(name="steps", meaning="optimizer steps to run", default=50, export_only=True),
         Option(name="seed", meaning="seed of weights and data", default=0, export_only=True),
-        Option(name="data", meaning="text or .bin file; left out: the text that ships", default="", export_only=True),
+        Option(
+            name="data",
+            meaning="text or .bin file; default: the text that ships with autotune",
+            default="",
+            export_only=True,
+        ),
         Option(name="master_addr", meaning="host at which several nodes meet", default="", export_only=True),
         Option(name="master_port", meaning="port at which several nodes meet", default=29500, export_only=True),
         Option(

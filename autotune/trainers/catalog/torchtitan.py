@@ -54,7 +54,7 @@ class TorchtitanTrainer(Trainer):
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """Models that are not Llama's, fp16, ZeRO 1, DDP beside another axis, tensor without sequence parallelism."""
+        """Models other than Llama, fp16, ZeRO 1, DDP with another axis, tensor without sequence parallelism."""
         c = effective(config)
         limits = [
             *_model_limits(workload.model),
@@ -76,7 +76,7 @@ class TorchtitanTrainer(Trainer):
             limit(
                 "precision",
                 c.precision,
-                "mixed precision beside tp or pp needs FSDP, and there is nothing to shard",
+                "mixed precision with tp or pp needs FSDP, but with dp * cp = 1 there is nothing to shard",
                 "fp32",
             )
         if c.tp > 1 and not c.sequence_parallel:
@@ -88,7 +88,7 @@ class TorchtitanTrainer(Trainer):
                 f"must be a multiple of tp={c.tp} times 2 * cp where cp={c.cp} is above 1",
             )
         if c.ep > 1:
-            limit("ep", c.ep, "its Llama model has no experts to spread", 1)
+            limit("ep", c.ep, "its Llama model has no experts", 1)
         if workload.optimizer != "adamw":
             limit("workload.optimizer", workload.optimizer, "its optimizers are Adam and AdamW", "adamw")
         limits += _stage_limits(workload.model, c)
@@ -145,9 +145,7 @@ def _model_limits(model: ModelSpec) -> tuple[Limit, ...]:
             )
         )
     if model.num_experts:
-        found.append(
-            Limit(knob="model.num_experts", value=model.num_experts, message="it has no Mixtral among its models")
-        )
+        found.append(Limit(knob="model.num_experts", value=model.num_experts, message="it has no Mixtral model"))
     if model.tied_embeddings:
         found.append(
             Limit(
@@ -162,7 +160,7 @@ def _model_limits(model: ModelSpec) -> tuple[Limit, ...]:
             Limit(
                 knob="model.attention_head_dim",
                 value=model.head_dim,
-                message="its heads are hidden_size / num_attention_heads wide",
+                message="the width of its heads is hidden_size / num_attention_heads",
                 nearest=0 if model.hidden_size % model.num_attention_heads == 0 else None,
             )
         )
@@ -178,7 +176,7 @@ def _stage_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
         message = f"{SCHEDULES[c.pp_schedule]} needs at least two stages per rank"
         return (Limit(knob="virtual_stages", value=c.virtual_stages, message=message, nearest=2),)
     if stages > model.num_layers or _layers_per_stage(model, c) == 0:
-        message = f"{model.num_layers} layers cannot be cut into {stages} stages by a number of layers per stage"
+        message = f"{model.num_layers} layers cannot be split into {stages} stages with equally many layers per stage"
         return (Limit(knob="virtual_stages", value=c.virtual_stages, message=message),)
     return ()
 
