@@ -91,7 +91,7 @@ def _python() -> Check:
 
 def _torch() -> Check:
     if not is_installed("torch"):
-        detail = "not installed: trials of the native trainer and `autotune calibrate` do not run"
+        detail = "not installed; the native trainer and `autotune calibrate` do not run"
         return Check(name="torch", status=WARNING, detail=detail, remedy=install_command("native"))
     import torch
     import torch.distributed as dist
@@ -105,7 +105,7 @@ def _torch() -> Check:
 def _gpus() -> Check:
     if not is_installed("torch"):
         return Check(
-            name="GPUs", status=HINT, detail="not looked for: that needs torch", remedy=install_command("native")
+            name="GPUs", status=HINT, detail="not checked: the check needs torch", remedy=install_command("native")
         )
     import torch
 

@@ -6,4 +6,4 @@ FAILED = 1
 BAD_INPUT = 2
 """the command line, the spec or another argument is wrong"""
 INTERRUPTED = 130
-"""stopped by Ctrl-C (128 + SIGINT); what was measured is kept"""
+"""stopped by Ctrl-C (128 + SIGINT); all measurements are stored"""

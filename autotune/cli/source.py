@@ -33,7 +33,7 @@ class Source(Protocol):
         ...
 
     def record(self, study_id: str) -> Document:
-        """{record}: the study in full, as the store keeps it."""
+        """{record}: the study in full, as the store holds it."""
         ...
 
     def trials(self, study_id: str) -> list[Document]:
@@ -126,7 +126,7 @@ class LocalSource:
     def events(self, study_id: str, *, after: int = 0) -> list[Document]:
         """The next page of events after that sequence number."""
         found = self.store.events(self.store.study(study_id).id, after=after)
-        return [{"sequence": e.sequence, "at": e.at.isoformat(), "kind": e.kind, "data": dict(e.data)} for e in found]
+        return [event.to_dict() for event in found]
 
     def act(self, study_id: str, action: str) -> Document:
         """pause, resume, stop or cancel."""
@@ -171,7 +171,7 @@ class LocalSource:
 
 
 def study_with_trials(source: Source, study_id: str) -> tuple[StudyRecord, tuple[Trial, ...]]:
-    """A study and its trials as values, for what is worked out here: reports, comparisons, the live view."""
+    """The record and the trials of a study, from which this process makes reports, comparisons and the live view."""
     from autotune.results.records import record_of
     from autotune.spec import Trial
 
@@ -181,7 +181,7 @@ def study_with_trials(source: Source, study_id: str) -> tuple[StudyRecord, tuple
 
 @contextmanager
 def open_source(store: str | None, url: str | None) -> Iterator[Source]:
-    """The service at `url` (or AUTOTUNE_URL, unless a store is named), else the results database."""
+    """The service at `url`, or at AUTOTUNE_URL if no store is named; otherwise the results database."""
     from autotune import api
     from autotune.settings import settings
 

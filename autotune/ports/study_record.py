@@ -74,7 +74,11 @@ class HistoryEvent:
     kind: str
     """e.g. study.submitted, trial.asked, trial.started, trial.ended, trial.late, study.paused"""
     data: Mapping[str, Any]
-    """what else there is to say, plain values"""
+    """details of the event, plain values"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain values, without the study's id."""
+        return {"sequence": self.sequence, "at": self.at.isoformat(), "kind": self.kind, "data": dict(self.data)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The service: submit tuning jobs and ask for best configurations over HTTP; studies run beside it.
+"""The service: submit tuning jobs and ask for best configurations over HTTP. Studies run in processes of their own.
 
     HTTP
     server.py            serve(options): socket, application, supervisor, graceful shutdown

@@ -118,7 +118,7 @@ async def study(request: Request) -> Response:
             "study": document["study"],
             "trials": [api.trial_document(trial) for trial in result.trials],
             "actions": actions,
-            "events": [{"at": e.at.isoformat(), "kind": e.kind, "data": dict(e.data)} for e in reversed(events)],
+            "events": [event.to_dict() for event in reversed(events)],
             "refresh": 0 if status.is_terminal else REFRESH_S,
         }
 

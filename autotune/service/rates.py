@@ -10,7 +10,7 @@ from collections.abc import Callable
 from autotune.service.options import Rate
 
 MOST_CALLERS = 10_000
-"""buckets that are kept; the one that was used longest ago is dropped first"""
+"""most buckets in memory; the one that was used longest ago is dropped first"""
 
 
 class Limiter:

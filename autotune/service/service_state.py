@@ -40,7 +40,7 @@ Offset = Annotated[int, Query(ge=0, le=1 << 40)]
 
 @dataclass(kw_only=True)
 class ServiceState:
-    """One service. Kept in `app.state.service`."""
+    """The state of one service, stored in `app.state.service`."""
 
     store: ServiceStore
     options: ServiceOptions

@@ -48,7 +48,7 @@ def confined(document: dict[str, Any], options: ServiceOptions) -> Study:
     _check_runner(study, options)
     if study.trainer not in options.trainers:
         raise SpecError(
-            f"this service does not run the trainer {study.trainer!r}",
+            f"this service does not allow the trainer {study.trainer!r}",
             remedy=f"choose one of {', '.join(sorted(options.trainers))}; on your own machine `autotune tune` runs any trainer",
             field="trainer",
         )
@@ -72,7 +72,7 @@ def _check_runner(study: Study, options: ServiceOptions) -> None:
             )
         is_plain = isinstance(value, int | float | list | dict) or (name == "device" and isinstance(value, str))
         if not is_plain:
-            raise SpecError(f"must be a number, but is {value!r:.80}", field=f"runner.{name}")
+            raise SpecError(f"the option must be a number, but is {value!r:.80}", field=f"runner.{name}")
 
 
 def _data(text: str, options: ServiceOptions) -> Path:

@@ -1,4 +1,4 @@
-"""A supervisor process: the service's own `Supervisor`, with its own nursery and workers. Studies outlive it, as they outlive a service."""
+"""A supervisor process: the service's own `Supervisor`, with its own fork server and workers. Studies outlive it, as they outlive a service."""
 
 from __future__ import annotations
 

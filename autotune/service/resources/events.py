@@ -10,14 +10,13 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from autotune.errors import AutotuneError
-from autotune.ports import HistoryEvent
 from autotune.service.error_responses import RefusalError, StrictJSONResponse
 from autotune.service.response_models import EventList, responses
 from autotune.service.service_state import Limit, Reader, ServiceState, StudyId, TheService
@@ -49,7 +48,7 @@ async def events(
     study = (await run_in_threadpool(service.store.revision, study_id)).id
     if STREAM not in request.headers.get("accept", ""):
         found = await run_in_threadpool(service.store.events, study, after=after, limit=limit)
-        return StrictJSONResponse({"events": [event_document(event) for event in found]})
+        return StrictJSONResponse({"events": [event.to_dict() for event in found]})
     if service.streams >= service.options.max_streams:
         raise RefusalError(
             503,
@@ -61,11 +60,6 @@ async def events(
     if last_event_id and last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 18:
         after = max(after, int(last_event_id))
     return StreamingResponse(_stream(service, study, after), media_type=STREAM, headers={"X-Accel-Buffering": "no"})
-
-
-def event_document(event: HistoryEvent) -> dict[str, Any]:
-    """An event as plain values."""
-    return {"sequence": event.sequence, "at": event.at.isoformat(), "kind": event.kind, "data": dict(event.data)}
 
 
 async def _stream(service: ServiceState, study: str, after: int) -> AsyncIterator[str]:
@@ -84,7 +78,7 @@ async def _stream(service: ServiceState, study: str, after: int) -> AsyncIterato
                     seen = None if found else revision
             for event in found:
                 after = event.sequence
-                yield f"id: {after}\nevent: {event.kind}\ndata: {json.dumps(finite(event_document(event)))}\n\n"
+                yield f"id: {after}\nevent: {event.kind}\ndata: {json.dumps(finite(event.to_dict()))}\n\n"
             if found:
                 silent_s = 0.0
                 continue
