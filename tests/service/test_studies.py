@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune import api, cli
 from autotune.cli.source import LocalSource
 from autotune.errors import ConflictError, InfeasibleError, NotFoundError, SpecError
+from autotune.testing.stores import running_study
 from tests.service.running import API, Service, slow_spec, spec, until
 
 
@@ -147,3 +150,11 @@ def test_health_and_metrics_say_how_it_is(tuning: Service) -> None:
     text = tuning.http.get(f"{API}/metrics").text
     assert 'autotune_service_studies{status="' in text
     assert "autotune_service_request_seconds_bucket" in text
+
+
+def test_a_study_that_runs_is_reported_and_compared_over_the_service(service: Service, tmp_path: Path) -> None:
+    lease = running_study(service.store, api.load_study(spec(name="runs")))
+    page = tmp_path / "report.html"
+    assert cli.run(["report", lease.study, "--url", service.url, "-o", str(page)]) == 0
+    assert "runs" in page.read_text()
+    assert cli.run(["compare", lease.study, "runs", "--url", service.url]) == 0
