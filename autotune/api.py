@@ -18,7 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.cost import Calibration, calibration_for, estimate
 from autotune.errors import SpecError
+from autotune.planning import Plan, WhatIf, plan, what_if
 from autotune.ports import CalibrationStore, Store, StudyReader, StudyRecord
 from autotune.results.answers import (
     Result,
@@ -32,15 +34,15 @@ from autotune.results.answers import (
     study_document,
     trial_document,
 )
+from autotune.results.calibrations import stored_calibration
 from autotune.results.rankings import best_document, front_documents, pareto, rerank
+from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
 from autotune.spec.plain import fingerprint, study_to_dict
 from autotune.study.progress import OnEvent
 from autotune.study.running import ACTIONS, act, run_study, submit_study
 
 if TYPE_CHECKING:
-    from autotune.cost import Calibration
-    from autotune.planning import Plan, WhatIf
     from autotune.search import SearcherFactory
 
 LOCAL = "local"
@@ -126,9 +128,6 @@ def tune(
 
 def plan_of(study: Study, *, top: int = 10, store: CalibrationStore | None = None) -> Plan:
     """The space ranked by the cost model, with this cluster's calibration when `store` holds one. Raises `InfeasibleError`."""
-    from autotune.planning import plan
-    from autotune.results.calibrations import stored_calibration
-    from autotune.space import SearchSpace
 
     space = SearchSpace.build(study.workload, study.space)
     return plan(space, calibration=stored_calibration(study.workload, store), top=top)
@@ -138,8 +137,6 @@ def what_if_of(
     study: Study, gpus: Sequence[int], *, tokens: float | None = None, store: CalibrationStore | None = None
 ) -> tuple[WhatIf, ...]:
     """The best of the study's space on clusters of other sizes, with days and cost for a budget of `tokens`."""
-    from autotune.planning import what_if
-    from autotune.results.calibrations import stored_calibration
 
     known = stored_calibration(study.workload, store)
     return what_if(study.workload, study.space, gpus, tokens=tokens, calibration=known)
@@ -147,8 +144,6 @@ def what_if_of(
 
 def estimate_of(study: Study, config: ParallelConfig, *, store: CalibrationStore | None = None) -> tuple[Estimate, str]:
     """One config's estimate, with this cluster's calibration when `store` holds one, and where the constants come from."""
-    from autotune.cost import calibration_for, estimate
-    from autotune.results.calibrations import stored_calibration
 
     constants = stored_calibration(study.workload, store) or calibration_for(study.workload)
     return estimate(study.workload, config, calibration=constants), constants.source
@@ -166,7 +161,6 @@ def calibrate(
     `cluster` is `local`, or the name of another registered calibrator's cluster. Raises `SpecError` for a cluster that is not here and
     `RunnerError` when ranks cannot be run.
     """
-    from autotune.cost import Calibration
     from autotune.detect import local_cluster
     from autotune.registry import calibrator, calibrator_names
 

@@ -1,4 +1,4 @@
-"""Rewards for people: what they are made of, and the front that nothing beats, as rows of text.
+"""Rewards as rows of text: what they are made of, and the Pareto front.
 
 Rows are made of plain documents (an explanation, trials with their merits), so that the terminal and the page show the same.
 """

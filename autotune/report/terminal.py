@@ -7,7 +7,7 @@ ASCII locale gets the same facts in plain characters.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -148,28 +148,6 @@ def time_legend(
         mark = f"[{PART_COLOURS.get(name, 'white')}]█[/] " if palette.unicode else f"{_letter(name)}="
         words.append(f"{mark}{PART_NAMES.get(name, name)} {share:.0%}")
     return "  ".join(words)
-
-
-def stacked_bar(
-    rows: Sequence[tuple[str, TimeParts | Mapping[str, float]]], *, width: int = 40, palette: Palette = FULL
-) -> Table:
-    """Rows of labelled bars on one scale: the longest fills `width`, so that what shrank is seen."""
-    longest = max((sum(_positive(parts).values()) for _, parts in rows), default=0.0)
-    table = plain_table(palette)
-    table.add_column("")
-    table.add_column("step", justify="right")
-    table.add_column("where the time goes", no_wrap=True)
-    for label, parts in rows:
-        total = sum(_positive(parts).values())
-        cells = max(1, round(width * total / longest)) if longest and total else 0
-        table.add_row(label, format_duration(total), time_bar(parts, width=cells, palette=palette) if cells else "")
-    if rows:
-        names: dict[str, float] = {}
-        for _, parts in rows:
-            for name, value in _positive(parts).items():
-                names[name] = names.get(name, 0.0) + value
-        table.caption = time_legend(names, palette=palette)
-    return table
 
 
 def trials_table(

@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import AutotuneError, CatalogError, InfeasibleError
+from autotune.planning import plan
 from autotune.ports import CalibrationStore, HistoryReader, StudyRecord
 from autotune.results.answers import past_studies, study_document, trial_document
 from autotune.results.calibrations import stored_calibration
 from autotune.results.measured_configs import evidence, measured_configs
 from autotune.results.nearest_workload import FARTHEST, BestKnownStore, distance, from_nearest, with_open_fields_of
 from autotune.results.question import Asked
+from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, ModelSpec, Objective, SpaceSpec, Trial, Workload, catalog
 from autotune.spec.study import SIMULATED
 
@@ -43,7 +45,7 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
             return answer | found[0] | {"source": "measured", "configs": found}
         hint = "; name a cluster for what the cost model says" if asked.model else ""
         if not asked.runner and past_studies(store, **names, runner=SIMULATED, limit=1):
-            hint += f"; there are simulated results, which are told only for runner {SIMULATED}"
+            hint += f"; simulated results are shown only with runner {SIMULATED}"
         return answer | {"notes": ["nothing was measured" + hint]}
     if pairs := measured_configs(store, asked, model=asked.model, cluster=asked.cluster):
         rows = [{"study": study_document(record), "best": trial_document(trial)} for record, trial in pairs[:top]]
@@ -67,7 +69,7 @@ def _compared(asked: Asked, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str,
     w = pairs[0][0].study.workload
     batches = ", ".join(map(str, w.global_batch_sizes))
     return {
-        "notes": [f"compared: what was measured at {w.seq_len:,} tokens x {batches} sequences, trainer {w.trainer}"]
+        "notes": [f"compared among measurements at {w.seq_len:,} tokens x {batches} sequences, trainer {w.trainer}"]
     }
 
 
@@ -79,8 +81,6 @@ def _objective_document(objective: Objective | None) -> dict[str, Any] | None:
 
 def _untried(store: CalibrationStore, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any] | None:
     """What the space of the best config's study holds beside the measured configs; None when it cannot be worked out any more."""
-    from autotune.planning import plan
-    from autotune.space import SearchSpace
 
     study = pairs[0][0].study
     try:
@@ -118,8 +118,6 @@ def _workload(store: HistoryReader, asked: Asked) -> tuple[Workload, dict[str, A
 
 
 def _from_cost_model(store: CalibrationStore, asked: Asked, workload: Workload, top: int) -> dict[str, Any]:
-    from autotune.planning import plan
-    from autotune.space import SearchSpace
 
     try:
         space = SearchSpace.build(workload, _space(_space_of(workload)))

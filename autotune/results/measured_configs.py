@@ -13,6 +13,7 @@ from autotune import reward
 from autotune.errors import AutotuneError
 from autotune.ports import HistoryReader, StudyRecord
 from autotune.results.question import Asked
+from autotune.space import SearchSpace, default_config
 from autotune.spec import Objective, ParallelConfig, Trial
 from autotune.spec.study import SIMULATED
 
@@ -29,7 +30,6 @@ def measured_configs(store: HistoryReader, asked: Asked, **names: Any) -> list[t
 
 def _by_objective(pairs: list[tuple[StudyRecord, Trial]], objective: Objective) -> list[tuple[StudyRecord, Trial]]:
     """The measurements of the first one's workload with their rewards under that objective, best first."""
-    from autotune.space import SearchSpace, default_config
 
     study = pairs[0][0].study
     alike: dict[ParallelConfig, tuple[StudyRecord, Trial]] = {}

@@ -11,11 +11,14 @@ from dataclasses import replace
 from math import hypot, log2
 from typing import Any, Protocol
 
+from autotune.cost import estimate
+from autotune.planning import fits
 from autotune.ports import CalibrationStore, HistoryReader
 from autotune.results.answers import study_document, trial_document
 from autotune.results.calibrations import stored_calibration
 from autotune.results.measured_configs import evidence, measured_configs
 from autotune.results.question import Asked
+from autotune.space import complete, why_not
 from autotune.spec import GpuSpec, ParallelConfig, Workload
 
 FARTHEST = 2.0
@@ -55,7 +58,6 @@ def with_open_fields_of(asked: Asked, guess: Workload, known: Workload) -> Workl
 
 def _adapted(workload: Workload, config: ParallelConfig) -> ParallelConfig | None:
     """The config with the accumulation that this workload's batch needs; None when it is not legal here."""
-    from autotune.space import complete, why_not
 
     knobs = {name: value for name, value in config.to_dict().items() if name != "accumulation_steps"}
     here = complete(workload, knobs)
@@ -64,8 +66,6 @@ def _adapted(workload: Workload, config: ParallelConfig) -> ParallelConfig | Non
 
 def from_nearest(store: BestKnownStore, asked: Asked, workload: Workload, top: int) -> dict[str, Any] | None:
     """The configs of the nearest workload that are legal here and expected to fit."""
-    from autotune.cost import estimate
-    from autotune.planning import fits
 
     near = sorted(((distance(k.workload, workload), k) for k in store.known_workloads()), key=lambda pair: pair[0])
     for far, known in near:

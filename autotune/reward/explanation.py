@@ -18,12 +18,10 @@ from autotune.spec import Measurement, Objective, Reward, Trial, Workload
 from autotune.spec.duration import format_duration
 
 WEAK = 0.95
-"""a part of stability below this is spoken of"""
+"""a part of stability below this is mentioned"""
 WORTH_SAYING = 0.01
-"""a part of the step that changed by less than this share of the baseline's step is not spoken of"""
-NO_CONTENDER = (
-    "it is no config of the search space and cannot win: its losses in fp32 are what others' are held against"
-)
+"""a part of the step that changed by less than this share of the baseline's step is not mentioned"""
+NO_CONTENDER = "it is an fp32 reference outside the search space and cannot win: the losses of other trials are compared with its losses"
 GIB = 1 << 30
 
 
@@ -178,7 +176,7 @@ def _speech(
         changed = ", ".join(f"{knob} {a} -> {b}" for knob, (a, b) in other["config_changes"].items()) or "nothing"
         text.append(f"trial {trial.number} is {speed} the {name} (trial {other['number']}); it changes {changed}")
         text.append(
-            f"its reward is {abs(other['total_difference']):.3f} {'above' if other['total_difference'] >= 0 else 'below'} that, "
+            f"its reward is {abs(other['total_difference']):.3f} {'higher' if other['total_difference'] >= 0 else 'lower'}, "
             f"with stability {worth.stability:.2f} against {other['stability']:.2f}"
         )
     w = objective.stability_weight
@@ -193,9 +191,9 @@ def _progress(gained: float, source: Measurement | None, whose: str, *, same_bat
     """What the batch does to the progress per token; `source` tells the gradient noise scale."""
     phi = known_noise_scale(source)
     if phi is None or source is None:
-        scale = "no gradient noise scale is known, so that larger batches count as if they learnt nothing more"
+        scale = "no gradient noise scale is known, so larger batches are assumed to learn nothing more per step"
     elif math.isinf(phi):
-        scale = "the gradients were nothing but noise, so that larger batches learn as much from each token"
+        scale = "the gradients were noise only, so larger batches learn as much from each token"
     else:
         least = "at least " if phi != source.gradient_noise_scale else ""
         scale = f"the gradient noise scale is {least}{phi:.3g} sequences"
@@ -253,7 +251,7 @@ def _shrunk(parts: Mapping[str, tuple[float | None, float | None]], source: str,
     shrunk, grown = moved(1, 3), moved(-1, 1)
     how = source if tokens_ratio == 1 else f"{source}, at equal tokens"
     text = [f"parts of the step that shrank against the baseline ({how}): {shrunk}"] if shrunk else []
-    return text + ([f"what it pays for that ({how}): {grown}"] if grown and shrunk else [])
+    return text + ([f"parts that grew ({how}): {grown}"] if grown and shrunk else [])
 
 
 def _weaknesses(m: Measurement) -> list[str]:
@@ -263,7 +261,7 @@ def _weaknesses(m: Measurement) -> list[str]:
         "headroom": f"peak memory is {(m.peak_memory_bytes or 0) / GIB:.2f} of {(m.memory_capacity_bytes or 0) / GIB:.2f} GiB",
         "spikes": f"the gradient norm spikes at step{'s' if len(peaks) > 1 else ''} {', '.join(map(str, peaks))} after warm-up",
         "skipped": f"loss scaling skipped {m.skipped_steps} of {len(m.step_times_s)} steps",
-        "fidelity": "the losses leave those of the fp32 reference",
+        "fidelity": "the losses deviate from those of the fp32 reference",
         "trend": "the loss grows",
         "jitter": f"step times spread by {m.step_time_spread:.0%}",
         "finite": f"{m.nonfinite_steps} steps were not finite",

@@ -1,4 +1,4 @@
-"""Goodput: throughput times statistical efficiency, so that a larger batch has to earn its keep.
+"""Goodput: throughput times statistical efficiency, so that a larger batch does not win by speed alone.
 
     B      global batch, sequences            B0     global batch of the baseline, sequences
     phi    gradient noise scale, sequences: tr(Sigma) / |G|^2, noise of one sequence's gradient over the signal

@@ -7,7 +7,7 @@
                  or tokens per unit of cost (cost)
     stability    0 to 1, see `stability.py`
 
-With w = 0.2 a config that is sure to fail (stability 0) must be 28% faster to tie with a healthy one; hard gates are no matter of weight:
+With w = 0.2 a config that is sure to fail (stability 0) must be 28% faster to tie with a healthy one; hard gates apply at any weight:
 a diverged trial gets `DIVERGED_CEILING`, as much as a healthy config that is e^10 = 22,000 times slower than the baseline (w = 0).
 Only ratios of measurements enter, so units cancel.
 """

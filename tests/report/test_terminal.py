@@ -19,7 +19,6 @@ from autotune.report.terminal import (
     format_count,
     format_duration,
     plan_table,
-    stacked_bar,
     time_bar,
     time_legend,
     trials_table,
@@ -112,12 +111,6 @@ def test_a_plain_bar_fills_its_width(parts: dict[str, float], width: int) -> Non
 def test_a_plain_bar_is_ascii_and_in_proportion() -> None:
     assert time_bar({"compute": 3.0, "bubble": 1.0}, width=8, palette=ASCII) == "CCCCCCBB"
     assert time_legend({"compute": 3.0, "bubble": 1.0}, palette=ASCII) == "C=compute 75%  B=bubble 25%"
-
-
-def test_bars_share_one_scale() -> None:
-    text = shown(stacked_bar([("baseline", {"compute": 2.0}), ("winner", {"compute": 1.0})], width=20, palette=ASCII))
-    assert "C" * 20 in text
-    assert " " + "C" * 10 + " " in text
 
 
 def test_the_palette_follows_the_encoding() -> None:

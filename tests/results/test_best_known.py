@@ -94,10 +94,10 @@ def test_an_objective_needs_model_and_cluster() -> None:
         Asked(metric="speed", model="gpt2-medium", cluster="h100-sxm-1x8")
 
 
-def test_simulated_results_are_told_to_nobody_who_does_not_ask_for_them(tuned: SqlStore) -> None:
+def test_simulated_results_are_shown_only_to_those_who_name_the_runner(tuned: SqlStore) -> None:
     assert ask(tuned, model="gpt2-medium", runner="")["source"] == "cost_model"
     assert ask(tuned, model="gpt2-large", runner="")["source"] == "cost_model"
-    assert "only for runner simulated" in ask(tuned, cluster="", runner="")["notes"][0]
+    assert "only with runner simulated" in ask(tuned, cluster="", runner="")["notes"][0]
 
 
 def test_the_nearest_workload_lends_its_config(tuned: SqlStore) -> None:

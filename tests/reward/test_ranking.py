@@ -107,7 +107,7 @@ def test_profiles_say_which_parts_of_the_step_shrank() -> None:
         explained(1, profiles={0: {"compute": 0.08, "tp_comm": 0.0}, 1: {"compute": 0.05, "tp_comm": 0.01}})
     )
     assert "(profiled): compute from 80 ms to 50 ms" in text
-    assert "what it pays for that (profiled): tp comm from next to nothing to 10 ms" in text
+    assert "parts that grew (profiled): tp comm from next to nothing to 10 ms" in text
 
 
 def test_what_is_under_a_hundredth_of_the_step_is_not_given_a_number() -> None:

@@ -1,8 +1,8 @@
-"""The attempts that hold ranks: who runs where, since when, and what is overdue.
+"""The attempts that hold ranks: since when, and which are overdue.
 
     capacity   ranks that may be in use at once
     live       attempts whose end is awaited
-    lost       attempts that were given up on: they hold their ranks until the runner says that they are over
+    lost       attempts whose end was never confirmed: they hold their ranks until the runner reports it
 
 The runner keeps its own deadlines and reports what it ended. Those here are a backstop for a runner that falls silent: after
 `DEADLINE_GRACE_S` beyond what a trial may take at most the attempt is cancelled, and when that is not confirmed within
@@ -26,9 +26,9 @@ MAX_ATTEMPTS = 10
 """launches of a trial in all, restarts of the controller included: a config that takes its machine down must not do so for ever"""
 CUT_OFF = Failure(kind=FailureKind.WORKER_LOST, message="the controller of the study ended while this attempt ran")
 """of an attempt that nobody adopted; it does not count among those that may be lost"""
-UNASKED = Failure(kind=FailureKind.WORKER_LOST, message="the runner ended the attempt unasked")
-OVERDUE = "it took longer than a trial may take, and its runner did not end it"
-SILENT = "the runner did not say that it ended"
+UNASKED = Failure(kind=FailureKind.WORKER_LOST, message="the runner ended the attempt without being asked")
+OVERDUE = "it exceeded the timeout of a trial, and the runner did not end it"
+SILENT = "the runner never confirmed its end"
 
 
 @dataclass(slots=True, kw_only=True)

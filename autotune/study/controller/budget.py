@@ -1,7 +1,7 @@
 """What a study has used up, and what of its budget says that the search must end.
 
-The last part of wall time and rank-seconds is kept for the finals: a search that ends with nothing left to confirm its winner has only
-a guess. What the finals will take is foreseen from the attempts so far; at most half of the budget is kept.
+The last part of wall time and rank-seconds is reserved for the finals, because a winner that is not measured again is only a guess. What the finals
+will take is estimated from the attempts so far; at most half of the budget is reserved.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
     if spent.refused >= REFUSED_PER_TRIAL * budget.max_trials:
         return f"{spent.refused} configs that the searcher asked for cannot be run here"
     if spent.wall_s + min(reserve.wall_s, budget.max_wall_s / 2) >= budget.max_wall_s:
-        return f"of {budget.max_wall_s:.0f} s wall time, {spent.wall_s:.0f} s are spent and the rest is kept for the finals"
+        return (
+            f"{spent.wall_s:.0f} of {budget.max_wall_s:.0f} s wall time are spent; the rest is reserved for the finals"
+        )
     if budget.max_gpu_s is not None and spent.gpu_s + min(reserve.gpu_s, budget.max_gpu_s / 2) >= budget.max_gpu_s:
         return (
-            f"of {budget.max_gpu_s:.0f} rank-seconds, {spent.gpu_s:.0f} are spent and the rest is kept for the finals"
+            f"{spent.gpu_s:.0f} of {budget.max_gpu_s:.0f} rank-seconds are spent; the rest is reserved for the finals"
         )
     return ""
 

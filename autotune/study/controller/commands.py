@@ -1,7 +1,7 @@
-"""What goes into the controller and what comes out: events and commands, as plain values.
+"""Events and commands of the controller, as plain values.
 
-Events are those of the runner (`autotune.ports.RunnerEvent`), the time, and what people ask for. Commands are carried out by
-the loop in the order in which they come: what is to be kept is kept before what follows from it is done.
+Events come from the runner (`autotune.ports.RunnerEvent`), the clock and people. The loop carries out commands in their order: a fact is stored
+before anything that follows from it is done.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptAdopted:
-    """An attempt that an earlier controller of the study launched is in this one's hands: it goes on. Said before the first `Tick`."""
+    """An attempt that an earlier controller of the study launched continues under this one. Comes before the first `Tick`."""
 
     id: AttemptId
 
@@ -104,7 +104,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepTrial:
-    """A new PENDING trial is to be kept."""
+    """A new PENDING trial is to be stored."""
 
     trial: Trial
 
@@ -134,7 +134,7 @@ class NoteStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepSteps:
-    """Step metrics of a live attempt are to be kept."""
+    """Step metrics of a live attempt are to be stored."""
 
     steps: StepsReported
 
@@ -164,7 +164,7 @@ class EndTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepLate:
-    """A report came for an attempt that was over: it is written down and changes nothing."""
+    """A report came for an attempt that was over: it is noted and changes nothing."""
 
     event: AttemptEnded
 

@@ -107,13 +107,13 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     best = ours = ranked[0]
     against = next((t for t in confirmed if baseline is not None and t.config == baseline.config), baseline)
     if not rounds:
-        notes.append("no final round was finished: what is claimed rests on one measurement each")
+        notes.append("no final round was finished: the winner and the speedup rest on one measurement each")
     elif baseline is not None and against is baseline:
         notes.append("the baseline was not measured again: the speedup rests on one measurement each")
         ours = next(t for t in first_measurements(trials, study) if t.config == best.config)
     if study.objective.metric == "goodput" and not any(known_noise_scale(t.measurement) is not None for t in trials):
         notes.append(
-            "no trial told the gradient noise scale: larger batches were judged as if they learnt nothing more"
+            "no trial measured the gradient noise scale: larger batches were assumed to learn nothing more per step"
         )
     return Winner(
         best=best,

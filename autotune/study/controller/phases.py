@@ -157,5 +157,5 @@ class Phases:
             return ()
         if baseline is not None and baseline.measurement is not None and not baseline.measurement.losses:
             return ()  # this trainer does not tell its losses
-        reason = f"in fp32: the reference of what the loss should look like at a global batch of {batch}"
+        reason = f"the fp32 reference: losses in other precisions at a global batch of {batch} are compared with it"
         return (Ask(config=self._references.pop(batch), purpose=TrialPurpose.REFERENCE, reason=reason),)

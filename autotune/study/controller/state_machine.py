@@ -163,7 +163,7 @@ class Controller:
 
     @property
     def spent(self) -> Spent:
-        """What of the budget is used up."""
+        """What is used up of the budget."""
         index, gpu_s = self.index, self._past_gpu_s + self.attempts.gpu_s(self._now_s or 0.0)
         return Spent(
             trials=index.asked, failed=index.failed, refused=index.refused, wall_s=self._elapsed_s, gpu_s=gpu_s
@@ -272,7 +272,7 @@ class Controller:
                 self._start(self._waiting.pop(0))
             if self._waiting:
                 if not self.attempts.live:
-                    self._finish("ranks of the runner are still taken by attempts that never ended")
+                    self._finish("ranks of the runner are still held by attempts whose end it never reported")
                 return
             move = self._phases.next_move(self.phase, running=len(self.attempts.live), spent=self.spent)
             if move is None:

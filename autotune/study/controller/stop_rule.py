@@ -1,10 +1,10 @@
-"""What further trials are worth. A search ends by itself when they are expected to gain less than was asked for, or, where the training is known that
-the config is for, when they would take longer than they save it.
+"""When the search stops by itself: when further trials are expected to gain less than `min_gain`, or, where the tokens of the training are known
+(`train_tokens`), when they would take longer than they would save.
 
     k trials pay when    T g_k / (1 + g_k) > k c
 
 `T`: seconds of the training with the best config so far; `g_k`: expected relative gain of the best of the next k trials; `c`: seconds of a trial, the
-mean so far. Trials and training hold the same cluster, whatever part of it they use. The search goes on while some k up to `Searcher.LOOKAHEAD` pays. That is
+mean so far. Trials and training occupy the same cluster, whatever part of it they use. The search goes on while some k up to `Searcher.LOOKAHEAD` pays. That is
 sampling with its economics, after Chick & Frazier 2012 ("Sequential sampling with economics of selection procedures"), with the expected
 maximum of k candidates in place of their diffusion limit.
 """
@@ -41,8 +41,8 @@ def not_worth_it(searcher: Searcher, index: TrialIndex, budget: Budget) -> str:
     if gain >= budget.min_gain:
         return ""
     return (
-        f"the trials that would come next, of about {format_duration(index.trial_s)} each, are expected to gain {gain:.2%}, "
-        f"which is under the {budget.min_gain:.2%} asked for"
+        f"the next trials, of about {format_duration(index.trial_s)} each, are expected to gain {gain:.2%}, "
+        f"less than the min_gain of {budget.min_gain:.2%}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The trials of a study, with what is asked of them all the time kept up to date: a study of 10,000 trials decides as fast as one of 10."""
+"""All trials of a study with running counts and the best so far, so that a study of 10,000 trials decides as fast as one of 10."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TrialIndex:
         self._search_seconds = 0.0
 
     def put(self, trial: Trial) -> None:
-        """Keeps the trial in its present state."""
+        """Stores the trial in its present state."""
         before = self.trials.get(trial.number)
         if before is not None:
             self._count(before, -1)

@@ -247,7 +247,7 @@ def test_the_search_ends_when_what_is_left_would_gain_too_little() -> None:
     world.finish(2)
     assert world.trials[3].purpose is TrialPurpose.FINAL
     assert world.controller.stop_reason == (
-        "the trials that would come next, of about 500 ms each, are expected to gain 1.00%, which is under the 2.00% asked for"
+        "the next trials, of about 500 ms each, are expected to gain 1.00%, less than the min_gain of 2.00%"
     )
 
 
@@ -311,7 +311,7 @@ def test_wall_time_keeps_a_part_for_the_finals_and_is_never_overrun() -> None:
             world.cancel_confirmed(number)
     assert world.controller.elapsed_s <= 64.0
     assert world.end.result["final_rounds"] == 2
-    assert "kept for the finals" in world.end.message
+    assert "reserved for the finals" in world.end.message
 
 
 def test_pauses_are_not_counted_as_wall_time() -> None:
@@ -487,7 +487,7 @@ def test_a_config_that_takes_its_machine_down_is_given_up_in_the_end() -> None:
     assert world.trials[0].status is TrialStatus.FAILED
 
 
-def test_an_attempt_that_ends_as_cancelled_unasked_counts_as_lost() -> None:
+def test_an_attempt_that_ends_as_cancelled_without_being_asked_counts_as_lost() -> None:
     world = World(study(max_trials=3))
     world.tick()
     for _ in range(3):
