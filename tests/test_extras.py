@@ -141,9 +141,9 @@ def test_the_extras_are_those_of_the_project_file() -> None:
 
 
 def test_each_module_comes_with_its_extra_and_not_with_the_package_itself() -> None:
-    base = {package.parts[0] for line in PROJECT["dependencies"] for package in _files(line)}
+    base = {name for line in PROJECT["dependencies"] for name in _top_names(line)}
     for extra, modules in MODULES.items():
-        brought = {package.parts[0] for line in PROJECT["optional-dependencies"][extra] for package in _files(line)}
+        brought = {name for line in PROJECT["optional-dependencies"][extra] for name in _top_names(line)}
         assert {module for module in modules if is_installed(module)} <= brought - base, f"of the extra {extra}"
 
 
@@ -167,11 +167,11 @@ def test_a_missing_extra_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def _files(requirement: str) -> list[metadata.PackagePath]:
-    """The files of the package that a requirement names; none when it is not installed."""
+def _top_names(requirement: str) -> set[str]:
+    """The folders and modules that the package of a requirement puts into site-packages; none when it is not installed."""
     name = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert name
     try:
-        return metadata.files(name[0]) or []
+        return {file.parts[0].removesuffix(".py") for file in metadata.files(name[0]) or ()}
     except metadata.PackageNotFoundError:
-        return []
+        return set()
