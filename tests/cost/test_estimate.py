@@ -161,7 +161,7 @@ def test_impossible_hardware_is_refused_where_it_is_made() -> None:
 
 
 @pytest.mark.parametrize("bandwidth", [1e-300, 1e300])
-def test_figures_of_hardware_that_would_leave_floating_point_are_refused(bandwidth: float) -> None:
+def test_hardware_figures_that_would_overflow_are_refused(bandwidth: float) -> None:
     with pytest.raises(SpecError, match="bytes_per_s must be 1 to 1e\\+30"):
         LinkSpec(latency_s=1e-6, bytes_per_s=bandwidth)
     with pytest.raises(SpecError, match="memory_bytes must be 1 to 1e\\+30"):
@@ -179,7 +179,7 @@ def test_sgd_keeps_no_moments_and_adamw_two_in_fp32() -> None:
     assert sgd.optimizer == 0
 
 
-def test_a_workload_of_names_is_told_where_names_are_found() -> None:
+def test_names_in_place_of_model_and_cluster_are_refused_with_the_remedy() -> None:
     with pytest.raises(
         SpecError, match=r"model must be a ModelSpec, but is 'llama-8b'; autotune.spec.catalog.model\(NAME\)"
     ):
@@ -265,7 +265,7 @@ def test_ranks_on_the_cpu_share_the_cores_that_the_cluster_names() -> None:
     assert step(8) == step(4)
 
 
-def test_what_waits_for_another_stream_is_reserved_but_does_not_have_to_fit() -> None:
+def test_memory_that_waits_for_another_stream_is_reserved_but_need_not_fit() -> None:
     w = replace(workload(trainer="nanotron"), cluster=catalog.cluster("h100-sxm-4x8"))
     base = replace(calibration_for(w), waiting_in_layer=0.0, waiting_at_head=0.0)
     ahead = replace(base, waiting_in_layer=2.0, waiting_at_head=10.0)
@@ -289,7 +289,7 @@ def test_what_waits_for_another_stream_is_reserved_but_does_not_have_to_fit() ->
     )
 
 
-def test_only_old_measurements_keep_the_score_matrix() -> None:
+def test_only_measurements_older_than_flash_attention_store_the_score_matrix() -> None:
     w = replace(workload(trainer="megatron"), cluster=catalog.cluster("a100-80gb-1x8"))
     old, new = (estimate(w, ParallelConfig(tp=2, dp=4, precision=p)) for p in ("fp16", "bf16"))
     assert old.memory_parts_bytes.activations > new.memory_parts_bytes.activations
@@ -304,7 +304,7 @@ def test_untied_embedding_and_head_are_both_reduced_without_a_pipeline() -> None
     assert traffic[0].optimizer > traffic[1].optimizer
 
 
-def test_hardware_without_measurements_says_so_and_is_less_sure() -> None:
+def test_hardware_without_measurements_is_named_and_has_wider_intervals() -> None:
     unknown = calibration_for(workload())
     assert "datasheet" in unknown.source
     known = calibration_for(replace(workload(trainer="nanotron"), cluster=catalog.cluster("h100-sxm-1x8")))
@@ -338,7 +338,7 @@ def test_perturbed_worlds_differ_but_stay_physical() -> None:
 
 
 @pytest.mark.parametrize("what", ["tp=2", 7, None, [1], ["tp=2"], [ParallelConfig(), "tp=2"]])
-def test_what_is_no_config_is_refused(what: Any) -> None:
+def test_values_that_are_not_configs_are_refused(what: Any) -> None:
     with pytest.raises(ConfigError, match="ParallelConfig"):
         estimate(workload(), what)
 

@@ -51,7 +51,7 @@ def test_one_disturbed_measurement_does_not_matter() -> None:
     assert c.matmul_efficiency == pytest.approx(0.6, rel=0.1)
 
 
-def test_ranks_that_slow_each_other_down_are_counted_by_what_they_reach_together() -> None:
+def test_ranks_that_slow_each_other_down_count_by_their_total_rate() -> None:
     where = ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=4)
     shared = [{"ranks": 1, "flops_per_s": 5e10}, {"ranks": 2, "flops_per_s": 5e10}, {"ranks": 4, "flops_per_s": 2.5e10}]
     assert Calibration.from_measurements({"concurrency": shared}, cluster=where).full_speed_ranks == pytest.approx(2.0)
@@ -59,14 +59,14 @@ def test_ranks_that_slow_each_other_down_are_counted_by_what_they_reach_together
     assert Calibration.from_measurements({"concurrency": free}, cluster=where).full_speed_ranks == 0.0
 
 
-def test_cores_bound_what_ranks_reach_together() -> None:
+def test_the_number_of_cores_bounds_the_total_rate() -> None:
     """A first rate that was disturbed makes the others look faster than the machine is."""
     where = replace(ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=4), cores_per_node=2)
     disturbed = [{"ranks": 1, "flops_per_s": 3e10}, {"ranks": 4, "flops_per_s": 2.5e10}]
     assert Calibration.from_measurements({"concurrency": disturbed}, cluster=where).full_speed_ranks == 2.0
 
 
-def test_waiting_for_a_core_is_told_from_the_link() -> None:
+def test_waiting_for_a_core_is_separated_from_the_link_latency() -> None:
     where = replace(ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=4), cores_per_node=2)
     shared = [{"ranks": 1, "flops_per_s": 5e10}, {"ranks": 4, "flops_per_s": 2.5e10}]
     turns = {2: 0.0, 4: 3 * 1 * 7e-4, 8: 7 * 3 * 7e-4}

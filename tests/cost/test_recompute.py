@@ -42,7 +42,7 @@ def test_full_repeats_more_and_keeps_less_than_selective(trainer: str, model: Mo
     assert 1.15 < full.time_parts_s.compute / none.time_parts_s.compute < 1.35
 
 
-def test_what_stops_early_does_not_repeat_the_down_projection() -> None:
+def test_an_early_stop_does_not_repeat_the_down_projection() -> None:
     table = ConfigTable.of([ParallelConfig(recompute=r) for r in ("none", "full")])
     shares = {}
     for trainer in ("megatron", "torchtitan"):
@@ -55,7 +55,7 @@ def test_what_stops_early_does_not_repeat_the_down_projection() -> None:
     assert weighed.matmuls[1] == 1.0
 
 
-def test_experts_keep_what_was_sent_to_them() -> None:
+def test_experts_keep_their_inputs() -> None:
     table = ConfigTable.of([ParallelConfig()])
     one, many = (
         kept_elements(m, layout_of(workload(m), table), traits_of("megatron"))[0]
@@ -65,7 +65,7 @@ def test_experts_keep_what_was_sent_to_them() -> None:
     np.testing.assert_allclose(many - one, 2 * (mlp + 2.0 * EXPERTS.hidden_size))
 
 
-def test_a_ring_hides_behind_the_attention_of_long_sequences() -> None:
+def test_the_ring_overlaps_with_the_attention_of_long_sequences() -> None:
     shares = []
     for seq_len in (4096, 131072):
         e = estimate(workload(seq_len=seq_len), ParallelConfig(cp=8), calibration=NO_HOST)

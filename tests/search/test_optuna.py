@@ -162,7 +162,7 @@ def test_an_exhausted_space_ends_the_optuna_study(searcher: str) -> None:
     by_hand.tell(trial, 1.0)
 
 
-def test_what_an_optuna_study_cannot_mean_is_said() -> None:
+def test_an_unsuitable_optuna_study_is_refused() -> None:
     space = SearchSpace.of(WORKLOAD, candidates())
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="minimize", sampler=SearcherSampler(space))
@@ -176,7 +176,7 @@ def test_what_an_optuna_study_cannot_mean_is_said() -> None:
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
 
 
-def test_what_the_user_enqueued_in_optuna_is_tried_even_last() -> None:
+def test_a_config_that_the_user_enqueued_in_optuna_is_tried_even_last() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space = SearchSpace.of(WORKLOAD, candidates()[:2])
     study = optuna.create_study(direction="maximize", sampler=SearcherSampler(space, "cost_ranked"))

@@ -100,7 +100,7 @@ def test_a_gpu_of_ones_own_gets_default_links() -> None:
         (catalog.cluster, "h100-sxm-99999999999999x8", "write GPU-NODESxGPUS"),
     ],
 )
-def test_unknown_names_are_answered_with_the_nearest(look: object, name: str, remedy: str) -> None:
+def test_unknown_names_are_refused_with_the_nearest(look: object, name: str, remedy: str) -> None:
     with pytest.raises(CatalogError) as error:
         look(name)  # type: ignore[operator]
     assert remedy in error.value.remedy

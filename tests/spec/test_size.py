@@ -21,5 +21,5 @@ from autotune.spec.size import format_bytes
         (None, "-"),
     ],
 )
-def test_sizes_are_said_with_three_digits(size: float | None, words: str) -> None:
+def test_sizes_are_written_with_three_digits(size: float | None, words: str) -> None:
     assert format_bytes(size) == words

@@ -43,7 +43,7 @@ class TestDeepspeed(TrainerContract):
         assert document["zero_optimization"]["stage"] == 2
         assert document["bf16"] == {"enabled": True}
 
-    def test_program_and_model_go_along(self) -> None:
+    def test_program_and_model_are_exported_too(self) -> None:
         launch = self.launched(dp=8, recompute="full", compile=True)
         assert set(launch.files) == {"ds_config.json", "model/config.json", "train.py", "batches.py"}
         assert "--compile" in launch.argv

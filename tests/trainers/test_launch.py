@@ -76,14 +76,14 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
         write_launch(LAUNCH, tmp_path / "file")
 
 
-def test_the_manifest_says_all(tmp_path: Path) -> None:
+def test_the_manifest_lists_everything(tmp_path: Path) -> None:
     write_launch(LAUNCH, tmp_path)
     document = json.loads((tmp_path / "launch.json").read_text())
     assert document["argv"] == ["run", "--x", "a b"]
     assert set(document["sha256"]) == {"a.txt", "sub/b.json", "launch.sh"}
 
 
-def test_a_broken_manifest_claims_nothing(tmp_path: Path) -> None:
+def test_a_broken_manifest_protects_all_files(tmp_path: Path) -> None:
     (tmp_path / "launch.json").write_text('{"sha256": 3}')
     with pytest.raises(ExportError, match=r"launch\.json exists"):
         write_launch(LAUNCH, tmp_path)

@@ -152,6 +152,6 @@ class TestMegatron(TrainerContract):
         assert flag(launch, "--tokenizer-model") == "/tok"
         assert not flag(launch, "--mock-data")
 
-    def test_two_nodes_need_a_place_to_meet(self) -> None:
+    def test_two_nodes_need_a_rendezvous_host(self) -> None:
         with pytest.raises(ExportError, match="master_addr is not set"):
             trainer("megatron").launch(WORKLOAD, ParallelConfig(dp=16, micro_batch_size=4))

@@ -61,7 +61,7 @@ class TestNanotron(TrainerContract):
         launch = self.launched(pp=2, dp=4, micro_batch_size=2, pp_schedule="gpipe")
         assert document(launch)["parallelism"]["pp_engine"] == "afab"
 
-    def test_made_up_tokens_unless_a_dataset_is_named(self) -> None:
+    def test_generated_tokens_unless_a_dataset_is_set(self) -> None:
         assert document(self.launched(dp=8))["data_stages"][0]["data"]["dataset"] is None
         config = ParallelConfig(dp=8, micro_batch_size=8)
         options = {**self.options, "dataset": "some/text"}
@@ -70,6 +70,6 @@ class TestNanotron(TrainerContract):
         launch = trainer("nanotron").launch(WORKLOAD, config, {**options, "tokenizer": "some/tokenizer"})
         assert document(launch)["tokenizer"] == {"tokenizer_name_or_path": "some/tokenizer"}
 
-    def test_its_program_is_asked_for(self) -> None:
+    def test_a_missing_entrypoint_is_refused(self) -> None:
         with pytest.raises(ExportError, match="entrypoint is not set"):
             trainer("nanotron").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8))

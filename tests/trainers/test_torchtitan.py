@@ -104,11 +104,11 @@ class TestTorchtitan(TrainerContract):
                 replace(WORKLOAD, model=GPT), ParallelConfig(dp=8, micro_batch_size=8), OPTIONS
             )
 
-    def test_the_tokenizer_is_asked_for(self) -> None:
+    def test_a_missing_tokenizer_is_refused(self) -> None:
         with pytest.raises(ExportError, match="hf_assets_path is not set"):
             trainer("torchtitan").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8))
 
-    def test_names_cannot_leave_their_place(self) -> None:
+    def test_a_model_name_cannot_inject_code(self) -> None:
         model = replace(MODEL, name='x"""\nimport os\n')
         launch = trainer("torchtitan").launch(
             replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8), OPTIONS

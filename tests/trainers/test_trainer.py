@@ -72,7 +72,7 @@ def test_knobs_without_effect_are_neutral() -> None:
     assert effective(used) == used
 
 
-def test_nearest_values_are_taken_until_the_launch_stands() -> None:
+def test_nearest_values_are_applied_until_no_limit_is_left() -> None:
     # Beside pipeline stages Megatron-FSDP gives way to the distributed optimizer, and torch.compile is dropped.
     config = ParallelConfig(
         pp=2, dp=4, micro_batch_size=2, accumulation_steps=8, zero_stage=3, compile=True, pp_schedule="gpipe"

@@ -7,8 +7,8 @@
     e        residual that no factor explains: Gaussian process, covariance a^2 ((1 - o) matern52 + o [same config])
     o        nugget: share of the residual's variance that is independent in each config
 
-Conditioning linearizes the sum about the mode of f (Gauss-Newton), where dg/df_k is the share of part k in the sum, J. Then g is one Gaussian
-process with covariance J S J' + a^2 k. The scales of S and a are not fixed: `model_average` averages over a small grid of them, so a bad cost
+Conditioning linearizes the sum about the mode of f (Gauss-Newton): J = dg/df, where dg/df_k is the share of part k in the sum. Then g is one Gaussian
+process with covariance J S J' + cov(e). The scales of S and a are not fixed: `model_average` averages over a small grid of them, so a bad cost
 model is recognized after a few trials and a good one is trusted at once.
 
 Observations of other workloads (the history) have factors of their own, correlated with ours by `transfer_weight`, 0 to 1: the covariance

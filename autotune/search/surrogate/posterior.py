@@ -73,9 +73,9 @@ class Posterior:
         )
 
     def _fit(self) -> None:
-        timed = [o for o in self._data if o.has_time]
-        sized = [o for o in self._data if o.has_memory]
-        rows = _joined([training_data.time_rows(o.estimate, o.point, o.workload) for o in timed], self._time_rows)
+        timed = [p for p in self._data if p.has_time]
+        sized = [p for p in self._data if p.has_memory]
+        rows = _joined([training_data.time_rows(p.estimate, p.point, p.workload) for p in timed], self._time_rows)
         weights = (self._transfer_weights, self._residual_weights)
         self.time = ModelAverage.of(
             training_data.time_prior(self._estimate, *weights),
@@ -83,17 +83,17 @@ class Posterior:
             training_data.time_observations(timed),
             candidates=self._time_rows,
         )
-        rows = _joined([training_data.memory_rows(o.estimate, o.point, o.workload) for o in sized], self._memory_rows)
+        rows = _joined([training_data.memory_rows(p.estimate, p.point, p.workload) for p in sized], self._memory_rows)
         self.memory = ModelAverage.of(
             training_data.memory_prior(self._estimate, *weights),
             rows,
             training_data.memory_observations(sized),
             candidates=self._memory_rows,
         )
-        self._ours = [o for o in self._data if o.workload == 0]
-        self._our_trials = [o.trial for o in self._ours]
+        self._ours = [p for p in self._data if p.workload == 0]
+        self._our_trials = [p.trial for p in self._ours]
         self._log_efficiency = log_efficiency(self._problem.objective, self._table.global_batch_size, self._our_trials)
-        self._rewarded = any(o.trial.reward is not None for o in self._ours)
+        self._rewarded = any(p.trial.reward is not None for p in self._ours)
         self.slope = slope(self._problem.objective, rewarded=self._rewarded)
 
     def score(self, candidates: NDArray[np.intp], pending: NDArray[np.intp]) -> tuple[Array, Array, Array]:
@@ -117,23 +117,23 @@ class Posterior:
         return np.asarray(fits + np.log1p(-failure_rate(self._points[candidates], *self._failure_data)))
 
     @cached_property
-    def _nothing(self) -> Array:
+    def _no_points(self) -> Array:
         return np.zeros((0, self._points.shape[1]))
 
     @property
     def _failure_data(self) -> tuple[Array, NDArray[np.bool_]]:
         """Coordinates of this workload's trials that ran or failed for other reasons than memory, and which of them failed."""
-        seen = [o for o in self._ours if o.has_time or o.failed_otherwise]
-        points = np.concatenate([self._nothing, *(o.point for o in seen)])
-        return points, np.array([o.failed_otherwise for o in seen], dtype=np.bool_)
+        seen = [p for p in self._ours if p.has_time or p.failed_otherwise]
+        points = np.concatenate([self._no_points, *(p.point for p in seen)])
+        return points, np.array([p.failed_otherwise for p in seen], dtype=np.bool_)
 
     def _offset(self, points: Array) -> tuple[Array, Array]:
         """Mean and standard deviation of the offset at `points`, shape (N,) each: a Gaussian process about the mean of the measured ones."""
-        seen = [o for o in self._ours if o.trial.is_measured and o.trial.reward is not None]
+        seen = [p for p in self._ours if p.trial.is_measured and p.trial.reward is not None]
         if not seen:
             return np.zeros(len(points)), np.zeros(len(points))
-        values = np.array([offset_of(o.trial, self._problem.objective, self._our_trials) for o in seen])
-        at = np.concatenate([o.point for o in seen])
+        values = np.array([offset_of(p.trial, self._problem.objective, self._our_trials) for p in seen])
+        at = np.concatenate([p.point for p in seen])
         center, spread = float(values.mean()), max(float(values.std()), 1e-3)
         factor = cho_factor(spread**2 * matern52(distances(at, at), OFFSET_LENGTH) + 1e-2 * spread**2 * np.eye(len(at)))
         across = spread**2 * matern52(distances(points, at), OFFSET_LENGTH)
