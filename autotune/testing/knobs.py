@@ -70,7 +70,7 @@ def variations(
 ) -> Iterator[tuple[Knob, Any, ParallelConfig]]:
     """(knob, value, legal config that differs from `base` in it) for each of these knobs, and each value that is neither its default nor that of `base`.
 
-    A schedule is changed together with the stages per rank that it needs.
+    Interleaved 1F1B is chosen together with stages per rank, without which it is 1F1B; everything else is changed alone.
     """
     for name in knobs:
         knob = KNOBS[name]
@@ -78,8 +78,8 @@ def variations(
             if value in (knob.default, getattr(base, name)):
                 continue
             changes = {name: value}
-            if name == "pp_schedule":
-                changes["virtual_stages"] = 2 if value.startswith("interleaved") else 1
+            if value == "interleaved_1f1b" and base.virtual_stages == 1:
+                changes["virtual_stages"] = 2
             if _is_legal(workload, config := replace(base, **changes)):
                 yield knob, value, config
 
