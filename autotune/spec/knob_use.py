@@ -21,11 +21,6 @@ from autotune.spec.config import KNOBS, ParallelConfig
 from autotune.spec.knob import Knob
 from autotune.spec.table import ConfigTable
 
-OWN_KNOB_REMEDY = (
-    "use a trainer of kind command: a placeholder {NAME} in its argv or env carries the knob to your program"
-)
-"""what to do where a study's own knob cannot be carried"""
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +56,7 @@ class KnobUse:
                 raise self._forgot(knob, value)
         for name in config.extra if not self.own_knobs_neutral else ():
             raise ConfigError(
-                f"the {self.part} does not know the study's own knob {name}", remedy=OWN_KNOB_REMEDY, field=name
+                f"the {self.part} does not know the study's own knob {name}", remedy=own_knob_remedy(name), field=name
             )
 
     def check_table(self, table: ConfigTable) -> None:
@@ -90,3 +85,8 @@ class KnobUse:
             remedy=f"leave {knob.name} at {knob.text(knob.default)}, or teach the {self.part} what it means (see {__name__})",
             field=knob.name,
         )
+
+
+def own_knob_remedy(name: str) -> str:
+    """What to do where a study's own knob cannot be carried."""
+    return f"use a trainer of kind command, whose argv or env carries it to your program by the placeholder {{{name}}}"

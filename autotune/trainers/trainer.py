@@ -18,7 +18,7 @@ from typing import Any, ClassVar, final
 from autotune.errors import ExportError, SpecError
 from autotune.spec import KnobUse, ParallelConfig, Workload
 from autotune.spec.checks import nearest
-from autotune.spec.knob_use import OWN_KNOB_REMEDY
+from autotune.spec.knob_use import own_knob_remedy
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit, refuse
 from autotune.trainers.torchrun import place
@@ -173,7 +173,7 @@ class Trainer(ABC):
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
         """Why a launch with these options cannot pass on the study's own knob `name`, in words; empty if it can."""
-        return f"its launches have no place for a study's own knob; {OWN_KNOB_REMEDY}"
+        return f"its launches have no place for a study's own knob; {own_knob_remedy(name)}"
 
     @final
     @property
