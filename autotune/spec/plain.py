@@ -24,9 +24,20 @@ from autotune.spec.workload import Workload
 Part = TypeVar("Part")
 
 
+def to_plain(value: Any) -> Any:
+    """Dataclasses and mappings as dicts, tuples as lists, all else as it is."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value
+
+
 def study_to_dict(study: Study) -> dict[str, Any]:
     """All of a study as plain values: dicts, lists, text, numbers, true, false and null."""
-    return _to_plain(study)  # type: ignore[no-any-return]
+    return to_plain(study)  # type: ignore[no-any-return]
 
 
 def study_from_dict(values: Mapping[str, Any]) -> Study:
@@ -37,7 +48,7 @@ def study_from_dict(values: Mapping[str, Any]) -> Study:
         "space": _space,
         "objective": lambda part: _build(Objective, part),
         "budget": lambda part: _build(Budget, part),
-        "measure": lambda part: _build(MeasureSpec, part),
+        "measure": measure_from_dict,
         "baseline": lambda part: None if part is None else ParallelConfig.from_dict(part),
         "left_out": tuple,
         "enqueue": lambda part: tuple(ParallelConfig.from_dict(config) for config in part),
@@ -47,7 +58,7 @@ def study_from_dict(values: Mapping[str, Any]) -> Study:
 
 def workload_to_dict(workload: Workload) -> dict[str, Any]:
     """All of a workload as plain values."""
-    return _to_plain(workload)  # type: ignore[no-any-return]
+    return to_plain(workload)  # type: ignore[no-any-return]
 
 
 def workload_from_dict(values: Mapping[str, Any]) -> Workload:
@@ -63,6 +74,11 @@ def workload_from_dict(values: Mapping[str, Any]) -> Workload:
             "global_batch_size": tuple(sizes) if isinstance(sizes, list) else sizes,
         },
     )
+
+
+def measure_from_dict(values: Mapping[str, Any]) -> MeasureSpec:
+    """The measurement rules of plain values."""
+    return _build(MeasureSpec, values)
 
 
 def cluster_from_dict(values: Mapping[str, Any]) -> ClusterSpec:
@@ -114,13 +130,3 @@ def _build(kind: type[Part], values: Mapping[str, Any]) -> Part:
                 field=str(name),
             )
     return kind(**values)
-
-
-def _to_plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _to_plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_plain(item) for item in value]
-    return value

@@ -21,6 +21,7 @@ from autotune.ports import StepsReported
 from autotune.testing.runners import ended, events_until_ended
 from autotune_workers.process.machine import status_bytes
 from autotune_workers.runners.local import LocalRunner
+from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import request
 
 COLD = """
@@ -52,7 +53,7 @@ def warm_overheads(ranks: int, trials: int) -> tuple[list[float], list[list[int]
             assert ended(events).failure is None, ended(events).failure
             steps = sum(t for e in events if isinstance(e, StepsReported) for t in e.step_times_s)
             overheads.append(wall - steps)
-            memory.append([status_bytes("VmRSS", pid) or 0 for pid in (*runner.rank_pids, os.getpid())])
+            memory.append([status_bytes("VmRSS", pid) or 0 for pid in (*rank_pids(runner), os.getpid())])
     return overheads, memory
 
 
@@ -85,7 +86,7 @@ def main() -> None:
     cold = [cold_overhead(arguments.ranks) for _ in range(arguments.cold)]
     middle, torchrun = statistics.median(warm[1:]), statistics.median(cold)
     print(f"ranks {arguments.ranks}, trials {arguments.trials}, load average {os.getloadavg()[0]:.1f}")
-    print(f"first trial (imports, births)   {warm[0]:8.3f} s")
+    print(f"first trial (imports, forks)    {warm[0]:8.3f} s")
     print(f"warm trial, median              {middle:8.3f} s   (worst {max(warm[1:]):.3f})")
     print(f"torchrun, median of {arguments.cold}           {torchrun:8.3f} s   ratio {torchrun / middle:.0f}")
     early = [sum(m[:-1]) for m in memory[: len(memory) // 4 + 1]][-1]

@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from autotune.errors import AutotuneError
 from autotune.ports import TrialRequest
-from autotune_workers.gang.wire import plain, request_from_plain
+from autotune.spec.plain import to_plain
+from autotune_workers.gang.wire import request_from_plain
 from autotune_workers.training.run_trial import RankContext, StepReport, TrialFailed, run_trial
 
 MAX_REQUEST_BYTES = 1 << 20
@@ -105,7 +106,7 @@ def _say_step(step: StepReport) -> bool:
 
 
 def _say(document: dict[str, Any]) -> None:
-    print(json.dumps(plain(document)), flush=True)
+    print(json.dumps(to_plain(document)), flush=True)
 
 
 if __name__ == "__main__":

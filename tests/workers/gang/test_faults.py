@@ -12,6 +12,7 @@ from autotune_workers.process.machine import is_alive
 from autotune_workers.runners.local import LocalRunner
 from autotune_workers.training.faults import Fault
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
+from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import request
 
 pytestmark = pytest.mark.alone
@@ -30,9 +31,9 @@ def runner() -> Iterator[LocalRunner]:
 @pytest.mark.flaky(reruns=2)
 @pytest.mark.parametrize("name", ROWS)
 def test_each_fault_gets_its_verdict_and_the_next_trial_runs(runner: LocalRunner, name: str) -> None:
-    before = set(runner.rank_pids)
+    before = set(rank_pids(runner))
     play(runner, name, ranks_after=RANKS)  # every place can be used again
-    gone = before - set(runner.rank_pids)
+    gone = before - set(rank_pids(runner))
     assert not any(is_alive(pid) for pid in gone)
 
 
@@ -41,9 +42,9 @@ def test_only_the_rank_that_failed_is_replaced(runner: LocalRunner) -> None:
     warm = request(2000)
     runner.start(warm)
     events_until_ended(runner, [warm.id])
-    before = set(runner.rank_pids)
+    before = set(rank_pids(runner))
     play(runner, "killed in the middle of a step")
-    assert len(before - set(runner.rank_pids)) == 1
+    assert len(before - set(rank_pids(runner))) == 1
 
 
 @pytest.mark.flaky(reruns=2)
@@ -51,11 +52,11 @@ def test_a_rank_that_keeps_memory_is_replaced(runner: LocalRunner) -> None:
     warm = request(2001)
     runner.start(warm)
     events_until_ended(runner, [warm.id])
-    before = set(runner.rank_pids)
+    before = set(rank_pids(runner))
     leaky = request(LEAKY)
     runner.start(leaky)
     assert ended(events_until_ended(runner, [leaky.id])).failure is None
-    assert len(before - set(runner.rank_pids)) == 1
+    assert len(before - set(rank_pids(runner))) == 1
 
 
 @pytest.mark.flaky(reruns=2)

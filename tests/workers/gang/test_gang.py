@@ -23,24 +23,26 @@ def gang() -> Gang:
 def running() -> Gang:
     it = gang()
     for rank in range(2):
-        it.hear(rank, {"say": "ready"}, 1.0)
+        it.hear(rank, {"event": "ready"}, 1.0)
     it.orders(), it.events()
     return it
 
 
 def step(it: Gang, number: int, now_s: float) -> None:
     for rank in range(2):
-        it.hear(rank, {"say": "step", "run": RUN, "step": number, "time_s": 0.1, "loss": 1.0, "grad_norm": 1.0}, now_s)
+        it.hear(
+            rank, {"event": "step", "run": RUN, "step": number, "time_s": 0.1, "loss": 1.0, "grad_norm": 1.0}, now_s
+        )
 
 
 def idle(it: Gang, *ranks: int, now_s: float = 5.0, leaks: bool = False) -> None:
     for rank in ranks:
-        it.hear(rank, {"say": "idle", "run": RUN, "leaks": leaks}, now_s)
+        it.hear(rank, {"event": "idle", "run": RUN, "leaks": leaks}, now_s)
 
 
 def done(it: Gang, rank: int, now_s: float) -> None:
     measurement = Measurement(step_times_s=(0.1,) * 4, tokens_per_step=32, num_ranks=2).to_dict()
-    it.hear(rank, {"say": "done", "run": RUN, "measurement": measurement, "stopped": ""}, now_s)
+    it.hear(rank, {"event": "done", "run": RUN, "measurement": measurement, "stopped": ""}, now_s)
 
 
 def end(it: Gang) -> AttemptEnded:
@@ -49,7 +51,7 @@ def end(it: Gang) -> AttemptEnded:
 
 
 def doings(it: Gang) -> list[tuple[int, str]]:
-    return [(o.rank, o.message["do"] if o.message else o.signal) for o in it.orders()]
+    return [(o.rank, o.message["command"] if o.message else o.signal) for o in it.orders()]
 
 
 def adopted(begun: set[int], joined: set[int]) -> Gang:
@@ -61,14 +63,14 @@ def adopted(begun: set[int], joined: set[int]) -> Gang:
 def test_an_adopted_attempt_is_given_the_orders_that_it_did_not_get(begun: set[int]) -> None:
     it = adopted(begun, {0})
     assert doings(it) == [(rank, "run") for rank in (0, 1) if rank not in begun]
-    it.hear(0, {"say": "store", "run": RUN, "host": "h", "port": 1}, 50.0)
+    it.hear(0, {"event": "store", "run": RUN, "host": "h", "port": 1}, 50.0)
     assert doings(it) == [(1, "store")]
 
 
 def test_an_adopted_attempt_hears_all_again_orders_nothing_and_ends_as_the_first_would() -> None:
     it = adopted({0, 1}, {0, 1})
     assert it.events() == [AttemptStarted(id=it.request.id)]
-    it.hear(0, {"say": "store", "run": RUN, "host": "h", "port": 1}, 50.0)
+    it.hear(0, {"event": "store", "run": RUN, "host": "h", "port": 1}, 50.0)
     for number in range(3):
         step(it, number, 50.0)
     it.tick(59.0)
@@ -95,16 +97,16 @@ def test_an_adopted_attempt_that_hangs_ends_by_deadlines_that_begin_anew() -> No
 
 def test_it_starts_when_all_ranks_are_ready() -> None:
     it = gang()
-    it.hear(1, {"say": "ready"}, 1.0)
+    it.hear(1, {"event": "ready"}, 1.0)
     assert it.events() == []
-    it.hear(0, {"say": "ready"}, 2.0)
+    it.hear(0, {"event": "ready"}, 2.0)
     assert it.events() == [AttemptStarted(id=it.request.id)]
     assert doings(it) == [(0, "run"), (1, "run")]
 
 
 def test_the_store_of_rank_0_reaches_the_others() -> None:
     it = running()
-    it.hear(0, {"say": "store", "run": RUN, "host": "127.0.0.1", "port": 5}, 1.0)
+    it.hear(0, {"event": "store", "run": RUN, "host": "127.0.0.1", "port": 5}, 1.0)
     assert doings(it) == [(1, "store")]
 
 
@@ -134,14 +136,14 @@ def test_steps_that_come_together_are_one_report() -> None:
 
 def test_messages_of_another_launch_are_ignored() -> None:
     it = running()
-    it.hear(0, {"say": "failed", "run": RUN - 1, "type": "ValueError", "text": ""}, 2.0)
+    it.hear(0, {"event": "failed", "run": RUN - 1, "type": "ValueError", "text": ""}, 2.0)
     assert it.orders() == []
 
 
 def test_an_echo_does_not_hide_the_cause_that_comes_after_it() -> None:
     it = running()
     step(it, 0, 2.0)
-    echo = {"say": "failed", "run": RUN, "type": "RuntimeError", "text": "Connection closed by peer", "step": 1}
+    echo = {"event": "failed", "run": RUN, "type": "RuntimeError", "text": "Connection closed by peer", "step": 1}
     it.hear(0, echo, 3.0)
     it.lose(1, 3.1, code=-9)
     idle(it, 0)
@@ -157,16 +159,16 @@ def test_a_silent_rank_is_blamed_killed_and_replaced_and_its_peer_kept() -> None
     it = running()
     step(it, 0, 2.0)
     for second in range(3, 12):
-        it.hear(0, {"say": "beat", "run": RUN, "phase": "step", "step": 1}, float(second))
+        it.hear(0, {"event": "heartbeat", "run": RUN, "phase": "step", "step": 1}, float(second))
     it.tick(11.9)
     assert it.orders() == []
     it.tick(12.1)
     assert doings(it) == [(0, "where"), (1, "where")]
-    it.hear(0, {"say": "where", "run": RUN, "stack": ['File "torch/distributed/c10d.py"']}, 12.2)
+    it.hear(0, {"event": "where", "run": RUN, "stack": ['File "torch/distributed/c10d.py"']}, 12.2)
     it.tick(13.2)
     assert (1, "KILL") in doings(it)
     it.lose(1, 13.3, code=-9, log_tail=["its last line"])
-    echo = {"say": "failed", "run": RUN, "type": "RuntimeError", "text": "whatever", "step": 1}
+    echo = {"event": "failed", "run": RUN, "type": "RuntimeError", "text": "whatever", "step": 1}
     it.hear(0, echo, 13.4)
     idle(it, 0)
     failure = end(it).failure
@@ -245,7 +247,7 @@ def test_cancelling_before_the_ranks_are_up_leaves_them_to_start() -> None:
 
 def test_ranks_that_never_come_up_are_a_lost_worker() -> None:
     it = gang()
-    it.hear(0, {"say": "ready"}, 1.0)
+    it.hear(0, {"event": "ready"}, 1.0)
     it.tick(20.1)
     assert doings(it) == [(1, "TERM")]
     it.lose(1, 20.2, code=-15)
@@ -268,7 +270,7 @@ def test_a_leaking_rank_is_not_kept() -> None:
 def test_a_trial_without_measured_steps_misses_its_metrics() -> None:
     it = running()
     for rank in range(2):
-        it.hear(rank, {"say": "done", "run": RUN, "measurement": None, "stopped": ""}, 3.0)
+        it.hear(rank, {"event": "done", "run": RUN, "measurement": None, "stopped": ""}, 3.0)
     idle(it, 0, 1)
     assert end(it).failure.kind is FailureKind.METRICS_MISSING  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""Waiting for room that others use is no fault of a trial; asking for more than there is, is one. A source of ranks without processes."""
+"""A trial may wait for resources that others use; one that asks for more than the cluster has is refused. Rank pools without processes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import pytest
 from autotune.ports import AttemptEnded, AttemptQueued, RunnerEvent
 from autotune.spec import FailureKind
 from autotune_workers.gang import gang_runner
-from autotune_workers.gang.gang import Patience
-from autotune_workers.gang.gang_runner import GangRunner, RankPool
+from autotune_workers.gang.gang_runner import GangRunner
+from autotune_workers.gang.ladder import Patience
+from autotune_workers.gang.rank_pool import RankPool
 from autotune_workers.gang.wire import Message
 from tests.workers.requests import PATIENT, request
 
 
 class Rank:
-    """Ready when its crew is placed."""
+    """Ready when its pool is placed."""
 
     def __init__(self) -> None:
         self.name, self.ready, self.host = "rank", False, "here"
         self.sent: list[Message] = []
-        self.ended = self.buried = False
+        self.ended = self.reported = False
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
@@ -49,32 +50,32 @@ class Elsewhere:
     def __init__(self) -> None:
         self.free, self.asked = False, 0
         self.disbanded: list[RankPool] = []
-        self._crews: list[RankPool] = []
+        self._pools: list[RankPool] = []
 
     def form(self, size: int, study: str) -> RankPool:
-        self._crews.append(RankPool(handles=[Rank() for _ in range(size)]))
-        return self._crews[-1]
+        self._pools.append(RankPool(handles=[Rank() for _ in range(size)]))
+        return self._pools[-1]
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
         time.sleep(min(timeout_s, 0.005))
-        unready = [r for crew in self._crews for r in crew.handles if not r.ready] if self.free else []
+        unready = [r for pool in self._pools for r in pool.handles if not r.ready] if self.free else []
         for rank in unready:
             rank.ready = True
-        gone = [r for crew in self._crews for r in crew.handles if r.ended and not r.buried]
+        gone = [r for pool in self._pools for r in pool.handles if r.ended and not r.reported]
         for rank in gone:
-            rank.buried = True
-        death: Message = {"say": "gone", "code": -15, "kernel_oom": False, "why": ""}
-        return [*((rank, {"say": "ready"}) for rank in unready), *((rank, death) for rank in gone)]
+            rank.reported = True
+        death: Message = {"event": "gone", "code": -15, "kernel_oom": False, "why": ""}
+        return [*((rank, {"event": "ready"}) for rank in unready), *((rank, death) for rank in gone)]
 
-    def is_placed(self, crew: RankPool) -> bool:
+    def is_placed(self, pool: RankPool) -> bool:
         self.asked += 1
         return self.free
 
-    def shortage(self, crew: RankPool) -> str:
-        return "too large" if len(crew.handles) > self.capacity else ""
+    def shortage(self, pool: RankPool) -> str:
+        return "too large" if len(pool.handles) > self.capacity else ""
 
-    def disband(self, crew: RankPool, healthy: frozenset[int]) -> None:
-        self.disbanded.append(crew)
+    def disband(self, pool: RankPool, healthy: frozenset[int]) -> None:
+        self.disbanded.append(pool)
 
     def close(self) -> None:
         pass
@@ -95,35 +96,35 @@ def heard(runner: GangRunner, seconds: float) -> list[RunnerEvent]:
 HASTY = replace(PATIENT, start_timeout_s=0.05)
 
 
-def test_waiting_for_others_outlasts_every_deadline_and_is_said() -> None:
-    crews = Elsewhere()
-    with GangRunner(crews) as runner:
+def test_waiting_for_others_outlasts_every_deadline_and_is_reported() -> None:
+    pools = Elsewhere()
+    with GangRunner(pools) as runner:
         runner.start(request(measure=replace(HASTY, trial_timeout_s=0.1)))
         events = heard(runner, 0.4)
         assert len(events) > 1
         assert all(isinstance(e, AttemptQueued) and "2 ranks" in e.reason for e in events)
-        crews.free = True
+        pools.free = True
         end = time.monotonic() + 30
-        while not crews._crews[0].handles[0].sent and time.monotonic() < end:
+        while not pools._pools[0].handles[0].sent and time.monotonic() < end:
             runner.poll(0.01)
-        assert [r.sent[0]["do"] for r in crews._crews[0].handles] == ["run", "run"]
-        asked = crews.asked
+        assert [r.sent[0]["command"] for r in pools._pools[0].handles] == ["run", "run"]
+        asked = pools.asked
         runner.poll(0.0)
-        assert crews.asked == asked
+        assert pools.asked == asked
 
 
 def test_more_than_the_cluster_has_is_refused_after_the_start_timeout() -> None:
-    crews = Elsewhere()
-    with GangRunner(crews) as runner:
+    pools = Elsewhere()
+    with GangRunner(pools) as runner:
         runner.start(request(dp=8, measure=HASTY))
         (end,) = [e for e in heard(runner, 0.4) if isinstance(e, AttemptEnded)]
         assert end.failure is not None
         assert (end.failure.kind, end.failure.message) == (FailureKind.INVALID, "too large")
-        assert len(crews.disbanded) == 1
+        assert len(pools.disbanded) == 1
 
 
-def test_nobody_waits_for_ever() -> None:
-    with GangRunner(Elsewhere(), patience=Patience(room_s=0.1)) as runner:
+def test_waiting_for_a_placement_has_a_deadline() -> None:
+    with GangRunner(Elsewhere(), patience=Patience(placement_s=0.1)) as runner:
         runner.start(request())
         (end,) = [e for e in heard(runner, 0.5) if isinstance(e, AttemptEnded)]
         assert end.failure is not None

@@ -17,4 +17,4 @@ def test_a_rank_imports_the_packages_of_its_runner_and_no_folder_hides_another_p
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
-    assert "autotune_workers" not in done.stdout, "the room `ray` must not be found as the package ray"
+    assert "autotune_workers" not in done.stdout, "the subpackage `ray` must not be found as the package ray"

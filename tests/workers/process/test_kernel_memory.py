@@ -20,6 +20,7 @@ from autotune_workers.runners.local import LocalRunner
 from autotune_workers.training.faults import Fault
 from tests.workers.process.test_program_runner import one
 from tests.workers.process.test_program_runner import request as program
+from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import PATIENT, request
 
 pytestmark = pytest.mark.alone
@@ -72,7 +73,7 @@ def small_group() -> Iterator[Path]:
 @pytest.mark.flaky(reruns=2)
 def test_a_rank_that_the_kernel_kills_is_out_of_memory(runner: LocalRunner, small_group: Path) -> None:
     assert one(runner, request(0)).failure is None
-    (small_group / "cgroup.procs").write_text(str(runner.rank_pids[1]))
+    (small_group / "cgroup.procs").write_text(str(rank_pids(runner)[1]))
     failure = one(runner, request(1)).failure
     assert failure is not None
     assert (failure.kind, failure.rank) == (FailureKind.OUT_OF_MEMORY, 1), failure
@@ -96,7 +97,7 @@ def test_the_kernel_is_offered_ranks_and_programs_before_their_owner(runner: Loc
         pytest.skip("this system has no such score")
     before = int(own.read_text())
     assert one(runner, request(5)).failure is None
-    for pid in runner.rank_pids:
+    for pid in rank_pids(runner):
         assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) >= EXPENDABLE
     started = subprocess.Popen(["sleep", "60"], preexec_fn=be_expendable)
     try:

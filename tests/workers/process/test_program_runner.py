@@ -199,7 +199,7 @@ while True:
 
 @pytest.mark.flaky(reruns=2)
 def test_programs_end_with_their_owner_even_when_it_is_killed() -> None:
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "workers")])}
     owner = subprocess.Popen(
         [sys.executable, "-c", _OWNER], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd=root
@@ -209,7 +209,7 @@ def test_programs_end_with_their_owner_even_when_it_is_killed() -> None:
         while "Steps" not in (line := owner.stdout.readline().decode()) and line:
             pass
         below = descendants(owner.pid)
-        assert len(below) == 2, "a keeper and the program"
+        assert len(below) == 2, "a subreaper and the program"
         owner.send_signal(signal.SIGKILL)
         owner.wait(timeout=60)
         end = time.monotonic() + 90

@@ -1,4 +1,4 @@
-"""What a rank on Ray says reaches its runner once, however often Ray fails to answer, and its next owner once more. No cluster."""
+"""A message of a rank on Ray reaches its runner once, however often Ray fails to answer, and its next owner once more. No cluster."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from autotune_workers.gang.wire import Message
 from autotune_workers.ray.message_log import MessageLog
 from autotune_workers.ray.rank_handle import RayRank
 from autotune_workers.ray.rank_host import RankHost
-from autotune_workers.ray.rank_pools import RayRankPools
 
 
 class Talker:
-    """A rank process that has said some things already."""
+    """A rank process with messages to be read."""
 
     def __init__(self, *says: str) -> None:
         self._says = list(says)
@@ -29,34 +28,34 @@ class Talker:
 
     def receive(self) -> list[Message]:
         """Two at a time."""
-        said, self._says = self._says[:2], self._says[2:]
-        return [{"say": word} for word in said]
+        words, self._says = self._says[:2], self._says[2:]
+        return [{"event": word} for word in words]
 
     def close(self) -> None:
         os.close(self._readable)
 
 
-def test_what_was_said_is_told_until_it_is_confirmed() -> None:
-    said = MessageLog()
+def test_messages_are_given_until_they_are_confirmed() -> None:
+    log = MessageLog()
     for word in ("a", "b", "c"):
-        said.add({"say": word})
-    assert [m["say"] for m in said.after(0)] == ["a", "b", "c"]
-    assert [(m["number"], m["say"]) for m in said.after(1)] == [(2, "b"), (3, "c")]
-    assert said.after(3) == []
-    said.add({"say": "d"})
-    assert [m["number"] for m in said.after(3)] == [4]
+        log.add({"event": word})
+    assert [m["event"] for m in log.after(0)] == ["a", "b", "c"]
+    assert [(m["number"], m["event"]) for m in log.after(1)] == [(2, "b"), (3, "c")]
+    assert log.after(3) == []
+    log.add({"event": "d"})
+    assert [m["number"] for m in log.after(3)] == [4]
 
 
-def test_what_the_last_trial_said_is_kept_for_a_later_owner() -> None:
-    said = MessageLog()
-    said.add({"say": "old"})
-    said.begin()
-    said.add({"say": "step"})
-    said.add({"say": "done"})
-    assert said.after(3) == []
-    assert [m["say"] for m in said.after(0)] == ["step", "done"]
-    said.begin()
-    assert [m["say"] for m in said.after(0)] == []
+def test_what_the_last_trial_log_is_kept_for_a_later_owner() -> None:
+    log = MessageLog()
+    log.add({"event": "old"})
+    log.begin()
+    log.add({"event": "step"})
+    log.add({"event": "done"})
+    assert log.after(3) == []
+    assert [m["event"] for m in log.after(0)] == ["step", "done"]
+    log.begin()
+    assert [m["event"] for m in log.after(0)] == []
 
 
 def a_host(process: Talker) -> Any:
@@ -68,24 +67,24 @@ def a_host(process: Talker) -> Any:
     return host
 
 
-def test_who_comes_later_learns_what_the_rank_was_told() -> None:
+def test_a_new_owner_learns_the_state_of_the_rank() -> None:
     process = Talker()
     host = a_host(process)
     orders: list[str] = []
-    process.send = lambda message: orders.append(message["do"])  # type: ignore[attr-defined]
+    process.send = lambda message: orders.append(message["command"])  # type: ignore[attr-defined]
     process.begin = lambda: orders.append("begin")  # type: ignore[attr-defined]
     try:
-        host.send("first", {"do": "run", "rank": 1, "run": 3})
+        host.send("first", {"command": "run", "rank": 1, "run": 3})
         state = host.adopt("second")
         assert (state.trial["run"], state.knows_store, state.is_ending, state.is_idle) == (3, False, False, False)
-        host.send("second", {"do": "store"})
-        host._note({"say": "idle", "run": 2}, 0)
+        host.send("second", {"command": "store"})
+        host._note({"event": "idle", "run": 2}, 0)
         assert not host.adopt("second").is_idle, "that was the trial before"
-        host.send("second", {"do": "stop"})
-        host._note({"say": "idle", "run": 3}, 0)
+        host.send("second", {"command": "stop"})
+        host._note({"event": "idle", "run": 3}, 0)
         state = host.adopt("third")
         assert (state.knows_store, state.is_ending, state.is_idle) == (True, True, True)
-        host.send("third", {"do": "run", "rank": 0, "run": 4})
+        host.send("third", {"command": "run", "rank": 0, "run": 4})
         state = host.adopt("third")
         assert (state.knows_store, state.is_ending, state.is_idle) == (True, False, False)
         assert orders == ["begin", "run", "store", "stop", "begin", "run"]
@@ -97,18 +96,18 @@ def test_an_actor_obeys_one_owner_at_a_time() -> None:
     process = Talker("step", "step")
     host = a_host(process)
     try:
-        assert [m["say"] for m in host.listen("first")] == ["step", "step"]
+        assert [m["event"] for m in host.listen("first")] == ["step", "step"]
         assert host.adopt("second").size == 1
-        assert [m["say"] for m in host.listen("first", 2)] == ["taken"]
-        host.send("first", {"do": "run", "rank": 0})
+        assert [m["event"] for m in host.listen("first", 2)] == ["superseded"]
+        host.send("first", {"command": "run", "rank": 0})
         host.terminate("first")
         host.kill("first")
         host.replace("first", 1)
         assert (host._trial, host._generation) == (None, 0)
-        assert not host.leave("first")
-        assert [m["say"] for m in host.listen("second")] == ["step", "step"], "all is said again"
-        assert host.leave("second")
-        assert host.adopt("third") is None, "what is given up ends"
+        assert not host.release("first")
+        assert [m["event"] for m in host.listen("second")] == ["step", "step"], "the new owner gets all messages again"
+        assert host.release("second")
+        assert host.adopt("third") is None, "an actor that was released cannot be adopted"
     finally:
         process.close()
 
@@ -125,9 +124,9 @@ def test_an_answer_that_ray_loses_is_given_again(monkeypatch: pytest.MonkeyPatch
         asked.append(lambda: host.listen(owner, heard))
         return asked[-1]
 
-    def get(ear: Callable[[], list[Message]], **_: Any) -> list[Message]:
-        answer = ear()  # the host has spoken, whether or not its answer comes through
-        if asked.index(ear) in lost:
+    def get(call: Callable[[], list[Message]], **_: Any) -> list[Message]:
+        answer = call()  # the actor has answered, whether or not its answer comes through
+        if asked.index(call) in lost:
             raise ray.exceptions.GetTimeoutError("the network is away")
         return answer
 
@@ -136,9 +135,9 @@ def test_an_answer_that_ray_loses_is_given_again(monkeypatch: pytest.MonkeyPatch
     heard: list[str] = []
     try:
         for _ in range(8):
-            if rank.ear is None:
+            if rank.listen_call is None:
                 rank.listen()
-            heard += [m["say"] for m in RayRankPools._hear(object.__new__(RayRankPools), rank)]
+            heard += [m["event"] for m in rank.receive()]
     finally:
         process.close()
     assert heard == ["store", "step", "step", "done", "idle"]

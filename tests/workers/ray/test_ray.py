@@ -69,12 +69,12 @@ def shared(cluster: str) -> Iterator[RayRunner]:
 
 
 @pytest.fixture
-def room(shared: RayRunner, native: RayRunner) -> None:
+def free_cluster(shared: RayRunner, native: RayRunner) -> None:
     """What these two keep warm is given back: nobody polls them meanwhile, so that they would not see that others wait."""
     for runner in (shared, native):
-        crews = runner._crews
-        while crews._idle:
-            crews._remove(crews._idle.pop())
+        pools = runner._pools
+        while pools._idle:
+            pools._remove(pools._idle.pop())
 
 
 def free_cpus() -> float:
@@ -118,7 +118,7 @@ def test_a_group_that_can_never_be_placed_fails_within_its_deadline(shared: RayR
 
 
 @pytest.mark.slow
-def test_a_runner_that_others_wait_for_gives_its_gang_back(cluster: str, room: None) -> None:
+def test_a_runner_that_others_wait_for_gives_its_gang_back(cluster: str, free_cluster: None) -> None:
     with RayRunner(trial=DOUBLE) as first, RayRunner(trial=DOUBLE) as second:
         told: list[RunnerEvent] = []
         rounds = 0
@@ -163,7 +163,7 @@ def test_each_fault_gets_its_verdict_and_the_next_trial_runs(native: RayRunner, 
     play(native, name)
 
 
-def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner, room: None) -> None:
+def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner, free_cluster: None) -> None:
     import ray
 
     asked = request(7, dp=2, trainer_options={"step_s": 2.0})
@@ -171,7 +171,7 @@ def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner, room: None)
     end = time.monotonic() + 120
     while time.monotonic() < end and not shared.poll(0.2):
         pass
-    host = next(h for crew in shared._crews._busy for h in crew.handles)
+    host = next(h for pool in shared._pools._busy for h in pool.handles)
     actor, rank = ray.get(host.actor.pids.remote(), timeout=60)
     os.kill(actor, signal.SIGKILL)
     failure = ended(events_until_ended(shared, [asked.id])).failure
@@ -230,12 +230,12 @@ def heard(process: subprocess.Popen[str], beginning: str) -> str:
         told.append(line.strip())
         if told[-1].startswith(beginning):
             return told[-1]
-    pytest.fail(f"never said {beginning}: {told}")
+    pytest.fail(f"never output {beginning}: {told}")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, room: None) -> None:
+def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, free_cluster: None) -> None:
 
     before, known = all_free(), rank_actors()
     with played("study", cluster) as study:
@@ -248,7 +248,7 @@ def test_a_killed_driver_leaves_nothing_on_a_cluster_that_goes_on(cluster: str, 
 
 
 @pytest.mark.timeout(900)
-def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, room: None) -> None:
+def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, free_cluster: None) -> None:
 
     all_free()
     known = rank_actors()
@@ -268,7 +268,7 @@ def test_the_next_driver_adopts_the_gang_with_its_trial(cluster: str, room: None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heir", [False, True], ids=["nobody comes", "another comes"])
-def test_a_place_whose_gang_was_never_born_is_given_back(cluster: str, room: None, heir: bool) -> None:
+def test_a_placement_group_without_actors_is_removed(cluster: str, free_cluster: None, heir: bool) -> None:
     """What a driver leaves that is killed between asking for the place and asking for the actors."""
     from ray.util.placement_group import placement_group, placement_group_table
 
@@ -293,7 +293,9 @@ def test_a_place_whose_gang_was_never_born_is_given_back(cluster: str, room: Non
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("heir", [False, True], ids=["nobody comes", "another comes"])
-def test_a_gang_that_still_waits_for_its_place_goes_with_its_driver(cluster: str, room: None, heir: bool) -> None:
+def test_a_gang_that_still_waits_for_its_placement_ends_with_its_driver(
+    cluster: str, free_cluster: None, heir: bool
+) -> None:
     """The driver is killed while others use what its gang needs; its successor waits in its turn and is not confused by it."""
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
@@ -324,7 +326,7 @@ def test_a_gang_that_still_waits_for_its_place_goes_with_its_driver(cluster: str
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: str, room: None) -> None:
+def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: str, free_cluster: None) -> None:
 
     all_free()
     known = rank_actors()
@@ -346,7 +348,7 @@ def test_a_driver_that_wakes_up_after_another_adopted_its_gang_lets_go(cluster: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, room: None) -> None:
+def test_a_node_that_goes_away_takes_its_trial_as_a_lost_worker(cluster: str, free_cluster: None) -> None:
     runner = RayRunner(trial=DOUBLE)
     with played_node(cluster, num_cpus=4) as node:
         try:
@@ -378,13 +380,13 @@ def test_a_head_that_goes_away_ends_the_study_with_a_clear_error() -> None:
     with played_head() as (head, address), played("study", address) as study:
         heard(study, "StepsReported")
         go_away(head)
-        said, _ = study.communicate(timeout=250)
-        assert "RunnerError runner: the head of the Ray cluster does not answer" in said
-        assert "closed" in said
+        output, _ = study.communicate(timeout=250)
+        assert "RunnerError runner: the head of the Ray cluster does not answer" in output
+        assert "closed" in output
         assert study.returncode == 0
 
 
-def test_nobody_at_the_address_is_said_at_once() -> None:
+def test_nobody_at_the_address_is_output_at_once() -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unheard.getsockname()[1]}"

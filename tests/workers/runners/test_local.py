@@ -19,6 +19,7 @@ from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.process.machine import is_alive
 from autotune_workers.process.subreaper import descendants
 from autotune_workers.runners.local import LocalRunner
+from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import DOUBLE, request
 from tests.workers.requests import request as asking
 
@@ -53,7 +54,7 @@ def test_ranks_stay_warm_between_trials(warm: LocalRunner) -> None:
         asked = request(number, dp=2)
         warm.start(asked)
         assert ended(events_until_ended(warm, [asked.id])).failure is None
-        pids.append(warm.rank_pids)
+        pids.append(rank_pids(warm))
     assert pids[0] == pids[1] == pids[2]
 
 
@@ -102,9 +103,9 @@ def test_closing_leaves_no_process() -> None:
     asked: TrialRequest = request(0, dp=2, trainer_options={"step_s": 30.0})
     runner.start(asked)
     end = time.monotonic() + 90
-    while len(runner.rank_pids) < 2 and time.monotonic() < end:
+    while len(rank_pids(runner)) < 2 and time.monotonic() < end:
         runner.poll(0.1)
-    pids = runner.rank_pids
+    pids = rank_pids(runner)
     assert len(pids) == 2
     runner.close()
     assert not any(is_alive(pid) for pid in pids)
@@ -121,6 +122,7 @@ _OWNER = """
 import time
 from autotune_workers.process.subreaper import descendants
 from autotune_workers.runners.local import LocalRunner
+from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import DOUBLE, request
 if __name__ == "__main__":
     runner = LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE, faults=[{"kind": "freeze", "rank": 1, "step": 0}])
@@ -128,15 +130,15 @@ if __name__ == "__main__":
     told = time.monotonic() + 2
     while True:
         runner.poll(0.2)
-        if len(runner.rank_pids) == 2 and time.monotonic() > told:
-            print(*runner.rank_pids, flush=True)
+        if len(rank_pids(runner)) == 2 and time.monotonic() > told:
+            print(*rank_pids(runner), flush=True)
             told = float("inf")
 """
 
 
 @pytest.mark.flaky(reruns=2)
 def test_ranks_end_with_their_owner_even_when_it_is_killed_and_one_is_stopped() -> None:
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "workers")])}
     owner = subprocess.Popen(
         [sys.executable, "-c", _OWNER], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd=root
@@ -157,17 +159,17 @@ def test_ranks_end_with_their_owner_even_when_it_is_killed_and_one_is_stopped() 
 
 
 @pytest.mark.flaky(reruns=2)
-def test_a_nursery_that_is_killed_while_ranks_start_is_a_lost_worker() -> None:
+def test_a_fork_server_that_is_killed_while_ranks_start_is_a_lost_worker() -> None:
     """The kernel may take it when memory is short: the trial is tried again, on a new one."""
     with LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE) as runner:
         before = set(descendants(os.getpid()))
         asked = request(0, dp=2)
         runner.start(asked)
         end = time.monotonic() + 60
-        while not (nursery := [p for p in set(descendants(os.getpid())) - before if is_nursery(p)]):
+        while not (server := [p for p in set(descendants(os.getpid())) - before if is_fork_server(p)]):
             assert time.monotonic() < end
             runner.poll(0.01)
-        os.kill(nursery[0], signal.SIGKILL)
+        os.kill(server[0], signal.SIGKILL)
         failure = ended(events_until_ended(runner, [asked.id])).failure
         assert failure is not None
         assert failure.kind is FailureKind.WORKER_LOST
@@ -176,7 +178,7 @@ def test_a_nursery_that_is_killed_while_ranks_start_is_a_lost_worker() -> None:
         assert ended(events_until_ended(runner, [after.id])).failure is None
 
 
-def is_nursery(pid: int) -> bool:
+def is_fork_server(pid: int) -> bool:
     """Whether the process is the one that ranks are forked from."""
     try:
         return b"autotune_workers.process.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch.distributed as dist
 
 from autotune.cost import model_flops_per_token
 from autotune.errors import RunnerError
-from autotune.spec import FailureKind, Measurement, MeasureSpec
+from autotune.ports import TrialRequest
+from autotune.spec import FailureKind, Measurement, MeasureSpec, ParallelConfig
 from autotune_workers.process.machine import status_bytes
-from autotune_workers.training.run_trial import RankContext, StepReport, TrialFailed, reference_losses, run_trial
+from autotune_workers.training.run_trial import RankContext, StepReport, TrialFailed, run_trial
 from tests.workers.trial_ranks import request, run_jobs
 
 pytestmark = pytest.mark.alone
@@ -32,6 +34,14 @@ def alone(tmp_path: Path) -> Iterator[RankContext]:
         yield RankContext(rank=0, world_size=1, device=torch.device("cpu"))
     finally:
         dist.destroy_process_group()
+
+
+def reference_losses(asked: TrialRequest, context: RankContext, steps: int) -> tuple[float, ...]:
+    """Losses of the first optimizer steps when one fp32 rank trains on the same data from the same weights, without any knob."""
+    batch, size = asked.config.global_batch_size, asked.config.micro_batch_size
+    config = ParallelConfig(micro_batch_size=size, accumulation_steps=batch // size, precision="fp32")
+    measure = replace(asked.measure, warmup_steps=0, min_steps=steps, max_steps=steps, precision=0.0)
+    return run_trial(replace(asked, config=config, measure=measure), context, go_on).measurement.losses
 
 
 def go_on(_: StepReport) -> bool:

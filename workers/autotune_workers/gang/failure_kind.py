@@ -1,8 +1,8 @@
 """Evidence -> failure: pure functions that tell apart why an attempt failed.
 
-A failure has one primary cause and many echoes: when one rank runs out of memory, its peers only see a broken connection. Evidence
-of all ranks is therefore weighed together, and the gravest kind of statement wins (`WEIGHTS`): a trainer's own verdict, exhausted
-memory, a dead process, an exception, and last the echoes "a peer is gone" and "a collective timed out".
+A failure has one primary cause and many consequences: when one rank runs out of memory, its peers only see a broken connection. The evidence
+of all ranks is therefore weighed together, and the strongest class wins (`WEIGHTS`): a trainer's own verdict, exhausted memory, a dead
+process, an exception, a collective that timed out, and last the echo "a peer is gone".
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXPLOSION_FACTOR = 2.0
 EXPLODED_STEPS = 3
 
 WEIGHTS = ("verdict", "memory", "death", "exception", "timeout", "echo")
-"""Classes of statements, the gravest first."""
+"""Classes of evidence, the strongest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +93,15 @@ def divergence(losses: Sequence[float], vocab_size: int) -> str:
     )
 
 
-def of_exception(said: Mapping[str, Any], *, rank: int, phase: str = "", log_tail: Sequence[str] = ()) -> Evidence:
-    """Judges an exception that a rank reported: `type`, `text`, `errno`, `step`, and `failure` when the trainer judged itself."""
-    step = said.get("step")
+def of_exception(report: Mapping[str, Any], *, rank: int, phase: str = "", log_tail: Sequence[str] = ()) -> Evidence:
+    """Evidence of an exception that a rank reported: `type`, `text`, `errno`, `step`, and `failure` when the trainer named it itself."""
+    step = report.get("step")
     where = place(rank, step, phase)
-    name, text = str(said.get("type", "Exception")), str(said.get("text", ""))
+    name, text = str(report.get("type", "Exception")), str(report.get("text", ""))
     exception = f"{name}: {text}" if text else name
     tail = tuple(log_tail)
-    if said.get("failure"):
-        own = Failure.from_dict(said["failure"])
+    if report.get("failure"):
+        own = Failure.from_dict(report["failure"])
         return Evidence(
             weight="verdict",
             kind=own.kind,
@@ -118,15 +118,21 @@ def of_exception(said: Mapping[str, Any], *, rank: int, phase: str = "", log_tai
         )
 
     first_line = text.strip().splitlines()[0][:300] if text.strip() else name
-    if name in ("MemoryError", "OutOfMemoryError") or said.get("errno") == errno.ENOMEM or _OUT_OF_MEMORY.search(text):
+    if (
+        name in ("MemoryError", "OutOfMemoryError")
+        or report.get("errno") == errno.ENOMEM
+        or _OUT_OF_MEMORY.search(text)
+    ):
         return evidence("memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory: {first_line}")
-    if said.get("errno") in _DISK_FULL:
+    if report.get("errno") in _DISK_FULL:
         return evidence("exception", FailureKind.ERROR, f"{where} found the disk full: {first_line}")
     if "Dist" in name or name in ("RuntimeError", "ConnectionError", "ConnectionResetError", "BrokenPipeError"):
         if _PEER_GONE.search(text):
             return evidence("echo", FailureKind.WORKER_LOST, f"{where} lost the connection to a peer: {first_line}")
         if _TIMED_OUT.search(text):
-            return evidence("timeout", FailureKind.HANG, f"{where} waited in vain in a collective: {first_line}")
+            return evidence(
+                "timeout", FailureKind.HANG, f"{where} waited in a collective until it timed out: {first_line}"
+            )
     return evidence("exception", FailureKind.ERROR, f"{where} raised {name}: {first_line}")
 
 
@@ -140,10 +146,10 @@ def of_death(
     kernel_oom: bool = False,
     why: str = "",
 ) -> Evidence:
-    """Judges a process that is gone. `code`: exit status, negative for a signal, None when nobody knows; `why`: what else is known.
+    """Evidence of a process that is gone. `code`: exit status, negative for a signal, None when nobody knows; `why`: what else is known.
 
-    `kernel_oom`: the kernel's out-of-memory killer has struck since the trial began. The kernel does not say whom it killed in a form that
-    an unprivileged process may read, so that a SIGKILL (or a launcher's word of one) beside it is taken for its work: an inference.
+    `kernel_oom`: the kernel's out-of-memory killer has struck since the trial began. An unprivileged process cannot read which process
+    it killed, so a SIGKILL (or a launcher's log line about one) at the same time is attributed to it: an inference.
     """
     where, tail = place(rank, step, phase), tuple(log_tail)
     text = "\n".join(tail)
@@ -161,10 +167,10 @@ def of_death(
     if code >= 0:
         if _OUT_OF_MEMORY.search(text):
             return evidence(
-                "memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory and left", f"exit code {code}"
+                "memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory and ended", f"exit code {code}"
             )
         kind = FailureKind.WORKER_LOST if code == 0 else FailureKind.ERROR
-        return evidence("death", kind, f"{where} left with exit code {code}", f"exit code {code}")
+        return evidence("death", kind, f"{where} ended with exit code {code}", f"exit code {code}")
     try:
         name = signal.Signals(-code).name
     except ValueError:
@@ -177,6 +183,6 @@ def of_death(
 
 
 def weigh(evidence: Iterable[Evidence]) -> Evidence | None:
-    """The statement that explains the others: the gravest, and of equals the first."""
-    statements = list(evidence)
-    return min(statements, key=lambda e: WEIGHTS.index(e.weight)) if statements else None
+    """The evidence that explains the rest: the strongest, and of equals the first."""
+    items = list(evidence)
+    return min(items, key=lambda e: WEIGHTS.index(e.weight)) if items else None

@@ -4,25 +4,27 @@
     RUNNING    rank 0 opens the store, all train       -> ENDING when all are done, one fails, a deadline passes, or it is cancelled
     ENDING     stop -> abort -> SIGTERM -> SIGKILL     -> OVER when every rank is idle again or gone
 
-Time is handed in as seconds on the runner's own clock, which stands still while nobody listens: a caller that was busy elsewhere
-never makes a healthy trial late. The verdict is given once all evidence is in (see `verdict`), and the end is announced only when
-the resources are free.
+Time is handed in as seconds on the runner's own clock, which stands still while nobody polls: a caller that was busy elsewhere
+never makes a healthy trial late. The verdict is given once all evidence is in (see `failure_kind`), and the end is announced only when
+every rank is idle or gone. `ladder` ends an attempt, `deadlines` tells when it is late, `members` what is known of each rank.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from autotune.ports import AttemptEnded, AttemptStarted, RunnerEvent, StepsReported, TrialRequest
 from autotune.spec import FailureKind
+from autotune.spec.plain import to_plain
+from autotune_workers.gang.deadlines import Deadlines
 from autotune_workers.gang.failure_kind import Evidence, of_death, of_exception, place, weigh
+from autotune_workers.gang.ladder import Ladder, Order, Patience
 from autotune_workers.gang.members import Member, culprit
 from autotune_workers.gang.step_series import StepSeries, joined
-from autotune_workers.gang.wire import Message, plain
+from autotune_workers.gang.wire import Message
 
 
 class GangPhase(StrEnum):
@@ -34,35 +36,6 @@ class GangPhase(StrEnum):
     OVER = "over"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long the ladder waits on each rung, and when a rank counts as frozen. Seconds."""
-
-    silent_s: float = 5.0
-    """without a heartbeat (one per second) a rank counts as frozen in the evidence"""
-    stop_s: float = 5.0
-    """a cancelled trial may finish its step"""
-    abort_s: float = 3.5
-    """ranks leave their collectives and clean up"""
-    terminate_s: float = 0.5
-    """between SIGTERM and SIGKILL"""
-    evidence_s: float = 0.5
-    """for the ranks of a hung trial to say where they are"""
-    gone_s: float = 30.0
-    """for the system to confirm that a killed rank is gone"""
-    room_s: float = 3600.0
-    """for others to free a part of the cluster"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """A message to a rank, or its end: `signal` TERM or KILL."""
-
-    rank: int
-    message: Message | None = None
-    signal: str = ""
-
-
 class Gang:
     """The life of one attempt. Feed it `hear`, `lose`, `cancel` and `tick`; take `orders` and `events` after each."""
 
@@ -72,7 +45,7 @@ class Gang:
         *,
         now_s: float,
         run: int,
-        patience: Patience = Patience(),
+        patience: Patience | None = None,
         faults: Sequence[Any] = (),
         begun: Collection[int] = (),
         joined: Collection[int] = (),
@@ -82,17 +55,13 @@ class Gang:
         self.size = request.config.world_size
         self.phase = GangPhase.READY
         self._run = run
-        self._patience = patience
-        self._faults = [plain(f) for f in faults]
+        self._patience = patience = patience or Patience()
+        self._faults = [to_plain(f) for f in faults]
         self._members = [Member(heard_s=now_s) for _ in range(self.size)]
-        self._launched_s = now_s
-        self._progress_s = now_s
-        self._ending_s = math.inf
-        self._rung = ""
-        self._rung_s = math.inf
+        self._deadlines = Deadlines(request.measure, now_s)
+        self._ladder = Ladder(self._members, run=run, patience=patience, clean_up_s=request.measure.step_timeout_s)
         self._evidence: list[Evidence] = []
         self._series = StepSeries(request)
-        self._first_step_s: float | None = None
         self._result: Message | None = None
         self._cancelled = False
         self._was_late = False
@@ -100,7 +69,6 @@ class Gang:
         """ranks that an earlier runner gave the order to run"""
         self._joined = {0, *joined}
         """ranks that know the store"""
-        self._orders: list[Order] = []
         self._events: list[RunnerEvent] = []
 
     @classmethod
@@ -114,8 +82,8 @@ class Gang:
         begun: Collection[int],
         joined: Collection[int],
     ) -> Gang:
-        """Of an attempt that another runner launched. The ranks in `begun` run it, and say again what they said since; those in `joined` know the
-        store. What the other runner did not come to is done now. Deadlines begin anew."""
+        """Takes over an attempt that another runner launched. Ranks in `begun` run it, and repeat their messages; those in `joined` know the
+        store. Orders that the other runner did not give are given now. Deadlines begin anew."""
         gang = cls(request, now_s=now_s, run=run, patience=patience, begun=begun, joined=joined)
         for member in gang._members:
             member.ready = True
@@ -126,8 +94,7 @@ class Gang:
 
     def orders(self) -> list[Order]:
         """Orders since the last call."""
-        out, self._orders = self._orders, []
-        return out
+        return self._ladder.take_orders()
 
     def events(self) -> list[RunnerEvent]:
         """Events since the last call; steps that came together are one report."""
@@ -148,38 +115,38 @@ class Gang:
     def healthy(self) -> frozenset[int]:
         """Ranks that are idle, warm and worth keeping."""
         return frozenset(
-            r for r, m in enumerate(self._members) if m.idle and not m.gone and not m.doomed and not m.leaks
+            r for r, m in enumerate(self._members) if m.idle and not m.gone and not m.signalled and not m.leaks
         )
 
     # what goes in
 
     def hear(self, rank: int, message: Message, now_s: float, log_tail: Sequence[str] = ()) -> None:
         """A message of that rank. What belongs to another launch is ignored."""
-        member, say = self._members[rank], message["say"]
+        member, event = self._members[rank], message["event"]
         member.heard_s = now_s
-        if say == "ready":
+        if event == "ready":
             member.ready = True
             self._begin_when_ready(now_s)
             return
         if message.get("run") != self._run:
             return
-        if say == "beat":
+        if event == "heartbeat":
             member.phase, member.step = message["phase"], message["step"]
-        elif say == "store":
+        elif event == "store":
             self._tell_others_the_store(message)
-        elif say == "step":
+        elif event == "step":
             self._count_step(rank, message, now_s)
-        elif say == "where":
+        elif event == "where":
             member.stack = tuple(message["stack"])
-        elif say == "done":
+        elif event == "done":
             member.done, member.phase = True, "clean-up"
             if rank == 0:
                 self._result = message
             self._finish_when_done(now_s)
-        elif say == "failed":
+        elif event == "failed":
             member.done, member.step = True, message.get("step")
             self._note(of_exception(message, rank=rank, phase=message.get("phase", ""), log_tail=log_tail), now_s)
-        elif say == "idle":
+        elif event == "idle":
             member.idle, member.leaks = True, bool(message.get("leaks"))
         self._close_when_over()
 
@@ -198,7 +165,7 @@ class Gang:
         if member.gone:
             return
         member.gone = True
-        wanted = member.doomed and code is not None
+        wanted = member.signalled and code is not None
         if wanted:
             self._keep_log(rank, log_tail)
         if not wanted and not (member.idle and self.phase is GangPhase.ENDING):
@@ -230,44 +197,37 @@ class Gang:
         self._close_when_over()
 
     def hold(self, now_s: float) -> None:
-        """There is no room for its ranks yet: the time until now does not count."""
-        self._launched_s = self._progress_s = now_s
+        """Its ranks have no place yet: the time until now does not count."""
+        self._deadlines.restart(now_s)
 
     def tick(self, now_s: float) -> None:
         """Checks deadlines and climbs the ladder."""
         if self.phase in (GangPhase.READY, GangPhase.RUNNING):
             self._check_deadlines(now_s)
         if self.phase is GangPhase.ENDING:
-            self._climb(now_s)
+            if rung := self._ladder.due(now_s):
+                self._step_on(now_s, rung)
             self._close_when_over()
 
     def deadline_s(self) -> float:
         """When `tick` has something to do at the latest, on the runner's clock."""
-        measure = self.request.measure
-        if self.phase is GangPhase.ENDING:
-            return self._rung_s
-        gap = measure.start_timeout_s if self._first_step_s is None else measure.step_timeout_s
-        return min(self._progress_s + gap, self._launched_s + measure.trial_timeout_s)
+        return self._ladder.until_s if self.phase is GangPhase.ENDING else self._deadlines.next_s
 
     # inside
-
-    def _tell(self, to: int, /, **message: Any) -> None:
-        if not self._members[to].gone:
-            self._orders.append(Order(rank=to, message={**message, "run": self._run}))
 
     def _begin_when_ready(self, now_s: float) -> None:
         if self.phase is not GangPhase.READY or not all(m.ready for m in self._members):
             return
         self.phase = GangPhase.RUNNING
         self._events.append(AttemptStarted(id=self.request.id))
-        request = plain(self.request)
+        request = to_plain(self.request)
         measure = self.request.measure
         for rank in range(self.size):
             if rank in self._begun:
                 continue
-            self._tell(
+            self._ladder.tell(
                 rank,
-                do="run",
+                command="run",
                 request=request,
                 rank=rank,
                 world_size=self.size,
@@ -279,18 +239,17 @@ class Gang:
     def _tell_others_the_store(self, message: Message) -> None:
         for rank in range(self.size):
             if rank not in self._joined:
-                self._tell(rank, do="store", host=message["host"], port=message["port"])
+                self._ladder.tell(rank, command="store", host=message["host"], port=message["port"])
 
     def _count_step(self, rank: int, message: Message, now_s: float) -> None:
         member = self._members[rank]
         member.step, member.phase = message["step"] + 1, "step"
         if rank != 0:
             return
-        self._progress_s = now_s
+        self._deadlines.progress(now_s)
         if (report := self._series.add(message)) is None:
             return
-        if self._first_step_s is None:
-            self._first_step_s = max(0.0, now_s - self._launched_s - message["time_s"])
+        self._deadlines.count_step(now_s, message["time_s"])
         last = self._events[-1] if self._events else None
         if isinstance(last, StepsReported):
             self._events[-1] = joined(last, report)
@@ -298,7 +257,7 @@ class Gang:
             self._events.append(report)
 
     def _finish_when_done(self, now_s: float) -> None:
-        self._progress_s = now_s
+        self._deadlines.progress(now_s)
         if self.phase is GangPhase.RUNNING and all(m.done for m in self._members):
             self._end(now_s, "clean-up")
 
@@ -308,25 +267,12 @@ class Gang:
         self._evidence.append(evidence)
         if self.phase in (GangPhase.READY, GangPhase.RUNNING):
             self._end(now_s, "abort" if self.phase is GangPhase.RUNNING else "leave")
-        elif self._rung in ("stop", "clean-up"):
+        elif self._ladder.rung in ("stop", "clean-up"):
             self._step_on(now_s, "abort")
 
     def _check_deadlines(self, now_s: float) -> None:
-        measure = self.request.measure
-        if now_s - self._launched_s >= measure.trial_timeout_s:
-            self._late(
-                now_s, FailureKind.TIMEOUT, f"the trial took longer than trial_timeout_s={measure.trial_timeout_s:g}"
-            )
-        elif self._first_step_s is None:
-            if now_s - self._launched_s >= measure.start_timeout_s:
-                self._late(now_s, FailureKind.HANG, f"no first step within start_timeout_s={measure.start_timeout_s:g}")
-        elif now_s - self._progress_s >= measure.step_timeout_s:
-            done = len(self._series)
-            self._late(
-                now_s,
-                FailureKind.HANG,
-                f"no step after step {done - 1} within step_timeout_s={measure.step_timeout_s:g}",
-            )
+        if (missed := self._deadlines.missed(now_s, len(self._series))) is not None:
+            self._late(now_s, *missed)
 
     def _late(self, now_s: float, kind: FailureKind, law: str) -> None:
         self._was_late = True
@@ -335,74 +281,23 @@ class Gang:
             kind, law = FailureKind.WORKER_LOST, f"{law}: only {up} of {self.size} ranks came up"
         done = len(self._series)
         self._evidence.append(Evidence(weight="timeout", kind=kind, message=law, step=done or None))
-        if kind is FailureKind.TIMEOUT and done and now_s - self._progress_s < self._patience.silent_s:
+        if kind is FailureKind.TIMEOUT and done and self._deadlines.since_progress_s(now_s) < self._patience.silent_s:
             self._end(now_s, "stop")  # it trains on, only too long: nobody is to blame, and ranks that stop stay warm
         else:
             self._end(now_s, "where" if self.phase is GangPhase.RUNNING else "give back")
 
     def _end(self, now_s: float, rung: str) -> None:
         self.phase = GangPhase.ENDING
-        self._ending_s = now_s
         self._step_on(now_s, rung)
 
-    def _climb(self, now_s: float) -> None:
-        if now_s >= self._rung_s:
-            after = {"where": "abort", "stop": "abort", "clean-up": "abort", "abort": "terminate", "terminate": "kill"}
-            self._step_on(now_s, after.get(self._rung, "give up"))
-
     def _step_on(self, now_s: float, rung: str) -> None:
-        """Takes that rung of the ladder: gives its orders to the ranks that are still busy, and sets the time for the next."""
-        patience = self._patience
-        busy = [r for r, m in enumerate(self._members) if not m.over]
-        self._rung = rung
-        if rung == "where":
-            self._rung_s = now_s + patience.evidence_s
-            for rank in busy:
-                self._tell(rank, do="where")
-        elif rung in ("stop", "clean-up"):
-            self._rung_s = now_s + (patience.stop_s if rung == "stop" else self.request.measure.step_timeout_s)
-            for rank in busy if rung == "stop" else ():
-                self._tell(rank, do="stop")
-        elif rung == "abort":
-            if self._was_late:
-                self._blame(now_s)
-            self._rung_s = now_s + patience.abort_s
-            for rank in busy:
-                self._tell(rank, do="stop")
-                self._tell(rank, do="abort")
-        elif rung == "leave":  # nothing runs yet, and ranks that are still starting may go on doing so
-            for member in self._members:
-                member.idle = not member.gone
-        elif (
-            rung == "give back"
-        ):  # nothing runs yet: ranks that are up stay warm, those that never came up are replaced
-            for member in self._members:
-                member.idle = member.ready and not member.gone
-            self._step_on(now_s, "terminate")
-        elif rung == "terminate":
-            self._rung_s = now_s + patience.terminate_s
-            for rank in busy:
-                self._doom(rank, "TERM")
-        elif rung == "kill":
-            self._rung_s = now_s + patience.gone_s
-            for rank in busy:
-                self._doom(rank, "KILL")
-        else:  # a process that SIGKILL does not end is stuck in the kernel: say so and let it go
-            self._rung_s = math.inf
-            for rank in busy:
-                self._members[rank].gone = True
-                self._evidence.append(
-                    Evidence(
-                        weight="echo",
-                        kind=FailureKind.WORKER_LOST,
-                        message=f"{place(rank, self._members[rank].step, self._members[rank].phase)} cannot be killed",
-                        rank=rank,
-                    )
-                )
-
-    def _doom(self, rank: int, signal: str) -> None:
-        self._members[rank].doomed = True
-        self._orders.append(Order(rank=rank, signal=signal))
+        """Takes that rung of the ladder."""
+        if rung == "abort" and self._was_late:
+            self._blame(now_s)
+        for rank in self._ladder.step_on(rung, now_s):
+            member = self._members[rank]
+            message = f"{place(rank, member.step, member.phase)} cannot be killed: even SIGKILL did not end its process"
+            self._evidence.append(Evidence(weight="echo", kind=FailureKind.WORKER_LOST, message=message, rank=rank))
 
     def _blame(self, now_s: float) -> None:
         """Names the rank that holds the others up in the evidence, and ends it first: its peers then wake up from their collective and stay warm."""
@@ -419,7 +314,7 @@ class Gang:
             exception=member.stack[-1].strip() if member.stack else "",
             log_tail=member.stack,
         )
-        self._doom(rank, "KILL" if is_silent else "TERM")
+        self._ladder.signal(rank, "KILL" if is_silent else "TERM")
 
     def _keep_log(self, rank: int, log_tail: Sequence[str]) -> None:
         """The log of a rank that had to be killed belongs to the verdict that names it."""
@@ -437,8 +332,10 @@ class Gang:
         elif cause is not None:
             self._events.append(
                 AttemptEnded(
-                    id=self.request.id, failure=cause.failure(), measurement=self._series.so_far(self._first_step_s)
+                    id=self.request.id,
+                    failure=cause.failure(),
+                    measurement=self._series.so_far(self._deadlines.setup_s),
                 )
             )
         else:
-            self._events.append(self._series.end(self._result, self._first_step_s))
+            self._events.append(self._series.end(self._result, self._deadlines.setup_s))

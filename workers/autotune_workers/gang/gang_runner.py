@@ -1,6 +1,6 @@
 """Runs attempts on gangs: what the `local` and the `ray` runner share. They differ only in where ranks come from (`RankPools`).
 
-One turn: listen to the ranks, hand what they say to their gangs, look at the deadlines, carry out the gangs' orders, give the ranks of
+One turn: receive the ranks' messages, pass them to their gangs, check the deadlines, carry out the gangs' orders, give the pools of
 finished gangs back, start what waits. The clock that gangs see stands still while nobody polls (see `gang`).
 """
 
@@ -10,121 +10,50 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptId, AttemptQueued, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind
-from autotune_workers.gang.gang import Gang, Patience
+from autotune_workers.gang.gang import Gang
+from autotune_workers.gang.ladder import Patience
+from autotune_workers.gang.rank_pool import RankHandle, RankPool, RankPools
 from autotune_workers.gang.wire import Message
 from autotune_workers.training.faults import Fault
 
 NATIVE = "native"
 """the trainer that gangs of ranks run"""
 LONGEST_TURN_S = 0.5
-"""a turn listens at most this long, and this much time passes at most for the gangs between two turns, twice over"""
+"""longest wait for messages in one turn; the gangs' clock advances by at most twice as much between two turns"""
 QUEUED_EVERY_S = 5.0
-"""how often it is said that an attempt still waits for room"""
-
-
-class RankHandle(Protocol):
-    """A rank as the runner sees it. None of these raises when the rank is gone."""
-
-    name: str
-    ready: bool
-    host: str
-    """address of its node, known once it is ready"""
-
-    def send(self, message: Message) -> None:
-        """Sends a message."""
-        ...
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-        ...
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        ...
-
-    def begin(self) -> None:
-        """A trial begins on it."""
-        ...
-
-    def log_tail(self) -> tuple[str, ...]:
-        """Last lines of its log."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class RankPool:
-    """Ranks that run one attempt together, in the order of their rank numbers."""
-
-    handles: list[Any]
-    """`RankHandle`s"""
-    token: Any = None
-    """what the source of ranks knows it by"""
-
-
-class RankPools(Protocol):
-    """Where ranks come from."""
-
-    @property
-    def capacity(self) -> int:
-        """Ranks that can be in use at once."""
-        ...
-
-    def form(self, size: int, study: str) -> RankPool | None:
-        """A crew of that size, warm where possible; its ranks may still be starting. None when there is no room now. `study`: what a new one is
-        called after."""
-        ...
-
-    def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
-        """What ranks say, (handle, message), waiting up to `timeout_s` for the first; `gone` is a rank's last word."""
-        ...
-
-    def disband(self, crew: RankPool, healthy: frozenset[int]) -> None:
-        """Takes the crew back. Ranks that are not healthy are gone or going; they are replaced."""
-        ...
-
-    def is_placed(self, crew: RankPool) -> bool:
-        """Whether there is room for the crew, so that its ranks can start; asked until the first yes."""
-        ...
-
-    def shortage(self, crew: RankPool) -> str:
-        """Why ranks of this crew cannot come up here, ever, in words; empty when it is a matter of time or luck."""
-        ...
-
-    def close(self) -> None:
-        """Ends everything."""
-        ...
+"""between two `AttemptQueued` of an attempt that waits for its placement"""
 
 
 @dataclass(slots=True, eq=False)
 class _RunningGang:
     gang: Gang
-    crew: RankPool
+    pool: RankPool
     rank_of: dict[int, int] = field(default_factory=dict)
     placed: bool = False
     launched_s: float = 0.0
-    said_s: float = 0.0
-    """when it was last said that it waits for room"""
+    queued_s: float = 0.0
+    """when its waiting was last reported"""
 
     def seat_by_node(self) -> None:
         """Gives neighbouring rank numbers to ranks of one node, where tensor-parallel groups belong."""
-        hosts = [h.host for h in self.crew.handles]
-        self.crew.handles.sort(key=lambda h: hosts.index(h.host))
-        self.rank_of = {id(h): r for r, h in enumerate(self.crew.handles)}
+        hosts = [h.host for h in self.pool.handles]
+        self.pool.handles.sort(key=lambda h: hosts.index(h.host))
+        self.rank_of = {id(h): r for r, h in enumerate(self.pool.handles)}
 
 
 class GangRunner:
     """A `TrialRunner` over a source of ranks."""
 
     def __init__(
-        self, crews: RankPools, *, faults: Iterable[Fault | Mapping[str, Any]] = (), patience: Patience | None = None
+        self, pools: RankPools, *, faults: Iterable[Fault | Mapping[str, Any]] = (), patience: Patience | None = None
     ) -> None:
         """`faults`: injected by the ranks, for tests and drills."""
-        self._crews = crews
+        self._pools = pools
         self._faults = [Fault.of(f) for f in faults]
         self._patience = patience or Patience()
         self._waiting: deque[TrialRequest] = deque()
@@ -144,7 +73,7 @@ class GangRunner:
     @property
     def capacity(self) -> int:
         """Ranks that can be in use at once."""
-        return self._crews.capacity
+        return self._pools.capacity
 
     def check(self, request: TrialRequest) -> None:
         """Raises `RunnerError` when this runner cannot run the attempt at all."""
@@ -195,7 +124,7 @@ class GangRunner:
             self._waiting.clear()
             self._running.clear()
             self._owner.clear()
-            self._crews.close()
+            self._pools.close()
 
     def __enter__(self) -> Self:
         return self
@@ -208,22 +137,22 @@ class GangRunner:
             return
         for running in self._running.values():
             timeout_s = min(timeout_s, max(0.0, running.gang.deadline_s() - self._now_s))
-        spoken = self._crews.wait(timeout_s)
+        received = self._pools.wait(timeout_s)
         now_s = time.monotonic()
         self._now_s += min(now_s - self._turned_s, 2 * LONGEST_TURN_S)
         self._turned_s = now_s
-        for handle, message in spoken:
+        for handle, message in received:
             owner = self._owner.get(id(handle))
             if owner is not None:
-                self._hand_over(owner, handle, message)
+                self._deliver(owner, handle, message)
         for running in list(self._running.values()):
             self._check(running)
             self._carry_out(running)
         self._launch_what_fits()
 
-    def _hand_over(self, running: _RunningGang, handle: RankHandle, message: Message) -> None:
+    def _deliver(self, running: _RunningGang, handle: RankHandle, message: Message) -> None:
         rank, gang = running.rank_of[id(handle)], running.gang
-        if message["say"] == "gone":
+        if message["event"] == "gone":
             gang.lose(
                 rank,
                 self._now_s,
@@ -233,40 +162,43 @@ class GangRunner:
                 why=message["why"],
             )
             return
-        if message["say"] == "ready" and gang.is_unready and all(h.ready for h in running.crew.handles):
+        if message["event"] == "ready" and gang.is_unready and all(h.ready for h in running.pool.handles):
             running.seat_by_node()
             rank = running.rank_of[id(handle)]
-        tail = handle.log_tail() if message["say"] == "failed" else ()
+        tail = handle.log_tail() if message["event"] == "failed" else ()
         gang.hear(rank, message, self._now_s, tail)
 
     def _check(self, running: _RunningGang) -> None:
         gang = running.gang
         if gang.is_unready and not running.placed:
-            running.placed = self._crews.is_placed(running.crew)
+            running.placed = self._pools.is_placed(running.pool)
             if not running.placed:
-                self._wait_for_room(running)
+                self._wait_for_placement(running)
         gang.tick(self._now_s)
 
-    def _wait_for_room(self, running: _RunningGang) -> None:
-        """What others use is a matter of waiting, and no fault of the trial; what the cluster does not have is one."""
-        gang, size = running.gang, len(running.crew.handles)
+    def _wait_for_placement(self, running: _RunningGang) -> None:
+        """Waits while others use the cluster. A config that asks for more than the cluster has is refused."""
+        gang, size = running.gang, len(running.pool.handles)
         waited_s = self._now_s - running.launched_s
-        if waited_s >= gang.request.measure.start_timeout_s and (shortage := self._crews.shortage(running.crew)):
+        if waited_s >= gang.request.measure.start_timeout_s and (shortage := self._pools.shortage(running.pool)):
             gang.refuse(FailureKind.INVALID, shortage, self._now_s)
-        elif waited_s >= self._patience.room_s:
-            why = f"no room for {size} ranks within {self._patience.room_s:g} s: others use the cluster"
+        elif waited_s >= self._patience.placement_s:
+            why = (
+                f"{size} ranks must be placed within {self._patience.placement_s:g} s, but others use the cluster; "
+                "use fewer ranks, or a larger cluster"
+            )
             gang.refuse(FailureKind.WORKER_LOST, why, self._now_s)
         else:
             gang.hold(self._now_s)
-            if self._now_s - running.said_s >= QUEUED_EVERY_S:
-                running.said_s = self._now_s
-                why = f"its {size} ranks wait for room on the cluster, which others use"
+            if self._now_s - running.queued_s >= QUEUED_EVERY_S:
+                running.queued_s = self._now_s
+                why = f"its {size} ranks wait for a placement on the cluster, which others use"
                 self._events.append(AttemptQueued(id=gang.request.id, reason=why))
 
     def _carry_out(self, running: _RunningGang) -> None:
-        gang, crew = running.gang, running.crew
+        gang, pool = running.gang, running.pool
         for order in gang.orders():
-            handle = crew.handles[order.rank]
+            handle = pool.handles[order.rank]
             if order.message is not None:
                 handle.send(order.message)
             elif order.signal == "TERM":
@@ -275,26 +207,26 @@ class GangRunner:
                 handle.kill()
         if gang.over:
             del self._running[gang.request.id]
-            for handle in crew.handles:
+            for handle in pool.handles:
                 self._owner.pop(id(handle), None)
-            self._crews.disband(crew, gang.healthy)
+            self._pools.disband(pool, gang.healthy)
         self._events += gang.events()
 
     def _launch_what_fits(self) -> None:
         """Starts waiting attempts in their order, until one does not fit."""
         while self._waiting:
             request = self._waiting[0]
-            crew = self._crews.form(request.config.world_size, request.study)
-            if crew is None:
+            pool = self._pools.form(request.config.world_size, request.study)
+            if pool is None:
                 if request.config.world_size <= self.capacity:
                     return
                 self._waiting.popleft()
                 self._events.append(AttemptEnded(id=request.id, failure=too_large(request, self.capacity)))
                 continue
             self._waiting.popleft()
-            self._launch(request, crew)
+            self._launch(request, pool)
 
-    def _launch(self, request: TrialRequest, crew: RankPool) -> None:
+    def _launch(self, request: TrialRequest, pool: RankPool) -> None:
         self._launches += 1
         gang = Gang(
             request,
@@ -303,25 +235,25 @@ class GangRunner:
             patience=self._patience,
             faults=[f for f in self._faults if f.meets(request.number, request.attempt)],
         )
-        running = self._run(gang, crew)
-        for rank, handle in enumerate(crew.handles):
+        running = self._run(gang, pool)
+        for rank, handle in enumerate(pool.handles):
             handle.begin()
             if handle.ready:
-                gang.hear(rank, {"say": "ready"}, self._now_s)
+                gang.hear(rank, {"event": "ready"}, self._now_s)
         self._carry_out(running)
 
-    def _take_over(self, crew: RankPool, gang: Gang, run: int) -> None:
-        """Goes on with an attempt that another runner launched on this crew as its launch number `run`."""
+    def _take_over(self, pool: RankPool, gang: Gang, run: int) -> None:
+        """Goes on with an attempt that another runner launched on this pool, with launch number `run`."""
         self._launches = max(self._launches, run)
-        running = self._run(gang, crew)
+        running = self._run(gang, pool)
         running.placed = True
         self._carry_out(running)
 
-    def _run(self, gang: Gang, crew: RankPool) -> _RunningGang:
-        rank_of = {id(h): r for r, h in enumerate(crew.handles)}
-        running = _RunningGang(gang=gang, crew=crew, rank_of=rank_of, launched_s=self._now_s, said_s=self._now_s)
+    def _run(self, gang: Gang, pool: RankPool) -> _RunningGang:
+        rank_of = {id(h): r for r, h in enumerate(pool.handles)}
+        running = _RunningGang(gang=gang, pool=pool, rank_of=rank_of, launched_s=self._now_s, queued_s=self._now_s)
         self._running[gang.request.id] = running
-        self._owner.update({id(handle): running for handle in crew.handles})
+        self._owner.update({id(handle): running for handle in pool.handles})
         return running
 
 

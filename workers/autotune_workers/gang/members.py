@@ -17,12 +17,12 @@ class Member:
     """has cleaned up"""
     gone: bool = False
     """its process has ended"""
-    doomed: bool = False
+    signalled: bool = False
     """was told to end by a signal"""
     leaks: bool = False
     """keeps memory that it should have given back"""
     heard_s: float = 0.0
-    """when it last said something"""
+    """when its last message came, s"""
     step: int | None = None
     phase: str = "start"
     stack: tuple[str, ...] = ()

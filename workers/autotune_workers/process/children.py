@@ -1,7 +1,7 @@
-"""Child processes that become ranks: forked from a nursery, or started on their own (where a GPU forbids forking).
+"""Child processes that become ranks: forked from a fork server (`fork_server`), or started on their own, because a GPU forbids forking.
 
-Both are asked for without waiting: a child of the nursery has no process number until it is born, and an order to kill it before that is
-kept. A nursery is started when the first child is asked for, and again when it was lost; its children are lost with it (SIGKILL).
+Nobody waits for a start: a forked child has no process number until the server reports it, and a signal that is sent before that is kept.
+The server is started with the first child, and again when it was lost. Its children are lost with it: the kernel kills them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int:
-        """Process number; 0 before it is born."""
+        """Process number; 0 until it is known."""
         ...
 
     def code(self) -> int | None:
-        """Exit status, negative for a signal; None while it lives or is not yet born."""
+        """Exit status, negative for a signal; None while it lives or has not started yet."""
         ...
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends the signal to it and what it forked."""
+        """Sends the signal to the process and to what it forked."""
         ...
 
 
@@ -66,7 +66,7 @@ def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:
 
 
 class RankForkServer:
-    """Our side of a nursery process. Several threads may use it."""
+    """The owner's side of a fork server process. Several threads may use it."""
 
     def __init__(self, spawner: ThreadPoolExecutor, *, host: str, trial: str) -> None:
         """`spawner` must have one thread that lives as long as the ranks may: the kernel's death signal follows it."""
@@ -74,13 +74,15 @@ class RankForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._lines = Lines()
-        self._unborn: deque[ForkedChild] = deque()
+        self._pending: deque[ForkedChild] = deque()
+        """asked for, in the order in which the server answers"""
         self._living: dict[int, ForkedChild] = {}
-        self._turn = threading.RLock()
+        """by process number"""
+        self._lock = threading.RLock()
 
     def spawn(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> ForkedChild:
         """Asks for a rank on this channel, with its output to the descriptor `log`."""
-        with self._turn:
+        with self._lock:
             return self._spawn(channel, log, environment)
 
     def _spawn(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> ForkedChild:
@@ -91,8 +93,8 @@ class RankForkServer:
         child = ForkedChild(self)
         arguments = {"device": "cpu", "host": self._host, "trial": self._trial}
         request = to_line({"environment": dict(environment), "arguments": arguments})
-        self._unborn.append(child)
-        with contextlib.suppress(OSError):  # the nursery is lost: `listen` says so to the child
+        self._pending.append(child)
+        with contextlib.suppress(OSError):  # the server is lost: `_listen` will tell the child
             socket.send_fds(self._channel, [request], [channel.fileno(), log])
         return child
 
@@ -115,8 +117,8 @@ class RankForkServer:
         self._channel, self._lines = ours, Lines()
 
     def listen(self) -> None:
-        """Takes note of births and deaths."""
-        with self._turn:
+        """Takes note of children that have started or ended."""
+        with self._lock:
             self._listen()
 
     def _listen(self) -> None:
@@ -140,21 +142,21 @@ class RankForkServer:
             if child is not None:
                 child.end(message["code"])
         else:
-            child = self._unborn.popleft()
+            child = self._pending.popleft()
             self._living[pid] = child
-            child.born(pid)
+            child.started(pid)
 
     def _lose(self) -> None:
-        """The nursery is gone, and by the kernel's hand all its children."""
-        words, was_killed = self._bury()
-        for child in (*self._unborn, *self._living.values()):
-            child.end(-signal.SIGKILL if child.pid or was_killed else 1, words)
-        self._unborn.clear()
+        """The server is gone, and the kernel has killed its children."""
+        errors, was_killed = self._reap_server()
+        for child in (*self._pending, *self._living.values()):
+            child.end(-signal.SIGKILL if child.pid or was_killed else 1, errors)
+        self._pending.clear()
         self._living.clear()
 
-    def _bury(self) -> tuple[tuple[str, ...], bool]:
-        """Its last words, and whether somebody else killed it."""
-        words: tuple[str, ...] = ()
+    def _reap_server(self) -> tuple[tuple[str, ...], bool]:
+        """Its last lines of output, and whether somebody else killed it."""
+        lines: tuple[str, ...] = ()
         was_killed = False
         if self._channel is not None:
             self._channel.close()
@@ -166,15 +168,15 @@ class RankForkServer:
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 _, errors = self._process.communicate(timeout=10.0)
-                words = tuple(errors.decode(errors="replace").splitlines()[-20:])
+                lines = tuple(errors.decode(errors="replace").splitlines()[-20:])
             self._process = None
-        return words, was_killed
+        return lines, was_killed
 
     def close(self) -> None:
-        """Ends the nursery and its children; waits until the children are gone."""
+        """Ends the server and its children; waits until the children are gone."""
         from autotune_workers.process.machine import is_alive
 
-        with self._turn:
+        with self._lock:
             pids = [pid for pid in self._living if pid]
             self._lose()
         end = time.monotonic() + 10.0
@@ -183,35 +185,35 @@ class RankForkServer:
 
 
 class ForkedChild:
-    """A child of the nursery."""
+    """A child of the fork server."""
 
-    def __init__(self, nursery: RankForkServer) -> None:
-        self._nursery = nursery
+    def __init__(self, server: RankForkServer) -> None:
+        self._server = server
         self._pid = 0
         self._code: int | None = None
-        self._wanted: signal.Signals | None = None
-        self.last_words: tuple[str, ...] = ()
-        """what the nursery said when it could not give birth"""
+        self._kept_signal: signal.Signals | None = None
+        self.start_errors: tuple[str, ...] = ()
+        """output of the server, when it was lost"""
 
     @property
     def pid(self) -> int:
-        """Process number; 0 before it is born."""
+        """Process number; 0 until it is known."""
         return self._pid
 
     def code(self) -> int | None:
-        """Exit status, once the nursery has told it."""
+        """Exit status, once the server has reported it."""
         if self._code is None:
-            self._nursery.listen()
+            self._server.listen()
         return self._code
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends the signal, or keeps it until the birth."""
+        """Sends the signal, or keeps it until the process number is known."""
         if self.code() is not None:
             return
         if self._pid:
             self._send(number)
         else:
-            self._wanted = number
+            self._kept_signal = number
 
     def _send(self, number: int) -> None:
         try:
@@ -220,21 +222,21 @@ class ForkedChild:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, number)
 
-    def born(self, pid: int) -> None:
-        """The nursery says that it lives."""
+    def started(self, pid: int) -> None:
+        """The server reports its process number."""
         self._pid = pid
-        if self._wanted is not None:
-            self._send(self._wanted)
+        if self._kept_signal is not None:
+            self._send(self._kept_signal)
 
-    def end(self, code: int, words: tuple[str, ...] = ()) -> None:
-        """The nursery says that it is gone."""
-        self._code, self.last_words = code, words
+    def end(self, code: int, errors: tuple[str, ...] = ()) -> None:
+        """The server reports its end, or was lost itself: then `errors` are its last lines."""
+        self._code, self.start_errors = code, errors
 
 
 class OwnChild:
     """A rank started as a process of its own."""
 
-    last_words: tuple[str, ...] = ()
+    start_errors: tuple[str, ...] = ()
 
     def __init__(
         self,

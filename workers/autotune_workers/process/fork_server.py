@@ -1,11 +1,12 @@
-"""Where ranks are born: a process that has imported torch and the training loop once, and forks a rank whenever one is asked for.
+"""The fork server: a process that has imported torch and the training loop once, and forks a rank whenever one is asked for.
 
 Importing takes seconds of CPU per process, a fork milliseconds: a gang of eight starts about as fast as a single rank, and a rank that had to
-be killed is back at once. The nursery itself never trains, starts no thread and touches no GPU, so that its forks are clean; ranks on
-GPUs are started as processes of their own. It reaps its children and tells their exit status; they die with it, and it with its owner.
+be killed is replaced at once. The server itself never trains, starts no thread and touches no GPU, so that its forks are clean; ranks on
+GPUs are started as processes of their own. It reaps its children and reports their exit status. They end with it, and it ends with its owner.
+`children.RankForkServer` is the owner's side.
 
-    owner -> nursery   {"environment": {...}, "arguments": {...}}, with the descriptors of channel and log
-    nursery -> owner   {"pid": N} in answer, {"pid": N, "code": C} at the end of a child
+    owner -> server   {"environment": {...}, "arguments": {...}}, with the descriptors of channel and log
+    server -> owner   {"pid": N} in answer, {"pid": N, "code": C} at the end of a child
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from autotune_workers.process.machine import die_with_parent
 
 def main() -> None:
     """Entry of the process."""
-    parser = argparse.ArgumentParser(prog="autotune-nursery")
+    parser = argparse.ArgumentParser(prog="autotune-fork-server")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--trial", required=True)
@@ -58,7 +59,7 @@ def serve(owner: socket.socket) -> None:
             if not request:
                 os._exit(0)
             for message in Lines().feed(request):
-                _give_birth(owner, message, descriptors, (woken, waker))
+                _fork_rank(owner, message, descriptors, (woken, waker))
             for descriptor in descriptors:
                 os.close(descriptor)
 
@@ -74,16 +75,14 @@ def _reap(owner: socket.socket) -> None:
         owner.sendall(to_line({"pid": pid, "code": os.waitstatus_to_exitcode(status)}))
 
 
-def _give_birth(
-    owner: socket.socket, message: Mapping[str, Any], descriptors: list[int], pipe: tuple[int, int]
-) -> None:
-    nursery = os.getpid()
+def _fork_rank(owner: socket.socket, message: Mapping[str, Any], descriptors: list[int], pipe: tuple[int, int]) -> None:
+    server = os.getpid()
     pid = os.fork()
     if pid:
         owner.sendall(to_line({"pid": pid}))
         return
     try:
-        die_with_parent(nursery)
+        die_with_parent(server)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()

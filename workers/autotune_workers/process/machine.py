@@ -51,7 +51,7 @@ def status_bytes(key: str, pid: int | str = "self") -> int | None:
 def oom_kills(counters: Sequence[Path] = OOM_COUNTERS) -> int:
     """How often the kernel's out-of-memory killer has struck so far, as far as these files tell; only a rise means something.
 
-    They do not tell whom: that a SIGKILL beside a rise was its work is an inference (see `verdict.of_death`).
+    They do not tell which process was killed: see `failure_kind.of_death`.
     """
     count = 0
     for path in counters:

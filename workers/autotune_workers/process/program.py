@@ -1,9 +1,9 @@
 """One attempt of somebody's own program as a state machine: log lines and time in, steps and the verdict out. No clock, no I/O.
 
-A line that says a time (or a rate) ends a step; what lines before it said of loss, gradient norm and memory belongs to that step. Where lines
-number their steps, a number that was there already is another rank's and is passed over. A trainer that logs every few steps is measured by what
-it logs: each such line counts as one step. Deadlines, stop rule and divergence are those of a gang (`gang`, `trial`). Peak memory is what
-the log says; on a CPU otherwise what the program's keeper saw; of GPUs nobody else knows it, and it is unknown.
+A line with a time (or a rate) ends a step; loss, gradient norm and memory of the lines before it belong to that step. Where lines
+number their steps, a number that was there already is another rank's and is ignored. A trainer that logs every few steps is measured by what
+it logs: each such line counts as one step. Deadlines, stop rule and divergence are those of a gang (`gang`). Peak memory comes from
+the log; without it, on a CPU, from the subreaper, and on a GPU it is unknown.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class ProgramTrial:
     def hear(self, line: str, now_s: float) -> StepsReported | None:
         """A line of the log; the step that it ends. What comes after the verdict is kept as evidence only."""
         self.tail.append(line[:MAX_LINE])
-        said = None if self.ending else self._read(line)
-        if said is None or (said.step is not None and said.step in self._numbers):
+        metrics = None if self.ending else self._read(line)
+        if metrics is None or (metrics.step is not None and metrics.step in self._numbers):
             return None
-        if said.peak_memory_bytes is not None:
-            self._peak = max(said.peak_memory_bytes, self._peak or 0.0)
+        if metrics.peak_memory_bytes is not None:
+            self._peak = max(metrics.peak_memory_bytes, self._peak or 0.0)
         held = self._held
         self._held = StepMetrics(
-            step=said.step if said.step is not None else held.step,
-            loss=said.loss if said.loss is not None else held.loss,
-            grad_norm=said.grad_norm if said.grad_norm is not None else held.grad_norm,
-            skipped=said.skipped or held.skipped,
+            step=metrics.step if metrics.step is not None else held.step,
+            loss=metrics.loss if metrics.loss is not None else held.loss,
+            grad_norm=metrics.grad_norm if metrics.grad_norm is not None else held.grad_norm,
+            skipped=metrics.skipped or held.skipped,
         )
         config = self.request.config
-        time_s = said.time_of(
+        time_s = metrics.time_of(
             tokens_per_step=self._tokens_per_step,
             sequences_per_step=config.global_batch_size,
             num_ranks=config.world_size,
@@ -126,7 +126,7 @@ class ProgramTrial:
         self._fail(kind, message, exception=exception)
 
     def end(self, *, code: int | None, kernel_oom: bool = False, peak_bytes: int | None = None) -> AttemptEnded:
-        """The program and all below it are gone; `code` None means that its keeper is, too."""
+        """The program and all below it are gone; `code` None: its subreaper was lost, too."""
         done, gpu = len(self._times), self.request.workload.cluster.gpu
         if self._peak is None and gpu.is_cpu and peak_bytes:
             self._peak = float(peak_bytes)
@@ -135,7 +135,7 @@ class ProgramTrial:
         if not self.ending:
             counted, least = max(0, done - self.request.measure.warmup_steps), self.request.measure.min_steps
             if code != 0:
-                where, why = done or None, "the process that kept it was lost"
+                where, why = done or None, "its subreaper was lost"
                 death = of_death(
                     rank=None, code=code, step=where, log_tail=tuple(self.tail), kernel_oom=kernel_oom, why=why
                 )

@@ -1,8 +1,8 @@
 """Trials of somebody's own program on this machine: any trainer that `autotune.trainers` can launch, the `command` trainer first of all.
 
-Each program runs under a keeper of its own (`keeper`), in a folder with the files of its launch, or in ours when it has none. Its output is
-read line by line (`program`). It is told to end when it is measured well enough, late, diverging or cancelled, and its end is announced
-when everything that it started is gone. On GPUs it sees only those that were set apart for its ranks.
+Each program runs under a subreaper of its own, in a folder with the files of its launch, or in the current folder when it has none. Its
+output is read line by line (`program`). It is told to end when it is measured well enough, late, diverging or cancelled, and its end is
+announced when everything that it started is gone. On GPUs it sees only those that are reserved for its ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from autotune_workers.process.machine import oom_kills
 from autotune_workers.process.program import ProgramTrial
 
 GONE_S = 40.0
-"""for a keeper to end what it keeps, before it is killed itself"""
+"""for a subreaper to end its program, before it is killed itself"""
 TURN_BYTES = 1 << 20
 """of a log that are read in one turn"""
 LINE_BYTES = 1 << 16
@@ -55,18 +55,20 @@ class _Job:
 
 @dataclass(slots=True, eq=False)
 class _RunningProgram:
-    """A program and its keeper."""
+    """A program and its subreaper."""
 
     trial: ProgramTrial
-    keeper: subprocess.Popen[bytes]
+    subreaper: subprocess.Popen[bytes]
     channel: socket.socket
     log: int
     gpus: list[str]
     folder: str
     oom_kills: int
     line: bytes = b""
-    words: bytes = b""
-    told_s: float | None = None
+    """of its log, not yet ended"""
+    unread: bytes = b""
+    """of its subreaper's messages"""
+    end_asked_s: float | None = None
     last: Mapping[str, Any] = field(default_factory=dict)
 
     def read_log(self) -> list[str]:
@@ -84,22 +86,22 @@ class _RunningProgram:
         return [line.decode(errors="replace") for line in lines if line]
 
     def listen(self) -> list[Mapping[str, Any]]:
-        """What the keeper said."""
+        """What the subreaper reports."""
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while chunk := self.channel.recv(1 << 16):
-                self.words += chunk
-        *messages, self.words = self.words.split(b"\n")
+                self.unread += chunk
+        *messages, self.unread = self.unread.split(b"\n")
         return [json.loads(message) for message in messages]
 
     def tell_to_end(self, now_s: float) -> None:
-        """Has the keeper end the program; once."""
-        if self.told_s is None:
-            self.told_s = now_s
+        """Has the subreaper end the program; once."""
+        if self.end_asked_s is None:
+            self.end_asked_s = now_s
             with contextlib.suppress(OSError):
                 self.channel.sendall(b"end")
 
     def free(self) -> None:
-        """Forgets a keeper that has ended."""
+        """Closes the channels of a subreaper that has ended."""
         self.channel.close()
         os.close(self.log)
         if self.folder:
@@ -188,11 +190,11 @@ class ProgramRunner:
             running.tell_to_end(self._now_s)
         end_s = time.monotonic() + GONE_S
         for running in self._running.values():
-            while running.keeper.poll() is None and time.monotonic() < end_s:
-                running.read_log()  # a full pipe would hold up who wants to say a last word
+            while running.subreaper.poll() is None and time.monotonic() < end_s:
+                running.read_log()  # a full pipe would block the last message
                 time.sleep(0.01)
-            running.keeper.kill()
-            running.keeper.wait()
+            running.subreaper.kill()
+            running.subreaper.wait()
             running.free()
         self._waiting.clear()
         self._running.clear()
@@ -209,13 +211,14 @@ class ProgramRunner:
 
     def _attend(self, attempt: AttemptId, running: _RunningProgram) -> None:
         """Reads what is new, looks at the deadlines, and announces the end."""
-        trial, is_over = running.trial, running.keeper.poll() is not None
-        for said in running.listen():
-            running.last = said
-            if "started" in said:
+        trial, is_over = running.trial, running.subreaper.poll() is not None
+        for message in running.listen():
+            running.last = message
+            if "started" in message:
                 self._events.append(AttemptStarted(id=attempt))
-            elif "refused" in said:
-                trial.refuse(FailureKind.ERROR, f"the program cannot be started: {said['refused']}", said["refused"])
+            elif "refused" in message:
+                reason = message["refused"]
+                trial.refuse(FailureKind.ERROR, f"the program cannot be started: {reason}", reason)
         lines = running.read_log()
         while lines:
             for line in lines:
@@ -228,8 +231,8 @@ class ProgramRunner:
             self._announce(attempt, running)
         elif trial.ending:
             running.tell_to_end(self._now_s)
-            if running.told_s is not None and self._now_s - running.told_s > GONE_S:
-                running.keeper.kill()
+            if running.end_asked_s is not None and self._now_s - running.end_asked_s > GONE_S:
+                running.subreaper.kill()
 
     def _announce(self, attempt: AttemptId, running: _RunningProgram) -> None:
         del self._running[attempt]
@@ -266,7 +269,7 @@ class ProgramRunner:
         log, sink = os.pipe()
         try:
             with theirs:
-                keeper = subprocess.Popen(
+                subreaper = subprocess.Popen(
                     [sys.executable, "-m", "autotune_workers.process.subreaper", "--fd", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=sink,
@@ -285,7 +288,7 @@ class ProgramRunner:
             **job.launch.env,
         }
         order = {"argv": job.launch.argv, "env": environment, "cwd": folder or os.getcwd()}
-        with contextlib.suppress(OSError):  # the keeper is gone already: its end says so
+        with contextlib.suppress(OSError):  # it is gone already: its exit code will say so
             channel.sendall(json.dumps(order).encode() + b"\n")
         channel.setblocking(False)
         os.set_blocking(log, False)
@@ -293,7 +296,7 @@ class ProgramRunner:
         self._selector.register(log, selectors.EVENT_READ)
         return _RunningProgram(
             trial=ProgramTrial(job.request, job.read, self._now_s),
-            keeper=keeper,
+            subreaper=subreaper,
             channel=channel,
             log=log,
             gpus=gpus,

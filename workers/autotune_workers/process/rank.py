@@ -1,8 +1,8 @@
 """One rank: a process that stays warm and runs one trial after another on order.
 
-Three threads share it. The *main* thread trains: signal handlers, compilers and debuggers expect to live there. The *reader* takes orders
-while it does, and ends the process when the runner's end of the channel closes. The *heart* says every second where the main thread
-is. Whatever the trial prints goes to the rank's log, which is emptied when a trial begins.
+Three threads share it. The *main* thread trains: signal handlers, compilers and debuggers expect it. The *reader* takes orders meanwhile,
+and ends the process when the runner's end of the channel closes. The *heartbeat* reports every second where the main thread is. Whatever
+the trial prints goes to the rank's log, which is emptied when a trial begins.
 
     python -m autotune_workers.process.rank --fd 5 --parent 4711 --device cpu --host 127.0.0.1
 """
@@ -24,7 +24,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from autotune_workers.gang.wire import Lines, Message, plain, request_from_plain, to_line
+from autotune.spec.plain import to_plain
+from autotune_workers.gang.wire import Lines, Message, request_from_plain, to_line
 from autotune_workers.process.machine import (
     be_expendable,
     cpu_count,
@@ -36,7 +37,7 @@ from autotune_workers.process.machine import (
 )
 from autotune_workers.training.faults import Fault, Injector
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 """between two heartbeats"""
 LEAK_BYTES = 512 << 20
 """a rank that holds this much more than after its first trial is replaced"""
@@ -73,18 +74,18 @@ class Rank:
             gc.collect()
             gc.freeze()  # what was imported stays: later collections look at the trial's own objects only
         threading.Thread(target=self._read, name="reader", daemon=True).start()
-        threading.Thread(target=self._beat, name="heart", daemon=True).start()
-        self._say("ready", pid=os.getpid(), host=self._host)
+        threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
+        self._send("ready", pid=os.getpid(), host=self._host)
         while True:
             self._attempt(self._orders.get())
 
-    def _say(self, say: str, **values: Any) -> None:
-        line = to_line({"say": say, "run": self._run, **values})
+    def _send(self, event: str, **values: Any) -> None:
+        line = to_line({"event": event, "run": self._run, **values})
         try:
             with self._lock:
                 self._channel.sendall(line)
         except OSError:
-            os._exit(0)  # nobody listens any more
+            os._exit(0)  # the runner is gone
 
     def _read(self) -> None:
         lines = Lines()
@@ -99,58 +100,58 @@ class Rank:
                 self._obey(message)
 
     def _obey(self, message: Message) -> None:
-        do = message["do"]
-        if do == "run":
+        command = message["command"]
+        if command == "run":
             self._stop.clear()
             self._run = message["run"]
             self._orders.put(message)
-        elif do == "store":
+        elif command == "store":
             self._store.put(message)
-        elif do == "exit":
+        elif command == "exit":
             os._exit(0)
         elif message.get("run") != self._run:
             return
-        elif do == "stop":
+        elif command == "stop":
             self._stop.set()
-        elif do == "abort" and self._device == "cuda":  # gloo's collectives end with the peer that held them up
+        elif command == "abort" and self._device == "cuda":  # gloo's collectives end with the peer that held them up
             from autotune_workers.training.rendezvous import abort
 
             threading.Thread(target=abort, name="abort", daemon=True).start()
-        elif do == "where":
+        elif command == "where":
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             stack = traceback.format_stack(frame) if frame else []
-            self._say("where", stack=[line.rstrip() for line in stack[-STACK_LINES:]])
+            self._send("where", stack=[line.rstrip() for line in stack[-STACK_LINES:]])
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while True:
-            time.sleep(BEAT_S)
-            self._say("beat", phase=self._phase, step=self._where)
+            time.sleep(HEARTBEAT_S)
+            self._send("heartbeat", phase=self._phase, step=self._where)
 
     def _enter(self, phase: str) -> None:
-        """The trial has come to this phase, and the runner knows, should the rank die in it."""
+        """The trial has come to this phase; reported at once, in case the rank dies in it."""
         self._phase = phase
-        self._say("beat", phase=phase, step=self._where)
+        self._send("heartbeat", phase=phase, step=self._where)
 
     @property
     def _where(self) -> int | None:
-        """The step that it is in; what is built for the first one counts as that."""
+        """The current step; setting up counts as the first one."""
         return self._step if self._step is not None or self._phase != "set-up" else 0
 
     def _attempt(self, order: Message) -> None:
-        """Runs the trial and says how it ended; then cleans up and says that it is idle."""
+        """Runs the trial and reports its end; then cleans up and reports that it is idle."""
         self._step, self._phase = None, "start"
         with contextlib.suppress(OSError):  # where the output is no file, there is nothing to empty
             os.ftruncate(1, 0)
             os.lseek(1, 0, os.SEEK_SET)
         try:
-            self._say("done", **self._train(order))
+            self._send("done", **self._train(order))
         except BaseException as error:
-            self._say("failed", **self._explain(error))
+            self._send("failed", **self._explain(error))
         self._phase = "clean-up"
         self._clean_up()
         leaks = self._leaks()
         self._phase = "idle"
-        self._say("idle", leaks=leaks)
+        self._send("idle", leaks=leaks)
 
     def _train(self, order: Message) -> Message:
         import torch
@@ -172,7 +173,7 @@ class Rank:
 
         def report(step: Any) -> bool:
             self._step, self._phase = step.step + 1, "step"
-            self._say("step", step=step.step, time_s=step.time_s, loss=step.loss, grad_norm=step.grad_norm)
+            self._send("step", step=step.step, time_s=step.time_s, loss=step.loss, grad_norm=step.grad_norm)
             injector.at(step.step + 1)
             return not self._stop.is_set()
 
@@ -187,7 +188,7 @@ class Rank:
         if injector.silences:
             return {"measurement": None, "stopped": ""}
         return {
-            "measurement": plain(result.measurement.to_dict()) if result.measurement else None,
+            "measurement": to_plain(result.measurement.to_dict()) if result.measurement else None,
             "stopped": result.stopped,
         }
 
@@ -196,7 +197,7 @@ class Rank:
 
         if rank == 0:
             store, port = open_store(self._host, world_size, timeout_s)
-            self._say("store", host=self._host, port=port)
+            self._send("store", host=self._host, port=port)
             return store
         while True:
             message = self._store.get(timeout=timeout_s)

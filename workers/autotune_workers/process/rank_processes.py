@@ -1,4 +1,4 @@
-"""Rank processes of this machine: talk, listen, end, and what their logs say last.
+"""Rank processes of this machine: how they are started, sent messages, ended, and the last lines of their logs.
 
 A rank's output goes to an unnamed file, so nothing is left behind however its owner ends; its input is empty; it leads a process group
 of its own, so that what it forks (compilers) ends with it.
@@ -23,58 +23,58 @@ TRIAL = "autotune_workers.training.run_trial:run_trial"
 LOG_TAIL_LINES = 30
 LOG_TAIL_BYTES = 32768
 CRASH = "Fatal Python error"
-"""opens the dump of all threads; what came right before it is the reason"""
+"""first words of the dump of all threads; the reason stands right before it"""
 
 
-class Births:
-    """How ranks of one owner come into the world: device, address, training loop, and the nursery where there is one."""
+class RankStarter:
+    """Starts the ranks of one owner: on CPU from a fork server, on GPU as processes of their own."""
 
     def __init__(self, *, device: str, host: str = "127.0.0.1", trial: str = TRIAL) -> None:
         """`device`: cpu or cuda; `host`: the address on which ranks reach one another; `trial`: `module:function`."""
         self._device, self.host, self._trial = device, host, trial
         self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autotune-spawner")
-        self._nursery = RankForkServer(self._spawner, host=host, trial=trial)
+        self._fork_server = RankForkServer(self._spawner, host=host, trial=trial)
 
-    def child(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> ForkedChild | OwnChild:
-        """A new child on this channel."""
+    def start(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> ForkedChild | OwnChild:
+        """A new rank process on this channel, with its output to the descriptor `log`."""
         if self._device == "cpu":
-            return self._nursery.spawn(channel, log, environment)
+            return self._fork_server.spawn(channel, log, environment)
         return OwnChild(
             self._spawner, channel, log, environment, device=self._device, host=self.host, trial=self._trial
         )
 
     def close(self) -> None:
-        """Ends the nursery; ranks that were started on their own must be closed before."""
-        self._nursery.close()
+        """Ends the fork server; ranks that were started on their own must be closed before."""
+        self._fork_server.close()
         self._spawner.shutdown()
 
 
 class RankProcess:
     """One rank process and its channel. One thread listens; `send` may come from another."""
 
-    def __init__(self, births: Births, *, name: str, environment: Mapping[str, str] | None = None) -> None:
-        """Asks for the process; `ready` once it said so."""
+    def __init__(self, starter: RankStarter, *, name: str, environment: Mapping[str, str] | None = None) -> None:
+        """Asks for the process; `ready` once its message of that name has come."""
         self.name = name
         self.ready = False
-        self.host = births.host
+        self.host = starter.host
         self._oom_kills = oom_kills()
         self._lines = Lines()
         self._log = tempfile.TemporaryFile(prefix="autotune-rank-")  # noqa: SIM115 - closed by `close`
         self._channel, theirs = socket.socketpair()
         try:
             with theirs:
-                self._child = births.child(theirs, self._log.fileno(), environment or {})
+                self._child = starter.start(theirs, self._log.fileno(), environment or {})
         except BaseException:
             self._channel.close()
             self._log.close()
             raise
         self._channel.setblocking(False)
-        self._mouth = self._channel.dup()
-        self._mouth.settimeout(1.0)
+        self._sender = self._channel.dup()
+        self._sender.settimeout(1.0)
 
     @property
     def pid(self) -> int:
-        """Process number; 0 before it is born."""
+        """Process number; 0 until it is known."""
         return self._child.pid
 
     def fileno(self) -> int:
@@ -82,14 +82,14 @@ class RankProcess:
         return self._channel.fileno()
 
     def send(self, message: Message) -> None:
-        """Sends a message; a rank that is gone does not hear it, and one that no longer reads is the deadlines' business."""
+        """Sends a message; a rank that is gone does not get it, and one that no longer reads is found by the deadlines."""
         with contextlib.suppress(OSError):
-            self._mouth.sendall(to_line(message))
+            self._sender.sendall(to_line(message))
 
     def receive(self) -> list[Message]:
         """Messages that have arrived; the last one is `gone` once the process has ended."""
         messages: list[Message] = []
-        code = self._child.code()  # before the last look at the channel: what it said before its end is not lost
+        code = self._child.code()  # before the last read: no message before the end is lost
         while self._channel.fileno() >= 0:
             try:
                 chunk = self._channel.recv(1 << 16)
@@ -104,12 +104,12 @@ class RankProcess:
                 break
             messages += self._lines.feed(chunk)
         for message in messages:
-            if message["say"] == "ready":
+            if message["event"] == "ready":
                 self.ready = True
         if code is not None:
             self._channel.close()
             self.ready = False
-            messages.append({"say": "gone", "code": code, "kernel_oom": oom_kills() > self._oom_kills, "why": ""})
+            messages.append({"event": "gone", "code": code, "kernel_oom": oom_kills() > self._oom_kills, "why": ""})
         return messages
 
     def begin(self) -> None:
@@ -117,9 +117,9 @@ class RankProcess:
         self._oom_kills = oom_kills()
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that it printed since its trial began; of a crash, those around its beginning."""
-        if self._child.last_words:
-            return self._child.last_words
+        """The last lines that it printed since its trial began; after a crash, those around the beginning of the crash report."""
+        if self._child.start_errors:
+            return self._child.start_errors
         try:
             size = os.fstat(self._log.fileno()).st_size
             data = os.pread(self._log.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES))
@@ -143,7 +143,7 @@ class RankProcess:
         self.kill()
         gone = not self.pid or self._wait(timeout_s) is not None
         self._channel.close()
-        self._mouth.close()
+        self._sender.close()
         self._log.close()
         return gone
 

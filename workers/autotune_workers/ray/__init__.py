@@ -1,0 +1,12 @@
+"""Rank pools on a Ray cluster.
+
+connection.py     joins a cluster, or starts one on this machine
+capacity.py       how many ranks fit, and whether others wait for a placement
+rank_pools.py     one placement group per gang, with an actor per rank
+rank_host.py      the actor of a rank: holds its resources and its process
+rank_handle.py    the runner's side of that actor
+message_log.py    a rank's messages, kept until they are confirmed
+adoption.py       gangs that the study's last runner left behind
+janitor.py        an actor that removes placement groups which a killed driver left without actors
+watchdog.py       a process that ends Ray's daemons when the starter of a cluster was killed
+"""

@@ -1,8 +1,8 @@
-"""Being connected to a Ray cluster: one that we join by its address, or one that we start on this machine and end again.
+"""The connection to a Ray cluster: one that is joined by its address, or one that is started on this machine and ended again.
 
-What we start listens on loopback only, sends no usage statistics, keeps its files in a folder of its own, and leaves token authentication
-as Ray has it (on for new local clusters). Joining never guesses an address: it is given, or stands in RAY_ADDRESS, and somebody
-must answer there. Ray takes a loopback address for the machine's own one; where the cluster listens on loopback, we take it at its word.
+A cluster that is started here listens on loopback only, sends no usage statistics, keeps its files in a folder of its own, and leaves token
+authentication as Ray has it (on for new local clusters). An address is never guessed: it is given, or comes from RAY_ADDRESS, and somebody
+must answer there. Ray replaces a loopback address by the machine's own one; where the cluster listens on loopback, this is prevented.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ OBJECT_STORE_BYTES = 100 << 20
 """trials pass no tensors through Ray: the least that it takes"""
 NAMESPACE = "autotune"
 CONNECT_S = 10.0
-"""for the head of a cluster to take a connection, and to say goodbye"""
+"""for the head of a cluster to accept a connection, and for a disconnection"""
 ANSWER_S = 50.0
-"""for a living head to answer, however busy its machine is"""
-LOOK_S = 2.0
-"""between two looks whether the head is there"""
+"""for the head to answer, however busy its machine is"""
+CHECK_S = 2.0
+"""between two checks of the head"""
 HEAD_GONE_S = 20.0
 """without a connection to the head, after which nothing can be run"""
 _LONGEST_TEMP = 40
 """characters: Ray's socket paths below it must stay under the system's 107"""
-_MOST_SPEAKING = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_BIND_EVERYWHERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """the switch by which Ray keeps to loopback on other systems; on Linux it does the same"""
 
 
 class RayCluster:
-    """A connection, and what has to be undone when it ends."""
+    """A connection, and what has to be ended with it."""
 
     def __init__(self, *, address: str | None, num_cpus: int | None, num_gpus: int | None, dashboard: bool) -> None:
         """Joins or starts. Raises `MissingExtraError` without Ray, `RunnerError` when Ray cannot be reached or started."""
@@ -54,12 +54,12 @@ class RayCluster:
         self._joined = False
         self._temp = ""
         self._watchdog: subprocess.Popen[bytes] | None = None
-        self._deaf_until_s = 0.0
+        self._retry_at_s = 0.0
         self._silent_since_s: float | None = None
-        self._looked_s = 0.0
+        self._checked_s = 0.0
         address = address or os.environ.get("RAY_ADDRESS") or None
         if address is None and "ray" not in sys.modules:
-            os.environ.setdefault(_MOST_SPEAKING, "0")  # read when ray is imported
+            os.environ.setdefault(_BIND_EVERYWHERE, "0")  # read when ray is imported
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         require_extra("ray", "the runner 'ray'")
@@ -139,32 +139,32 @@ class RayCluster:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the head took no connection when last looked at."""
+        """Whether the head accepted no connection at the last check."""
         return self._silent_since_s is not None
 
     def check(self) -> None:
-        """Looks every now and then whether the head is there. Raises `RunnerError` once it took no connection for `HEAD_GONE_S`.
+        """Checks now and then whether the head accepts connections. Raises `RunnerError` once it took no connection for `HEAD_GONE_S`.
 
         Ray itself would end our whole process a minute after the head is gone, without a chance to say why.
         """
         now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_S:
+        if now_s - self._checked_s < CHECK_S:
             return
-        self._looked_s = now_s
+        self._checked_s = now_s
         host, _, port = self.address.rpartition(":")
         try:
-            socket.create_connection((host, int(port)), timeout=LOOK_S).close()
+            socket.create_connection((host, int(port)), timeout=CHECK_S).close()
             self._silent_since_s = None
         except OSError:
             self._silent_since_s = now_s if self._silent_since_s is None else self._silent_since_s
             if now_s - self._silent_since_s >= HEAD_GONE_S:
-                self._deaf_until_s = math.inf
+                self._retry_at_s = math.inf
                 raise self._no_answer(f"took no connection for {HEAD_GONE_S:g} s") from None
 
     def _no_answer(self, what: str) -> RunnerError:
         return RunnerError(
             f"the head of the Ray cluster does not answer: it {what}",
-            remedy="see whether it runs (`ray status`); the study goes on where it was once it is back",
+            remedy="check whether it runs (`ray status`); the study continues where it was once the head is back",
             field="runner",
         )
 
@@ -181,14 +181,14 @@ class RayCluster:
             except BaseException as error:
                 answer.set_exception(error)
 
-        if time.monotonic() >= self._deaf_until_s:
+        if time.monotonic() >= self._retry_at_s:
             threading.Thread(target=wait, name="autotune-ray-question", daemon=True).start()
             try:
                 return answer.result(timeout=ANSWER_S)
             except TimeoutError:
                 if answer.done():
                     raise
-                self._deaf_until_s = time.monotonic() + ANSWER_S
+                self._retry_at_s = time.monotonic() + ANSWER_S
         raise self._no_answer(f"gave no answer within {ANSWER_S:g} s")
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""An actor that looks after places on a cluster which outlives its drivers: a place whose gang was never born has nobody else.
+"""The janitor: an actor that removes placement groups which a killed driver has left without actors.
 
-A driver asks for a placement group first and then for the actors that live in it. Killed between the two it would leave a group that
-nobody gives back: its lifetime is its own, so that gangs can be adopted. Gangs that were born end themselves (`_ray_host`).
+A driver asks for a placement group first and then for the actors that run in it. Both are detached from the driver, so that the next
+controller of the study can adopt the gang. Killed between the two, a driver leaves a group that nobody else removes. Gangs whose actors
+have started end themselves (`rank_host`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import threading
 import time
 from typing import Any
 
+from autotune_workers.ray.connection import RayCluster
+
 LOOK_S = 2.0
-"""between two looks at what a driver left behind"""
+"""between two searches for what a driver has left"""
 
 
-def unborn_groups(part: str, *, without: str = "") -> list[str]:
-    """Names of the placement groups that hold `part`, but not `without`, and that have no place yet or no actor."""
+def orphaned_groups(part: str, *, without: str = "") -> list[str]:
+    """Names of the placement groups that contain `part`, but not `without`, and that are not placed yet or have no actor."""
     import ray
 
     gangs = {name.rpartition("-rank-")[0] for name in ray.util.list_named_actors()}
@@ -28,8 +31,8 @@ def unborn_groups(part: str, *, without: str = "") -> list[str]:
     ]
 
 
-def give_back(groups: list[str]) -> None:
-    """Ends them with their actors, as far as they are still there. Actors that wait for their place would not end with it."""
+def remove_groups(groups: list[str]) -> None:
+    """Removes the groups that still exist, and kills their actors: actors that wait for a placement do not end with their group."""
     import ray
     from ray.util.placement_group import get_placement_group, remove_placement_group
 
@@ -52,31 +55,31 @@ def _groups(part: str) -> dict[str, str]:
 
 
 class Janitor:
-    """Waits until its driver is gone, and then until nothing is left of it."""
+    """Waits until its driver is gone, and then removes its groups until nothing is left."""
 
     def __init__(self, label: str, abandoned_s: float) -> None:
-        """`label`: what names of the driver's groups hold."""
+        """`label`: part of the names of all the driver's groups. `abandoned_s`: time without a heartbeat after which the driver is gone."""
         import ray
 
         self._self = ray.get_runtime_context().current_actor
-        self._label, self._abandoned_s, self._quiet_s = label, abandoned_s, 0.0
-        threading.Thread(target=self._watch, name="autotune-warden", daemon=True).start()
+        self._label, self._abandoned_s, self._silent_s = label, abandoned_s, 0.0
+        threading.Thread(target=self._watch, name="autotune-janitor", daemon=True).start()
 
-    def keep(self) -> None:
+    def heartbeat(self) -> None:
         """The driver lives."""
-        self._quiet_s = 0.0
+        self._silent_s = 0.0
 
     def _watch(self) -> None:
         import ray
 
         round_s = min(1.0, self._abandoned_s / 4)
-        while self._quiet_s < self._abandoned_s:
+        while self._silent_s < self._abandoned_s:
             time.sleep(round_s)
-            self._quiet_s += round_s
+            self._silent_s += round_s
         is_left = True
-        while is_left:  # the head may be away, and gangs that were born take their time
+        while is_left:  # the head may be away, and gangs with actors take their time
             with contextlib.suppress(Exception):
-                give_back(unborn_groups(self._label))
+                remove_groups(orphaned_groups(self._label))
                 is_left = bool(_groups(self._label))
             time.sleep(LOOK_S)
         ray.kill(self._self)
@@ -87,5 +90,55 @@ def start_janitor(label: str, abandoned_s: float) -> Any:
     import ray
 
     kind = ray.remote(num_cpus=0, max_restarts=0)(Janitor)
-    name = f"autotune-warden{label.rstrip('-')}-{secrets.token_hex(4)}"
+    name = f"autotune-janitor-{label.rstrip('-')}-{secrets.token_hex(4)}"
     return kind.options(name=name, lifetime="detached").remote(label, abandoned_s)
+
+
+class JanitorHandle:
+    """The driver's side of its janitor, which is started with the first gang and again when it was lost. Threads may share it."""
+
+    def __init__(self, label: str, abandoned_s: float) -> None:
+        """See `Janitor`."""
+        self._label, self._abandoned_s = label, abandoned_s
+        self._actor: Any = None
+        self._heartbeat_call: Any = None
+        """the last call that told it that its driver lives"""
+
+    def ensure(self) -> None:
+        """Starts the actor unless there is one."""
+        if self._actor is None:
+            self._actor = start_janitor(self._label, self._abandoned_s)
+
+    def heartbeat(self) -> None:
+        """Tells the actor that its driver lives; forgets one that is gone, so that the next gang starts another."""
+        import ray
+        from ray.exceptions import ActorDiedError
+
+        actor, call = self._actor, self._heartbeat_call
+        if actor is None:
+            return
+        try:
+            if call is not None:
+                if not ray.wait([call], timeout=0)[0]:
+                    return  # the last heartbeat is still unanswered
+                self._heartbeat_call = None
+                ray.get(call)
+            self._heartbeat_call = actor.heartbeat.remote()
+        except ActorDiedError:
+            self._actor = None
+        except Exception:  # Ray could not answer; whether the actor lives is another question
+            return
+
+    def dismiss(self, cluster: RayCluster) -> None:
+        """Removes what is left of the driver's groups, and ends the actor. Where Ray does not answer, the actor does both by itself."""
+        import ray
+
+        actor, self._actor = self._actor, None
+
+        def clean_up() -> None:
+            remove_groups(orphaned_groups(self._label))
+            ray.kill(actor)
+
+        if actor is not None:
+            with contextlib.suppress(Exception):
+                cluster.ask(clean_up)

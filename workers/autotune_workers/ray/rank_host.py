@@ -3,9 +3,9 @@
 The rank itself is a child process, the same as the local runner's. So a rank can be limited, stopped, killed and replaced without losing
 the actor or its place in the placement group, and its exit status is known. The rank ends with the actor.
 
-An actor obeys one owner at a time, known by a token. On a cluster that outlives its drivers it outlives them too, for a while: whoever runs the
-study next adopts it, with the trial that is running and all that it said since it began; the one before is no longer heard. An actor whose owner
-gives no sign of life for `abandoned_s` ends its gang.
+An actor obeys one owner at a time, known by a token. On a cluster that outlives its drivers it outlives them too, for a while: the next controller
+of the study adopts it, with the trial that is running and all its messages so far; the previous owner is no longer obeyed. An actor whose owner
+sends no heartbeat for `abandoned_s` ends its gang.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.rank_processes import Births, RankProcess
+from autotune_workers.process.rank_processes import RankProcess, RankStarter
 from autotune_workers.ray.message_log import MessageLog
 
 LISTEN_S = 1.0
-"""one call listens at most this long"""
+"""longest wait of one `listen` call"""
 TRY_AGAIN_S = 5.0
-"""between two tries to give the place of an abandoned gang back; its ranks are gone already"""
+"""between two tries to remove the placement group of an abandoned gang; its ranks are gone already"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
-    """What a new owner wants to know of an actor."""
+    """What a new owner has to know of an actor."""
 
     size: int
     """of its gang"""
@@ -53,8 +53,8 @@ class HostState:
 
 
 class RankHost:
-    """Methods run in groups of one thread each, so that orders keep their order while `listen` waits. All take the token of whoever calls. A thread
-    of its own reads what the rank says: a rank that nobody hears must not wait."""
+    """Methods run in groups of one thread each, so that orders keep their order while `listen` waits. All take the caller's token. A thread of
+    its own reads the rank's messages: a rank must not block because its owner does not listen."""
 
     def __init__(
         self, *, owner: str, size: int, name: str, device: str, trial: str, abandoned_s: float | None = None
@@ -63,75 +63,74 @@ class RankHost:
         import ray
 
         self._size, self._name = size, name
-        self._births = Births(device=device, host=ray.util.get_node_ip_address(), trial=trial)
+        self._starter = RankStarter(device=device, host=ray.util.get_node_ip_address(), trial=trial)
         self._prepare(owner)
         self._rank = self._start(0)
         if abandoned_s is not None:
             group = ray.util.get_current_placement_group()
-            watch = threading.Thread(target=self._watch, args=(abandoned_s, group), name="autotune-owner", daemon=True)
+            watch = threading.Thread(
+                target=self._watch, args=(abandoned_s, group), name="autotune-owner-watch", daemon=True
+            )
             watch.start()
 
     def _prepare(self, owner: str) -> None:
-        self._owner, self._quiet_s = owner, 0.0
+        self._owner, self._silent_s = owner, 0.0
         self._lock = threading.RLock()
-        self._said = MessageLog()
+        self._log = MessageLog()
         self._generation = 0
         self._ready, self._host = False, ""
         self._trial: Message | None = None
         self._knows_store = self._ending = self._idle = self._lost = self._replaced = False
 
     def _start(self, generation: int) -> RankProcess:
-        rank = RankProcess(self._births, name=self._name)
-        threading.Thread(target=self._read, args=(rank, generation), name="autotune-ears", daemon=True).start()
+        rank = RankProcess(self._starter, name=self._name)
+        threading.Thread(target=self._read, args=(rank, generation), name="autotune-rank-reader", daemon=True).start()
         return rank
 
     def _read(self, rank: RankProcess, generation: int) -> None:
-        """Takes in what that process says, until it is gone."""
+        """Logs the messages of that process until it is gone."""
         with contextlib.suppress(ValueError):  # it was closed, because another replaces it
             while rank.fileno() >= 0:
                 select.select([rank.fileno()], [], [], LISTEN_S)
                 for message in rank.receive():
-                    told: Message = {**message, "generation": generation}
-                    if message["say"] in ("failed", "gone"):
-                        told["log_tail"] = list(rank.log_tail())
+                    logged: Message = {**message, "generation": generation}
+                    if message["event"] in ("failed", "gone"):
+                        logged["log_tail"] = list(rank.log_tail())
                     self._note(message, generation)
-                    self._said.add(told)
+                    self._log.add(logged)
 
     def _note(self, message: Message, generation: int) -> None:
-        """What an owner that comes later will ask for first."""
+        """Keeps the state that a new owner asks for."""
         with self._lock:
             if generation != self._generation:
                 return
-            if message["say"] == "ready":
+            if message["event"] == "ready":
                 self._ready, self._host = True, message["host"]
-            elif message["say"] == "gone":
+            elif message["event"] == "gone":
                 self._ready, self._lost = False, True
-            elif message["say"] == "idle" and self._trial is not None and message["run"] == self._trial["run"]:
+            elif message["event"] == "idle" and self._trial is not None and message["run"] == self._trial["run"]:
                 self._idle = True
 
     def listen(self, owner: str, heard: int = 0) -> list[Message]:
-        """What the rank said, each with its `number` and the `generation` of its process; waits up to `LISTEN_S` for the first. To anybody but the
-        owner: `taken`.
-
-        `heard`: the last number that the caller has; everything beyond it is told.
-        """
+        """The rank's messages after number `heard`, each with its `number` and the `generation` of its process; waits up to `LISTEN_S` for the
+        first. Anybody but the owner gets the one message `superseded`."""
         if self._is_owner(owner):
-            said = self._said.after(heard, LISTEN_S)
+            messages = self._log.after(heard, LISTEN_S)
             if self._is_owner(owner):
-                return said
-        return [{"say": "taken", "number": heard + 1, "generation": -1}]
+                return messages
+        return [{"event": "superseded", "number": heard + 1, "generation": -1}]
 
     def send(self, owner: str, message: Message) -> None:
         """Hands an order to the rank."""
         with self._lock:
             if not self._is_owner(owner):
                 return
-            if message["do"] == "run":
-                self._said.begin()
+            if message["command"] == "run":
+                self._log.begin()
                 self._trial, self._knows_store = message, message["rank"] == 0
                 self._ending = self._idle = self._replaced = False
                 self._rank.begin()
-            elif message["do"] == "store":
+            elif message["command"] == "store":
                 self._knows_store = True
             else:
                 self._ending = True
@@ -161,16 +160,16 @@ class RankHost:
             self._rank = self._start(generation)
         old.close()
 
-    def keep(self, owner: str) -> None:
+    def heartbeat(self, owner: str) -> None:
         """The owner lives."""
         self._is_owner(owner)
 
     def adopt(self, owner: str) -> HostState | None:
-        """From now on this is the owner. None when the last one has just given the actor up, or it has been abandoned."""
+        """Makes the caller the owner. None when the last owner has given the actor up, or it was abandoned."""
         with self._lock:
             if not self._owner:
                 return None
-            self._owner, self._quiet_s = owner, 0.0
+            self._owner, self._silent_s = owner, 0.0
             return HostState(
                 size=self._size,
                 generation=self._generation,
@@ -184,8 +183,8 @@ class RankHost:
                 was_replaced=self._replaced,
             )
 
-    def leave(self, owner: str) -> bool:
-        """Whether the caller may end the actor: nobody else has adopted it, and from now on nobody can."""
+    def release(self, owner: str) -> bool:
+        """Whether the caller may end the actor: nobody else has adopted it, and from now on nobody can adopt it."""
         with self._lock:
             if owner != self._owner:
                 return False
@@ -195,25 +194,25 @@ class RankHost:
     def _is_owner(self, owner: str) -> bool:
         with self._lock:
             if owner == self._owner:
-                self._quiet_s = 0.0
+                self._silent_s = 0.0
             return owner == self._owner
 
     def _watch(self, abandoned_s: float, group: Any) -> None:
-        """Ends the gang when its owner has been quiet for so long, by rounds of this process: a machine that stood still counts for one."""
+        """Ends the gang when its owner has sent no heartbeat for so long, counted in rounds: a machine that stood still counts as one round."""
         from ray.util.placement_group import remove_placement_group
 
         round_s = min(1.0, abandoned_s / 4)
         while self._owner:
             time.sleep(round_s)
             with self._lock:
-                self._quiet_s += round_s
-                if self._quiet_s >= abandoned_s:
+                self._silent_s += round_s
+                if self._silent_s >= abandoned_s:
                     self._owner = ""
                     break
         else:
-            return  # it was left, and will be ended
+            return  # its owner released it, and will end it
         self._rank.kill()
-        while True:  # Ray ends this process with its place; the head may be away
+        while True:  # Ray ends this process with its group; the head may be away
             with contextlib.suppress(Exception):
                 remove_placement_group(group)
             time.sleep(TRY_AGAIN_S)
@@ -231,21 +230,21 @@ def remote_host() -> Any:
     import ray
 
     methods = {
-        "listen": "ears",
-        "send": "hands",
-        "terminate": "hands",
-        "kill": "hands",
-        "replace": "hands",
-        "pids": "hands",
-        "keep": "owners",
-        "adopt": "owners",
-        "leave": "owners",
+        "listen": "listen",
+        "send": "orders",
+        "terminate": "orders",
+        "kill": "orders",
+        "replace": "orders",
+        "pids": "orders",
+        "heartbeat": "ownership",
+        "adopt": "ownership",
+        "release": "ownership",
     }
     body: dict[str, Any] = {
         name: ray.method(concurrency_group=group)(_forward(name)) for name, group in methods.items()
     }
     actor = type("AutotuneRank", (RankHost,), body)
-    return ray.remote(concurrency_groups={"ears": 1, "hands": 1, "owners": 1})(actor)
+    return ray.remote(concurrency_groups={"listen": 1, "orders": 1, "ownership": 1})(actor)
 
 
 def _forward(name: str) -> Any:

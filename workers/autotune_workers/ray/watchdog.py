@@ -1,8 +1,8 @@
-"""Ends what is left of a Ray cluster whose starter was killed: `python -S -E _ray_watchdog.py FOLDER` waits until its standard input closes.
+"""Ends what is left of a Ray cluster whose starter was killed: `python -S -E watchdog.py FOLDER` waits until its standard input closes.
 
-Ray's daemons die with the process that started them, the agents that they started themselves do not. They rename themselves, so that
-neither their command lines nor their environments tell whose they are; their log files, below the cluster's own folder, do. Programs that only joined the
-cluster have such files too, and are left alone: they say for themselves that the head is gone.
+Ray's daemons end with the process that started them, but the agents that the daemons started do not. They rename themselves, so that
+neither command line nor environment tells which cluster they belong to; their open log files, below the cluster's own folder, do. Programs
+that only joined the cluster are left alone: they find out by themselves that the head is gone.
 """
 
 import os
@@ -11,8 +11,8 @@ import signal
 import sys
 import time
 
-PATIENCE_S = 5.0
-"""for those that end by themselves, and again for those that were told to"""
+GRACE_S = 5.0
+"""for processes to end by themselves, and again after SIGTERM"""
 
 
 def holders(folder: str) -> list[int]:
@@ -36,7 +36,7 @@ def holders(folder: str) -> list[int]:
 def end_all(folder: str) -> None:
     """SIGTERM, then SIGKILL, to all of them; bounded in time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        end_s = time.monotonic() + PATIENCE_S
+        end_s = time.monotonic() + GRACE_S
         for pid in holders(folder):
             try:
                 os.kill(pid, number)

@@ -3,7 +3,7 @@
 Ranks are started when they are first needed and stay: torch is imported and the CUDA context made once. A rank that failed its trial but
 came back clean is kept; one that died, hung or leaks is replaced at once, in the background.
 
-The native trainer runs on these ranks; the programs of all other trainers are started and read as they are (`command`).
+The native trainer runs on these ranks; the programs of all other trainers are started as they are (`process.program_runner`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from autotune.extras import require_extra
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
 from autotune.spec.checks import one_of, positive_int
 from autotune.trainers import trainer_names
-from autotune_workers.gang.gang import Patience
-from autotune_workers.gang.gang_runner import LONGEST_TURN_S, NATIVE, GangRunner, RankPool
+from autotune_workers.gang.gang_runner import LONGEST_TURN_S, NATIVE, GangRunner
+from autotune_workers.gang.ladder import Patience
+from autotune_workers.gang.rank_pool import RankPool
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.program_runner import ProgramRunner
-from autotune_workers.process.rank_processes import TRIAL, Births, RankProcess
+from autotune_workers.process.rank_processes import TRIAL, RankProcess, RankStarter
 from autotune_workers.training.faults import Fault
 from autotune_workers.training.torch_version import check_torch_version
 
@@ -62,7 +63,7 @@ class LocalRunner(GangRunner):
         self.on_gpu = bool(gpus)
         """whether ranks have a GPU each"""
         capacity = max_ranks or len(gpus) or max(MIN_CPU_RANKS, cpu_count())
-        super().__init__(LocalRanks(capacity, gpus=gpus, trial=trial), faults=faults, patience=patience)
+        super().__init__(LocalRankPools(capacity, gpus=gpus, trial=trial), faults=faults, patience=patience)
         self._programs = ProgramRunner(capacity, gpus=gpus)
 
     @property
@@ -97,103 +98,92 @@ class LocalRunner(GangRunner):
         super().close()
         self._programs.close()
 
-    @property
-    def rank_pids(self) -> tuple[int, ...]:
-        """Process numbers of all living ranks."""
-        ranks = self._crews
-        return ranks.pids if isinstance(ranks, LocalRanks) else ()
 
-
-class LocalRanks:
-    """Up to `capacity` rank processes in numbered places; with GPUs, the place is the GPU."""
+class LocalRankPools:
+    """Up to `capacity` rank processes in numbered slots; with GPUs, the slot is the GPU."""
 
     def __init__(self, capacity: int, *, gpus: list[str], trial: str) -> None:
         """`gpus`: names for CUDA_VISIBLE_DEVICES; empty means CPU ranks."""
         self._capacity, self._gpus = capacity, gpus
-        self._places: dict[int, RankProcess] = {}
+        self._ranks: dict[int, RankProcess] = {}
         self._busy: set[int] = set()
         self._selector = selectors.DefaultSelector()
-        self._births = Births(device="cuda" if gpus else "cpu", trial=trial)
+        self._starter = RankStarter(device="cuda" if gpus else "cpu", trial=trial)
 
     @property
     def capacity(self) -> int:
         """Ranks that can be in use at once."""
         return self._capacity
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process numbers of the living ranks."""
-        return tuple(r.pid for r in self._places.values() if r.pid)
-
     def form(self, size: int, study: str) -> RankPool | None:
-        """The warmest free places: ranks that are up, then those that start, then new ones, for whatever study."""
+        """The warmest free slots, for any study: ranks that are ready, then those that are starting, then new ones."""
         free = [p for p in range(self._capacity) if p not in self._busy]
         if len(free) < size:
             return None
-        warm = [p for p in free if p in self._places and self._places[p].ready]
-        cold = [p for p in free if p in self._places and not self._places[p].ready]
-        new = [p for p in free if p not in self._places]
-        places = sorted([*warm, *cold, *new][:size])
-        for place in places:
-            if place not in self._places:
-                self._start(place)
-        self._busy.update(places)
-        return RankPool(handles=[self._places[p] for p in places], token=places)
+        warm = [p for p in free if p in self._ranks and self._ranks[p].ready]
+        cold = [p for p in free if p in self._ranks and not self._ranks[p].ready]
+        new = [p for p in free if p not in self._ranks]
+        slots = sorted([*warm, *cold, *new][:size])
+        for slot in slots:
+            if slot not in self._ranks:
+                self._start(slot)
+        self._busy.update(slots)
+        return RankPool(handles=[self._ranks[p] for p in slots], token=slots)
 
     def wait(self, timeout_s: float) -> list[tuple[RankProcess, Message]]:
-        """What ranks say; a dead process is noticed by its closed channel, or at the next look."""
+        """Messages of the ranks; the end of a process shows in its closed channel, or at the next call."""
         self._selector.select(timeout_s)
-        spoken: list[tuple[RankProcess, Message]] = []
-        for place, rank in list(self._places.items()):
+        received: list[tuple[RankProcess, Message]] = []
+        for slot, rank in list(self._ranks.items()):
             number = rank.fileno()
             messages = rank.receive()
-            if messages and messages[-1]["say"] == "gone":
-                self._forget(place, number)
-                if place not in self._busy:
+            if messages and messages[-1]["event"] == "gone":
+                self._forget(slot, number)
+                if slot not in self._busy:
                     rank.close()
-            spoken += [(rank, message) for message in messages]
-        return spoken
+            received += [(rank, message) for message in messages]
+        return received
 
-    def disband(self, crew: RankPool, healthy: frozenset[int]) -> None:
-        """Frees the places; what is not healthy is replaced."""
-        for index, place in enumerate(crew.token):
-            self._busy.discard(place)
-            rank: RankProcess = crew.handles[index]
-            if index in healthy and self._places.get(place) is rank:
+    def disband(self, pool: RankPool, healthy: frozenset[int]) -> None:
+        """Frees the slots, and reslots the ranks that are not healthy."""
+        for index, slot in enumerate(pool.token):
+            self._busy.discard(slot)
+            rank: RankProcess = pool.handles[index]
+            if index in healthy and self._ranks.get(slot) is rank:
                 continue
-            if self._places.get(place) is rank:
-                self._forget(place, rank.fileno())
+            if self._ranks.get(slot) is rank:
+                self._forget(slot, rank.fileno())
             rank.close()
-            self._start(place)
+            self._start(slot)
 
-    def is_placed(self, crew: RankPool) -> bool:
-        """Processes can always be started here."""
+    def is_placed(self, pool: RankPool) -> bool:
+        """Always: a free slot is a place."""
         return True
 
-    def shortage(self, crew: RankPool) -> str:
-        """Nothing can be lacking."""
+    def shortage(self, pool: RankPool) -> str:
+        """Empty: a pool is only formed when there are enough slots."""
         return ""
 
     def close(self) -> None:
         """Kills all ranks and waits until they are gone."""
-        for rank in self._places.values():
+        for rank in self._ranks.values():
             rank.kill()
-        for rank in self._places.values():
+        for rank in self._ranks.values():
             rank.close()
-        self._places.clear()
+        self._ranks.clear()
         self._selector.close()
-        self._births.close()
+        self._starter.close()
 
-    def _start(self, place: int) -> None:
-        gpu = {"CUDA_VISIBLE_DEVICES": self._gpus[place]} if self._gpus else {}
-        rank = RankProcess(self._births, name=f"rank-{place}", environment=gpu)
-        self._places[place] = rank
+    def _start(self, slot: int) -> None:
+        gpu = {"CUDA_VISIBLE_DEVICES": self._gpus[slot]} if self._gpus else {}
+        rank = RankProcess(self._starter, name=f"rank-{slot}", environment=gpu)
+        self._ranks[slot] = rank
         self._selector.register(rank.fileno(), selectors.EVENT_READ)
 
-    def _forget(self, place: int, number: int) -> None:
+    def _forget(self, slot: int, number: int) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(number)
-        del self._places[place]
+        del self._ranks[slot]
 
 
 def visible_gpus() -> list[str]:

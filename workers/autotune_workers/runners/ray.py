@@ -1,9 +1,9 @@
 """The `ray` runner: gangs of rank actors on a Ray cluster, one placement group per gang.
 
-A gang's actors stay in their placement group between trials, so that a trial of the same size starts warm; a group whose place is needed
-for another size is removed. On a cluster that was joined, gangs outlive the runner for a while: that of the study's next controller adopts them, with
-what they are running (`_ray_host` has the other end). The runner never waits for Ray without a deadline: it listens to all ranks at once with `ray.wait`,
-and a call that Ray cannot answer now (unreachable is not dead) is asked again; its host keeps what it said until it is confirmed.
+A gang's actors stay in their placement group between trials, so that a trial of the same size starts warm; a group whose resources are needed
+for another size is removed. On a cluster that was joined, gangs outlive the runner for a while: the runner of the study's next controller adopts
+them with what they are running (`adoption`). The runner never waits for Ray without a deadline: it listens to all ranks at once with `ray.wait`,
+and a call that Ray cannot answer now (unreachable is not dead) is repeated; the actor keeps its rank's messages until they are confirmed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 from autotune.ports import AttemptId
 from autotune.spec.checks import positive, positive_int
-from autotune_workers.gang.gang import Gang, Patience
+from autotune_workers.gang.gang import Gang
 from autotune_workers.gang.gang_runner import GangRunner
+from autotune_workers.gang.ladder import Patience
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.rank_processes import TRIAL
 from autotune_workers.ray.connection import RayCluster
@@ -23,7 +24,7 @@ from autotune_workers.runners.local import MIN_CPU_RANKS
 from autotune_workers.training.faults import Fault
 
 ABANDONED_S = 30.0
-"""a gang whose runner gives no sign of life for so long ends itself"""
+"""a gang whose runner sends no heartbeat for so long ends itself"""
 
 
 class RayRunner(GangRunner):
@@ -58,32 +59,32 @@ class RayRunner(GangRunner):
         self._cluster = RayCluster(address=address, num_cpus=cpus, num_gpus=num_gpus, dashboard=dashboard)
         gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
         bundle = {k: v for k, v in (("CPU", cpus_per_rank), ("GPU", gpus)) if v}
-        self._gangs = RayRankPools(self._cluster, bundle=bundle, trial=trial, abandoned_s=abandoned_s)
-        super().__init__(self._gangs, faults=faults, patience=patience)
+        self._ray_pools = RayRankPools(self._cluster, bundle=bundle, trial=trial, abandoned_s=abandoned_s)
+        super().__init__(self._ray_pools, faults=faults, patience=patience)
 
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
-        """Takes over the gangs that an earlier runner left behind for this study; those of `attempts` that still run, or ended unheard, on one.
+        """Takes over the gangs that an earlier runner left behind for this study. Returns those of `attempts` that they run, or have ended.
 
-        Gangs that have nothing to do wait for the next trial of their size; what runs another attempt, or is not whole, is ended.
+        Idle gangs wait for the next trial of their size; a gang that runs another attempt, or is not complete, is ended.
         """
         adopted = []
-        for left in self._gangs.adopt(study):
-            request = left.request
+        for adopted_gang in self._ray_pools.adopt(study):
+            request = adopted_gang.request
             if request is not None and request.id in attempts:
-                self._gangs.take(left.crew, busy=True)
+                self._ray_pools.take(adopted_gang.pool, busy=True)
                 gang = Gang.adopted(
                     request,
                     now_s=self._now_s,
-                    run=left.run,
+                    run=adopted_gang.run,
                     patience=self._patience,
-                    begun=left.begun,
-                    joined=left.joined,
+                    begun=adopted_gang.begun,
+                    joined=adopted_gang.joined,
                 )
-                self._take_over(left.crew, gang, left.run)
+                self._take_over(adopted_gang.pool, gang, adopted_gang.run)
                 adopted.append(request.id)
             else:
-                self._launches = max(self._launches, left.run)
-                self._gangs.take(left.crew, busy=False, keep=left.is_idle)
+                self._launches = max(self._launches, adopted_gang.run)
+                self._ray_pools.take(adopted_gang.pool, busy=False, keep=adopted_gang.is_idle)
         return adopted
 
     @property

@@ -1,8 +1,8 @@
 """A runner that trains nothing: each trial is the cost model's estimate, with seeded noise and injectable faults.
 
 A trial's outcome is a deterministic function of (seed, values of the knobs that the estimate reads, how often the config was measured before
-in its study, faults), whatever the order of calls: a study that was cut off and goes on with further attempts comes to what it would have come to undisturbed. Only faults that may
-be gone when they are tried again (a lost worker) are drawn for each attempt. Every config has a hidden truth of its own, which the
+in its study, faults), whatever the order of calls: an interrupted study that is resumed ends like an undisturbed one. Only faults that a
+second attempt may avoid (a lost worker) are drawn for each attempt. Every config has a true step time and peak memory of its own, which the
 estimate misses by a constant factor:
 
     step time  T(c) = estimate(c) * exp(bias * z_t(c))         z ~ N(0, 1), drawn once per config from the seed
@@ -26,55 +26,17 @@ from typing import Any
 import numpy as np
 
 from autotune.cost.knob_use import COST_MODEL
-from autotune.errors import RunnerError, SpecError
+from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
-from autotune.spec.checks import one_of, positive
+from autotune.spec.checks import positive
 from autotune.spec.size import format_bytes
+from autotune_workers.runners.simulated_faults import FAULTS, SimulatedFault, read_faults
 
 SIMULATED_RUNNER = replace(COST_MODEL, part="simulated runner")
 """What it does with each knob: the same as the estimate that it plays."""
 SETUP_S = 2.0
 """simulated seconds before the first step"""
-
-FAULTS: Mapping[str, FailureKind | None] = {
-    "out_of_memory": FailureKind.OUT_OF_MEMORY,
-    "diverged": FailureKind.DIVERGED,
-    "hang": FailureKind.HANG,
-    "timeout": FailureKind.TIMEOUT,
-    "invalid": FailureKind.INVALID,
-    "metrics_missing": FailureKind.METRICS_MISSING,
-    "worker_lost": FailureKind.WORKER_LOST,
-    "error": FailureKind.ERROR,
-    "duplicate": None,
-    "late": None,
-}
-"""What can be injected. `duplicate` ends the attempt twice and `late` reports steps after its end: breaches of the runner's contract that a
-loop has to survive."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedFault:
-    """A fault, and the attempts that it meets."""
-
-    kind: str
-    """one of FAULTS"""
-    probability: float = 1.0
-    """of each attempt that fits, 0 to 1"""
-    trial: int | None = None
-    """only in the trial of this number"""
-    attempt: int | None = None
-    """only in this attempt"""
-
-    def __post_init__(self) -> None:
-        one_of("runner.faults.kind", self.kind, FAULTS)
-        positive("runner.faults.probability", self.probability, zero=True)
-
-    def meets(self, request: TrialRequest, draw: float) -> bool:
-        """Whether this attempt is hit, given a uniform draw from 0 to 1."""
-        return (
-            self.trial in (None, request.number) and self.attempt in (None, request.attempt) and draw < self.probability
-        )
 
 
 @dataclass(slots=True, order=True)
@@ -118,7 +80,7 @@ class SimulatedRunner:
         self._gradient_noise = float(gradient_noise)
         self._noise, self._bias, self._memory_bias = noise, bias, memory_bias
         self._outlier_every, self._seed, self._time_scale = outlier_every, seed, time_scale
-        self._faults = _read_faults(faults)
+        self._faults = read_faults(faults)
         self._capacity = capacity
         self._clock = clock
         self._queue: list[_Due] = []
@@ -159,12 +121,12 @@ class SimulatedRunner:
         return events
 
     def cancel(self, attempt: AttemptId) -> None:
-        """Ends the attempt at once, as cancelled; what it would still have said is dropped."""
+        """Ends the attempt at once, as cancelled; its remaining events are dropped."""
         if attempt not in self._running:
             return
         self._queue = [due for due in self._queue if due.event.id != attempt]
         heapq.heapify(self._queue)
-        self._say(self._clock(), AttemptEnded(id=attempt, cancelled=True))
+        self._push(self._clock(), AttemptEnded(id=attempt, cancelled=True))
 
     def close(self) -> None:
         """Forgets everything."""
@@ -172,12 +134,12 @@ class SimulatedRunner:
         self._queue.clear()
         self._running.clear()
 
-    def _say(self, at_s: float, event: RunnerEvent) -> None:
+    def _push(self, at_s: float, event: RunnerEvent) -> None:
         self._sequence += 1
         heapq.heappush(self._queue, _Due(at_s, self._sequence, event))
 
     def _plan(self, request: TrialRequest) -> None:
-        """Works out the whole attempt and lays its events into the queue, each at its time."""
+        """Works out the whole attempt and puts its events into the queue, each with its time."""
         started = self._clock()
         truth = self._truth(request)
         series = self._series(request, truth.step_time_s)
@@ -186,12 +148,12 @@ class SimulatedRunner:
         def at(simulated_s: float) -> float:
             return started + simulated_s * self._time_scale
 
-        self._say(started, AttemptStarted(id=request.id))
+        self._push(started, AttemptStarted(id=request.id))
         elapsed = SETUP_S
         for first in range(0, outcome.steps, 5):
             last = min(first + 5, outcome.steps)
             elapsed += sum(series.times[first:last])
-            self._say(
+            self._push(
                 at(elapsed),
                 StepsReported(
                     id=request.id,
@@ -202,7 +164,7 @@ class SimulatedRunner:
                 ),
             )
         end = at(elapsed + outcome.silence_s)
-        self._say(end, outcome.end)
+        self._push(end, outcome.end)
         for kind in outcome.breaches:
             repeated = kind == "duplicate" or not outcome.steps
             late = StepsReported(
@@ -212,7 +174,7 @@ class SimulatedRunner:
                 losses=series.losses[:1],
                 grad_norms=series.grad_norms[:1],
             )
-            self._say(end, outcome.end if repeated else late)
+            self._push(end, outcome.end if repeated else late)
 
     def _truth(self, request: TrialRequest) -> _Truth:
         from autotune.cost import estimate
@@ -347,13 +309,3 @@ def _counted_steps(request: TrialRequest, times: Sequence[float]) -> tuple[int, 
         if verdict.stop:
             return steps, verdict.reason if verdict.stopped_early else ""
     return len(times), ""
-
-
-def _read_faults(faults: Mapping[str, float] | Sequence[Mapping[str, Any]]) -> tuple[SimulatedFault, ...]:
-    if isinstance(faults, Mapping):
-        return tuple(SimulatedFault(kind=kind, probability=p) for kind, p in faults.items())
-    try:
-        return tuple(SimulatedFault(**fault) for fault in faults)
-    except TypeError:
-        known = "kind, probability, trial, attempt"
-        raise SpecError(f"a fault must be an object with {known}, but got {faults!r}", field="runner.faults") from None

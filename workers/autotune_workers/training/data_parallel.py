@@ -67,12 +67,9 @@ class Replicated:
             if (method := arrived()) is not None:
                 method(parameter)
 
-        self._hooks = [
-            w.parameter.register_post_accumulate_grad_hook(hook)
-            for b in self._buckets
-            if b.group is not None
-            for w in b.weights
-        ]
+        for bucket in self._buckets:
+            for weight in bucket.weights if bucket.group is not None else ():
+                weight.parameter.register_post_accumulate_grad_hook(hook)
 
     def _make_shards(self, bucket: Bucket) -> list[Shard]:
         if not self._sharded or bucket.group is None:

@@ -19,7 +19,7 @@ from autotune.cost import model_flops_per_token
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.reward import NoiseScale, noise_scale, spikes
-from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig
+from autotune.spec import Failure, FailureKind, Measurement
 from autotune.stopping import trial_decision
 from autotune_workers.gang.failure_kind import divergence
 from autotune_workers.training.measure import MeanPower, PeakMemory, device_readings, release, synchronize
@@ -27,7 +27,7 @@ from autotune_workers.training.mesh import RankContext, destroy_groups, line_up,
 from autotune_workers.training.profile import profile_step
 from autotune_workers.training.step import Outcome, Training, part_size
 
-__all__ = ["RankContext", "StepReport", "TrialFailed", "TrialResult", "reference_losses", "run_trial"]
+__all__ = ["RankContext", "StepReport", "TrialFailed", "TrialResult", "run_trial"]
 
 NOISE_STEPS = 1000
 """the gradient noise scale is that of so many last steps at most"""
@@ -93,19 +93,6 @@ def _root_cause(error: BaseException) -> BaseException:
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def reference_losses(request: TrialRequest, context: RankContext, steps: int) -> tuple[float, ...]:
-    """Losses of the first optimizer steps when one fp32 rank trains on the same data from the same weights, without any knob.
-
-    The micro-batch is the whole of what one data-parallel rank of the request sees at once; `context` must be a gang of one.
-    """
-    batch = request.config.global_batch_size
-    size = request.config.micro_batch_size
-    plain = ParallelConfig(micro_batch_size=size, accumulation_steps=batch // size, precision="fp32")
-    measure = replace(request.measure, warmup_steps=0, min_steps=steps, max_steps=steps, precision=0.0)
-    alone = replace(request, config=plain, measure=measure, beat_step_time_s=None, profile=False)
-    return run_trial(alone, context, lambda _: True).measurement.losses
 
 
 class _Attempt:

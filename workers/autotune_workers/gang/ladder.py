@@ -1,0 +1,126 @@
+"""The ladder by which an attempt is ended: what is asked of its ranks, rung by rung, until every one is idle again or gone.
+
+    where       asks the ranks of a hung trial where they are, as evidence
+    stop        asks them to end after their step          clean-up   waits for ranks that end by themselves
+    abort       breaks off their collectives
+    terminate   SIGTERM                                    kill       SIGKILL
+    give up     nothing helps: the process is stuck in the kernel
+
+Before the ranks run, an attempt ends by `leave` (ranks that are starting go on starting) or `give back` (ranks that have not started are
+replaced).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from autotune_workers.gang.members import Member
+from autotune_workers.gang.wire import Message
+
+NEXT = {"where": "abort", "stop": "abort", "clean-up": "abort", "abort": "terminate", "terminate": "kill"}
+"""the rung after each, when its time is over; after any other, `give up`"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the ladder waits on each rung, when a rank counts as frozen, and how long a gang may wait for its placement. Seconds."""
+
+    silent_s: float = 5.0
+    """without a heartbeat (one per second) a rank counts as frozen in the evidence"""
+    stop_s: float = 5.0
+    """a cancelled trial may finish its step"""
+    abort_s: float = 3.5
+    """ranks leave their collectives and clean up"""
+    terminate_s: float = 0.5
+    """between SIGTERM and SIGKILL"""
+    evidence_s: float = 0.5
+    """for the ranks of a hung trial to say where they are"""
+    gone_s: float = 30.0
+    """for the system to confirm that a killed rank is gone"""
+    placement_s: float = 3600.0
+    """for others to free a part of the cluster"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A message to a rank, or its end: `signal` TERM or KILL."""
+
+    rank: int
+    message: Message | None = None
+    signal: str = ""
+
+
+class Ladder:
+    """The ladder of one attempt, and all orders to its ranks."""
+
+    def __init__(self, members: list[Member], *, run: int, patience: Patience, clean_up_s: float) -> None:
+        """`run`: number of the launch, which every message carries; `clean_up_s`: time for `clean-up`."""
+        self._members, self._run, self._patience, self._clean_up_s = members, run, patience, clean_up_s
+        self._orders: list[Order] = []
+        self.rung = ""
+        """where it is now; empty before the end has begun"""
+        self.until_s = math.inf
+        """when the time of this rung is over"""
+
+    def take_orders(self) -> list[Order]:
+        """Orders since the last call."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def tell(self, to: int, /, **message: Any) -> None:
+        """Sends a message to a rank, unless it is gone."""
+        if not self._members[to].gone:
+            self._orders.append(Order(rank=to, message={**message, "run": self._run}))
+
+    def signal(self, rank: int, name: str) -> None:
+        """Ends a rank by a signal, TERM or KILL."""
+        self._members[rank].signalled = True
+        self._orders.append(Order(rank=rank, signal=name))
+
+    def due(self, now_s: float) -> str:
+        """The rung that has to be taken now; empty while there is time."""
+        return NEXT.get(self.rung, "give up") if now_s >= self.until_s else ""
+
+    def step_on(self, rung: str, now_s: float) -> list[int]:
+        """Gives the orders of that rung to the ranks that are still busy, and sets the time for the next. Returns the ranks that it gives up."""
+        patience = self._patience
+        busy = [r for r, m in enumerate(self._members) if not m.over]
+        self.rung = rung
+        if rung == "where":
+            self.until_s = now_s + patience.evidence_s
+            for rank in busy:
+                self.tell(rank, command="where")
+        elif rung == "stop":
+            self.until_s = now_s + patience.stop_s
+            for rank in busy:
+                self.tell(rank, command="stop")
+        elif rung == "clean-up":
+            self.until_s = now_s + self._clean_up_s
+        elif rung == "abort":
+            self.until_s = now_s + patience.abort_s
+            for rank in busy:
+                self.tell(rank, command="stop")
+                self.tell(rank, command="abort")
+        elif rung == "leave":
+            for member in self._members:
+                member.idle = not member.gone
+        elif rung == "give back":
+            for member in self._members:
+                member.idle = member.ready and not member.gone
+            return self.step_on("terminate", now_s)
+        elif rung == "terminate":
+            self.until_s = now_s + patience.terminate_s
+            for rank in busy:
+                self.signal(rank, "TERM")
+        elif rung == "kill":
+            self.until_s = now_s + patience.gone_s
+            for rank in busy:
+                self.signal(rank, "KILL")
+        else:
+            self.until_s = math.inf
+            for rank in busy:
+                self._members[rank].gone = True
+            return busy
+        return []

@@ -1,0 +1,84 @@
+"""Rank pools: the ranks of one attempt as a runner sees them, and the protocol of what provides them.
+
+`local` and `ray` provide pools of the same kind: rank processes that stay warm between attempts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from autotune_workers.gang.wire import Message
+
+
+class RankHandle(Protocol):
+    """A rank as the runner sees it. None of these raises when the rank is gone."""
+
+    name: str
+    ready: bool
+    host: str
+    """address of its node, known once it is ready"""
+
+    def send(self, message: Message) -> None:
+        """Sends a message."""
+        ...
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        ...
+
+    def begin(self) -> None:
+        """A trial begins on it."""
+        ...
+
+    def log_tail(self) -> tuple[str, ...]:
+        """Last lines of its log."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class RankPool:
+    """The ranks that run one attempt together, in the order of their rank numbers."""
+
+    handles: list[Any]
+    """`RankHandle`s"""
+    token: Any = None
+    """by which its `RankPools` knows it"""
+
+
+class RankPools(Protocol):
+    """Where rank pools come from, and where they go after an attempt."""
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        ...
+
+    def form(self, size: int, study: str) -> RankPool | None:
+        """A pool of that size, warm where possible; its ranks may still be starting. None when there are not enough free ranks now.
+        `study`: part of the name of a new one."""
+        ...
+
+    def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
+        """Messages of the ranks with their handles; waits up to `timeout_s` for the first. `gone` is a rank's last message."""
+        ...
+
+    def disband(self, pool: RankPool, healthy: frozenset[int]) -> None:
+        """Takes the pool back after its attempt, and replaces the ranks that are not healthy."""
+        ...
+
+    def is_placed(self, pool: RankPool) -> bool:
+        """Whether the pool has its place on the cluster, so that its ranks can start; asked until the first yes."""
+        ...
+
+    def shortage(self, pool: RankPool) -> str:
+        """Why this pool can never be placed, in words; empty when it is only a matter of time."""
+        ...
+
+    def close(self) -> None:
+        """Ends everything."""
+        ...

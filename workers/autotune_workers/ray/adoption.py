@@ -1,0 +1,109 @@
+"""Adoption: the next controller of a study takes over the gangs that the last one left on a cluster which goes on.
+
+A gang is adopted when its placement group exists and all its actors answer. What is not complete is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from autotune.ports import TrialRequest
+from autotune_workers.gang.rank_pool import RankPool
+from autotune_workers.gang.wire import Message, request_from_plain
+from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.janitor import orphaned_groups, remove_groups
+from autotune_workers.ray.rank_handle import RayRank
+
+if TYPE_CHECKING:
+    from autotune_workers.ray.rank_host import HostState
+
+ADOPT_S = 5.0
+"""for the actors of a gang to answer who adopts or releases them"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedGang:
+    """A gang that an earlier runner of the study left behind, complete and ours from now on."""
+
+    pool: RankPool
+    request: TrialRequest | None
+    """what its ranks are training, or have trained last; None: not known for certain"""
+    run: int
+    """number of that launch"""
+    begun: set[int]
+    """ranks of that launch that have the order to run"""
+    joined: set[int]
+    """ranks that know its store"""
+    is_idle: bool
+    """whether all ranks are up, or starting, and have nothing to do"""
+
+
+def study_prefix(study: str) -> str:
+    """How the names of all groups and actors of a study begin."""
+    return f"autotune-{study}-"
+
+
+def adopt_gangs(cluster: RayCluster, study: str, *, owner: str, label: str) -> list[AdoptedGang]:
+    """The complete gangs that others left behind for this study. `owner`: our token; `label`: part of the names of our own gangs."""
+    import ray
+
+    prefix = study_prefix(study)
+    cluster.ask(lambda: remove_groups(orphaned_groups(prefix, without=label)))
+    gangs: dict[str, list[str]] = {}
+    for name in sorted(cluster.ask(ray.util.list_named_actors)):
+        if name.startswith(prefix) and label not in name:
+            gangs.setdefault(name.rpartition("-rank-")[0], []).append(name)
+    adopted = []
+    for gang, members in gangs.items():
+        with contextlib.suppress(Exception):  # it ended meanwhile
+            adopted.append(cluster.ask(partial(_adopt, gang, members, owner)))
+    return [gang for gang in adopted if gang is not None]
+
+
+def _adopt(gang: str, names: list[str], owner: str) -> AdoptedGang | None:
+    import ray
+    from ray.util.placement_group import get_placement_group
+
+    actors = {}
+    for name in names:
+        with contextlib.suppress(ValueError):  # gone since it was listed
+            actors[name] = ray.get_actor(name)
+    try:
+        group = get_placement_group(gang)
+    except ValueError:  # gone too: its actors end with it
+        return None
+    states: list[HostState | None]
+    try:
+        states = ray.get([actor.adopt.remote(owner) for actor in actors.values()], timeout=ADOPT_S)
+    except Exception:  # an actor is dead, or as good as dead
+        states = []
+    known = [state for state in states if state is not None]
+    if not known or len(known) < max(len(states), known[0].size):
+        remove_groups([gang])
+        return None
+    run = max((s.trial["run"] for s in known if s.trial is not None), default=0)
+    seats: dict[int, RayRank] = {}
+    joined: set[int] = set()
+    others: list[RayRank] = []
+    order: Message | None = None
+    for (name, actor), state in zip(actors.items(), known, strict=True):
+        rank = RayRank(name, actor, owner, state)
+        if state.trial is None or state.trial["run"] != run:
+            others.append(rank)
+            continue
+        order = state.trial
+        seats[order["rank"]] = rank
+        if state.knows_store:
+            joined.add(order["rank"])
+    is_told = all(s.ready and not (s.is_ending or s.was_replaced) for s in known)
+    return AdoptedGang(
+        pool=RankPool(handles=[seats.get(n) or others.pop(0) for n in range(len(known))], token=group),
+        request=request_from_plain(order["request"]) if order is not None and is_told else None,
+        run=run,
+        begun=set(seats),
+        joined=joined,
+        is_idle=all(not s.is_lost and (s.is_idle or s.trial is None) for s in known),
+    )
