@@ -36,7 +36,7 @@ from autotune.results.answers import (
 )
 from autotune.results.calibrations import stored_calibration
 from autotune.results.rankings import best_document, front_documents, pareto, rerank
-from autotune.space import SearchSpace
+from autotune.space import Launchable, SearchSpace
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
 from autotune.spec.plain import fingerprint, study_to_dict
 from autotune.study.progress import OnEvent
@@ -129,7 +129,7 @@ def tune(
 def plan_of(study: Study, *, top: int = 10, store: CalibrationStore | None = None) -> Plan:
     """The space ranked by the cost model, with this cluster's calibration when `store` holds one. Raises `InfeasibleError`."""
 
-    space = SearchSpace.build(study.workload, study.space)
+    space = SearchSpace.of_study(study)
     return plan(space, calibration=stored_calibration(study.workload, store), top=top)
 
 
@@ -139,7 +139,8 @@ def what_if_of(
     """The best of the study's space on clusters of other sizes, with days and cost for a budget of `tokens`."""
 
     known = stored_calibration(study.workload, store)
-    return what_if(study.workload, study.space, gpus, tokens=tokens, calibration=known)
+    trainer = Launchable.of(study)
+    return what_if(study.workload, study.space, gpus, tokens=tokens, calibration=known, launchable=trainer)
 
 
 def estimate_of(study: Study, config: ParallelConfig, *, store: CalibrationStore | None = None) -> tuple[Estimate, str]:

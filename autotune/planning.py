@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.errors import InfeasibleError
-from autotune.space import SearchSpace, why_not
+from autotune.space import Launchable, SearchSpace, why_not
 from autotune.spec import ConfigTable, Estimate, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.checks import positive, positive_int
 from autotune.spec.size import format_bytes
@@ -161,21 +161,28 @@ def what_if(
     *,
     tokens: float | None = None,
     calibration: Calibration | None = None,
+    launchable: Launchable | None = None,
 ) -> tuple[WhatIf, ...]:
     """The best of the space on clusters of other sizes, with days and cost for a budget of `tokens`.
 
-    Counts below a node's size make one smaller node; others must be whole nodes. Raises `SpecError` for impossible counts or budgets.
+    `launchable`: the trainer that must be able to launch it. Counts below a node's size make one smaller node; others must be whole nodes. Raises `SpecError` for impossible counts or budgets.
     """
     if tokens is not None:
         positive("tokens", tokens)
+    free = replace(space, world_sizes=())
     return tuple(
-        _on(workload, replace(space, world_sizes=()), positive_int("gpus", count, at_most=1 << 24), tokens, calibration)
+        _on(workload, free, positive_int("gpus", count, at_most=1 << 24), tokens, calibration, launchable)
         for count in gpus
     )
 
 
 def _on(
-    workload: Workload, space: SpaceSpec, count: int, tokens: float | None, calibration: Calibration | None
+    workload: Workload,
+    space: SpaceSpec,
+    count: int,
+    tokens: float | None,
+    calibration: Calibration | None,
+    launchable: Launchable | None,
 ) -> WhatIf:
     cluster = workload.cluster
     per_node = min(count, cluster.gpus_per_node)
@@ -183,7 +190,7 @@ def _on(
         return WhatIf(num_gpus=count, reason=f"{count} GPUs are no whole number of nodes of {per_node}")
     resized = replace(workload, cluster=cluster.resized(num_nodes=count // per_node, gpus_per_node=per_node))
     try:
-        best = plan(SearchSpace.build(resized, space), calibration=calibration, top=1)
+        best = plan(SearchSpace.build(resized, space, launchable=launchable), calibration=calibration, top=1)
     except InfeasibleError as error:
         return WhatIf(num_gpus=count, reason=str(error))
     if not best.rows:

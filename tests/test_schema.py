@@ -350,7 +350,17 @@ OWN = {"num_workers": [2, 0, 4], "bucket_mb": {"powers_of_two": [1, 8]}, "flash"
 def test_a_study_brings_knobs_of_its_own() -> None:
     asked = study(
         knobs=OWN,
-        trainer={"kind": "command", "argv": ["train", "{tp}", *(f"{{{name}}}" for name in OWN)]},
+        trainer={
+            "kind": "command",
+            "argv": [
+                "train",
+                "{tp}",
+                "{dp}",
+                "{micro_batch_size}",
+                "{accumulation_steps}",
+                *(f"{{{name}}}" for name in OWN),
+            ],
+        },
         space={"tp": [1, 2], "micro_batch_size": 8},
         baseline="tp=1,flash=true",
         enqueue=["tp2 mb8 num_workers=4"],

@@ -140,11 +140,11 @@ def estimate(
     """
     from autotune import api
     from autotune.cli.exit_codes import BAD_INPUT
-    from autotune.space import complete, why_not
+    from autotune.space import Launchable, complete, why_not
 
     study = api.load_study(spec)
     asked = complete(study.workload, config, study.space.own_knobs)
-    reason = why_not(study.workload, asked)
+    reason = why_not(study.workload, asked) or Launchable.of(study).why_not(study.workload, asked)
     if reason is not None:
         if json:
             emit({"config": asked.to_dict(), "legal": False, "reason": reason, "estimate": None, "source": ""})

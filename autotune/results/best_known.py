@@ -84,7 +84,7 @@ def _untried(store: CalibrationStore, pairs: list[tuple[StudyRecord, Trial]]) ->
 
     study = pairs[0][0].study
     try:
-        space = SearchSpace.build(study.workload, study.space)
+        space = SearchSpace.of_study(study)
     except AutotuneError:
         return None
     done = {trial.config for record, trial in pairs if record.study.workload == study.workload}

@@ -37,7 +37,7 @@ def _by_objective(pairs: list[tuple[StudyRecord, Trial]], objective: Objective) 
         if record.study.workload == study.workload:
             alike.setdefault(trial.config, (record, trial))
     try:
-        default = alike.get(default_config(SearchSpace.build(study.workload, study.space)))
+        default = alike.get(default_config(SearchSpace.of_study(study)))
     except AutotuneError:
         default = None
     ranked = reward.rerank(

@@ -28,7 +28,7 @@ from autotune.schema.spec_models import (
     Values,
 )
 from autotune.search import check_searcher
-from autotune.space import complete, reasons
+from autotune.space import Launchable, complete, why_not
 from autotune.spec import (
     KNOBS,
     Budget,
@@ -96,12 +96,21 @@ def parse_study(
     enqueue = [_config(workload, config, f"enqueue.{i}", own) for i, config in enumerate(asked.enqueue)]
     baseline = None if asked.baseline is None else _config(workload, asked.baseline, "baseline", own)
     trainer(trainer_name).check_own_knobs(space.extra, trainer_options)
+    launchable = Launchable(trainer=trainer(trainer_name), options=trainer_options)
+
+    def broken_by(config: ParallelConfig) -> str | None:
+        return why_not(workload, config) or launchable.why_not(workload, config)
+
+    if baseline is not None and (broken := broken_by(baseline)):
+        raise SpecError(broken, field="baseline")
     left_out: list[str] = []
-    if asked.cluster == LOCAL:  # the spec was written before anybody knew this machine
-        broken = [reasons(workload, config) for config in enqueue]
-        written = [guess if isinstance(guess, str) else str(enqueue[i]) for i, guess in enumerate(asked.enqueue)]
-        left_out = [f"{guess}: {why[0]}" for guess, why in zip(written, broken, strict=True) if why]
-        enqueue = [config for config, why in zip(enqueue, broken, strict=True) if not why]
+    for i, (guess, config) in enumerate(zip(asked.enqueue, tuple(enqueue), strict=True)):
+        if not (broken := broken_by(config)):
+            continue
+        if asked.cluster != LOCAL:
+            raise SpecError(broken, field=f"enqueue.{i}")
+        enqueue.remove(config)  # the spec was written before anybody knew this machine
+        left_out.append(f"{guess if isinstance(guess, str) else config}: {broken}")
     return Study(
         name=asked.name or f"{workload.model.name}-{cluster.name}",
         workload=workload,

@@ -30,7 +30,7 @@ def default_config(space: SearchSpace) -> ParallelConfig:
                 config = ParallelConfig(
                     dp=world_size, accumulation_steps=batch // world_size, precision=precision, extra=extra
                 )
-                if why_not(space.workload, config) is None:
+                if why_not(space.workload, config) is None and not _is_refused(space, config):
                     return config
     table = space.table
     plainness = (
@@ -42,3 +42,8 @@ def default_config(space: SearchSpace) -> ParallelConfig:
         table.tp * table.pp * table.cp,
     )
     return space[int(np.lexsort(plainness)[0])]
+
+
+def _is_refused(space: SearchSpace, config: ParallelConfig) -> bool:
+    """Whether the study's trainer cannot launch it."""
+    return space.launchable is not None and space.launchable.why_not(space.workload, config) is not None

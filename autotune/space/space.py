@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from autotune.errors import InfeasibleError
 from autotune.space.constraint import why_not
 from autotune.space.enumeration import choices_of, enumerate_configs, laws_of, nearest_miss, world_sizes
-from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, Workload
+from autotune.space.launchable import Launchable
+from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, Study, Workload
 
 _DERIVED = ("dp", "accumulation_steps")
 SAID_LAWS = 2
@@ -28,10 +29,16 @@ SAID_LAWS = 2
 class SearchSpace:
     """All configs of a study as columns, with the count of what the laws cut away."""
 
-    __slots__ = ("_knobs", "excluded", "spec", "table", "workload")
+    __slots__ = ("_knobs", "excluded", "launchable", "spec", "table", "workload")
 
     def __init__(
-        self, workload: Workload, table: ConfigTable, *, excluded: Mapping[str, int], spec: SpaceSpec | None
+        self,
+        workload: Workload,
+        table: ConfigTable,
+        *,
+        excluded: Mapping[str, int],
+        spec: SpaceSpec | None,
+        launchable: Launchable | None = None,
     ) -> None:
         """Use `build` or `of`."""
         self.workload = workload
@@ -42,11 +49,18 @@ class SearchSpace:
         """combinations of knob values that are no config, by the name of the law that they break"""
         self.spec = spec
         """the knobs it was built from; None when the configs were given"""
+        self.launchable = launchable
+        """the trainer whose limits are laws here; None when no trainer was asked"""
         self._knobs: dict[str, tuple[Any, ...]] | None = None
 
     @classmethod
-    def build(cls, workload: Workload, space: SpaceSpec) -> SearchSpace:
-        """Every legal combination of the knobs of `space`.
+    def of_study(cls, study: Study) -> SearchSpace:
+        """The space of a study: what is legal and what its trainer can launch. Raises as `build` does."""
+        return cls.build(study.workload, study.space, launchable=Launchable.of(study))
+
+    @classmethod
+    def build(cls, workload: Workload, space: SpaceSpec, *, launchable: Launchable | None = None) -> SearchSpace:
+        """Every legal combination of the knobs of `space`, without those that the trainer of `launchable` cannot launch.
 
         Raises `SpecError` for unknown knobs, impossible values and spaces that are too large to list, `InfeasibleError` (with counts by law and the nearest
         miss) when no combination is legal.
@@ -54,7 +68,12 @@ class SearchSpace:
         table, excluded = enumerate_configs(workload, space)
         if not len(table):
             raise _nothing_legal(workload, space, excluded)
-        return cls(workload, table, excluded=excluded, spec=space)
+        if launchable is not None:
+            can, cut = launchable.cut(workload, table)
+            if not can.any():
+                raise _nothing_launchable(workload, space, launchable, table, cut)
+            table, excluded = table if can.all() else table.take(can), {**excluded, **cut}
+        return cls(workload, table, excluded=excluded, spec=space, launchable=launchable)
 
     @classmethod
     def of(cls, workload: Workload, configs: Iterable[ParallelConfig] | ConfigTable) -> SearchSpace:
@@ -110,6 +129,8 @@ class SearchSpace:
         broken = why_outside(self.workload, self.spec, config)
         if broken:
             return broken
+        if self.launchable is not None and (broken := self.launchable.why_not(self.workload, config)):
+            return broken
         raise AssertionError(f"{config} obeys every law and knob, but was not enumerated")
 
     @property
@@ -153,6 +174,18 @@ def why_outside(workload: Workload, space: SpaceSpec, config: ParallelConfig) ->
         if name not in declared:
             return f"{name} is no knob of this study; declare it under `knobs`"
     return None
+
+
+def _nothing_launchable(
+    workload: Workload, space: SpaceSpec, launchable: Launchable, table: ConfigTable, cut: Mapping[str, int]
+) -> InfeasibleError:
+    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(cut.items(), key=lambda item: -item[1]))
+    return InfeasibleError(
+        f"the trainer {launchable.trainer.name} can launch none of the {len(table):,} legal configs of the space {space.name!r} for "
+        f"{workload.model.name} ({counts}); for example {table[0]}: {launchable.why_not(workload, table[0])}",
+        remedy="widen the space by what the trainer can do, or choose another trainer",
+        field="trainer",
+    )
 
 
 def _nothing_legal(workload: Workload, space: SpaceSpec, excluded: Mapping[str, int]) -> InfeasibleError:

@@ -136,7 +136,7 @@ def assemble(study: Study, store: CalibrationStore | None = None) -> Assembly:
     from autotune.trainers import trainer
 
     trainer(study.trainer).check_own_knobs(study.space.extra, study.trainer_options)
-    space = SearchSpace.build(study.workload, study.space)
+    space = SearchSpace.of_study(study)
     calibration = stored_calibration(study.workload, store)
     return Assembly(
         study=study,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from autotune.errors import ExportError, SpecError
-from autotune.spec import KnobUse, ParallelConfig, Workload
+from autotune.spec import KNOBS, KnobUse, ParallelConfig, Workload
 from autotune.spec.checks import nearest
 from autotune.spec.knob_use import own_knob_remedy
 from autotune.trainers.launch_files import Launch
@@ -149,6 +149,8 @@ class Trainer(ABC):
     reads: ClassVar[frozenset[str]] = frozenset()
     """names of the knobs that it handles: each of their values changes the launch or is refused by a limit. List every name, so that a knob that is
     added later is not included by accident"""
+    limited_by: ClassVar[frozenset[str]] = frozenset(KNOBS) - {"micro_batch_size", "accumulation_steps"}
+    """knobs on whose values its limits depend: configs that differ in others only have the same limits"""
     neutral: ClassVar[Mapping[str, str]] = {}
     """knobs that do not change its launches, each with the reason"""
 

@@ -19,7 +19,7 @@ from string import Formatter
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.spec import FIELDS, ModelSpec, ParallelConfig, Workload
+from autotune.spec import FIELDS, KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.checks import nearest
 from autotune.trainers.effective import effective
 from autotune.trainers.launch_files import Launch
@@ -68,6 +68,7 @@ class CommandTrainer(Trainer):
 
     name = "command"
     shapes = frozenset(UNCOMMON_SHAPES)  # the program builds its own model
+    limited_by = frozenset(KNOBS)  # whichever knob no placeholder carries
     summary = "any program, by an argument list with placeholders"
     reads = frozenset(
         FIELDS
