@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from autotune.errors import AutotuneError, CatalogError, SpecError
 from autotune.schema import StudyDocument, json_schema, parse_space, parse_study, read_spec
 from autotune.schema.reading import MAX_BYTES, parse_text
-from autotune.schema.spec_models import ModelDocument, SpaceDocument
+from autotune.schema.space_models import SpaceDocument
+from autotune.schema.spec_models import ModelDocument
 from autotune.space import SearchSpace, default_config
 from autotune.spec import (
     FIELDS,

@@ -1,8 +1,8 @@
 """The study spec, one schema for YAML, command line and REST, turned into frozen values here.
 
-reading.py     file, standard input -> plain document, within limits
-documents.py   what keys there are: pydantic models, JSON schema
-study.py       document -> Study; names looked up, rules written out
+reading.py      file or standard input -> plain document, within limits      files.py          the files that a spec points to
+document.py     types that all documents share                               space_models.py   values of knobs, the space's document
+spec_models.py  what keys a spec has: pydantic models, JSON schema           parsing.py        document -> Study; names looked up, rules written out
 """
 
 from autotune.schema.files import read_spec

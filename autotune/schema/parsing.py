@@ -19,13 +19,12 @@ from autotune.assets import space_file
 from autotune.errors import AutotuneError, CatalogError, ConfigError, SpecError
 from autotune.schema.files import find_data, is_model_file, is_space_file, locate, name_of, read_model
 from autotune.schema.reading import check_size, read_document
+from autotune.schema.space_models import SpaceDocument, Values
 from autotune.schema.spec_models import (
     ClusterDocument,
     KindDocument,
     ModelDocument,
-    SpaceDocument,
     StudyDocument,
-    Values,
 )
 from autotune.search import check_searcher
 from autotune.space import Launchable, complete, why_not

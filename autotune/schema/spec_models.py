@@ -6,73 +6,27 @@ These are declarations only; `autotune.schema.parsing` turns a checked document 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     StrictBool,
-    StrictFloat,
     StrictInt,
     StrictStr,
     Tag,
-    create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from autotune.space.enumeration import MAX_VALUES
+from autotune.schema.document import Count, Document, Figure, Fraction, Name, Number, Positive, Seconds, Text, either
+from autotune.schema.space_models import OwnScalar, OwnValues, Sizes, SpaceDocument
 from autotune.spec import KNOBS, Budget, MeasureSpec, Objective
-from autotune.spec.checks import nearest
 
 MAX_OWN_KNOBS = 16
 """Knobs of its own that a study may have."""
 _OBJECTIVE, _BUDGET, _MEASURE = Objective(), Budget(), MeasureSpec()
-_EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,3}")
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads `1e-3`, which has no dot, as text."""
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
-
-
-def _either(text: str, inline: str) -> Discriminator:
-    """A value that is text (a name or a path) or is written out inline."""
-    return Discriminator(lambda value: inline if isinstance(value, Mapping | BaseModel) else text)
-
-
-Count = Annotated[StrictInt, Field(ge=1, le=1 << 30)]
-Number = Annotated[StrictFloat, BeforeValidator(_number), Field(allow_inf_nan=False)]
-Positive = Annotated[Number, Field(gt=0)]
-Figure = Annotated[Number, Field(ge=1, le=1e30)]
-Fraction = Annotated[Number, Field(ge=0, le=1)]
-Seconds = Annotated[Number, Field(gt=0, le=366 * 86400)]
-Text = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
-Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$")]
-
-
-class Document(BaseModel):
-    """A mapping whose keys are all known."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys_only(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            for key in values:
-                if key not in cls.model_fields:
-                    known = ", ".join(cls.model_fields)
-                    remedy = nearest(key, cls.model_fields) or f"keys: {known}"
-                    raise PydanticCustomError(
-                        "unknown_key", "no key is called '{key}'", {"key": str(key)[:80], "remedy": remedy}
-                    )
-        return values
 
 
 class ModelDocument(Document):
@@ -128,7 +82,7 @@ class ClusterDocument(Document):
 
     name: Name | None = None
     gpu: Annotated[
-        Annotated[Text, Tag("<name>")] | Annotated[GpuDocument, Tag("<inline>")], _either("<name>", "<inline>")
+        Annotated[Text, Tag("<name>")] | Annotated[GpuDocument, Tag("<inline>")], either("<name>", "<inline>")
     ]
     num_nodes: Annotated[StrictInt, Field(ge=1, le=1 << 20)] = 1
     gpus_per_node: Annotated[StrictInt, Field(ge=1, le=1 << 12)] = 8
@@ -136,103 +90,6 @@ class ClusterDocument(Document):
     inter_node: LinkDocument | None = None
     usd_per_hour: Positive | None = Field(
         default=None, description="price of one GPU for one hour, where yours differs"
-    )
-
-
-class Values(Document):
-    """The values of a knob by a rule, ends included."""
-
-    powers_of_two: list[Count] | None = Field(default=None, min_length=2, max_length=2, description="[from, to]")
-    range: list[StrictInt] | None = Field(
-        default=None, min_length=2, max_length=3, description="[from, to] or [from, to, step]"
-    )
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Values:
-        if (self.powers_of_two is None) == (self.range is None):
-            raise PydanticCustomError("one_rule", "give one of powers_of_two and range")
-        low, high, *step = self.powers_of_two or self.range or []
-        if low > high or any(s < 1 for s in step):
-            raise PydanticCustomError("empty_range", "the range must rise from its first number to its second")
-        if self.range is not None and (high - low) // (step[0] if step else 1) >= MAX_VALUES:
-            raise PydanticCustomError("long_range", "the range may hold {most} values", {"most": MAX_VALUES})
-        return self
-
-    def listed(self) -> tuple[int, ...]:
-        """The values, in rising order."""
-        if self.range is not None:
-            low, high, *step = self.range
-            return tuple(range(low, high + 1, *step))
-        low, high = self.powers_of_two or (1, 0)
-        return tuple(1 << i for i in range(low.bit_length() - 1, high.bit_length()) if low <= 1 << i <= high)
-
-
-def _values_kind(value: Any) -> str:
-    return "<rule>" if isinstance(value, Mapping | Values) else "<list>" if isinstance(value, list | tuple) else "<one>"
-
-
-def _scalar_kind(value: Any) -> str | None:
-    return {bool: "<flag>", int: "<number>", str: "<word>"}.get(type(value))
-
-
-Scalar = Annotated[
-    Annotated[StrictBool, Tag("<flag>")] | Annotated[StrictInt, Tag("<number>")] | Annotated[Text, Tag("<word>")],
-    Discriminator(
-        _scalar_kind,
-        custom_error_type="scalar",
-        custom_error_message="must be a word, a whole number, true or false",
-    ),
-]
-KnobValues = Annotated[
-    Annotated[Values, Tag("<rule>")]
-    | Annotated[list[Scalar], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
-    | Annotated[Scalar, Tag("<one>")],
-    Discriminator(_values_kind),
-]
-OwnScalar = Annotated[
-    Annotated[StrictBool, Tag("<flag>")]
-    | Annotated[StrictInt, Tag("<number>")]
-    | Annotated[Number, Tag("<fraction>")]
-    | Annotated[Text, Tag("<word>")],
-    Discriminator(
-        lambda value: "<fraction>" if type(value) is float else _scalar_kind(value),
-        custom_error_type="scalar",
-        custom_error_message="must be a number, a word, true or false",
-    ),
-]
-OwnValues = Annotated[
-    Annotated[Values, Tag("<rule>")]
-    | Annotated[list[OwnScalar], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
-    | Annotated[OwnScalar, Tag("<one>")],
-    Discriminator(_values_kind),
-]
-Sizes = Annotated[
-    Annotated[Values, Tag("<rule>")]
-    | Annotated[list[Count], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
-    | Annotated[Count, Tag("<one>")],
-    Discriminator(_values_kind),
-]
-
-
-class _SpaceHead(Document):
-    name: Name | None = None
-    description: str = ""
-    world_sizes: Sizes | None = Field(
-        default=None, description="numbers of ranks that may be used; all GPUs when left out"
-    )
-
-
-_DOC = "The values that each knob may take. Knobs left out keep their default; dp and accumulation_steps follow from world size and batch."
-if TYPE_CHECKING:
-
-    class SpaceDocument(_SpaceHead):
-        """See below: one key for each knob that is declared."""
-else:
-    SpaceDocument = create_model(
-        "SpaceDocument",
-        __base__=_SpaceHead,
-        __doc__=_DOC,
-        **{name: (KnobValues | None, Field(default=None, description=knob.doc)) for name, knob in KNOBS.items()},
     )
 
 
@@ -319,12 +176,12 @@ class KindDocument(BaseModel):
 
 
 Kind = Annotated[
-    Annotated[Name, Tag("<name>")] | Annotated[KindDocument, Tag("<inline>")], _either("<name>", "<inline>")
+    Annotated[Name, Tag("<name>")] | Annotated[KindDocument, Tag("<inline>")], either("<name>", "<inline>")
 ]
 Config = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[dict[StrictStr, OwnScalar], Field(max_length=len(KNOBS) + MAX_OWN_KNOBS), Tag("<inline>")],
-    _either("<text>", "<inline>"),
+    either("<text>", "<inline>"),
 ]
 
 
@@ -333,14 +190,14 @@ class StudyDocument(Document):
 
     name: Name | None = Field(default=None, description="what people call it; model and cluster when left out")
     model: Annotated[
-        Annotated[Text, Tag("<name>")] | Annotated[ModelDocument, Tag("<inline>")], _either("<name>", "<inline>")
+        Annotated[Text, Tag("<name>")] | Annotated[ModelDocument, Tag("<inline>")], either("<name>", "<inline>")
     ] = Field(description="catalog name, path to a Hugging Face config.json, or the fields inline")
     cluster: Annotated[
-        Annotated[Text, Tag("<name>")] | Annotated[ClusterDocument, Tag("<inline>")], _either("<name>", "<inline>")
+        Annotated[Text, Tag("<name>")] | Annotated[ClusterDocument, Tag("<inline>")], either("<name>", "<inline>")
     ] = Field(description="catalog name (GPU-NODESxGPUS), `local`, or the fields inline")
     workload: WorkloadDocument
     space: Annotated[
-        Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")], _either("<name>", "<inline>")
+        Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")], either("<name>", "<inline>")
     ] = Field(description="name of a search space that ships, path to a file, or the knobs inline")
     knobs: Annotated[dict[StrictStr, OwnValues], Field(max_length=MAX_OWN_KNOBS)] = Field(
         default_factory=dict,

@@ -1,0 +1,113 @@
+"""The values that knobs may take, as a spec writes them: one value, a list, or a rule.
+
+The keys of `SpaceDocument` are made from the declarations of the knobs (`autotune.spec.config.KNOBS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Discriminator, Field, StrictBool, StrictInt, Tag, create_model, model_validator
+from pydantic_core import PydanticCustomError
+
+from autotune.schema.document import Count, Document, Name, Number, Text
+from autotune.space.enumeration import MAX_VALUES
+from autotune.spec import KNOBS
+
+
+class Values(Document):
+    """The values of a knob by a rule, ends included."""
+
+    powers_of_two: list[Count] | None = Field(default=None, min_length=2, max_length=2, description="[from, to]")
+    range: list[StrictInt] | None = Field(
+        default=None, min_length=2, max_length=3, description="[from, to] or [from, to, step]"
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Values:
+        if (self.powers_of_two is None) == (self.range is None):
+            raise PydanticCustomError("one_rule", "give one of powers_of_two and range")
+        low, high, *step = self.powers_of_two or self.range or []
+        if low > high or any(s < 1 for s in step):
+            raise PydanticCustomError("empty_range", "the range must rise from its first number to its second")
+        if self.range is not None and (high - low) // (step[0] if step else 1) >= MAX_VALUES:
+            raise PydanticCustomError("long_range", "the range may hold {most} values", {"most": MAX_VALUES})
+        return self
+
+    def listed(self) -> tuple[int, ...]:
+        """The values, in rising order."""
+        if self.range is not None:
+            low, high, *step = self.range
+            return tuple(range(low, high + 1, *step))
+        low, high = self.powers_of_two or (1, 0)
+        return tuple(1 << i for i in range(low.bit_length() - 1, high.bit_length()) if low <= 1 << i <= high)
+
+
+def _values_kind(value: Any) -> str:
+    return "<rule>" if isinstance(value, Mapping | Values) else "<list>" if isinstance(value, list | tuple) else "<one>"
+
+
+def _scalar_kind(value: Any) -> str | None:
+    return {bool: "<flag>", int: "<number>", str: "<word>"}.get(type(value))
+
+
+Scalar = Annotated[
+    Annotated[StrictBool, Tag("<flag>")] | Annotated[StrictInt, Tag("<number>")] | Annotated[Text, Tag("<word>")],
+    Discriminator(
+        _scalar_kind,
+        custom_error_type="scalar",
+        custom_error_message="must be a word, a whole number, true or false",
+    ),
+]
+KnobValues = Annotated[
+    Annotated[Values, Tag("<rule>")]
+    | Annotated[list[Scalar], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
+    | Annotated[Scalar, Tag("<one>")],
+    Discriminator(_values_kind),
+]
+OwnScalar = Annotated[
+    Annotated[StrictBool, Tag("<flag>")]
+    | Annotated[StrictInt, Tag("<number>")]
+    | Annotated[Number, Tag("<fraction>")]
+    | Annotated[Text, Tag("<word>")],
+    Discriminator(
+        lambda value: "<fraction>" if type(value) is float else _scalar_kind(value),
+        custom_error_type="scalar",
+        custom_error_message="must be a number, a word, true or false",
+    ),
+]
+OwnValues = Annotated[
+    Annotated[Values, Tag("<rule>")]
+    | Annotated[list[OwnScalar], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
+    | Annotated[OwnScalar, Tag("<one>")],
+    Discriminator(_values_kind),
+]
+Sizes = Annotated[
+    Annotated[Values, Tag("<rule>")]
+    | Annotated[list[Count], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
+    | Annotated[Count, Tag("<one>")],
+    Discriminator(_values_kind),
+]
+
+
+class _SpaceHead(Document):
+    name: Name | None = None
+    description: str = ""
+    world_sizes: Sizes | None = Field(
+        default=None, description="numbers of ranks that may be used; all GPUs when left out"
+    )
+
+
+_DOC = "The values that each knob may take. Knobs left out keep their default; dp and accumulation_steps follow from world size and batch."
+if TYPE_CHECKING:
+
+    class SpaceDocument(_SpaceHead):
+        """See below: one key for each knob that is declared."""
+else:
+    SpaceDocument = create_model(
+        "SpaceDocument",
+        __base__=_SpaceHead,
+        __doc__=_DOC,
+        **{name: (KnobValues | None, Field(default=None, description=knob.doc)) for name, knob in KNOBS.items()},
+    )
