@@ -201,7 +201,7 @@ def past_studies(
 def export_document(store: StudyReader, study_id: str, trainer: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files, notes}. Nothing is written or started.
 
-    Raises `NotFoundError` when nothing has been measured yet, `CatalogError` for an unknown trainer, and `SpecError` or `ExportError`.
+    For the study's own trainer the options of the study hold, unless `options` say otherwise. Raises `NotFoundError` when nothing has been measured yet, `CatalogError` for an unknown trainer, and `SpecError` or `ExportError`.
     """
     from autotune.trainers import trainer as trainer_of
 
@@ -209,7 +209,9 @@ def export_document(store: StudyReader, study_id: str, trainer: str, options: Ma
     result = result_of(store, study_id)
     if result.best is None:
         raise NotFoundError(f"study {result.record.id} has no measured config to export", remedy="let it run first")
-    launch = target.launch(result.record.study.workload, result.best.config, options)
+    study = result.record.study
+    own = study.trainer_options if target.name == study.trainer else {}
+    launch = target.launch(study.workload, result.best.config, {**own, **options})
     return {"trainer": target.name, "config": result.best.config.to_dict(), **launch.to_dict()}
 
 
