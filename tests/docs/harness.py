@@ -49,9 +49,7 @@ class Harness:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._runner.stdin is not None
-        self._runner.stdin.close()
-        self._runner.wait(30)
+        self._runner.communicate(timeout=60)
 
     def page(self, name: str) -> Page:
         """A fresh folder for a page's commands, beside the spaces that ship."""

@@ -92,7 +92,7 @@ def test_a_gpu_of_ones_own_gets_default_links() -> None:
     [
         (catalog.model, "lama-8b", "did you mean llama-8b?"),
         (catalog.model, "../models/gpt2-small", "did you mean gpt2-small?"),
-        (catalog.model, "bert", "`autotune models` lists all 78"),
+        (catalog.model, "bert", f"`autotune models` lists all {len(catalog.model_names())}"),
         (catalog.gpu, "h100", "did you mean h100-sxm?"),
         (catalog.cluster, "h100-1x8", "did you mean h100-sxm?"),
         (catalog.cluster, "h100-sxm", "did you mean h100-sxm-"),

@@ -1,0 +1,142 @@
+"""The steps of CONTRIBUTING, followed to the letter in a copy of the packages: files are written, diffs applied, and the contract suites run there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Block, blocks
+
+COPIED = ("autotune", "workers", "search_spaces", "dashboards", "tests")
+STEPS = blocks(ROOT / "CONTRIBUTING.md")
+LINES = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()
+
+pytestmark = pytest.mark.xdist_group("documentation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A copy of the packages and their tests."""
+
+    folder: Path
+
+    def follow(self, section: str) -> None:
+        """Writes the files and applies the diffs of a section."""
+        steps = [step for step in STEPS if _section(step) == section]
+        assert steps, f"CONTRIBUTING has no steps under {section!r}"
+        for step in steps:
+            path = self.folder / step.title
+            if step.language == "diff":
+                path.write_text(applied(step, path.read_text(encoding="utf-8")), encoding="utf-8")
+            else:
+                assert not path.exists(), f"{step.title} is there already: show a diff"
+                path.write_text(step.text, encoding="utf-8")
+        self._install()
+
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """What an interpreter that imports the copy makes of these arguments."""
+        path = os.pathsep.join([str(self.folder), str(self.folder / "workers")])
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+
+    def passes(self, *tests: str) -> None:
+        """Runs these tests there."""
+        done = self.python("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+        assert re.search(r"\d+ passed|\[100%\]", done.stdout), done.stdout
+
+    def _install(self) -> None:
+        """What `pip install --no-deps -e .` does for the names of entry points: it writes them into the package's metadata."""
+        project = tomllib.loads((self.folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        info = self.folder / f"{project['name']}-{project['version']}.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        )
+        groups = [
+            "\n".join([f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())])
+            for group, entries in project["entry-points"].items()
+        ]
+        (info / "entry_points.txt").write_text("\n\n".join(groups) + "\n")
+
+
+def applied(step: Block, text: str) -> str:
+    """The text with the lines of a diff changed. Its context must occur exactly once."""
+    lines = step.text.splitlines()
+    before = "\n".join(line[1:] for line in lines if line[:1] in " -")
+    after = "\n".join(line[1:] for line in lines if line[:1] in " +")
+    assert text.count(before) == 1, f"CONTRIBUTING:{step.line}: {step.title} must hold once:\n{before}"
+    return text.replace(before, after)
+
+
+def _section(step: Block) -> str:
+    return next(line[4:] for line in reversed(LINES[: step.line]) if line.startswith("### "))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    leave = shutil.ignore_patterns("__pycache__", "benchmarks", "chaos")
+    for name in COPIED:
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=leave)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return Copy(folder=tmp_path)
+
+
+def test_a_model(copy: Copy) -> None:
+    copy.follow("A model")
+    copy.passes("tests/spec/test_catalog.py")
+    assert _listed(copy, "models", "tinyllama-1b")
+
+
+def test_a_gpu(copy: Copy) -> None:
+    copy.follow("A GPU")
+    copy.passes("tests/spec/test_catalog.py")
+    assert _listed(copy, "clusters", "a10-24gb-1x8")
+
+
+def test_a_searcher(copy: Copy) -> None:
+    copy.follow("A searcher")
+    copy.passes("tests/search/test_fewest_ranks.py")
+    assert _listed(copy, "searchers", "fewest_ranks")
+
+
+def test_a_trainer(copy: Copy) -> None:
+    copy.follow("A trainer")
+    copy.passes("tests/trainers/test_json_settings.py")
+    assert _listed(copy, "trainers", "json_settings")
+
+
+def test_a_runner(copy: Copy) -> None:
+    copy.follow("A runner")
+    copy.passes("tests/workers/runners/test_constant.py")
+    assert _listed(copy, "runners", "constant")
+
+
+def test_a_knob(copy: Copy) -> None:
+    copy.follow("A knob")
+    said = copy.python("-m", "autotune.testing.knobs").stdout
+    named = set(re.findall(r"the (.+?) neither reads ddp_bucket_mb nor declares it neutral", said))
+    assert "trainer deepspeed" in named, f"{said}: who was not taught is named"
+    assert {"trainer megatron", "cost model"}.isdisjoint(named), f"{said}: who was taught is not"
+    copy.passes("tests/trainers/test_megatron.py", "tests/cost/test_knob_use.py")
+
+
+def _listed(copy: Copy, command: str, name: str) -> bool:
+    done = copy.python("-c", f"from autotune.cli import main; main(['{command}', '--json'])")
+    assert done.returncode == 0, done.stderr
+    return f'"{name}"' in done.stdout
