@@ -133,7 +133,7 @@ def test_a_knob(copy: Copy) -> None:
     named = set(re.findall(r"the (.+?) neither reads ddp_bucket_mb nor declares it neutral", said))
     assert "trainer deepspeed" in named, f"{said}: who was not taught is named"
     assert {"trainer megatron", "cost model"}.isdisjoint(named), f"{said}: who was taught is not"
-    copy.passes("tests/trainers/test_megatron.py", "tests/cost/test_knob_use.py")
+    copy.passes("tests/trainers/test_megatron.py", "tests/cost/test_estimated_knobs.py")
 
 
 def _listed(copy: Copy, command: str, name: str) -> bool:
