@@ -411,3 +411,11 @@ def test_mistakes_in_own_knobs_are_answered_with_place_and_remedy(
     with pytest.raises(SpecError, match=words) as caught:
         study(**change)
     assert caught.value.field == field
+
+
+def test_keys_of_options_are_text_as_a_store_gives_them_back() -> None:
+    spec = parse_text("values: {flash: {true: --flash, false: null}, bucket: {8: big}}", where="here", what="spec")
+    trainer = {"kind": "command", "argv": ["x", "{flash}", "{bucket}"], **spec}
+    found = study(trainer=trainer, knobs={"flash": [False, True], "bucket": [4, 8]})
+    assert found.trainer_options["values"] == {"flash": {"true": "--flash", "false": None}, "bucket": {"8": "big"}}
+    assert study_from_dict(json.loads(json.dumps(study_to_dict(found), sort_keys=True))) == found

@@ -7,6 +7,7 @@ local_cluster   finds out what is here, when the cluster is `local`
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -244,7 +245,16 @@ def _inline_cluster(asked: ClusterDocument) -> ClusterSpec:
 
 
 def _kind(asked: str | KindDocument) -> tuple[str, dict[str, Any]]:
-    return (asked, {}) if isinstance(asked, str) else (asked.kind, asked.options)
+    return (asked, {}) if isinstance(asked, str) else (asked.kind, _with_text_keys(asked.options))
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Keys as JSON writes them (`true`, `8`), so that an option read from YAML is the one that a store gives back."""
+    if isinstance(value, Mapping):
+        return {
+            key if isinstance(key, str) else json.dumps(key): _with_text_keys(inner) for key, inner in value.items()
+        }
+    return [_with_text_keys(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _refuse_export_options(name: str, options: Mapping[str, Any]) -> None:

@@ -177,6 +177,10 @@ class Trainer(ABC):
         """Why a launch with these options cannot pass on the study's own knob `name`, in words; empty if it can."""
         return f"its launches have no place for a study's own knob; {own_knob_remedy(name)}"
 
+    def check_options(self, options: Mapping[str, Any], own_knobs: Iterable[str]) -> None:  # noqa: B027  # nothing to check is the rule
+        """Raises `SpecError` for options that fit no launch, whatever the config; `own_knobs`: names of the study's own knobs. Override it
+        where options are more than plain values."""
+
     @final
     @property
     def knob_use(self) -> KnobUse:
@@ -215,13 +219,14 @@ class Trainer(ABC):
 
     @final
     def check_own_knobs(self, names: Iterable[str], options: Mapping[str, Any] | None = None) -> None:
-        """Raises `SpecError` for the first of a study's own knobs that this trainer cannot pass on."""
-        values = self.checked(options)
+        """Raises `SpecError` for the first of a study's own knobs that this trainer cannot pass on, and for options that fit no launch."""
+        values, names = self.checked(options), tuple(names)
         for name in names:
             if message := self.own_knob_refusal(name, values):
                 raise SpecError(
                     f"the trainer {self.name} cannot carry the knob {name}: {message}", field=f"knobs.{name}"
                 )
+        self.check_options(values, names)
 
     @final
     def checked(self, options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -62,6 +63,100 @@ class TestCommand(TrainerContract):
             {"argv": ["x"], "env": {"DP": "{dp}", "MBS": "{micro_batch_size}"}},
         )
         assert launch.env == {"DP": "8", "MBS": "8"}
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("{accumulation_steps * dp}", "16"),
+            ("--batch={micro_batch_size*accumulation_steps*dp}", "--batch=64"),
+            ("{(dp + 1) // 2}x{dp % 3}", "4x2"),
+            ("{-dp - 2}", "-10"),
+        ],
+    )
+    def test_arithmetic(self, text: str, expected: str) -> None:
+        config = ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2)
+        argv = self.launch(["x", "{dp}", "{micro_batch_size}", "{accumulation_steps}", text], config)
+        assert argv[-1] == expected
+
+    def test_a_knob_inside_arithmetic_is_carried(self) -> None:
+        config = ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=2)
+        assert self.launch(["x", "{accumulation_steps * dp}", "{micro_batch_size * 2}"], config) == ("x", "16", "8")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "{dp / 2}",
+            "{dp ** 2}",
+            "{dp * 0.5}",
+            "{dp if dp else 1}",
+            "{len(dp)}",
+            "{dp.real + 1}",
+            "{dp, 1}",
+            "{True + dp}",
+            "{2 * 3}",
+            "{dp +}",
+            "{__import__('os')}",
+            "{" + "dp + " * 100 + "dp}",
+        ],
+    )
+    def test_only_whole_number_arithmetic_over_names_is_allowed(self, text: str) -> None:
+        with pytest.raises(SpecError) as caught:
+            self.launch(["x", text])
+        assert caught.value.remedy or "at most 200 characters" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("text", "law"),
+        [
+            ("{dp * microbatch_size}", "did you mean micro_batch_size"),
+            ("{precision * 2}", "takes whole numbers, but precision is 'bf16'"),
+            ("{compile + 1}", "takes whole numbers, but compile is False"),
+            ("{dp // zero_stage}", "divides by zero for dp=8, zero_stage=0"),
+            ("{" + "hidden_size * " * 8 + "dp}", "must stay below 2^63"),
+        ],
+    )
+    def test_arithmetic_without_a_result_is_refused(self, text: str, law: str) -> None:
+        with pytest.raises(SpecError, match=re.escape(law)):
+            self.launch(["x", "{dp}", "{micro_batch_size}", text])
+
+    def test_values_say_what_a_value_is_written_as_and_others_pass_through(self) -> None:
+        argv = ["x", "{dp}", "--type={precision}", "{recompute}"]
+        values = {"precision": {"bf16": "bfloat16"}, "recompute": {"full": "--checkpoint", "none": None}}
+        config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
+        options = {"argv": [*argv, "{micro_batch_size}", "{accumulation_steps}"], "values": values}
+        launch = trainer("command").launch(WORKLOAD, config, options)
+        assert launch.argv == ("x", "8", "--type=bfloat16", "2", "4")
+        full = replace(config, recompute="full", precision="fp16")
+        assert trainer("command").launch(WORKLOAD, full, options).argv[2:4] == ("--type=fp16", "--checkpoint")
+
+    @pytest.mark.parametrize("keys", [(True, False), ("true", "false")])
+    def test_a_flag_is_present_or_absent_in_arguments_and_variables(self, keys: tuple[Any, Any]) -> None:
+        options = {
+            "argv": ["x", "{dp}", "{flash}"],
+            "env": {"FLASH": "{flash}"},
+            "values": {"flash": dict(zip(keys, ("--flash", None), strict=True))},
+        }
+        told = {}
+        for flash in (True, False):
+            config = ParallelConfig(dp=8, extra={"flash": flash})
+            launch = trainer("command").launch(WORKLOAD, config, options)
+            told[flash] = launch.argv[2:], dict(launch.env)
+        assert told == {True: (("--flash",), {"FLASH": "--flash"}), False: ((), {})}
+
+    @pytest.mark.parametrize(
+        ("options", "law"),
+        [
+            ({"argv": ["x", "{flsh}"]}, "there is no placeholder {flsh}"),
+            ({"argv": ["x", "{dp * microbatch_size}"]}, "did you mean micro_batch_size"),
+            ({"argv": ["x", "--a={flash}"], "values": {"flash": {"false": None}}}, "leaves out a whole argument"),
+            ({"argv": ["x", "{flash}"], "values": {"precison": {}}}, "did you mean precision"),
+            ({"argv": ["x", "{flash}"], "values": {"flash": "--flash"}}, "what each value of flash is written as"),
+            ({"argv": ["x", "{flash}"], "values": {"flash": {"true": ["a"]}}}, "flash=true must be written as text"),
+            ({"argv": ["x", "{flash}"], "metrics": {"loss": "("}}, "is not a regular expression"),
+        ],
+    )
+    def test_options_that_fit_no_launch_are_refused_at_load(self, options: dict[str, Any], law: str) -> None:
+        with pytest.raises(SpecError, match=re.escape(law)):
+            trainer("command").check_own_knobs(["flash"] if "{flash}" in str(options) else [], options)
 
     @pytest.mark.parametrize("text", ["{dp!r}", "{dp:>9}", "{dp.real}", "{dp[0]}", "{", "{}", "{0}"])
     def test_placeholders_are_plain_names(self, text: str) -> None:

@@ -6,16 +6,15 @@
       metrics: {step_time_s: 'step time: ([0-9.]+) s', loss: 'loss: ([0-9.]+)', step: '^step ([0-9]+)'}
 
 Placeholders are the knobs of the config, including a study's own, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
-{nproc_per_node} {model} {seed} {steps}`; write `{{` and `}}` for braces. No shell is involved. Without `metrics`, the program must print one JSON
-object per step (see `steplines.py`). A knob that differs from its default and that no placeholder mentions is an error, because the program
-would train something else than the config says.
+{nproc_per_node} {model} {seed} {steps}`, and arithmetic over them (see `placeholders.py`); `values` says what their values are written as. No
+shell is involved. Without `metrics`, the program must print one JSON object per step (see `steplines.py`). A knob that differs from its default
+and that no placeholder mentions is an error, because the program would train something else than the config says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from string import Formatter
 from typing import Any
 
 from autotune.errors import SpecError
@@ -25,6 +24,7 @@ from autotune.trainers.effective import effective
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
+from autotune.trainers.placeholders import Values, check_names, null_inside, parse, word
 from autotune.trainers.steplines import MEASURED, parse_step_line
 from autotune.trainers.torchrun import place
 from autotune.trainers.trainer import UNCOMMON_SHAPES, LineReader, Option, StepMetrics, Trainer, clean, needs, number
@@ -76,6 +76,7 @@ class CommandTrainer(Trainer):
     options = (
         Option(name="argv", meaning="the command, one string per argument, with placeholders", default=()),
         Option(name="env", meaning="environment variables, with placeholders", default={}),
+        Option(name="values", meaning="what values of a knob are written as; null leaves the argument out", default={}),
         Option(name="metrics", meaning="regular expression with one group by metric name", default={}),
         Option(name="steps", meaning="what {steps} stands for", default=50),
         Option(name="seed", meaning="what {seed} stands for", default=1234),
@@ -104,14 +105,30 @@ class CommandTrainer(Trainer):
             return f"the placeholder {{{name}}} stands for something else already: give the knob another name"
         return "" if not options["argv"] or name in self._named(options) else _UNNAMED.format(name)
 
+    def check_options(self, options: Mapping[str, Any], own_knobs: Iterable[str]) -> None:
+        """Raises `SpecError` for unknown placeholders, values that cannot be written, and patterns that are not allowed."""
+        known = frozenset({*FIELDS, *_SURROUNDINGS, *own_knobs})
+        written = _written(options["values"], known)
+        for text in self._texts(options):
+            template = parse(text)
+            for expression in template.expressions:
+                check_names(expression, known)
+                may_be_null = None in written.get(expression.name, {}).values()
+                if may_be_null and template.only is None:
+                    raise null_inside(text)
+        self.reader(options)
+
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
-        """The command with its placeholders filled in."""
+        """The command with its placeholders filled in. Arguments and variables whose value is written as null are left out."""
         needs(options, "argv", "the trainer `command` starts the program of argv")
         self.reader(options)
         known = self._values(workload, config, options)
+        values = Values(known=known, written=_written(options["values"], frozenset(known)))
+        filled = [values.fill(argument) for argument in options["argv"]]
+        variables = {str(name): values.fill(str(text)) for name, text in options["env"].items()}
         return Launch(
-            argv=tuple(fill(argument, known) for argument in options["argv"]),
-            env={str(name): fill(str(text), known) for name, text in options["env"].items()},
+            argv=tuple(argument for argument in filled if argument is not None),
+            env={name: text for name, text in variables.items() if text is not None},
         )
 
     def parse_line(self, line: str) -> StepMetrics | None:
@@ -146,7 +163,7 @@ class CommandTrainer(Trainer):
         return read
 
     def _named(self, options: Mapping[str, Any]) -> set[str]:
-        return {name for text in self._texts(options) for name in placeholders(text)}
+        return {name for text in self._texts(options) for part in parse(text).expressions for name in part.names}
 
     @staticmethod
     def _texts(options: Mapping[str, Any]) -> list[str]:
@@ -176,41 +193,25 @@ class CommandTrainer(Trainer):
         }
 
 
-def placeholders(text: str) -> tuple[str, ...]:
-    """Names in braces. Raises `SpecError` for anything but plain `{name}`."""
-    try:
-        parts = list(Formatter().parse(text))
-    except ValueError as error:
-        raise SpecError(
-            f"{text!r} is not valid text with placeholders: {error}",
-            remedy="write {{ and }} for braces",
-            field="trainer.argv",
-        ) from None
-    names = []
-    for _, name, form, conversion in parts:
-        if name is None:
-            continue
-        if form or conversion or not name.isidentifier():
-            raise SpecError(
-                f"a placeholder is a name in braces, but {text!r} has {{{name}}}",
-                remedy="write {{ and }} for braces",
-                field="trainer.argv",
-            )
-        names.append(name)
-    return tuple(names)
-
-
-def fill(text: str, known: Mapping[str, Any]) -> str:
-    """`text` with every `{name}` replaced; flags become true and false."""
-    for name in placeholders(text):
+def _written(asked: Mapping[str, Any], known: frozenset[str]) -> dict[str, dict[str, Any]]:
+    """The option `values` with its keys as words, so that a spec in JSON means what it means in YAML. Raises `SpecError`."""
+    for name, texts in asked.items():
+        where = f"trainer.values.{name}"
         if name not in known:
+            raise SpecError(f"no knob is called {name!r}", remedy=nearest(str(name), known), field=where)
+        if not isinstance(texts, Mapping):
             raise SpecError(
-                f"there is no placeholder {{{name}}}",
-                remedy=nearest(name, known) or f"placeholders: {', '.join(sorted(known))}",
-                field="trainer.argv",
+                f"values must say what each value of {name} is written as, but is {texts!r:.80}",
+                remedy=f"write values: {{{name}: {{VALUE: TEXT}}}}",
+                field=where,
             )
-    values = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in known.items()}
-    return text.format_map(values)
+        for value, text in texts.items():
+            if not isinstance(text, str | int | float | None):
+                raise SpecError(
+                    f"{name}={word(value)} must be written as text, a number, a flag or null, but is {text!r:.80}",
+                    field=where,
+                )
+    return {name: {word(value): text for value, text in texts.items()} for name, texts in asked.items()}
 
 
 TRAINER = CommandTrainer()

@@ -1,0 +1,218 @@
+"""Placeholders: `{tp}` and `{accumulation_steps * dp}` in a text, and what is written in their place.
+
+An expression is a name, or whole-number arithmetic over names: + - * // % and parentheses, at most `MAX_EXPRESSION` characters. It is read
+into a syntax tree of which only these nodes are allowed; nothing is ever evaluated as Python. `{{` and `}}` are braces.
+
+    values: {precision: {bf16: bfloat16}, flash: {true: --flash, false: null}}
+
+`values` says what a name's value is written as where the name stands alone in its braces; a value that it lacks is written as it is, and
+arithmetic takes the value itself. A value that is written as null makes a text vanish that consists of that placeholder alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from string import Formatter
+from typing import Any, final
+
+from autotune.errors import SpecError
+from autotune.spec.checks import nearest
+
+MAX_EXPRESSION = 200
+"""characters between the braces of one placeholder"""
+MAX_NUMBER = 1 << 63
+"""results of arithmetic are below it"""
+FIELD = "trainer.argv"
+_BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_BRACES = "write {{ and }} for braces"
+_ARITHMETIC = "use names of knobs, whole numbers, + - * // % and parentheses"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """What stands between the braces of a placeholder."""
+
+    text: str
+    """as it is written"""
+    tree: ast.expr
+    """its syntax: names, whole numbers and operators, nothing else"""
+    names: frozenset[str]
+    """the names that it uses, at least one"""
+
+    @property
+    def name(self) -> str:
+        """The name, where it stands alone; empty for arithmetic."""
+        return self.tree.id if isinstance(self.tree, ast.Name) else ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TextTemplate:
+    """A text with placeholders."""
+
+    parts: tuple[str | Expression, ...]
+    """plain text and placeholders in their order; no text is empty"""
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """The placeholders."""
+        return tuple(part for part in self.parts if isinstance(part, Expression))
+
+    @property
+    def only(self) -> Expression | None:
+        """The placeholder of which the text consists; None when there is other text, or more placeholders."""
+        (first, *rest) = self.parts or ("",)
+        return first if isinstance(first, Expression) and not rest else None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """What each placeholder stands for in one launch."""
+
+    known: Mapping[str, Any]
+    """values by name"""
+    written: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """what values are written as: the option `values`, its values as words"""
+
+    def of(self, expression: Expression) -> Any:
+        """The value to write. Raises `SpecError` for an unknown name, and for arithmetic without a result."""
+        check_names(expression, self.known)
+        if not expression.name:
+            return self._calculate(expression)
+        value = self.known[expression.name]
+        return self.written.get(expression.name, {}).get(word(value), value)
+
+    def fill(self, text: str) -> str | None:
+        """The text with every placeholder replaced; None when it is one placeholder alone whose value is written as null."""
+        template = parse(text)
+        values = [part if isinstance(part, str) else self.of(part) for part in template.parts]
+        if template.only is not None and values == [None]:
+            return None
+        if None in values:
+            raise null_inside(text)
+        return "".join(map(word, values))
+
+    def _calculate(self, expression: Expression) -> int:
+        try:
+            result = self._number(expression.tree)
+        except ZeroDivisionError:
+            raise SpecError(
+                f"{{{expression.text}}} divides by zero for {self._used(expression)}", field=FIELD
+            ) from None
+        if abs(result) >= MAX_NUMBER:
+            raise SpecError(f"{{{expression.text}}} must stay below 2^63, but it does not", field=FIELD)
+        return result
+
+    def _number(self, node: ast.expr) -> int:
+        match node:
+            case ast.BinOp(left=left, op=sign, right=right):
+                return _BINARY[type(sign)](self._number(left), self._number(right))
+            case ast.UnaryOp(operand=operand):
+                return -self._number(operand)
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return self._whole(name)
+        raise TypeError(f"no arithmetic: {ast.dump(node)}")  # `_check` lets nothing else through
+
+    def _whole(self, name: str) -> int:
+        value = self.known[name]
+        if type(value) is not int:
+            raise SpecError(
+                f"arithmetic in placeholders takes whole numbers, but {name} is {value!r}",
+                remedy=f"write {{{name}}} alone, and say under `values` what each value is written as",
+                field=FIELD,
+            )
+        return value
+
+    def _used(self, expression: Expression) -> str:
+        return ", ".join(f"{name}={self.known[name]}" for name in sorted(expression.names))
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> TextTemplate:
+    """The text in its parts. Raises `SpecError` for braces without an expression, formats, and anything but names and arithmetic."""
+    try:
+        pieces = list(Formatter().parse(text))
+    except ValueError as error:
+        message = f"{text!r} is not valid text with placeholders: {error}"
+        raise SpecError(message, remedy=_BRACES, field=FIELD) from None
+    parts: list[str | Expression] = []
+    for literal, name, form, conversion in pieces:
+        if literal:
+            parts.append(literal)
+        if name is None:
+            continue
+        if form or conversion:
+            raise SpecError(
+                f"a placeholder is a name or arithmetic in braces, without a format, but {text!r} has {{{name}}} with one",
+                remedy=_BRACES,
+                field=FIELD,
+            )
+        parts.append(_expression(name, text))
+    return TextTemplate(tuple(parts))
+
+
+def check_names(expression: Expression, known: Mapping[str, Any] | frozenset[str]) -> None:
+    """Raises `SpecError` for the first name that is not known, with the nearest one that is."""
+    for name in sorted(expression.names):
+        if name not in known:
+            raise SpecError(
+                f"there is no placeholder {{{name}}}",
+                remedy=nearest(name, known) or f"placeholders: {', '.join(sorted(known))}",
+                field=FIELD,
+            )
+
+
+def null_inside(text: str) -> SpecError:
+    """The error for a value that is written as null in the middle of a text."""
+    return SpecError(
+        f"a value that is written as null leaves out a whole argument, but {text!r} has other text beside the placeholder",
+        remedy="move that text into `values`, as in {flash: {true: --flash, false: null}}",
+        field=FIELD,
+    )
+
+
+def word(value: Any) -> str:
+    """A value as text; flags become true and false, as in YAML and JSON."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _expression(source: str, text: str) -> Expression:
+    where = f"in {text!r}, {{{source}}}"
+    if len(source) > MAX_EXPRESSION:
+        raise SpecError(f"a placeholder has at most {MAX_EXPRESSION} characters, but {where} has more", field=FIELD)
+    try:
+        tree = ast.parse(source.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise SpecError(
+            f"{where} is neither a name nor arithmetic", remedy=f"{_ARITHMETIC}; {_BRACES}", field=FIELD
+        ) from None
+    _check(tree, where)
+    names = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    if not names:
+        raise SpecError(f"{where} names no knob", remedy=f"write the number without braces; {_BRACES}", field=FIELD)
+    return Expression(source, tree, names)
+
+
+def _check(node: ast.expr, where: str) -> None:
+    """Raises `SpecError` unless the tree holds names, whole numbers and the allowed operators only."""
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        _check(node.left, where)
+        _check(node.right, where)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        _check(node.operand, where)
+    elif not isinstance(node, ast.Name) and not (isinstance(node, ast.Constant) and type(node.value) is int):
+        raise SpecError(f"{where} is neither a name nor arithmetic", remedy=f"{_ARITHMETIC}; {_BRACES}", field=FIELD)
