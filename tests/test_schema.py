@@ -327,7 +327,7 @@ def test_the_documents_know_every_field_of_the_values() -> None:
     asked = StudyDocument.model_validate(MINIMAL)
     for part, value in ((asked.objective, Objective), (asked.budget, Budget), (asked.measure, MeasureSpec)):
         assert set(type(part).model_fields) == {field.name for field in fields(value)}
-    spoken = {field.name for field in fields(Study)} - {"trainer_options", "runner_options", "left_out"}
+    spoken = {field.name for field in fields(Study)} - {"trainer_options", "runner_options", "left_out", "same_data"}
     assert set(StudyDocument.model_fields) == spoken | {"model", "cluster", "knobs"}
 
 

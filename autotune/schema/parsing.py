@@ -46,6 +46,7 @@ from autotune.spec import (
     catalog,
 )
 from autotune.trainers import trainer
+from autotune.trainers.trainer import SAME_DATA
 
 LOCAL = "local"
 _PLAIN = {
@@ -121,6 +122,7 @@ def parse_study(
         searcher=asked.searcher,
         trainer=trainer_name,
         trainer_options=trainer_options,
+        same_data=trainer(trainer_name).same_data or bool(trainer_options.get(SAME_DATA.name)),
         runner=runner,
         runner_options=runner_options,
         seed=asked.seed,

@@ -136,6 +136,8 @@ class Study:
     """registered name of the trainer"""
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
     """options of the trainer, e.g. argv and metrics of `command`"""
+    same_data: bool = True
+    """whether every config sees the same batches in the same order: only then losses are compared step by step with an fp32 reference"""
     runner: str = "ray"
     """registered name of the runner"""
     runner_options: Mapping[str, Any] = field(default_factory=dict)

@@ -88,9 +88,9 @@ class Assembly:
     def references(self) -> dict[int, ParallelConfig]:
         """By global batch, the config whose losses other precisions are held against: the baseline in fp32, with more or fewer micro-batches to a
         step, or where that does not fit the config of the space that needs the least memory, in fp32. Without those that are not needed
-        (stability counts for nothing, all configs are fp32, the baseline is its own) or cannot be run."""
+        (stability counts for nothing, all configs are fp32, configs do not see the same data, the baseline is its own) or cannot be run."""
         lower = bool((~self.space.table.is_word("precision", "fp32")).any())
-        if self.study.objective.stability_weight == 0 or not lower:
+        if self.study.objective.stability_weight == 0 or not lower or not self.study.same_data:
             return {}
         found = {batch: self._reference(batch) for batch in self.study.workload.global_batch_sizes}
         return {batch: config for batch, config in found.items() if config is not None and config != self.baseline}

@@ -118,6 +118,11 @@ class Option:
         )
 
 
+SAME_DATA = Option(
+    name="same_data",
+    meaning="whether every config sees the same batches in the same order, so that losses can be compared step by step",
+    default=False,
+)
 SHARED_OPTIONS = (
     Option(name="nearest", meaning="use the nearest values that the trainer can express", default=False),
     Option(name="steps", meaning="optimizer steps to run", default=50),
@@ -125,6 +130,7 @@ SHARED_OPTIONS = (
     Option(name="master_port", meaning="rendezvous port of several nodes", default=29500),
     Option(name="learning_rate", meaning="peak learning rate", default=3e-4),
     Option(name="seed", meaning="seed of weights and data", default=1234),
+    SAME_DATA,
 )
 """options of every trainer that torchrun starts"""
 
@@ -151,6 +157,8 @@ class Trainer(ABC):
     added later is not included by accident"""
     limited_by: ClassVar[frozenset[str]] = frozenset(KNOBS) - {"micro_batch_size", "accumulation_steps"}
     """knobs on whose values its limits depend: configs that differ in others only have the same limits"""
+    same_data: ClassVar[bool] = False
+    """whether every config sees the same batches in the same order; where it is False, the option `same_data` may say so for a program that does"""
     neutral: ClassVar[Mapping[str, str]] = {}
     """knobs that do not change its launches, each with the reason"""
 
@@ -297,6 +305,7 @@ def number(text: str | None) -> float | None:
 
 __all__ = [
     "MAX_LINE",
+    "SAME_DATA",
     "SHARED_OPTIONS",
     "ExportError",
     "LineReader",

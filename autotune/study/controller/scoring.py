@@ -2,7 +2,8 @@
 
 Rewards are relative to the baseline; when that could not be measured, to the first config that was. What the loss should look like is known
 from a trial in fp32 of the same global batch and seed: the baseline, where it is fp32 (it costs nothing more), else a reference trial of this
-or an earlier study. Every global batch has its own: after as many steps, or as many tokens, another batch is at another loss for good reasons.
+or an earlier study. Every global batch has its own: after as many steps, or as many tokens, another batch is at another loss for good reasons. A
+trainer whose configs do not see the same batches in the same order (`Study.same_data`) has no such reference.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ class Scorer:
             self.reference = trial.measurement
         if self.reference is not None:
             self.reference = with_noise_scale(self.reference, [trial.measurement])
-        if trial.config.precision == "fp32" and trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE):
+        if (
+            self.study.same_data
+            and trial.config.precision == "fp32"
+            and trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE)
+        ):
             self.fp32_losses.setdefault(trial.measurement.tokens_per_step, trial.measurement.losses)
 
     def ended(self, trial: Trial, event: AttemptEnded) -> Trial:

@@ -27,7 +27,17 @@ from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
 from autotune.trainers.placeholders import Values, check_names, null_inside, parse, word
 from autotune.trainers.steplines import MEASURED, parse_step_line
 from autotune.trainers.torchrun import place
-from autotune.trainers.trainer import UNCOMMON_SHAPES, LineReader, Option, StepMetrics, Trainer, clean, needs, number
+from autotune.trainers.trainer import (
+    SAME_DATA,
+    UNCOMMON_SHAPES,
+    LineReader,
+    Option,
+    StepMetrics,
+    Trainer,
+    clean,
+    needs,
+    number,
+)
 
 SCALES: Mapping[str, tuple[str, float]] = {
     **{name: (name, 1.0) for name in MEASURED},
@@ -79,6 +89,7 @@ class CommandTrainer(Trainer):
         Option(name="values", meaning="what values of a knob are written as; null leaves the argument out", default={}),
         Option(name="metrics", meaning="regular expression with one group by metric name", default={}),
         Option(name="steps", meaning="what {steps} stands for", default=50),
+        SAME_DATA,
         Option(name="seed", meaning="what {seed} stands for", default=1234),
     )
 

@@ -26,6 +26,7 @@ class NativeTrainer(Trainer):
     """autotune's own loop."""
 
     name = "native"
+    same_data = True
     summary = "autotune's own training loop, which trials run"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
