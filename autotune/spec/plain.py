@@ -101,6 +101,14 @@ def fingerprint(values: Any) -> str:
     return hashlib.blake2b(canonical(values).encode(), digest_size=16).hexdigest()
 
 
+def identity(values: Any) -> str:
+    """`fingerprint` of the values that say something: without those that are null, false, zero or empty.
+
+    A field that is added later, with such a value as its default, changes no identity.
+    """
+    return fingerprint(_said(values))
+
+
 def finite(values: Any) -> Any:
     """The values with null in place of every number that JSON cannot write (nan and infinities)."""
     if isinstance(values, float):
@@ -110,6 +118,12 @@ def finite(values: Any) -> Any:
     if isinstance(values, list | tuple):
         return [finite(value) for value in values]
     return values
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: said for key, item in value.items() if (said := _said(item))}
+    return [_said(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _space(values: Mapping[str, Any]) -> SpaceSpec:

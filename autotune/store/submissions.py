@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from autotune.errors import ConflictError
 from autotune.spec import Study, StudyStatus, Workload
-from autotune.spec.plain import canonical, fingerprint, study_from_dict, study_to_dict, workload_to_dict
+from autotune.spec.plain import canonical, fingerprint, identity, study_from_dict, study_to_dict, workload_to_dict
 from autotune.store.database import lock, now_us
 from autotune.store.history import append
 from autotune.store.rows import clean, json_text
@@ -90,7 +90,7 @@ def _insert_study(connection: Connection, study: Study, owner: str, now: int) ->
 def keep_workload(connection: Connection, workload: Workload) -> int:
     """The key of the workload; a new workload is stored."""
     values = workload_to_dict(workload)
-    mark = fingerprint(values)
+    mark = identity(values)
     known = select(workloads.c.key).where(workloads.c.fingerprint == mark)
     key = connection.execute(known).scalar()
     if key is None:

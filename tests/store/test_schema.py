@@ -93,6 +93,20 @@ def test_an_upgrade_gives_each_config_the_key_that_this_release_gives_it(tmp_pat
     assert all(new != old for (new, _), (old, _) in zip(after, before, strict=True))
 
 
+@pytest.mark.parametrize("written", [VERSION_1, VERSION_2])
+def test_an_upgrade_keeps_the_workloads_that_new_studies_share(tmp_path: Path, written: Path) -> None:
+    path = old_file(tmp_path / "old.db", written)
+    count = "SELECT count(*) FROM workloads"
+    with closing(sqlite3.connect(path)) as connection:
+        before = connection.execute(count).fetchone()
+    store = open_store(path)
+    for record in store.studies():
+        store.submit(record.study, {})
+    store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute(count).fetchone() == before
+
+
 def test_a_version_2_file_keeps_its_best_trials_and_knows_what_was_simulated(tmp_path: Path) -> None:
     path = old_file(tmp_path / "old.db", VERSION_2)
     with closing(sqlite3.connect(path)) as connection:

@@ -1,8 +1,9 @@
-"""Config keys that outlive new knobs, and the runner of a study as a column.
+"""Config keys that outlive new knobs, workload fingerprints that outlive new fields, and the runner of a study as a column.
 
 A config's key was the fingerprint of all its fields, so that a new field would have given every config another key. Now it is the fingerprint of
 `VERSION:VALUES`, where VALUES are those that differ from the defaults, as sorted JSON. The new keys are made from the column `config`, the text
-`tp=2,pp=1,dp=4,...` that holds every value that is not a default. The runner is read from the study's kept values.
+`tp=2,pp=1,dp=4,...` that holds every value that is not a default. A workload's fingerprint now leaves out what is null, false, zero or empty. The runner is read from
+the study's kept values.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ def new_key(config: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest()[:8], "big", signed=True)
 
 
+def new_fingerprint(workload: Any) -> str:
+    """The fingerprint of a workload's values that are not null, false, zero or empty."""
+    text = json.dumps(_said(workload), sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 def upgrade() -> None:
     """Rewrites the keys of trials and records, and fills in the runner."""
     connection = op.get_bind()
@@ -50,6 +57,12 @@ def upgrade() -> None:
         connection.execute(
             sa.text("UPDATE studies SET runner = :runner WHERE key = :study"), {"runner": runner, "study": study}
         )
+    workloads = sa.table("workloads", sa.column("key"), sa.column("workload"))
+    for row in connection.execute(sa.select(workloads.c.key, workloads.c.workload)).all():
+        connection.execute(
+            sa.text("UPDATE workloads SET fingerprint = :mark WHERE key = :key"),
+            {"mark": new_fingerprint(json.loads(row.workload)), "key": row.key},
+        )
     trials = sa.table("trials", sa.column("key"), sa.column("config"))
     update = sa.text("UPDATE trials SET config_key = :new WHERE key = :key")
     last = -1
@@ -59,6 +72,12 @@ def upgrade() -> None:
         connection.execute(update, [{"new": new_key(row.config), "key": row.key} for row in rows])
         last = rows[-1].key
     op.execute("UPDATE records SET config_key = (SELECT t.config_key FROM trials AS t WHERE t.key = records.trial)")
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: said for key, item in value.items() if (said := _said(item))}
+    return [_said(item) for item in value] if isinstance(value, list) else value
 
 
 def _value(name: str, text: str) -> Any:
