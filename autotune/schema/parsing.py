@@ -96,8 +96,8 @@ def parse_study(
     own = space.own_knobs
     enqueue = [_config(workload, config, f"enqueue.{i}", own) for i, config in enumerate(asked.enqueue)]
     baseline = None if asked.baseline is None else _config(workload, asked.baseline, "baseline", own)
-    trainer(trainer_name).check_own_knobs(space.extra, trainer_options)
-    launchable = Launchable(trainer=trainer(trainer_name), options=trainer_options)
+    launchable = Launchable.in_space(trainer(trainer_name), trainer_options, workload, space)
+    launchable.trainer.check_own_knobs(space.extra, launchable.options)
 
     def broken_by(config: ParallelConfig) -> str | None:
         return why_not(workload, config) or launchable.why_not(workload, config)
@@ -121,7 +121,7 @@ def parse_study(
         measure=MeasureSpec(**asked.measure.model_dump()),
         searcher=asked.searcher,
         trainer=trainer_name,
-        trainer_options=trainer_options,
+        trainer_options=launchable.options,
         same_data=trainer(trainer_name).same_data or bool(trainer_options.get(SAME_DATA.name)),
         runner=runner,
         runner_options=runner_options,

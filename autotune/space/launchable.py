@@ -6,6 +6,7 @@ A trainer's limits are functions of one config, not of columns. They are asked o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -13,7 +14,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.spec import ConfigTable, ParallelConfig, Study, Workload
+from autotune.space.completion import default_precision
+from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, Study, Workload
 from autotune.trainers import Limit, Trainer, trainer
 
 
@@ -30,6 +32,11 @@ class Launchable:
     def of(cls, study: Study) -> Launchable:
         """The laws of the study's trainer. Raises `CatalogError` for an unknown one."""
         return cls(trainer=trainer(study.trainer), options=study.trainer_options)
+
+    @classmethod
+    def in_space(cls, trainer: Trainer, options: Mapping[str, Any], workload: Workload, space: SpaceSpec) -> Launchable:
+        """The laws of a trainer in one space: a knob with one value there need not be passed on. Raises `SpecError` for wrong options."""
+        return cls(trainer=trainer, options=trainer.for_space(options, fixed_knobs(workload, space)))
 
     def why_not(self, workload: Workload, config: ParallelConfig) -> str | None:
         """Why the trainer cannot launch the config, in words; None when it can."""
@@ -52,3 +59,25 @@ class Launchable:
 
     def _name(self, limit: Limit) -> str:
         return f"{self.trainer.name}_{limit.knob.partition('.')[0]}"
+
+
+def fixed_knobs(workload: Workload, space: SpaceSpec) -> dict[str, Any]:
+    """Knobs that have the same value in all configs of the space, with that value; those at their default may be left out.
+
+    It follows from what the space lists, not from its configs: a value that no legal config has counts, too.
+    """
+    listed = {"precision": (default_precision(workload),), **space.knobs, **space.extra}
+    fixed = {name: values[0] for name, values in listed.items() if len(set(values)) == 1}
+    mesh: list[Any] = [fixed.get(knob, None if knob in listed else KNOBS[knob].default) for knob in ("tp", "pp", "cp")]
+    sizes = set(space.world_sizes or (workload.cluster.num_gpus,))
+    if "dp" not in listed and len(sizes) == 1 and None not in mesh:
+        fixed["dp"] = max(1, sizes.pop() // math.prod(mesh))
+    micro_batch_size = fixed.get("micro_batch_size", None if "micro_batch_size" in listed else 1)
+    if (
+        "accumulation_steps" not in listed
+        and len(workload.global_batch_sizes) == 1
+        and "dp" in fixed
+        and micro_batch_size
+    ):
+        fixed["accumulation_steps"] = max(1, workload.global_batch_sizes[0] // (micro_batch_size * fixed["dp"]))
+    return fixed

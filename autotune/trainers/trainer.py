@@ -189,6 +189,10 @@ class Trainer(ABC):
         """Raises `SpecError` for options that fit no launch, whatever the config; `own_knobs`: names of the study's own knobs. Override it
         where options are more than plain values."""
 
+    def for_space(self, options: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a study, as given, completed with what its space says; `fixed`: the knobs with one value in all its configs."""
+        return dict(options)
+
     @final
     @property
     def knob_use(self) -> KnobUse:

@@ -11,6 +11,7 @@ import pytest
 from autotune import api
 from autotune.errors import InfeasibleError, SpecError
 from autotune.space import Launchable, SearchSpace, default_config
+from autotune.space.launchable import fixed_knobs
 from autotune.spec import Study
 from autotune.store import MemoryStore
 from autotune.trainers import trainer, trainer_names
@@ -127,3 +128,64 @@ def test_many_configs_need_few_questions() -> None:
     same, again = replace(Launchable.of(asked)).cut(asked.workload, table)
     assert (same == mask).all()
     assert again == counts
+
+
+ONE_MESH: dict[str, Any] = {"tp": [2], "cp": [2], "micro_batch_size": [1, 2, 4], "precision": ["bf16"]}
+
+
+def command(*argv: str, **options: Any) -> dict[str, Any]:
+    return {"kind": "command", "argv": ["train", *argv], **options}
+
+
+def test_a_knob_with_one_value_in_the_space_needs_no_placeholder() -> None:
+    asked = study(
+        trainer=command("{micro_batch_size}", "{accumulation_steps}"), space=ONE_MESH, knobs={"bucket_mb": [25]}
+    )
+    assert asked.trainer_options["fixed"] == {"tp": 2, "cp": 2, "dp": 2, "bucket_mb": 25}
+    space = SearchSpace.of_study(asked)
+    assert len(space) == 3
+    assert space.excluded.get("command_tp", 0) == 0
+    launch = trainer("command").launch(asked.workload, space[0], asked.trainer_options)
+    assert launch.argv[0] == "train"
+
+
+def test_a_knob_that_differs_between_configs_needs_one() -> None:
+    asked = study(trainer=command("{micro_batch_size}"), space={**ONE_MESH, "tp": [2, 4]})
+    assert set(asked.trainer_options["fixed"]) == {"cp"}
+    with pytest.raises(InfeasibleError, match=r"no placeholder \{tp\}"):
+        SearchSpace.of_study(asked)
+    with pytest.raises(SpecError, match=r"no placeholder \{bucket_mb\}"):
+        study(trainer=command("{micro_batch_size}"), space=ONE_MESH, knobs={"bucket_mb": [25, 50]})
+
+
+def test_a_baseline_outside_of_the_space_is_held_to_the_value_that_the_program_is_started_with() -> None:
+    with pytest.raises(SpecError, match=r"tp=1: .*started with tp=2") as caught:
+        study(
+            trainer=command("{micro_batch_size}", "{accumulation_steps}", "{cp}", "{dp}"),
+            space=ONE_MESH,
+            baseline="tp=1",
+        )
+    assert caught.value.field == "baseline"
+
+
+def test_a_study_whose_placeholders_carry_everything_stays_as_it_is_written() -> None:
+    asked = study(trainer=command("{micro_batch_size}", "{tp}", "{cp}", "{world_size}"), space=ONE_MESH)
+    assert asked.trainer_options == {"argv": ["train", "{micro_batch_size}", "{tp}", "{cp}", "{world_size}"]}
+
+
+@pytest.mark.parametrize(("fixed", "law"), [({"tpp": 2}, "no knob is called 'tpp'"), ({"tp": 4}, "started with tp=4")])
+def test_a_spec_may_say_what_the_program_is_started_with(fixed: dict[str, Any], law: str) -> None:
+    argv = ("{micro_batch_size}", "{accumulation_steps}", "{cp}", "{dp}")
+    assert study(trainer=command(*argv, fixed={"tp": 2}), space={"cp": [1, 2]}, baseline="tp=2,cp=2").baseline
+    with pytest.raises(SpecError, match=law):
+        study(trainer=command(*argv, fixed=fixed), space={"cp": [1, 2]}, baseline="tp=2,cp=2")
+
+
+@pytest.mark.parametrize("world_sizes", [None, [8], [4, 8]])
+def test_what_counts_as_fixed_has_one_value_in_all_configs(world_sizes: list[int] | None) -> None:
+    spaces = [{}, {"tp": [2]}, {"tp": [1, 2]}, {"pp": [2], "micro_batch_size": [1, 2]}, {"micro_batch_size": [2]}]
+    for knobs in spaces:
+        asked = study(space={**knobs, **({"world_sizes": world_sizes} if world_sizes else {})})
+        for config in SearchSpace.build(asked.workload, asked.space):
+            fixed = fixed_knobs(asked.workload, asked.space)
+            assert {name: getattr(config, name) for name in fixed} == fixed

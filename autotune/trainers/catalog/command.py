@@ -7,14 +7,16 @@
 
 Placeholders are the knobs of the config, including a study's own, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
 {nproc_per_node} {model} {seed} {steps}`, and arithmetic over them (see `placeholders.py`); `values` says what their values are written as. No
-shell is involved. Without `metrics`, the program must print one JSON object per step (see `steplines.py`). A knob that differs from its default
-and that no placeholder mentions is an error, because the program would train something else than the config says.
+shell is involved. Without `metrics`, the program must print one JSON object per step (see `steplines.py`).
+
+A knob that no placeholder mentions must have one value in all configs, its default or the one in `fixed`, else the program would train something
+else than the config says. A study's `fixed` holds the knobs with one value in its space: such a program is started with that value anyway.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from autotune.errors import SpecError
@@ -87,6 +89,7 @@ class CommandTrainer(Trainer):
         Option(name="argv", meaning="the command, one string per argument, with placeholders", default=()),
         Option(name="env", meaning="environment variables, with placeholders", default={}),
         Option(name="values", meaning="what values of a knob are written as; null leaves the argument out", default={}),
+        Option(name="fixed", meaning="knobs that the program is started with anyway, each with its value", default={}),
         Option(name="metrics", meaning="regular expression with one group by metric name", default={}),
         Option(name="steps", meaning="what {steps} stands for", default=50),
         SAME_DATA,
@@ -97,29 +100,48 @@ class CommandTrainer(Trainer):
         """Knobs that no placeholder carries to the program."""
         if not options["argv"]:
             return ()
-        named = self._named(options)
-        asked, default = effective(config), ParallelConfig()
-        return tuple(
-            Limit(
-                knob=knob,
-                value=getattr(asked, knob),
-                message=_UNNAMED.format(knob),
-                nearest=getattr(default, knob) if knob not in ("tp", "pp", "dp", "cp", "ep") else None,
-            )
-            for knob in FIELDS
-            if getattr(asked, knob) != getattr(default, knob) and not named.intersection(_IMPLIED.get(knob, (knob,)))
-        )
+        named, fixed, default = self._named(options), options["fixed"], ParallelConfig()
+        asked = effective(config)
+        limits = []
+        for knob in FIELDS:
+            if named.intersection(_IMPLIED.get(knob, (knob,))):
+                continue
+            only = fixed.get(knob, getattr(default, knob))
+            same = effective(replace(config, **{knob: only})) if knob in fixed else default
+            if getattr(asked, knob) == getattr(same, knob):
+                continue
+            message = _UNNAMED.format(knob) + (f": it is started with {knob}={word(only)}" if knob in fixed else "")
+            nearest_value = only if knob not in ("tp", "pp", "dp", "cp", "ep") else None
+            limits.append(Limit(knob=knob, value=getattr(asked, knob), message=message, nearest=nearest_value))
+        return tuple(limits)
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
         """A placeholder carries it, as it does every knob; its name must not be one that stands for something else."""
         if name in _SURROUNDINGS:
             return f"the placeholder {{{name}}} stands for something else already: give the knob another name"
-        return "" if not options["argv"] or name in self._named(options) else _UNNAMED.format(name)
+        is_told = not options["argv"] or name in options["fixed"] or name in self._named(options)
+        return "" if is_told else _UNNAMED.format(name)
+
+    def for_space(self, options: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+        """Adds to `fixed` what needs no placeholder, because the space has one value for it and the program is started with that."""
+        values, default = self.checked(options), ParallelConfig()
+        named = self._named(values)
+        needless = {
+            knob: value
+            for knob, value in fixed.items()
+            if not named.intersection(_IMPLIED.get(knob, (knob,))) and value != getattr(default, knob, None)
+        }
+        found = {**needless, **values["fixed"]}
+        return {**options, "fixed": found} if found else dict(options)
 
     def check_options(self, options: Mapping[str, Any], own_knobs: Iterable[str]) -> None:
         """Raises `SpecError` for unknown placeholders, values that cannot be written, and patterns that are not allowed."""
         known = frozenset({*FIELDS, *_SURROUNDINGS, *own_knobs})
         written = _written(options["values"], known)
+        for name in options["fixed"]:
+            if name not in known:
+                remedy = nearest(name, known)
+                raise SpecError(f"no knob is called {name!r}", remedy=remedy, field=f"trainer.fixed.{name}")
         for text in self._texts(options):
             template = parse(text)
             for expression in template.expressions:
