@@ -120,3 +120,23 @@ def test_optuna_sees_them_as_parameters() -> None:
     study = api.load_study(own_spec())
     space = SearchSpace.build(study.workload, study.space)
     assert distributions(space)["num_workers"].choices == (0, 2, 4)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("searcher", ["bayesian", "reinforce"])
+def test_a_history_without_the_knobs_or_with_others_is_no_obstacle(store: SqlStore, searcher: str) -> None:
+    """Earlier studies of the same workload have other own knobs, or other values of one with the same name."""
+    others = {"num_workers": [8, 16], "bucket": [1, 2]}
+    command = {**COMMAND, "argv": [*COMMAND["argv"], "--bucket={bucket}"]}
+    for document in (
+        spec(name="plain", searcher=searcher, budget={"max_trials": 2}),
+        own_spec(searcher=searcher, budget={"max_trials": 3}),
+        {
+            **own_spec(searcher=searcher, budget={"max_trials": 3}),
+            "name": "other",
+            "knobs": {**OWN, **others},
+            "trainer": command,
+            "enqueue": [],
+        },
+        spec(name="plain again", searcher=searcher, budget={"max_trials": 2}),
+    ):
+        assert api.tune(document, store=store).best is not None

@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from autotune.search.searcher import Problem
 from autotune.search.surrogate.corrected_gp import Prior, Rows
 from autotune.search.surrogate.observations import Observations
-from autotune.spec import ConfigTable, Estimate, FailureKind, Measurement, Trial, TrialStatus, Workload
+from autotune.spec import ConfigTable, Estimate, FailureKind, Measurement, ParallelConfig, Trial, TrialStatus, Workload
 
 Array = NDArray[np.float64]
 
@@ -155,7 +155,6 @@ def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
 def data_point(problem: Problem, workload: Workload, trial: Trial, *, number: int) -> DataPoint:
     """The data point of a trial whose config need not be in the space: estimate and coordinates are computed for it alone."""
     from autotune.cost import estimate
-    from autotune.space import SearchSpace
 
     same = workload.cluster.gpu.name == problem.space.workload.cluster.gpu.name
     same = same and workload.trainer == problem.space.workload.trainer
@@ -164,8 +163,22 @@ def data_point(problem: Problem, workload: Workload, trial: Trial, *, number: in
         workload=number,
         capacity_bytes=workload.cluster.gpu.memory_bytes,
         estimate=estimate(workload, ConfigTable.of([trial.config]), calibration=problem.calibration if same else None),
-        point=SearchSpace.of(workload, [trial.config]).coordinates(),
+        point=_coordinates(problem, trial.config),
     )
+
+
+def _coordinates(problem: Problem, config: ParallelConfig) -> Array:
+    """Where a config lies on the axes of the searched space, shape (1, d).
+
+    A study's own knobs are axes too. A config of another study is at their defaults, and knobs that only that study has are left out.
+    """
+    coordinates = []
+    for name, knob in problem.space.table.knobs.items():
+        value = config.value(name)
+        if value is None or (knob.values and value not in knob.values):
+            value = knob.default
+        coordinates.append(knob.coordinate(np.array([knob.encode(value)], dtype=knob.dtype)))
+    return np.stack(coordinates, axis=1)
 
 
 def _measurement(point: DataPoint) -> Measurement:
