@@ -85,11 +85,6 @@ def load(group: str, name: str) -> Any:
         ) from error
 
 
-def runner_names() -> tuple[str, ...]:
-    """Names of all installed runners."""
-    return tuple(registered(RUNNERS))
-
-
 def make_runner(name: str, **options: Any) -> TrialRunner:
     """The runner of that name.
 

@@ -33,7 +33,7 @@ from autotune.spec import KNOBS, ParallelConfig, config_label
 from autotune.testing.trainers import WORKLOAD
 from autotune.trainers import trainer, trainer_names
 from autotune_workers.runners.simulated import SIMULATED_RUNNER
-from autotune_workers.training.knob_use import NATIVE_LOOP
+from autotune_workers.training.loop_knobs import NATIVE_LOOP
 
 plain = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
 other = replace(plain, ddp_bucket_mb=100)
@@ -130,7 +130,7 @@ def test_the_knob_is_spelled_and_stored_without_further_code_and_refused_where_i
 
 def test_a_knob_that_is_declared_neutral_makes_no_difference_in_estimate_and_simulation(tmp_path: Path) -> None:
     folder = with_the_line(tmp_path)
-    declared = folder / "autotune" / "cost" / "knob_use.py"
+    declared = folder / "autotune" / "cost" / "model_knobs.py"
     text = declared.read_text()
     mark = "    own_knobs_neutral="
     assert text.count(mark) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from autotune import cli, registry
 from autotune.errors import CatalogError, RunnerError, SpecError
-from autotune.registry import calibrator_names, make_runner, registered, runner_names
+from autotune.registry import RUNNERS, calibrator_names, make_runner, registered
 from autotune.search import make_searcher, searcher_names
 from autotune.space import SearchSpace
 from autotune.testing.searchers import WORKLOAD, candidates
@@ -55,7 +55,7 @@ def test_what_ships_is_registered_as_the_project_file_says() -> None:
 
 
 def test_the_shipped_names_are_there() -> None:
-    assert {"local", "ray", "simulated"} <= set(runner_names())
+    assert {"local", "ray", "simulated"} <= set(registered(RUNNERS))
     assert "local" in calibrator_names()
     assert {"bayesian", "optuna:tpe", "grid"} <= set(searcher_names())
     assert {"native", "command", "megatron"} <= set(trainer_names())

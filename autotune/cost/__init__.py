@@ -5,11 +5,12 @@ layout.py        where the ranks of each group sit            stages.py       la
 flops.py         FLOPs of the model                           parameters.py   weights per rank
 compute.py       kernel time of a micro-batch                 collectives.py  time of one collective
 traffic.py       communication of a step                      pipeline.py     bubbles, micro-batches in flight
-recompute.py     what recomputation repeats and keeps         step.py         the parts of a step put together
+recompute.py     what recomputation repeats and keeps         step_time.py    the parts of a step put together
 memory.py        peak memory of the fullest rank              uncertainty.py  error bars
 calibration.py   Calibration: constants of a GPU type and trainer, kept in constants.json
 measured.py      constants fitted to measurements of a cluster
 traits.py        facts about trainers that need no measurement
+model_knobs.py   which knobs the formulas read
 """
 
 from autotune.cost.calibration import Calibration, calibration_for

@@ -10,7 +10,7 @@ Units are SI and bytes; a name ends in its unit. Only the catalog does I/O, on f
 """
 
 from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec
-from autotune.spec.config import FIELDS, KNOBS, PRECISIONS, RECOMPUTES, SCHEDULES, ParallelConfig, config_label
+from autotune.spec.config import FIELDS, KNOBS, PRECISIONS, SCHEDULES, ParallelConfig, config_label
 from autotune.spec.estimate import Estimate, MemoryParts, TimeParts
 from autotune.spec.knob import Knob
 from autotune.spec.knob_use import KnobUse
@@ -24,7 +24,6 @@ __all__ = [
     "FIELDS",
     "KNOBS",
     "PRECISIONS",
-    "RECOMPUTES",
     "SCHEDULES",
     "Budget",
     "ClusterSpec",

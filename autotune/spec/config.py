@@ -193,7 +193,6 @@ KNOBS: Mapping[str, Knob] = {
 FIELDS: tuple[str, ...] = tuple(KNOBS)
 """Their names."""
 PRECISIONS: tuple[str, ...] = KNOBS["precision"].values
-RECOMPUTES: tuple[str, ...] = KNOBS["recompute"].values
 SCHEDULES: tuple[str, ...] = KNOBS["pp_schedule"].values
 
 

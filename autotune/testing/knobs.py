@@ -19,8 +19,8 @@ from autotune.spec import FIELDS, KNOBS, Knob, KnobUse, ParallelConfig, Workload
 from autotune.trainers import trainer, trainer_names
 
 PARTS = (
-    "autotune.cost.knob_use:COST_MODEL",
-    "autotune_workers.training.knob_use:NATIVE_LOOP",
+    "autotune.cost.model_knobs:COST_MODEL",
+    "autotune_workers.training.loop_knobs:NATIVE_LOOP",
     "autotune_workers.runners.simulated:SIMULATED_RUNNER",
 )
 """Where the parts beside the trainers say what they do with each knob."""

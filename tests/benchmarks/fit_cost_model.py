@@ -27,7 +27,7 @@ import autotune.cost
 from autotune.cost import Calibration, estimate
 from autotune.cost.layout import layout_of
 from autotune.cost.stages import stages_of
-from autotune.cost.step import time_parts
+from autotune.cost.step_time import time_parts
 from autotune.cost.traits import traits_of
 from tests.benchmarks import measurements
 from tests.benchmarks.measurements import Block

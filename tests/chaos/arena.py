@@ -308,7 +308,7 @@ class Arena:
         return str(self.folder / "logs")
 
     def _of_supervisors(self) -> list[int]:
-        """Nurseries and what they forked, by the folder that they were told."""
+        """Process numbers of the fork servers and their children: those with the log folder on their command line."""
         return [pid for pid, words in command_lines() if self._logs().encode() in words]
 
     def _describe(self) -> str:

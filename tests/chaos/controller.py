@@ -4,7 +4,7 @@ The journal is a file of JSON lines, each written with one `write` after the sto
 SIGKILL. The clock is read through `autotune.store.database.datetime`, the only wall clock of the store: it is off by what the clock file says.
 Both files are named as the process is on leases: FOLDER/journals/OWNER, FOLDER/clocks/OWNER.
 
-Controllers are started by the arena (`main`) or by supervisors, whose nurseries call `keep_journals` before they fork the first.
+Controllers are started by the arena (`main`) or by supervisors, whose fork servers call `keep_journals` before they fork a controller.
 """
 
 from __future__ import annotations

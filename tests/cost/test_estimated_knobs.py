@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.cost import estimate
-from autotune.cost.knob_use import COST_MODEL
+from autotune.cost.model_knobs import COST_MODEL
 from autotune.errors import ConfigError
 from autotune.spec import FIELDS, ConfigTable, Estimate, KnobUse, ParallelConfig, Workload
 from autotune.testing.knobs import base_configs, complaints_of, variations

@@ -22,7 +22,7 @@ from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.spec import FIELDS, KNOBS, ParallelConfig
 from autotune.testing.knobs import complaints_of, variations
-from autotune_workers.training.knob_use import NATIVE_LOOP
+from autotune_workers.training.loop_knobs import NATIVE_LOOP
 from autotune_workers.training.mesh import RankContext
 from autotune_workers.training.step import Training
 from tests.workers.trial_ranks import CPU, MODELS, request

@@ -35,6 +35,11 @@ class Child(Protocol):
         """Process number; 0 until it is known."""
         ...
 
+    @property
+    def start_errors(self) -> tuple[str, ...]:
+        """Last lines of the fork server, if that was lost; empty otherwise."""
+        ...
+
     def code(self) -> int | None:
         """Exit status, negative for a signal; None while it lives or has not started yet."""
         ...

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from autotune_workers.gang.wire import Lines, Message, to_line
-from autotune_workers.process.children import ForkedChild, OwnChild, RankForkServer
+from autotune_workers.process.children import Child, OwnChild, RankForkServer
 from autotune_workers.process.machine import oom_kills
 
 TRIAL = "autotune_workers.training.run_trial:run_trial"
@@ -35,7 +35,7 @@ class RankStarter:
         self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autotune-spawner")
         self._fork_server = RankForkServer(self._spawner, host=host, trial=trial)
 
-    def start(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> ForkedChild | OwnChild:
+    def start(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> Child:
         """A new rank process on this channel, with its output to the descriptor `log`."""
         if self._device == "cpu":
             return self._fork_server.spawn(channel, log, environment)

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.cost.knob_use import COST_MODEL
+from autotune.cost.model_knobs import COST_MODEL
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement

@@ -14,6 +14,7 @@ activation_checkpointing.py    recomputation and compilation     precision.py   
 
 initialization.py  starting values of the weights                optimizer.py        optimizer and learning rate
 data.py            the token stream                              validation.py       what cannot be trained, with the law
+loop_knobs.py      which knobs the loop reads
 rendezvous.py      how ranks find one another                    faults.py           faults on order, for tests and drills
 torch_version.py   the torch releases that work                  torch_internals.py  private names of torch, all of them
 """

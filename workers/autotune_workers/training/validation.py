@@ -7,7 +7,7 @@ from autotune.ports import TrialRequest
 from autotune_workers.training.activation_checkpointing import check_compiler
 from autotune_workers.training.context_parallel import check_context
 from autotune_workers.training.expert_parallel import check_experts
-from autotune_workers.training.knob_use import NATIVE_LOOP
+from autotune_workers.training.loop_knobs import NATIVE_LOOP
 from autotune_workers.training.mesh import RankContext
 from autotune_workers.training.optimizer import learning_rate
 from autotune_workers.training.pipeline_parallel import check_pipeline
