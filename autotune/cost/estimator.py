@@ -10,9 +10,9 @@ import numpy as np
 
 from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.flops import model_flops_per_token
-from autotune.cost.model_knobs import COST_MODEL
 from autotune.cost.layout import layout_of
 from autotune.cost.memory import fullest, rank_memories
+from autotune.cost.model_knobs import COST_MODEL
 from autotune.cost.stages import stages_of
 from autotune.cost.step_time import time_parts
 from autotune.cost.traits import traits_of
