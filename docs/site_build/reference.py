@@ -231,10 +231,10 @@ def rest() -> str:
                 for status, answer in operation["responses"].items()
             ]
             lines += [table(["status", "media type", "document", "meaning"], answers), ""]
-    lines += ["# Documents", ""]
+    lines += ["## Documents", ""]
     for name, shape in sorted(document["components"]["schemas"].items()):
         if name not in {*_HOMES, *_KEYS}:
-            lines += [f"## {name}", "", _one_line(shape.get("description", "")), "", shape_table(shape, {}), ""]
+            lines += [f"### {name}", "", _one_line(shape.get("description", "")), "", shape_table(shape, {}), ""]
     return "\n".join(lines)
 
 
@@ -281,4 +281,4 @@ def _field_docs(name: str) -> dict[str, str]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(text.split()).rstrip(":")
