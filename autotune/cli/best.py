@@ -134,7 +134,7 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
         if line := speedup_line(document):
             out.print(line)
     if document["study"] and (not asked or asked == document["study"]["objective"]):  # export knows the study's own
-        note(f"next: {export_command(document['study']['id'], document.get('exports') or ())}")
+        note(f"next: {export_command(document['study']['id'], document.get('next_export'))}")
 
 
 def _print_predicted(document: dict[str, Any]) -> None:

@@ -101,23 +101,44 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
     ]
 
 
+FIRST_NODE = "HOST"
+"""what stands in a printed command for the name of the first node"""
+
+
 def exports_of(result: Result) -> list[str]:
     """The trainers that can launch the best config as it is, without further options; the study's own first."""
-    from autotune.trainers import trainer, trainer_names
+    return [name for name in _trainers(result) if _launches(result, name, {})]
 
-    if result.best is None:
-        return []
-    study = result.record.study
-    able = []
-    for name in sorted(trainer_names(), key=lambda name: name != study.trainer):
-        try:
-            trainer(name).launch(
-                study.workload, result.best.config, study.trainer_options if name == study.trainer else None
-            )
-        except (ExportError, SpecError, RunnerError, MissingExtraError):
-            continue
-        able.append(name)
-    return able
+
+def next_export(result: Result) -> dict[str, Any] | None:
+    """{trainer, options}: the first trainer that can launch the best config, the study's own before the others, with what it still has to be told.
+
+    On several nodes that is the host at which they meet (`FIRST_NODE` stands for it). None when there is no best config or no trainer.
+    """
+    wanted: tuple[dict[str, Any], ...] = ({}, {"master_addr": FIRST_NODE})
+    ways = ((name, options) for name in _trainers(result) for options in wanted)
+    return next(({"trainer": name, "options": given} for name, given in ways if _launches(result, name, given)), None)
+
+
+def _trainers(result: Result) -> list[str]:
+    from autotune.trainers import trainer_names
+
+    own = result.record.study.trainer
+    return sorted(trainer_names(), key=lambda name: name != own) if result.best else []
+
+
+def _launches(result: Result, name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the trainer can launch the best config with these options, beside those of the study where it is the study's own."""
+    from autotune.trainers import trainer
+
+    study, best = result.record.study, result.best
+    assert best is not None
+    own = study.trainer_options if name == study.trainer else {}
+    try:
+        trainer(name).launch(study.workload, best.config, {**own, **options})
+    except (ExportError, SpecError, RunnerError, MissingExtraError):
+        return False
+    return True
 
 
 def study_document(record: StudyRecord) -> dict[str, Any]:
@@ -171,6 +192,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
         "final_rounds": result.final_rounds,
         "notes": list(result.notes),
         "exports": exports_of(result),
+        "next_export": next_export(result),
     }
     if top > 0:
         answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(_standings(result)[:top], 1)]

@@ -158,3 +158,24 @@ def test_a_calibration_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> None
     store.close()
     with pytest.raises(SpecError, match="only what is here"):
         api.calibrate("h100-sxm-1x8")
+
+
+@pytest.mark.parametrize(
+    ("change", "target"),
+    [
+        ({}, {"trainer": "native", "options": {}}),
+        ({"trainer": "megatron"}, {"trainer": "megatron", "options": {}}),
+        (
+            {"trainer": "torchtitan", "model": "llama-8b", "cluster": "h100-sxm-2x8"},
+            {"trainer": "torchtitan", "options": {"master_addr": "HOST"}},
+        ),
+    ],
+)
+def test_the_next_step_names_the_studys_trainer_with_what_it_needs(change: dict[str, Any], target: Any) -> None:
+    store = MemoryStore()
+    space = {"micro_batch_size": [1, 2], "zero_stage": [0, 1, 3], "precision": ["bf16"]}
+    result = api.tune(spec(**{"space": space, **change}), store=store)
+    document = api.document(result)
+    assert document["next_export"] == target
+    api.export_document(store, result.record.id, target["trainer"], target["options"])
+    store.close()
