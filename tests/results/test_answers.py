@@ -166,8 +166,8 @@ def test_a_calibration_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> None
         ({}, {"trainer": "native", "options": {}}),
         ({"trainer": "megatron"}, {"trainer": "megatron", "options": {}}),
         (
-            {"trainer": "torchtitan", "model": "llama-8b", "cluster": "h100-sxm-2x8"},
-            {"trainer": "torchtitan", "options": {"master_addr": "HOST"}},
+            {"trainer": "megatron", "cluster": "h100-sxm-2x8"},
+            {"trainer": "megatron", "options": {"master_addr": "HOST"}},
         ),
     ],
 )
