@@ -401,7 +401,7 @@ def test_a_study_brings_knobs_of_its_own() -> None:
         (
             {"knobs": {"mine": [1, 2]}, "trainer": {"kind": "command", "argv": ["train", "{tp}"]}},
             "knobs.mine",
-            r"argv and env have no placeholder \{mine\}",
+            r"argv, env and files have no placeholder \{mine\}",
         ),
     ],
 )

@@ -55,7 +55,13 @@ def export(
     target = trainer(to)
     with open_source(store, url) as source:
         found = source.export(study, target.name, options)
-    launch = Launch(argv=tuple(found["argv"]), env=found["env"], files=found["files"], notes=tuple(found["notes"]))
+    launch = Launch(
+        argv=tuple(found["argv"]),
+        env=found["env"],
+        files=found["files"],
+        cwd=found.get("cwd", ""),
+        notes=tuple(found["notes"]),
+    )
     written = write_launch(launch, output) if output else []
     if json:
         emit({**found, "written": [str(path) for path in written]})
@@ -68,6 +74,9 @@ def export(
     else:
         for name, text in launch.files.items():
             print(f"# --- {name}\n{text}")
+    launch = launch.placed(str((output or Path()).absolute()))
+    if launch.cwd not in ("", "."):
+        print(f"cd {shlex.quote(launch.cwd)} && ", end="")
     print(" ".join([*(f"{k}={shlex.quote(v)}" for k, v in launch.env.items()), shlex.join(launch.argv)]))
 
 

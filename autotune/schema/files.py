@@ -1,4 +1,4 @@
-"""The files that a spec points to: a model's config.json, a search space, training data.
+"""The files that a spec points to: a model's config.json, a search space, training data, a program's folder and the templates of its files.
 
 A spec that is read from a file comes out self-contained: what the files hold stands in it, and the path of the data is absolute. So it means the same in
 another folder, on resumption, and for a service on another machine. Paths are relative to the spec's own folder.
@@ -7,13 +7,14 @@ another folder, on resumption, and for a service on another machine. Paths are r
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from autotune.assets import space_files, study_files
 from autotune.errors import SpecError
-from autotune.schema.reading import read_document
+from autotune.schema.reading import MAX_BYTES, check_size, read_document
 from autotune.spec import ModelSpec, catalog
 
 MODEL_BYTES = 1 << 22
@@ -38,6 +39,49 @@ def read_spec(source: str | Path) -> dict[str, Any]:
         document["space"] = {"name": name_of(path.stem), **read_document(path, what="search space")}
     if isinstance(data, str):
         document["data"] = find_data(data, base)
+    if isinstance(document.get("trainer"), dict):
+        document["trainer"] = with_program_files(document["trainer"], base)
+    return document
+
+
+def with_program_files(trainer: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The trainer with the folder of its program as an absolute path (`cwd`), and with the contents of the templates that it names (`files`)."""
+    cwd, files = trainer.get("cwd"), trainer.get("files")
+    changes: dict[str, Any] = {}
+    if isinstance(cwd, str) and cwd not in ("", "{files}"):
+        folder = locate(cwd, base, field="trainer.cwd")
+        if not folder.is_dir():
+            raise SpecError(
+                f"the program's folder {cwd!r} does not exist",
+                remedy="give a folder, relative to that of the spec",
+                field="trainer.cwd",
+            )
+        changes["cwd"] = str(folder)
+    if isinstance(files, dict):
+        changes["files"] = {
+            name: read_template(template, base, field=f"trainer.files.{name}")
+            if isinstance(template, str)
+            else template
+            for name, template in files.items()
+        }
+    return {**trainer, **changes}
+
+
+def read_template(text: str, base: Path, *, field: str) -> dict[str, Any]:
+    """The contents of a JSON, YAML or TOML file with placeholders."""
+    path = locate(text, base, field=field)
+    try:
+        if path.suffix != ".toml" or not path.is_file():
+            return read_document(path, what="template")
+        with path.open("rb") as file:
+            document = tomllib.loads(file.read(MAX_BYTES).decode())
+    except SpecError as error:
+        raise SpecError(error.message, remedy=error.remedy, field=field) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpecError(
+            f"the template {text!r} is not TOML: {error}", remedy='write placeholders in quotes: "{tp}"', field=field
+        ) from None
+    check_size(document)
     return document
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from autotune.spec import ModelSpec
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def to_json(document: Mapping[str, Any]) -> str:
@@ -22,14 +25,37 @@ def to_yaml(document: Mapping[str, Any]) -> str:
     return text
 
 
-def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """Sections of scalars and lists as TOML 1.0. JSON strings, numbers and arrays are valid TOML."""
+def to_toml(document: Mapping[str, Any]) -> str:
+    """The document as TOML 1.0: values first, then each section. TOML has no null: keys without a value are left out."""
     lines: list[str] = []
-    for section, values in sections.items():
-        lines.append(f"[{section}]")
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
-        lines.append("")
+    _write_table(document, (), lines)
     return "\n".join(lines)
+
+
+def _write_table(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    sections = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    plain = {key: value for key, value in table.items() if key not in sections and value is not None}
+    if path and (plain or not sections):
+        lines.append(f"[{'.'.join(map(_toml_key, path))}]")
+    lines += [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in plain.items()]
+    if plain or (path and not sections):
+        lines.append("")
+    for key, section in sections.items():
+        _write_table(section, (*path, key), lines)
+
+
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _toml_value(key)
+
+
+def _toml_value(value: Any) -> str:
+    """JSON's texts, numbers and flags are valid in TOML; a mapping inside a list is an inline table."""
+    if isinstance(value, Mapping):
+        pairs = (f"{_toml_key(key)} = {_toml_value(inner)}" for key, inner in value.items() if inner is not None)
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(inner) for inner in value if inner is not None) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:

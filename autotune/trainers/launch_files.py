@@ -1,7 +1,7 @@
 """A launch: command, environment and files of a training job, and how they are written into a folder without overwriting foreign files.
 
-File names are relative to the folder of the launch, which is the working directory of its command. A launch without files can be started from
-any folder. `launch.json` is the manifest: it lists every written file with its SHA-256, so that a second export recognizes its own files.
+File names are relative to the folder of the launch, in which its command runs unless `cwd` names another. A launch without files can be started
+from any folder. `FOLDER` in an argument or variable stands for the folder of the launch, which is known once it is written. `launch.json` is the manifest: it lists every written file with its SHA-256, so that a second export recognizes its own files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from autotune.errors import ExportError
 
 MANIFEST = "launch.json"
 SCRIPT = "launch.sh"
+FOLDER = "@launch-folder@"
+"""what stands for the path of the launch's folder in arguments and variables"""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
@@ -35,7 +37,9 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict)
     """variables that are added to the environment"""
     files: Mapping[str, str] = field(default_factory=dict)
-    """text by file name, relative to the folder in which the command runs"""
+    """text by file name, relative to the folder of the launch"""
+    cwd: str = ""
+    """folder in which the command runs; empty: the folder of the launch if it has files; `.`: the one in which it is started"""
     notes: tuple[str, ...] = ()
     """what a person should know before the start"""
 
@@ -54,25 +58,43 @@ class Launch:
             "argv": list(self.argv),
             "env": dict(self.env),
             "files": dict(self.files),
+            "cwd": self.cwd,
             "notes": list(self.notes),
         }
 
+    def placed(self, folder: str) -> Launch:
+        """The same launch with its files in `folder`."""
+        return replace(
+            self,
+            argv=tuple(argument.replace(FOLDER, folder) for argument in self.argv),
+            env={name: text.replace(FOLDER, folder) for name, text in self.env.items()},
+        )
+
     @property
     def script(self) -> str:
-        """A POSIX shell script that starts the command, in its own folder when there are files."""
+        """A POSIX shell script that starts the command, in `cwd`, or in its own folder when there are files."""
         lines = [
             "#!/bin/sh",
             "# Written by autotune export; arguments given to it are appended to the command.",
             "set -e",
         ]
-        if self.files:
+        if any(FOLDER in text for text in (*self.argv, *self.env.values())):
+            lines.append('here=$(cd "$(dirname "$0")" && pwd)')
+        if self.cwd not in ("", "."):
+            lines.append(f"cd {shlex.quote(self.cwd)}")
+        elif self.files and not self.cwd:
             lines.append('cd "$(dirname "$0")"')
         for note in self.notes:
             lines.extend(f"# {line}" for line in note.splitlines())
-        lines += [f"export {name}={shlex.quote(value)}" for name, value in self.env.items()]
-        words = [(" \\\n  " if word.startswith("-") else " ") + shlex.quote(word) for word in self.argv]
+        lines += [f"export {name}={_quoted(value)}" for name, value in self.env.items()]
+        words = [(" \\\n  " if word.startswith("-") else " ") + _quoted(word) for word in self.argv]
         lines.append("exec" + "".join(words) + ' "$@"')
         return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """One word of a shell script; the folder of the launch is the script's `here`."""
+    return '"$here"'.join(shlex.quote(part) if part else "" for part in text.split(FOLDER)) or "''"
 
 
 def check_file_name(name: str) -> str:

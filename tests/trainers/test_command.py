@@ -53,7 +53,7 @@ class TestCommand(TrainerContract):
 
     def test_a_knob_that_no_placeholder_carries_is_refused(self) -> None:
         config = ParallelConfig(tp=2, dp=4, micro_batch_size=4, accumulation_steps=4, recompute="full")
-        with pytest.raises(ExportError, match=r"recompute=full: argv and env have no placeholder \{recompute\}"):
+        with pytest.raises(ExportError, match=r"recompute=full: argv, env and files have no placeholder \{recompute\}"):
             self.launch(["x", "{tp}", "{world_size}", "{micro_batch_size}", "{global_batch_size}"], config)
 
     def test_environment_carries_knobs_too(self) -> None:

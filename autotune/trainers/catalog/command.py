@@ -6,8 +6,8 @@
       metrics: {step_time_s: 'step time: ([0-9.]+) s', loss: 'loss: ([0-9.]+)', step: '^step ([0-9]+)'}
 
 Placeholders are the knobs of the config, including a study's own, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
-{nproc_per_node} {model} {seed} {steps}`, and arithmetic over them (see `placeholders.py`); `values` says what their values are written as. No
-shell is involved. Without `metrics`, the program must print one JSON object per step (see `steplines.py`).
+{nproc_per_node} {model} {seed} {steps}`, and arithmetic over them (see `placeholders.py`); `values` says what their values are written as. `files`
+are rendered for each trial (see `program_files.py`) into a folder of its own, `{files}`. No shell is involved. Without `metrics`, the program must print one JSON object per step (see `steplines.py`).
 
 A knob that no placeholder mentions must have one value in all configs, its default or the one in `fixed`, else the program would train something
 else than the config says. A study's `fixed` holds the knobs with one value in its space: such a program is started with that value anyway.
@@ -17,16 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec import FIELDS, KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.checks import nearest
 from autotune.trainers.effective import effective
-from autotune.trainers.launch_files import Launch
+from autotune.trainers.launch_files import FOLDER, Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
 from autotune.trainers.placeholders import Values, check_names, null_inside, parse, word
+from autotune.trainers.program_files import check_templates, expressions, render
 from autotune.trainers.steplines import MEASURED, parse_step_line
 from autotune.trainers.torchrun import place
 from autotune.trainers.trainer import (
@@ -68,11 +70,14 @@ _SURROUNDINGS = frozenset(
             "nproc_per_node",
             "steps",
             "seed",
+            "files",
         ),
     }
 )
 """placeholders that are not knobs"""
-_UNNAMED = "argv and env have no placeholder {{{}}}, so the program would not receive it"
+_IN_FILES = "{files}"
+"""`cwd` of a program that runs in the folder of its rendered files"""
+_UNNAMED = "argv, env and files have no placeholder {{{}}}, so the program would not receive it"
 
 
 class CommandTrainer(Trainer):
@@ -89,6 +94,8 @@ class CommandTrainer(Trainer):
         Option(name="argv", meaning="the command, one string per argument, with placeholders", default=()),
         Option(name="env", meaning="environment variables, with placeholders", default={}),
         Option(name="values", meaning="what values of a knob are written as; null leaves the argument out", default={}),
+        Option(name="cwd", meaning="folder in which the program runs, relative to the spec's own", default=""),
+        Option(name="files", meaning="files to render, by name, each from a template or its path", default={}),
         Option(name="fixed", meaning="knobs that the program is started with anyway, each with its value", default={}),
         Option(name="metrics", meaning="regular expression with one group by metric name", default={}),
         Option(name="steps", meaning="what {steps} stands for", default=50),
@@ -136,16 +143,18 @@ class CommandTrainer(Trainer):
 
     def check_options(self, options: Mapping[str, Any], own_knobs: Iterable[str]) -> None:
         """Raises `SpecError` for unknown placeholders, values that cannot be written, and patterns that are not allowed."""
-        known = frozenset({*FIELDS, *_SURROUNDINGS, *own_knobs})
+        known = frozenset({*FIELDS, *_SURROUNDINGS, *own_knobs}) - {"files"}
         written = _written(options["values"], known)
         for name in options["fixed"]:
             if name not in known:
                 remedy = nearest(name, known)
                 raise SpecError(f"no knob is called {name!r}", remedy=remedy, field=f"trainer.fixed.{name}")
+        check_templates(options["files"], known)
+        self._check_folders(options)
         for text in self._texts(options):
             template = parse(text)
             for expression in template.expressions:
-                check_names(expression, known)
+                check_names(expression, known | {"files"} if options["files"] else known)
                 may_be_null = None in written.get(expression.name, {}).values()
                 if may_be_null and template.only is None:
                     raise null_inside(text)
@@ -156,12 +165,15 @@ class CommandTrainer(Trainer):
         needs(options, "argv", "the trainer `command` starts the program of argv")
         self.reader(options)
         known = self._values(workload, config, options)
-        values = Values(known=known, written=_written(options["values"], frozenset(known)))
+        files = {"files": FOLDER} if options["files"] else {}
+        values = Values(known={**known, **files}, written=_written(options["values"], frozenset(known)))
         filled = [values.fill(argument) for argument in options["argv"]]
         variables = {str(name): values.fill(str(text)) for name, text in options["env"].items()}
         return Launch(
             argv=tuple(argument for argument in filled if argument is not None),
             env={name: text for name, text in variables.items() if text is not None},
+            files=render(options["files"], replace(values, known=known)),
+            cwd="" if options["cwd"] == _IN_FILES else options["cwd"] or ("." if options["files"] else ""),
         )
 
     def parse_line(self, line: str) -> StepMetrics | None:
@@ -195,8 +207,28 @@ class CommandTrainer(Trainer):
 
         return read
 
+    def _check_folders(self, options: Mapping[str, Any]) -> None:
+        """Raises `SpecError` for a folder that depends on who reads the spec, and for files that the program cannot find."""
+        cwd = options["cwd"]
+        if cwd not in ("", ".", _IN_FILES) and not Path(cwd).is_absolute():
+            raise SpecError(
+                f"a relative folder is read only where the spec itself is a file, but cwd is {cwd!r}",
+                remedy=f"give an absolute path, or cwd: {_IN_FILES!r} to run in the folder of the rendered files",
+                field="trainer.cwd",
+            )
+        if cwd == _IN_FILES and not options["files"]:
+            raise SpecError("the program runs in the folder of its files, but it has no files", field="trainer.cwd")
+        told = {name for text in self._texts(options) for part in parse(text).expressions for name in part.names}
+        if options["files"] and cwd != _IN_FILES and "files" not in told:
+            raise SpecError(
+                "files are written into a folder of each trial's own, but no argument tells the program where that is",
+                remedy=f'write "--config={{files}}/{next(iter(options["files"]))}", or cwd: {_IN_FILES!r} to run there',
+                field="trainer.files",
+            )
+
     def _named(self, options: Mapping[str, Any]) -> set[str]:
-        return {name for text in self._texts(options) for part in parse(text).expressions for name in part.names}
+        parts = [part for text in self._texts(options) for part in parse(text).expressions]
+        return {name for part in (*parts, *expressions(options["files"])) for name in part.names}
 
     @staticmethod
     def _texts(options: Mapping[str, Any]) -> list[str]:

@@ -247,7 +247,7 @@ def _sections(
         "debug": {"seed": options["seed"]},
     }
     if c.precision == "fp8":
-        sections["quantize.linear.float8"] = {"recipe_name": "tensorwise", "filter_fqns": ["output"]}
+        sections["quantize"] = {"linear": {"float8": {"recipe_name": "tensorwise", "filter_fqns": ["output"]}}}
     return sections
 
 

@@ -178,6 +178,35 @@ def test_a_program_that_is_not_there_stops_the_study(runner: LocalRunner) -> Non
         runner.start(request(0, trainer_options={"argv": ["trainer-of-nobody", "{micro_batch_size}"]}))
 
 
+READS_ITS_CONFIG = """
+import json, os, sys
+config = json.load(open(sys.argv[1]))
+assert config == {"micro_batch": 1, "compile": False}, config
+assert os.getcwd() == sys.argv[2], os.getcwd()
+for step in range(40):
+    print(json.dumps({"step": step, "step_time_s": 0.01, "loss": 2.0}))
+"""
+
+
+def test_a_program_reads_its_rendered_files_in_its_own_folder(runner: LocalRunner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(READS_ITS_CONFIG)
+    rendered = {
+        "argv": [sys.executable, "train.py", "{files}/train.json", str(tmp_path)],
+        "cwd": str(tmp_path),
+        "files": {"train.json": {"micro_batch": "{micro_batch_size}", "compile": "{compile}"}},
+    }
+    end = one(runner, request(0, trainer_options=rendered))
+    assert end.failure is None, end.failure
+    assert end.measurement is not None
+
+
+def test_a_folder_that_is_not_there_stops_the_study(runner: LocalRunner) -> None:
+    with pytest.raises(RunnerError, match="no such folder"):
+        runner.start(
+            request(0, trainer_options={"argv": [sys.executable, "{micro_batch_size}"], "cwd": "/nowhere-at-all"})
+        )
+
+
 def test_ranks_and_programs_run_side_by_side(runner: LocalRunner) -> None:
     native, program = asking(10, dp=1), request(11)
     runner.start(native)

@@ -150,7 +150,15 @@ class ProgramRunner:
         steps = request.measure.warmup_steps + request.measure.max_steps
         options = {**{k: v for k, v in (("steps", steps), ("seed", request.seed)) if k in known}, **options}
         launch = whose.launch(request.workload, request.config, options)
-        if shutil.which(launch.argv[0], path=_search_path(launch.env)) is None:
+        cwd = os.path.abspath(launch.cwd)  # the current folder when it is empty
+        if not os.path.isdir(cwd):
+            raise RunnerError(
+                f"the trainer {whose.name} runs in {cwd!r}, but there is no such folder here",
+                remedy="give a folder that exists where trials run",
+                field="trainer.cwd",
+            )
+        program = os.path.join(cwd, launch.argv[0]) if os.path.dirname(launch.argv[0]) else launch.argv[0]
+        if shutil.which(program, path=_search_path(launch.env)) is None:
             raise RunnerError(
                 f"the trainer {whose.name} starts {launch.argv[0]!r}, but there is no such program here",
                 remedy="install it, put its folder into PATH, or name it by its path",
@@ -261,7 +269,8 @@ class ProgramRunner:
         size = job.request.config.world_size
         gpus, self._gpus = self._gpus[:size], self._gpus[size:]
         folder = tempfile.mkdtemp(prefix="autotune-launch-") if job.launch.files else ""
-        for name, text in job.launch.files.items():
+        launch = job.launch.placed(folder)
+        for name, text in launch.files.items():
             path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
@@ -285,9 +294,9 @@ class ProgramRunner:
             "PYTHONUNBUFFERED": "1",
             "PATH": _search_path({}),
             **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
-            **job.launch.env,
+            **launch.env,
         }
-        order = {"argv": job.launch.argv, "env": environment, "cwd": folder or os.getcwd()}
+        order = {"argv": launch.argv, "env": environment, "cwd": os.path.abspath(launch.cwd or folder)}
         with contextlib.suppress(OSError):  # it is gone already: its exit code will say so
             channel.sendall(json.dumps(order).encode() + b"\n")
         channel.setblocking(False)

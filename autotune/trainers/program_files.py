@@ -1,0 +1,99 @@
+"""Configuration files that a program reads, rendered from templates for each config: JSON, YAML or TOML by the file's ending.
+
+    files: {train.json: {batch: "{micro_batch_size}", name: "run-{tp}", compile: "{compile}"}}
+
+A template is the file's contents with placeholders in its texts. A text that is one placeholder alone becomes the value itself, so that numbers
+stay numbers and flags stay flags; a text with other text around stays text. Keys are written as they are. A value that `values` writes as null is
+null in JSON and YAML; TOML has no null, so its key is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from autotune.errors import SpecError
+from autotune.trainers.file_formats import to_json, to_toml, to_yaml
+from autotune.trainers.launch_files import check_file_name
+from autotune.trainers.placeholders import Expression, Values, check_names, parse
+
+WRITERS = {".json": to_json, ".yaml": to_yaml, ".yml": to_yaml, ".toml": to_toml}
+"""what writes a file, by its ending"""
+
+
+def render(templates: Mapping[str, Any], values: Values) -> dict[str, str]:
+    """The text of each file."""
+    return {name: WRITERS[_ending(name)](_rendered(template, values)) for name, template in templates.items()}
+
+
+def expressions(templates: Mapping[str, Any]) -> Iterator[Expression]:
+    """The placeholders of all files."""
+    for template in templates.values():
+        for text in _texts(template):
+            yield from parse(text).expressions
+
+
+def check_templates(templates: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Raises `SpecError` for a file that cannot be written, an unknown placeholder, and one that has lost its quotes."""
+    for name, template in templates.items():
+        where = f"trainer.files.{name}"
+        check_file_name(name)
+        if _ending(name) not in WRITERS:
+            raise SpecError(
+                f"a file is rendered as JSON, YAML or TOML, but is called {name!r}",
+                remedy=f"give it one of the endings {' '.join(WRITERS)}",
+                field=where,
+            )
+        if not isinstance(template, Mapping):
+            raise SpecError(
+                f"a template must hold keys and values here, but is {template!r:.80}",
+                remedy="its path is read only where the spec itself is a file; elsewhere give the contents inline",
+                field=where,
+            )
+        _refuse_bare(template, known, where)
+        for text in _texts(template):
+            try:
+                for expression in parse(text).expressions:
+                    check_names(expression, known)
+            except SpecError as error:
+                raise SpecError(error.message, remedy=error.remedy, field=where) from None
+
+
+def _ending(name: str) -> str:
+    return PurePosixPath(name).suffix
+
+
+def _rendered(node: Any, values: Values) -> Any:
+    if isinstance(node, Mapping):
+        return {key: _rendered(value, values) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_rendered(value, values) for value in node]
+    if not isinstance(node, str):
+        return node
+    alone = parse(node).only
+    return values.fill(node) if alone is None else values.of(alone)
+
+
+def _texts(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, Mapping | list | tuple):
+        for inner in node.values() if isinstance(node, Mapping) else node:
+            yield from _texts(inner)
+
+
+def _refuse_bare(node: Any, known: frozenset[str], where: str) -> None:
+    """YAML reads `tp: {tp}` as a mapping of one key without a value."""
+    if isinstance(node, Mapping):
+        if len(node) == 1 and (name := next(iter(node))) in known and node[name] is None:
+            raise SpecError(
+                f"the placeholder {{{name}}} has no quotes",
+                remedy=f'write "{{{name}}}": the value that takes its place keeps its type',
+                field=where,
+            )
+        for inner in node.values():
+            _refuse_bare(inner, known, where)
+    elif isinstance(node, list | tuple):
+        for inner in node:
+            _refuse_bare(inner, known, where)
