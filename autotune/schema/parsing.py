@@ -59,7 +59,8 @@ _PLAIN = {
     "bool_type": "must be true or false",
     "string_type": "must be text, or keys and values where the field has them",
     "string_pattern_mismatch": "must begin with a letter or digit and hold only letters, digits, spaces and _.:+-, 100 at most",
-    "too_short": "must not be empty",
+    "too_short": "must have {min_length} or more entries",
+    "too_long": "must have {max_length} entries at most",
 }
 """Pydantic's messages in this service's words, by error type; those that say enough stay as they are."""
 
@@ -174,7 +175,7 @@ def _readable(error: ValidationError, field: str) -> SpecError:
     problems = error.errors(include_url=False)
     first, rest = problems[0], problems[1:]
     extra: Mapping[str, Any] = first.get("ctx", {})
-    message = _PLAIN.get(first["type"]) or first["msg"].replace("Input should", "must")
+    message = _PLAIN.get(first["type"], "").format(**extra) or first["msg"].replace("Input should", "must")
     if first["type"] not in ("missing", "unknown_key") and not isinstance(first["input"], Mapping | BaseModel):
         message += f", but is {first['input']!r:.80}"
     where = _where(first["loc"], field)
@@ -281,16 +282,27 @@ def _config(workload: Workload, asked: str | Mapping[str, Any], field: str, own:
 
 def _own_knobs(asked: StudyDocument) -> dict[str, tuple[Any, ...]]:
     """The study's own knobs with their values, each checked."""
-    listed = {name: _listed(values) for name, values in asked.knobs.items()}
-    for name, values in listed.items():
-        if name in KNOBS or name in SpaceDocument.model_fields:
+    for name, values in asked.knobs.items():
+        if name in KNOBS:
             raise SpecError(
                 f"{name} is a knob of every study, so a study cannot declare it again",
                 remedy="write its values under `space`",
                 field=f"knobs.{name}",
             )
-        Knob.own(name, values)
-    return listed
+        if name in _NO_KNOBS:
+            raise SpecError(
+                f"{name} has a meaning in a space or a config already",
+                remedy="name the knob otherwise",
+                field=f"knobs.{name}",
+            )
+        Knob.own(
+            name, values if isinstance(values, list) else _listed(values)
+        )  # before equal values, 1 and true, are merged
+    return {name: _listed(values) for name, values in asked.knobs.items()}
+
+
+_NO_KNOBS = frozenset({*SpaceDocument.model_fields, "extra"})
+"""names that a study's own knob cannot have"""
 
 
 def _listed(values: Any) -> tuple[Any, ...]:

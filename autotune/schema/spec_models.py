@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    Discriminator,
     BaseModel,
     ConfigDict,
     Field,
@@ -178,9 +179,15 @@ class KindDocument(BaseModel):
 Kind = Annotated[
     Annotated[Name, Tag("<name>")] | Annotated[KindDocument, Tag("<inline>")], either("<name>", "<inline>")
 ]
+ConfigValue = Annotated[
+    Annotated[OwnScalar, Tag("<one>")]
+    | Annotated[dict[StrictStr, OwnScalar], Field(max_length=MAX_OWN_KNOBS), Tag("<extra>")],
+    Discriminator(lambda value: "<extra>" if isinstance(value, dict) else "<one>"),
+]
+"""A knob's value, or under `extra` those of the study's own knobs, as documents of configs hold them."""
 Config = Annotated[
     Annotated[Text, Tag("<text>")]
-    | Annotated[dict[StrictStr, OwnScalar], Field(max_length=len(KNOBS) + MAX_OWN_KNOBS), Tag("<inline>")],
+    | Annotated[dict[StrictStr, ConfigValue], Field(max_length=len(KNOBS) + MAX_OWN_KNOBS), Tag("<inline>")],
     either("<text>", "<inline>"),
 ]
 

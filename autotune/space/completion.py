@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from autotune.errors import ConfigError
 from autotune.spec import KNOBS, Knob, ParallelConfig, Workload
 from autotune.spec.config import knobs_of, unknown_knob
 
@@ -28,11 +29,15 @@ def complete(workload: Workload, asked: str | Mapping[str, Any], own: Iterable[K
     """
     declared = {knob.name: knob for knob in own}
     given = dict(knobs_of(asked, declared) if isinstance(asked, str) else asked)
-    extra = {**dict(given.pop("extra", {})), **{name: given.pop(name) for name in declared if name in given}}
+    inside = given.pop("extra", {})
+    if not isinstance(inside, Mapping):
+        raise ConfigError(f"extra must hold values by knob, but is {inside!r}", field="extra")
+    extra = {**inside, **{name: given.pop(name) for name in declared if name in given}}
     for name, value in extra.items():
         if name not in declared:
             raise unknown_knob(name, {**KNOBS, **declared})
         declared[name].check(value)
+        extra[name] = declared[name].decode(declared[name].encode(value))  # as it is declared: 1, where a text says 1.0
     given["extra"] = {**{name: knob.default for name, knob in declared.items()}, **extra}
     config = ParallelConfig.from_dict({"precision": default_precision(workload), **given})
     if "dp" not in given:

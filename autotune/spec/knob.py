@@ -81,6 +81,7 @@ class Knob:
         if kind is None:
             raise SpecError(
                 f"the values of the knob {name} must be all numbers, all words, or true and false, but are {list(values)!r:.80}",
+                remedy="a word has no blank, comma or =, and 100 characters at most",
                 field=where,
             )
         if kind == "flag":

@@ -186,6 +186,18 @@ class TrainerContract:
             self.workload, plain, self._with_meeting()
         )
 
+    def test_limits_depend_on_the_knobs_in_limited_by_alone(self) -> None:
+        subject, given = self.subject(), self._with_meeting()
+        first: dict[tuple[Any, ...], tuple[ParallelConfig, set[str]]] = {}
+        varied = (
+            replace(c, micro_batch_size=m, accumulation_steps=64 // (m * c.dp)) for c in configs() for m in (1, 8)
+        )
+        for config in varied:
+            limits = {limit.knob for limit in subject.limits(self.workload, config, given)}
+            depends = tuple(config.value(name) for name in sorted(subject.limited_by))
+            other, expected = first.setdefault(depends, (config, limits))
+            assert limits == expected, f"{config} and {other} have the same values of limited_by, but other limits"
+
     def test_ranks_that_do_not_fit_are_refused(self) -> None:
         config = ParallelConfig(dp=32, micro_batch_size=2, accumulation_steps=1)
         with pytest.raises(ExportError, match="32 ranks do not fit 2 nodes of 8"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,10 @@ from autotune import api
 from autotune.errors import InfeasibleError, SpecError
 from autotune.space import Launchable, SearchSpace, default_config
 from autotune.space.launchable import fixed_knobs
-from autotune.spec import Study
+from autotune.spec import ParallelConfig, Study, Workload
 from autotune.store import MemoryStore
-from autotune.trainers import trainer, trainer_names
+from autotune.trainers import Limit, trainer, trainer_names
+from autotune.trainers.catalog.command import CommandTrainer
 
 SPEC: dict[str, Any] = {
     "model": "llama-8b",
@@ -65,6 +67,38 @@ def test_limits_depend_on_what_a_trainer_says_they_depend_on(name: str) -> None:
         knobs = {limit.knob for limit in of.limits(asked.workload, table[index], options)}
         first = seen.setdefault(tuple(int(column[index]) for column in columns), knobs)
         assert knobs == first, f"{name}: {table[index]}"
+
+
+class Asked(CommandTrainer):
+    """The trainer `command`, which counts how often it is asked for its limits."""
+
+    def __init__(self) -> None:
+        self.questions = 0
+
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+        self.questions += 1
+        return super().find_limits(workload, config, options)
+
+
+class Unlimited(Asked):
+    """A trainer whose limits depend on no knob."""
+
+    limited_by = frozenset()
+
+
+def test_values_of_own_knobs_multiply_the_configs_but_not_the_questions_to_the_trainer() -> None:
+    knobs = {f"k{index}": [0, 1] for index in range(10)}
+    argv = ["x", "{tp}", "{dp}", "{accumulation_steps}", "{precision}", *(f"{{{name}}}" for name in knobs)]
+    given = study(
+        trainer={"kind": "command", "argv": argv}, knobs=knobs, space={"tp": [1, 2], "micro_batch_size": [1, 2]}
+    )
+    everything = SearchSpace.build(given.workload, given.space).table
+    can, cut = Launchable(trainer=(asked := Asked()), options=given.trainer_options).cut(given.workload, everything)
+    assert asked.questions == len(everything) / 2**10
+    assert cut == {"command_micro_batch_size": len(everything) // 2}
+    assert [config.micro_batch_size for config in everything.take(can)] == [1] * (len(everything) // 2)
+    can, cut = Launchable(trainer=(asked := Unlimited()), options=given.trainer_options).cut(given.workload, everything)
+    assert asked.questions == 1
 
 
 def test_a_plan_counts_what_the_trainer_cannot_do_and_never_proposes_it() -> None:

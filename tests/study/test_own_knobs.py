@@ -61,6 +61,15 @@ def test_every_searcher_tries_them(store: Store, searcher: str) -> None:
         assert [trial.config for trial in again.trials] == searched
 
 
+def test_a_config_as_documents_hold_it_may_be_enqueued(store: Store) -> None:
+    result = api.tune(own_spec(), store=store)
+    assert result.best is not None
+    document = api.best_document(store, result.record.id)["best"]["config"]
+    again = api.load_study({**own_spec(), "enqueue": [document, "tp=2,num_workers=4.0"]})
+    assert again.enqueue[0] == result.best.config
+    assert '"num_workers":4}' in again.enqueue[1].key, "a value is kept as it is declared"
+
+
 def test_they_are_shown_ranked_and_exported(store: SqlStore, tmp_path: Path) -> None:
     result = api.tune(own_spec(), store=store)
     best = result.best
