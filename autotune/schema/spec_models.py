@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    Discriminator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     StrictBool,
     StrictInt,
