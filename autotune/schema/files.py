@@ -6,9 +6,10 @@ another folder, on resumption, and for a service on another machine. Paths are r
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from autotune.assets import space_files, study_files
 from autotune.errors import SpecError
 from autotune.schema.reading import MAX_BYTES, check_size, read_document
 from autotune.spec import ModelSpec, catalog
+from autotune.spec.plain import canonical
 
-MODEL_BYTES = 1 << 22
+MODEL_BYTES = 1 << 18
 """A `config.json` larger than this is none."""
 
 
@@ -106,7 +108,8 @@ def read_model(text: str, base: Path | None) -> ModelSpec:
         raise SpecError(
             f"{text!r} is no config.json", remedy="give its path, or the model's fields inline", field="model"
         )
-    return ModelSpec.from_hf(path, name=name_of(path.parent.name if path.name == "config.json" else path.stem))
+    model = ModelSpec.from_hf(path, name=name_of(path.parent.name if path.name == "config.json" else path.stem))
+    return replace(model, source=canonical(json.loads(path.read_text(encoding="utf-8"))))
 
 
 def find_data(text: str, base: Path) -> str:

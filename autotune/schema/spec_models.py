@@ -57,6 +57,11 @@ class ModelDocument(Document):
     )
     qk_rope_head_dim: StrictInt = Field(default=0, ge=0, description="latent attention: rotated part of a head")
     v_head_dim: StrictInt = Field(default=0, ge=0, description="latent attention: size of one head's values")
+    source: StrictStr = Field(
+        default="",
+        max_length=1 << 18,
+        description="the Hugging Face config.json that the shape was read from, as JSON text",
+    )
 
 
 class GpuDocument(Document):

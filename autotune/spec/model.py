@@ -63,6 +63,8 @@ class ModelSpec:
     """part of a head that is rotated and whose keys all heads share; only with a latent"""
     v_head_dim: int = 0
     """size of one head's values, where it is not `attention_head_dim`; only with a latent"""
+    source: str = ""
+    """the Hugging Face config.json that the shape was read from, as JSON text; empty where the shape was given. Exports carry it over"""
 
     def __post_init__(self) -> None:
         if not self.ffn_hidden_size and isinstance(self.hidden_size, int):

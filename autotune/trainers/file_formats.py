@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.spec import ModelSpec
+from autotune.spec.model_figures import figures_of, text_document
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -58,8 +59,30 @@ def _toml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+LAYER_CLASSES: Mapping[str, str] = {
+    "gpt2": "GPT2Block",
+    "gpt_neo": "GPTNeoBlock",
+    "gpt_neox": "GPTNeoXLayer",
+    "gptj": "GPTJBlock",
+    "gpt_bigcode": "GPTBigCodeBlock",
+    "opt": "OPTDecoderLayer",
+    "bloom": "BloomBlock",
+    "mpt": "MptBlock",
+    "llama4_text": "Llama4TextDecoderLayer",
+    "granitemoe": "GraniteMoeDecoderLayer",
+    "smollm3": "SmolLM3DecoderLayer",
+    "stablelm": "StableLmDecoderLayer",
+    "kimi_k2": "DeepseekV3DecoderLayer",
+    "code_llama": "LlamaDecoderLayer",
+}
+"""layer classes of transformers 5.23 that are not called after the family"""
+
+
 def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:
-    """The model as Hugging Face's `config.json`: Mixtral with experts, Llama with a gated MLP, else GPT-2."""
+    """The model as Hugging Face's `config.json`: the user's own, untouched, where there is one; else Mixtral with experts, Llama with a gated MLP, or
+    GPT-2."""
+    if model.source:
+        return text_document(model)
     if not model.gated_mlp:
         return {
             "model_type": "gpt2",
@@ -103,6 +126,11 @@ def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:
 
 def hf_layer_class(model: ModelSpec) -> str:
     """Name of the layer class in `transformers` that FSDP wraps."""
+    if figures := figures_of(model):
+        return (
+            LAYER_CLASSES.get(figures.family)
+            or f"{figures.family.removesuffix('_text').title().replace('_', '')}DecoderLayer"
+        )
     if not model.gated_mlp:
         return "GPT2Block"
     return "MixtralDecoderLayer" if model.num_experts else "LlamaDecoderLayer"

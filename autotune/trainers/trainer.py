@@ -19,6 +19,7 @@ from autotune.errors import ExportError, SpecError
 from autotune.spec import KNOBS, KnobUse, ParallelConfig, Workload
 from autotune.spec.checks import nearest
 from autotune.spec.knob_use import own_knob_remedy
+from autotune.spec.model_figures import figures_of
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit, refuse
 from autotune.trainers.torchrun import place
@@ -165,6 +166,11 @@ class Trainer(ABC):
     shapes: ClassVar[frozenset[str]] = frozenset()
     """fields of `ModelSpec` among `UNCOMMON_SHAPES` that it can train"""
 
+    reads_config_json: ClassVar[bool] = False
+    """whether it builds the model from the user's config.json, where there is one"""
+    families: ClassVar[frozenset[str] | None] = None
+    """values of `model_type` that it trains as a config.json means them; None: any, by the shape"""
+
     @abstractmethod
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """The values of the knobs that it reads that it cannot express; empty when there are none. `options` are checked and complete."""
@@ -224,6 +230,13 @@ class Trainer(ABC):
         return (*forgotten, *own, *self._shape_limits(workload), *self.find_limits(workload, config, values))
 
     def _shape_limits(self, workload: Workload) -> Iterator[Limit]:
+        figures = figures_of(workload.model)
+        if figures is not None and self.reads_config_json:
+            return
+        if figures is not None and self.families is not None and figures.family not in self.families:
+            known = ", ".join(sorted(self.families))
+            message = f"the trainer {self.name} would train another model than this config.json means; it knows {known}"
+            yield Limit(knob="model.family", value=figures.family, message=message)
         for name, what in UNCOMMON_SHAPES.items():
             value = getattr(workload.model, name)
             if value and name not in self.shapes:
@@ -273,7 +286,22 @@ class Trainer(ABC):
         refuse(self.name, limits)
         place(workload.cluster, config)
         launch = self.build(workload, config, values)
-        return replace(launch, notes=(*notes, *launch.notes))
+        return replace(launch, notes=(*notes, *launch.notes, *self._figure_notes(workload)))
+
+    def _figure_notes(self, workload: Workload) -> Iterator[str]:
+        """What the launch could not be told of the model, in words."""
+        if (
+            self.same_data or UNCOMMON_SHAPES.keys() <= self.shapes
+        ):  # trials of the same decoder, or a program with a model of its own
+            return
+        figures = figures_of(workload.model)
+        if figures is None:
+            yield (
+                "the model is given by its shape alone: rotary base, norm epsilon and the like are the defaults of the trainer; "
+                "name the model's config.json in the spec to carry over its own"
+            )
+        elif figures.rotary_scaling and not self.reads_config_json:
+            yield f"the rotary scaling {figures.rotary_scaling!r} of the model's config.json is not carried over: set it in the trainer"
 
 
 def _moved(workload: Workload, config: ParallelConfig, limits: tuple[Limit, ...]) -> tuple[Workload, ParallelConfig]:

@@ -27,6 +27,7 @@ class AccelerateTrainer(Trainer):
     """accelerate around a Hugging Face model."""
 
     name = "accelerate"
+    reads_config_json = True
     summary = "Hugging Face accelerate 1.15, accelerate.yaml with FSDP2 or DeepSpeed"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",

@@ -30,6 +30,7 @@ class DeepspeedTrainer(Trainer):
     """DeepSpeed's engine around a Hugging Face model."""
 
     name = "deepspeed"
+    reads_config_json = True
     summary = "DeepSpeed 0.19, ds_config.json with ZeRO and AutoTP"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",

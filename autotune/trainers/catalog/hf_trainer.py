@@ -29,6 +29,7 @@ class HfTrainer(Trainer):
     """Hugging Face's Trainer."""
 
     name = "hf_trainer"
+    reads_config_json = True
     summary = "transformers.Trainer 5, training_args.json with FSDP2 or DeepSpeed"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",

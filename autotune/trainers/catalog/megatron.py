@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
+from autotune.spec.model_figures import figures_of
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
@@ -31,6 +32,7 @@ class MegatronTrainer(Trainer):
     """Megatron-LM's GPT pretraining."""
 
     name = "megatron"
+    families = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "gpt2"})
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
@@ -171,6 +173,13 @@ def _model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
             "moe-aux-loss-coeff": 0.01,
             "moe-token-dispatcher-type": "alltoall",
         }
+    if figures := figures_of(model):
+        if figures.rotary_base is not None:
+            flags["rotary-base"] = int(figures.rotary_base)
+        if figures.norm_epsilon is not None:
+            flags["norm-epsilon"] = figures.norm_epsilon
+        flags |= {"add-qkv-bias": True} if figures.qkv_bias and model.gated_mlp else {}
+        flags |= {"qk-layernorm": True} if figures.qk_norm else {}
     return flags
 
 

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.spec import ParallelConfig, Workload
+from autotune.spec import ModelSpec, ParallelConfig, Workload
+from autotune.spec.model_figures import figures_of
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import to_yaml
 from autotune.trainers.launch_files import Launch
@@ -31,6 +32,7 @@ class NanotronTrainer(Trainer):
     """nanotron's Llama pretraining."""
 
     name = "nanotron"
+    families = frozenset({"llama"})
     summary = "nanotron (main branch), one YAML and run_train.py"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
@@ -215,11 +217,18 @@ def _model(workload: Workload) -> dict[str, Any]:
         "max_position_embeddings": workload.seq_len,
         "tie_word_embeddings": model.tied_embeddings,
         "rms_norm_eps": 1e-5,
+        **_figures(model),
         "initializer_range": 0.02,
         "use_cache": False,
         "bos_token_id": 0,
         "eos_token_id": model.vocab_size - 1,
     }
+
+
+def _figures(model: ModelSpec) -> dict[str, Any]:
+    figures = figures_of(model)
+    given = {"rope_theta": figures.rotary_base, "rms_norm_eps": figures.norm_epsilon} if figures else {}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 TRAINER = NanotronTrainer()

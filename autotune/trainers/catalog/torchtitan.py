@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
+from autotune.spec.model_figures import figures_of
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import to_toml
 from autotune.trainers.launch_files import Launch
@@ -41,6 +42,7 @@ class TorchtitanTrainer(Trainer):
     """torchtitan's Llama pretraining."""
 
     name = "torchtitan"
+    families = frozenset({"llama"})
     summary = "torchtitan 0.2.2, TOML job file and Llama model"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
@@ -267,6 +269,9 @@ def _model_module(model: ModelSpec) -> str:
         "ffn_dim_multiplier": model.ffn_hidden_size / int(2 * (4 * model.hidden_size) / 3),
         "rope_theta": 500000,
     }
+    if figures := figures_of(model):
+        given = {"rope_theta": figures.rotary_base, "norm_eps": figures.norm_epsilon}
+        arguments |= {name: value for name, value in given.items() if value is not None}
     body = "".join(f"    {name}={value!r},\n" for name, value in arguments.items())
     return (
         f'"""{_plain(model.name)} for torchtitan 0.2: imported by [experimental] custom_import of the job file."""\n\n'

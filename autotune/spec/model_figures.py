@@ -1,0 +1,72 @@
+"""Figures of a model that change no shape but what it computes: what an export must carry over from a Hugging Face `config.json`.
+
+rotary base      rope_theta, also inside rope_parameters (transformers 5)           norm epsilon     rms_norm_eps, layer_norm_epsilon, ...
+rotary scaling   rope_scaling, or a rope_parameters of another type than default    biases           of the query, key and value projections
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, final
+
+from autotune.spec.model import ModelSpec
+
+QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "glm", "seed_oss"})
+"""families whose query, key and value projections have biases where the file does not say"""
+QK_NORM = frozenset({"qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma3_text"})
+"""families that normalize queries and keys"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFigures:
+    """What a config.json says beside the shape; None where it says nothing."""
+
+    family: str
+    """its `model_type`"""
+    rotary_base: float | None = None
+    norm_epsilon: float | None = None
+    qkv_bias: bool = False
+    """biases of the query, key and value projections"""
+    qk_norm: bool = False
+    """queries and keys are normalized"""
+    rotary_scaling: str = ""
+    """kind of rotary scaling for long contexts; empty: none"""
+
+
+@cache
+def figures_of(model: ModelSpec) -> ModelFigures | None:
+    """The figures of a model that was read from a config.json; None for a model by its shape alone."""
+    if not model.source:
+        return None
+    document = text_document(model)
+    rope = document.get("rope_parameters")
+    rope = rope if isinstance(rope, Mapping) else {}
+    scaling = document.get("rope_scaling")
+    scaling = scaling if isinstance(scaling, Mapping) else rope
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "")
+    family = str(document.get("model_type") or ("gpt2" if "n_embd" in document else "llama"))
+    return ModelFigures(
+        family=family,
+        rotary_base=_first(document, "rope_theta", "rotary_emb_base") or _first(rope, "rope_theta"),
+        norm_epsilon=_first(
+            document, "rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"
+        ),
+        qkv_bias=bool(document.get("attention_bias", document.get("qkv_bias", family in QKV_BIAS))),
+        qk_norm=family in QK_NORM,
+        rotary_scaling="" if kind == "default" else kind,
+    )
+
+
+def text_document(model: ModelSpec) -> dict[str, Any]:
+    """The config.json that the model was read from: of a multimodal one the language model's part."""
+    document: dict[str, Any] = json.loads(model.source)
+    text = document.get("text_config")
+    return dict(text) if isinstance(text, Mapping) else document
+
+
+def _first(document: Mapping[str, Any], *keys: str) -> float | None:
+    return next((float(document[key]) for key in keys if isinstance(document.get(key), int | float)), None)

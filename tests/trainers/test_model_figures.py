@@ -1,0 +1,120 @@
+"""A user's config.json reaches the trainer: untouched where it reads one, figure by figure where it has its own flags, else by name in an error or a note."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import api
+from autotune.errors import ExportError
+from autotune.spec import ParallelConfig, Study
+from autotune.spec.model_figures import figures_of
+from autotune.trainers import Launch, trainer
+from autotune.trainers.file_formats import hf_layer_class
+
+LLAMA_31 = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+QWEN = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "rope_theta": 1000000.0,
+    "rms_norm_eps": 1e-6,
+}
+GEMMA = {
+    **LLAMA_31,
+    "model_type": "gemma2",
+    "head_dim": 256,
+    "num_attention_heads": 16,
+    "final_logit_softcapping": 30.0,
+}
+
+
+def study(folder: Path, document: dict[str, Any]) -> Study:
+    (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
+    asked = {
+        "model": "./config.json",
+        "cluster": "h100-sxm-1x8",
+        "workload": {"seq_len": 4096, "global_batch_size": 64},
+        "space": {"tp": [1, 2]},
+    }
+    return api.load_study(asked, base=folder)
+
+
+def launch(name: str, asked: Study, **options: Any) -> Launch:
+    config = ParallelConfig(dp=8, accumulation_steps=8)
+    return trainer(name).launch(asked.workload, config, options)
+
+
+@pytest.mark.parametrize("document", [LLAMA_31, QWEN, GEMMA])
+@pytest.mark.parametrize("name", ["deepspeed", "accelerate", "hf_trainer"])
+def test_a_trainer_that_reads_config_json_gets_the_users_own(
+    name: str, document: dict[str, Any], tmp_path: Path
+) -> None:
+    found = launch(name, study(tmp_path, document))
+    assert json.loads(found.files["model/config.json"]) == document
+    assert not [note for note in found.notes if "rotary" in note]
+
+
+def test_a_trainer_with_flags_of_its_own_is_told_the_figures(tmp_path: Path) -> None:
+    flags = " ".join(launch("megatron", study(tmp_path, QWEN)).argv)
+    for flag in ("--rotary-base 1000000", "--norm-epsilon 1e-06", "--add-qkv-bias"):
+        assert flag in flags
+    plain = study(tmp_path, {**LLAMA_31, "rope_theta": 10000.0, "rope_scaling": None})
+    assert "--add-qkv-bias" not in " ".join(launch("megatron", plain).argv)
+    assert "rope_theta: 10000.0" in next(iter(launch("nanotron", plain, entrypoint="run_train.py").files.values()))
+    assert "rope_theta=10000.0" in launch("torchtitan", plain, hf_assets_path="assets").files["autotune_model.py"]
+
+
+@pytest.mark.parametrize("name", ["megatron", "nanotron", "torchtitan"])
+def test_another_model_than_the_file_means_is_refused_by_its_family(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"model\.family=gemma2.*would train another model.*it knows .*llama"):
+        launch(name, study(tmp_path, GEMMA))
+
+
+def test_what_is_not_carried_over_is_named_in_a_note(tmp_path: Path) -> None:
+    notes = launch("megatron", study(tmp_path, LLAMA_31)).notes
+    assert any("rotary scaling 'llama3'" in note for note in notes)
+    asked = api.load_study(
+        {
+            "model": "llama-8b",
+            "cluster": "h100-sxm-1x8",
+            "workload": {"seq_len": 4096, "global_batch_size": 64},
+            "space": {"tp": [1]},
+        }
+    )
+    assert any("by its shape alone" in note for note in launch("deepspeed", asked).notes)
+    assert figures_of(asked.workload.model) is None
+
+
+def test_a_multimodal_file_is_its_language_model(tmp_path: Path) -> None:
+    asked = study(tmp_path, {"model_type": "gemma3", "text_config": {**GEMMA, "model_type": "gemma3_text"}})
+    assert json.loads(launch("deepspeed", asked).files["model/config.json"])["model_type"] == "gemma3_text"
+    assert hf_layer_class(asked.workload.model) == "Gemma3DecoderLayer"
+
+
+@pytest.mark.parametrize(
+    ("document", "layer"),
+    [(LLAMA_31, "LlamaDecoderLayer"), (QWEN, "Qwen2DecoderLayer"), (GEMMA, "Gemma2DecoderLayer")],
+)
+def test_the_layer_that_fsdp_wraps_is_that_of_the_family(document: dict[str, Any], layer: str, tmp_path: Path) -> None:
+    assert hf_layer_class(study(tmp_path, document).workload.model) == layer
