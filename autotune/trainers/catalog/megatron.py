@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.spec import ModelSpec, ParallelConfig, Workload
+from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.model_figures import figures_of
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.launch_files import Launch
@@ -34,6 +34,7 @@ class MegatronTrainer(Trainer):
     name = "megatron"
     families = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "gpt2"})
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
+    limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
