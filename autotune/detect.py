@@ -1,8 +1,8 @@
-"""What is here: the cluster `local`.
+"""The cluster `local`: the GPUs of this machine, or its CPU.
 
-CUDA GPUs where a driver is, seen by a child process through the driver's own library (so that CUDA_VISIBLE_DEVICES and MIG slices count, torch
-is not imported, and no CUDA context is left in this process); else up to `MAX_CPU_RANKS` ranks that are processes on the CPU and share the
-machine's memory evenly. Limits of the control group (containers) count as the machine.
+GPUs are counted by a child process through the driver's library: CUDA_VISIBLE_DEVICES and MIG slices count, torch is not imported, and no CUDA
+context is left in this process. Without a GPU the cluster has up to `MAX_CPU_RANKS` ranks, processes on the CPU that share its memory evenly. Where a
+control group (container) limits CPU or memory, its limit is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is asked for by name and may come from other packages: searchers, trainers, runners, calibrators. They arrive as entry points.
+"""Searchers, trainers, runners and calibrators by name. Any package may register its own as entry points.
 
     group                    an entry is
     autotune.searchers       a class of `autotune.search.Searcher`, or a function of a `Problem` that returns one
@@ -6,8 +6,8 @@
     autotune.runners         a class, called with the study's `runner_options`       -> `autotune.ports.TrialRunner`
     autotune.calibrators     a function(progress=None) -> dict of measured figures   (see `autotune_workers.calibrate`)
 
-What ships with autotune is registered in the same way, in pyproject.toml. An entry is imported when it is asked for by name, so that one
-that is broken spoils no other. Where two packages register one name, autotune's own counts, else that of the package that is found first.
+What ships with autotune is registered in the same way, in pyproject.toml. An entry is imported when it is asked for by name, so that a
+broken one does not affect the others. Where two packages register one name, autotune's own counts, else that of the package that is found first.
 """
 
 from __future__ import annotations

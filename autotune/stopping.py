@@ -3,18 +3,18 @@
     n steps seen, in any order    t_(1) <= ... <= t_(n) the same sorted    alpha = 1 - confidence
 
 Assumes that steps after warm-up are drawn independently around one median. Means and normal intervals are useless here: a shared
-machine has steps ten times slower than the rest. Everything below rests on signs alone, so that no outlier can move it far.
+machine has steps ten times slower than the rest. The rules below use only on which side of a value each step lies, so that no outlier can move them far.
 
 The interval holds at a fixed number of steps. A trial is looked at after every step and stopped when its interval is narrow, which costs
 a little coverage: simulated for a precision of 3%, at most 30 steps, 0 to 30% outliers and 1 to 10% noise of a step, the interval held
 the median in at least 93% of the trials at their stop. At most 2% of all trials ended by calling a median known that was off by more.
-Of those that say so, fewer than 1% are wrong at 1 to 3% noise with up to 20% outliers, 2 to 5% at 5% noise, and one in six at 10% noise,
-where one trial in twenty says so at all. A trial that ends at the step limit claims nothing: at 5% noise its median was off by more
+Among the trials that call their median known, fewer than 1% are wrong at 1 to 3% noise with up to 20% outliers, and 2 to 5% at 5% noise. At 10% noise
+one trial in twenty calls it known, and one in six of these is wrong. A trial that ends at the step limit claims nothing: at 5% noise its median was off by more
 than the precision in 1 to 12% of the cases, at 10% noise in 17 to 41%. The finals exist for that.
 
 Steps are the fidelity of a trial: a few first, more only where they can change something (racing: Maron & Moore 1994). A config that is
 slower than the best by far ends at its first look, one that is a little slower when enough steps say so, one that may win is measured to
-the asked precision, and the finalists once more. Nothing is started anew for that, and out-of-memory shows in the first step anyway.
+the asked precision, and the finalists once more. No process is restarted for that, and running out of memory shows in the first step.
 """
 
 from __future__ import annotations

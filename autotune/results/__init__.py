@@ -1,4 +1,4 @@
-"""What the store knows of studies, as answers. Nothing is run and nothing is changed here.
+"""Answers about studies from what the store holds. Nothing is run or changed here.
 
 answers.py        Result of a study, its JSON documents, explanations, exports
 rankings.py       the same trials under another objective, and the Pareto front

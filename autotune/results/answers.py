@@ -1,4 +1,4 @@
-"""What a study came to: the result, its JSON documents, explanations and exports."""
+"""The outcome of a study: the result, its JSON documents, explanations and exports."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from autotune.assets import space_file
 from autotune.errors import AutotuneError, CatalogError, ConfigError, SpecError
 from autotune.schema.files import find_data, is_model_file, is_space_file, locate, name_of, read_model
 from autotune.schema.reading import check_size, read_document
-from autotune.schema.space_models import SpaceDocument, Values
+from autotune.schema.space_models import SpaceDocument, ValueRule
 from autotune.schema.spec_models import (
     ClusterDocument,
     KindDocument,
@@ -307,7 +307,7 @@ _NO_KNOBS = frozenset({*SpaceDocument.model_fields, "extra"})
 
 def _listed(values: Any) -> tuple[Any, ...]:
     """A knob's values written out: a rule, a list or one value."""
-    if isinstance(values, Values):
+    if isinstance(values, ValueRule):
         return values.listed()
     return tuple(dict.fromkeys(values)) if isinstance(values, list) else (values,)
 

@@ -16,7 +16,7 @@ from autotune.space.enumeration import MAX_VALUES
 from autotune.spec import KNOBS
 
 
-class Values(Document):
+class ValueRule(Document):
     """The values of a knob by a rule, ends included."""
 
     powers_of_two: list[Count] | None = Field(default=None, min_length=2, max_length=2, description="[from, to]")
@@ -25,7 +25,7 @@ class Values(Document):
     )
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> Values:
+    def _exactly_one(self) -> ValueRule:
         if (self.powers_of_two is None) == (self.range is None):
             raise PydanticCustomError("one_rule", "give one of powers_of_two and range")
         low, high, *step = self.powers_of_two or self.range or []
@@ -45,7 +45,7 @@ class Values(Document):
 
 
 def _values_kind(value: Any) -> str:
-    return "<rule>" if isinstance(value, Mapping | Values) else "<list>" if isinstance(value, list | tuple) else "<one>"
+    return "<rule>" if isinstance(value, Mapping | ValueRule) else "<list>" if isinstance(value, list | tuple) else "<one>"
 
 
 def _scalar_kind(value: Any) -> str | None:
@@ -61,7 +61,7 @@ Scalar = Annotated[
     ),
 ]
 KnobValues = Annotated[
-    Annotated[Values, Tag("<rule>")]
+    Annotated[ValueRule, Tag("<rule>")]
     | Annotated[list[Scalar], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
     | Annotated[Scalar, Tag("<one>")],
     Discriminator(_values_kind),
@@ -78,13 +78,13 @@ OwnScalar = Annotated[
     ),
 ]
 OwnValues = Annotated[
-    Annotated[Values, Tag("<rule>")]
+    Annotated[ValueRule, Tag("<rule>")]
     | Annotated[list[OwnScalar], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
     | Annotated[OwnScalar, Tag("<one>")],
     Discriminator(_values_kind),
 ]
 Sizes = Annotated[
-    Annotated[Values, Tag("<rule>")]
+    Annotated[ValueRule, Tag("<rule>")]
     | Annotated[list[Count], Field(min_length=1, max_length=MAX_VALUES), Tag("<list>")]
     | Annotated[Count, Tag("<one>")],
     Discriminator(_values_kind),

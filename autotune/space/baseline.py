@@ -1,8 +1,7 @@
 """The config that nobody tuned: what a study has to beat.
 
-Data parallel over all ranks, micro-batch 1, no ZeRO, no recomputation, in the first precision that the space names, the study's own knobs at the first
-value that it names: what a trainer does when it is
-told nothing but how many GPUs there are.
+It is what a trainer does when it is told only how many GPUs there are: data parallel over all ranks, micro-batch 1, no ZeRO, no recomputation. The
+precision is the first that the space lists, and each of the study's own knobs has the first value of its list.
 """
 
 from __future__ import annotations

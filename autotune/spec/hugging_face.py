@@ -1,7 +1,7 @@
 """Shapes from a Hugging Face `config.json`, family by family (`model_type`).
 
 A file leaves out what equals the default of its class in transformers, so each family states these defaults. A key that looks like a size and that
-nothing here reads is an error: a wrong shape would make every prediction wrong without a word. Multimodal models are read by their `text_config`;
+nothing here reads is an error: a wrong shape would make every prediction wrong without any warning. Multimodal models are read by their `text_config`;
 their other towers are not counted. Layers for multi-token prediction are not counted either.
 
 Facts of the families: transformers 5.23, `models/*/configuration_*.py` and `modeling_*.py`.

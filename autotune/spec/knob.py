@@ -1,14 +1,14 @@
 """A knob: one tunable value of a config, declared once.
 
     kind      values                           column of a `ConfigTable`
-    degree    1, 2, 3, ...: size of a mesh axis   the number
+    degree    1, 2, 3, ...: ranks of an axis   the number
     count     1, 2, 3, ...                     the number
     number    the listed numbers               index in `values`
     word      the listed words                 index in `values`
     flag      false, true                      0 or 1
 
-Columns, the space's document and its schema, labels and their parser, reports, command-line help and the documentation are all made from the
-declaration. The knobs that every study has are the fields of `ParallelConfig`; `Knob.own` declares one that a single study adds (`config.extra`).
+The declaration is the one source of a knob's column, its key in the space's schema, its label and the label's parser, its place in reports, its help on
+the command line and its entry in the documentation. The knobs that every study has are the fields of `ParallelConfig`; `Knob.own` declares one that a single study adds (`config.extra`).
 """
 
 from __future__ import annotations

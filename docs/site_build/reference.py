@@ -89,7 +89,7 @@ _KEYS = {
     "GpuDocument": "cluster.gpu",
     "LinkDocument": "cluster.intra_node, cluster.inter_node",
     "SpaceDocument": "space",
-    "Values": "space: values by a rule",
+    "ValueRule": "space: values by a rule",
     "ObjectiveDocument": "objective",
     "BudgetDocument": "budget",
     "MeasureDocument": "measure",

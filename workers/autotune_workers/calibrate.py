@@ -1,4 +1,4 @@
-"""What this machine really does, measured with the same rank processes that run trials: matmul, memory, launches, collectives, sharing.
+"""Calibration: the real speed of this machine, measured with the rank processes that run trials: matmul, memory, launches, collectives, shared cores.
 
     matmul               list of {m, n, k, precision, flops_per_s}: one rank alone; (m, k) by (k, n) takes 2*m*n*k FLOPs
     memory_bytes_per_s   reading and writing together, of a copy too large for any cache

@@ -1,1 +1,1 @@
-"""How a database came to be, step by step; `autotune.store.schema` applies what is missing."""
+"""Migrations of the database, one module per version; `autotune.store.schema` applies those that are missing."""

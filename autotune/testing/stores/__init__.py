@@ -1,4 +1,4 @@
-"""What every store must keep. Inherit from `StoreContract` and provide the `store` fixture:
+"""The contract of all stores, as a test suite. Inherit from `StoreContract` and provide the `store` fixture:
 
 class TestMyStore(StoreContract):
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""The steps of one attempt as they come in, and the measurement that is left of them."""
+"""The steps of one attempt as ranks report them, and the measurement made of them."""
 
 from __future__ import annotations
 

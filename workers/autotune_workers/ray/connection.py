@@ -1,8 +1,8 @@
 """The connection to a Ray cluster: one that is joined by its address, or one that is started on this machine and ended again.
 
-A cluster that is started here listens on loopback only, sends no usage statistics, keeps its files in a folder of its own, and leaves token
-authentication as Ray has it (on for new local clusters). An address is never guessed: it is given, or comes from RAY_ADDRESS, and somebody
-must answer there. Ray replaces a loopback address by the machine's own one; where the cluster listens on loopback, this is prevented.
+A cluster that is started here listens on loopback only, sends no usage statistics, keeps its files in a folder of its own, and keeps Ray's default for token
+authentication (on for new local clusters). An address is never guessed: it is given, or comes from RAY_ADDRESS, and a
+cluster must answer there. Ray replaces a loopback address by the machine's own one; where the cluster listens on loopback, this is prevented.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A fault happens on one rank, at one place of a trial:
     step k          right after step k - 1 was reported (k = 0: right before training begins), `delay_s` later when it has one:
                     then the rank is in the middle of a step, and with peers waiting for it in a collective
 
-Two are no death: the gradients of the rank are multiplied by `factor` before ranks sum them, in one step (spike) or from it on (corrupt).
+Two faults do not end the rank: the gradients of the rank are multiplied by `factor` before ranks sum them, in one step (spike) or from it on (corrupt).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a rank can say of itself: synchronized time, the peak memory of this trial alone, and the mean power of its steps.
 
-On a GPU the peak is the allocator's (bytes allocated; bytes reserved are told beside it). On a CPU it is the rise of the resident
+On a GPU the peak is the allocator's (bytes allocated; bytes reserved are reported too). On a CPU it is the rise of the resident
 set: its high-water mark since the trial began, which Linux lets a process reset, less what was resident at the beginning, after freed
 memory was given back to the system, and less the pages of files that came in meanwhile: program code that a fresh rank runs for the first
 time (some 30 MiB), or token files. So neither torch itself nor an earlier trial counts. Where the mark cannot be reset, the peak is

@@ -3,9 +3,9 @@
     gpipe                    all forward, then all backward (Huang et al. 2019, arXiv:1811.06965)
     1f1b                     one forward, one backward (Narayanan et al. 2021, arXiv:2104.04473, section 2.2)
     interleaved_1f1b         the same with `virtual_stages` stages per rank (there, section 2.2.2)
-    interleaved_zero_bubble  weight gradients are put off to fill the bubble (Qi et al. 2024, arXiv:2401.10241, ZB1P)
+    interleaved_zero_bubble  weight gradients are computed later, in the bubble (Qi et al. 2024, arXiv:2401.10241, ZB1P)
 
-The schedules are torch's. Stage i sits on rank i mod pp. Shapes of what travels are told beforehand, so that no step infers them.
+The schedules are torch's. Stage i sits on rank i mod pp. The shapes of the tensors that stages send are given beforehand, so that no step has to infer them.
 """
 
 from __future__ import annotations
