@@ -45,7 +45,9 @@ class ValueRule(Document):
 
 
 def _values_kind(value: Any) -> str:
-    return "<rule>" if isinstance(value, Mapping | ValueRule) else "<list>" if isinstance(value, list | tuple) else "<one>"
+    return (
+        "<rule>" if isinstance(value, Mapping | ValueRule) else "<list>" if isinstance(value, list | tuple) else "<one>"
+    )
 
 
 def _scalar_kind(value: Any) -> str | None:
