@@ -7,7 +7,7 @@ attempts.py        ranks in use, deadlines, lost attempts        rest.py        
 trial_index.py     all trials, with running counts               trial_requests.py   a trial as a request to the runner
 scoring.py         a report becomes a terminal trial             finals.py        who is measured again, and who won
 budget.py          what is used up                               stop_rule.py     whether further trials pay
-ending.py          status, message and result of the end
+ending.py          status, message and result of the end        repeated_failure.py  whether the program can run at all
 """
 
 from autotune.study.controller.commands import (

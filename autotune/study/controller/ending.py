@@ -9,6 +9,7 @@ from typing import Any
 from autotune.spec import Study, StudyStatus, Trial, TrialStatus
 from autotune.study.controller.commands import STOPPED_ON_REQUEST, EndStudy, StudyPhase
 from autotune.study.controller.finals import decide
+from autotune.study.controller.repeated_failure import repeated_failure
 
 
 def paused(trials: Sequence[Trial], study: Study, *, phase: StudyPhase, stop_reason: str, why: str) -> EndStudy:
@@ -35,7 +36,8 @@ def ended(
     elif why == STOPPED_ON_REQUEST:
         status, message = StudyStatus.CANCELLED, why
     else:
-        status, message = StudyStatus.FAILED, f"no config could be measured: {failures}{_refusals(trials)}"
+        cause = repeated_failure(trials) or f"{failures}{_refusals(trials)}"
+        status, message = StudyStatus.FAILED, f"no config could be measured: {cause}"
     return EndStudy(status=status, message=message, **outcome)
 
 

@@ -128,7 +128,8 @@ class Phases:
         if running >= max(1, budget.parallel_trials):
             return None
         reason = (
-            search_is_over(spent, budget, self._index.reserve(self._study.measure))
+            self._index.repeated_failure()
+            or search_is_over(spent, budget, self._index.reserve(self._study.measure))
             or self._quiet
             or not_worth_it(self._searcher, self._index, budget)
         )

@@ -7,6 +7,7 @@ import math
 from autotune.reward import by_reward, competes
 from autotune.spec import MeasureSpec, Study, Trial, TrialPurpose, TrialStatus
 from autotune.study.controller.budget import Reserve
+from autotune.study.controller.repeated_failure import SAME_FAILURES, repeated_failure
 
 
 class TrialIndex:
@@ -67,6 +68,10 @@ class TrialIndex:
     def listed(self) -> list[Trial]:
         """By number."""
         return [self.trials[number] for number in sorted(self.trials)]
+
+    def repeated_failure(self) -> str:
+        """Why no config is going to run, in words; empty while one may. Costs nothing once a trial was measured."""
+        return "" if self._runs or self.failed < SAME_FAILURES else repeated_failure(self.trials.values())
 
     def reserve(self, measure: MeasureSpec) -> Reserve:
         """What one more trial and the finals are expected to take, at the mean of the trials so far."""
