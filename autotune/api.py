@@ -167,7 +167,7 @@ def calibrate(
 
     if cluster not in calibrator_names():
         raise SpecError(
-            f"only what is here can be measured, but {cluster!r} is no registered calibrator",
+            f"only the cluster of this machine can be measured, but {cluster!r} is not a registered calibrator",
             remedy=f"use {', '.join(calibrator_names())} on a machine of that cluster",
             field="cluster",
         )

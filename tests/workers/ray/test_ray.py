@@ -390,7 +390,7 @@ def test_nobody_at_the_address_is_output_at_once() -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unheard.getsockname()[1]}"
-        with pytest.raises(RunnerError, match="nobody answers"):
+        with pytest.raises(RunnerError, match="no Ray cluster answers"):
             answers_on_loopback(address)
 
 

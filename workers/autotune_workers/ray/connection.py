@@ -239,7 +239,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 def answers_on_loopback(address: str) -> bool:
-    """Whether the cluster at `host:port` listens on loopback. Raises `RunnerError` when nobody answers; other forms are Ray's business."""
+    """Whether the cluster at `host:port` listens on loopback. Raises `RunnerError` when no cluster answers; addresses of other forms are left to Ray."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in address:
         return False
@@ -250,7 +250,7 @@ def answers_on_loopback(address: str) -> bool:
         with contextlib.suppress(OSError), socket.create_connection((name, int(port)), timeout=CONNECT_S):
             return is_local and name == "127.0.0.1"
     raise RunnerError(
-        f"nobody answers at {address}, where the Ray cluster should be",
+        f"no Ray cluster answers at {address}",
         remedy="check RAY_ADDRESS or the runner's address; without one, a cluster is started on this machine",
         field="runner.address",
     )
