@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import typer
 import yaml
 
 from autotune.cli import application
+from autotune.extras import MODULES
 from autotune.settings import settings
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboards" / "deploy"
@@ -86,6 +88,10 @@ def test_the_image_copies_what_there_is_and_runs_as_nobody_in_particular() -> No
         *sources, _ = line.split()
         assert all((ROOT / source).exists() for source in sources), line
     assert text.index("USER autotune") < text.index("ENTRYPOINT")
+    assert ".[all]" in text, "the image serves, runs trials and joins Ray clusters"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    assert set(everything.removeprefix("autotune[").rstrip("]").split(",")) == set(MODULES)
     assert docker_words("ENTRYPOINT") == ["autotune"]
 
 
