@@ -133,6 +133,11 @@ class Measurement:
     """other readings by name: power_watts, sm, memory_bandwidth, ..."""
     reference_losses: tuple[float, ...] = ()
     """losses of an fp32 reference on the same data, if one was measured"""
+    time_from: str = ""
+    """what the step times were taken from: `log` (a time that the program printed), `rate` (a printed rate) or `arrival` (of its step lines); empty: the
+    worker's own clock"""
+    time_resolution_s: float = 0.0
+    """the smallest difference between two step times that it can tell; 0 where it is not known"""
 
     def __post_init__(self) -> None:
         for name in ("step_times_s", "losses", "grad_norms", "rank_peak_memory_bytes", "reference_losses"):
@@ -147,12 +152,14 @@ class Measurement:
 
     @property
     def step_time_spread(self) -> float:
-        """Robust relative spread of the step time: 1.4826 * median absolute deviation / median."""
+        """Robust relative spread of the step time: 1.4826 * median absolute deviation / median, with the rounding of the times (a uniform
+        error over the resolution, whose standard deviation is resolution / sqrt(12))."""
         if len(self.step_times_s) < 2:
             return 0.0
         times = np.asarray(self.step_times_s)
         middle = float(np.median(times))
-        return 1.4826 * float(np.median(np.abs(times - middle))) / middle if middle > 0 else 0.0
+        deviation = 1.4826 * float(np.median(np.abs(times - middle)))
+        return math.hypot(deviation, self.time_resolution_s / math.sqrt(12)) / middle if middle > 0 else 0.0
 
     @property
     def tokens_per_s(self) -> float:

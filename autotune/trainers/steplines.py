@@ -12,7 +12,16 @@ from typing import Any
 
 from autotune.trainers.trainer import MAX_LINE, StepMetrics, clean
 
-MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "samples_per_s", "loss", "grad_norm", "peak_memory_bytes")
+MEASURED = (
+    "step_time_s",
+    "steps_per_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "samples_per_s",
+    "loss",
+    "grad_norm",
+    "peak_memory_bytes",
+)
 """keys of measured values, named as in `StepMetrics`"""
 
 

@@ -41,6 +41,10 @@ class StepMetrics:
     """the step, as the trainer counts"""
     step_time_s: float | None = None
     """seconds of the step (mean since the last line, where the trainer logs every few steps)"""
+    steps_per_s: float | None = None
+    """steps per second, for trainers that log it instead of a time"""
+    tokens_per_s: float | None = None
+    """tokens per second of the whole job, for trainers that log it instead of a time"""
     tokens_per_s_per_gpu: float | None = None
     """tokens per second and rank, for trainers that log it instead of a time"""
     samples_per_s: float | None = None
@@ -53,11 +57,19 @@ class StepMetrics:
     """peak device memory of the rank that wrote the line"""
     skipped: bool = False
     """whether loss scaling skipped the step"""
+    ends_step: bool = False
+    """whether it ends a step though it says no time: the time of its arrival is all there is"""
+    resolution_s: float = 0.0
+    """what the last printed digit of the time stands for; 0 where it is not known"""
 
     def time_of(self, *, tokens_per_step: int, sequences_per_step: int, num_ranks: int) -> float | None:
-        """Seconds of the step, from the time itself, tokens per second or sequences per second; None without any of them."""
+        """Seconds of the step, from the time itself or a rate; None without any of them."""
         if self.step_time_s is not None:
             return self.step_time_s
+        if self.steps_per_s:
+            return 1.0 / self.steps_per_s
+        if self.tokens_per_s:
+            return tokens_per_step / self.tokens_per_s
         if self.tokens_per_s_per_gpu:
             return tokens_per_step / (self.tokens_per_s_per_gpu * num_ranks)
         if self.samples_per_s:

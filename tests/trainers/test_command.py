@@ -28,7 +28,7 @@ class TestCommand(TrainerContract):
     options: ClassVar[dict[str, Any]] = {"argv": ALL, "metrics": METRICS}
     log_lines: ClassVar[dict[str, StepMetrics | None]] = {
         "step 7: loss 4.0863, time 561.5ms, mem 2.5": StepMetrics(
-            step=7, loss=4.0863, step_time_s=0.5615, peak_memory_bytes=2.5 * 2**30
+            step=7, loss=4.0863, step_time_s=0.5615, peak_memory_bytes=2.5 * 2**30, resolution_s=1e-4
         ),
         "step 8": None,
         "loss nanana": None,

@@ -7,7 +7,7 @@
 
 Placeholders are the knobs of the config, including a study's own, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
 {nproc_per_node} {model} {seed} {steps}`, and arithmetic over them (see `placeholders.py`); `values` says what their values are written as. `files`
-are rendered for each trial (see `program_files.py`) into a folder of its own, `{files}`. No shell is involved. Without `metrics`, the program must print one JSON object per step (see `steplines.py`).
+are rendered for each trial (see `program_files.py`) into a folder of its own, `{files}`. No shell is involved. Without `metrics`, JSON objects, loss dictionaries and progress bars are read (see `log_formats.py`).
 
 A knob that no placeholder mentions must have one value in all configs, its default or the one in `fixed`, else the program would train something
 else than the config says. A study's `fixed` holds the knobs with one value in its space: such a program is started with that value anyway.
@@ -26,10 +26,10 @@ from autotune.spec.checks import nearest
 from autotune.trainers.effective import effective
 from autotune.trainers.launch_files import FOLDER, Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
+from autotune.trainers.log_formats import pattern_reader, stock_reader
 from autotune.trainers.placeholders import Values, check_names, null_inside, parse, word
 from autotune.trainers.program_files import check_templates, expressions, render
-from autotune.trainers.steplines import MEASURED, parse_step_line
+from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place
 from autotune.trainers.trainer import (
     SAME_DATA,
@@ -38,19 +38,9 @@ from autotune.trainers.trainer import (
     Option,
     StepMetrics,
     Trainer,
-    clean,
     needs,
-    number,
 )
 
-SCALES: Mapping[str, tuple[str, float]] = {
-    **{name: (name, 1.0) for name in MEASURED},
-    "step": ("step", 1.0),
-    "step_time_ms": ("step_time_s", 1e-3),
-    "peak_memory_gib": ("peak_memory_bytes", float(1 << 30)),
-    "peak_memory_mib": ("peak_memory_bytes", float(1 << 20)),
-}
-"""names that `metrics` may use, each with its metric and the factor that converts it to the metric's unit"""
 MAX_ARGUMENTS = 512
 _IMPLIED = {
     "dp": ("dp", "world_size", "nnodes", "nproc_per_node"),
@@ -182,30 +172,8 @@ class CommandTrainer(Trainer):
 
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
         """The reader that `metrics` describes. Raises `SpecError` for names and patterns that are not allowed."""
-        patterns = {}
-        for name, pattern in self.checked(options)["metrics"].items():
-            if name not in SCALES:
-                raise SpecError(
-                    f"no metric is called {name!r}",
-                    remedy=nearest(name, SCALES) or f"metrics: {', '.join(SCALES)}",
-                    field=f"trainer.metrics.{name}",
-                )
-            patterns[name] = compile_pattern(pattern, field=f"trainer.metrics.{name}")
-        if not patterns:
-            return self.parse_line
-
-        def read(line: str) -> StepMetrics | None:
-            text = clean(line)[:MAX_SEARCHED]
-            values: dict[str, Any] = {}
-            for name, pattern in patterns.items():
-                found = pattern.search(text)
-                value = number(next((group for group in found.groups() if group), None)) if found else None
-                if value is not None:
-                    metric, factor = SCALES[name]
-                    values[metric] = int(value) if metric == "step" and abs(value) < 1e15 else value * factor
-            return StepMetrics(**values) if values.keys() & set(MEASURED) else None
-
-        return read
+        metrics = self.checked(options)["metrics"]
+        return pattern_reader(metrics) if metrics else stock_reader()
 
     def _check_folders(self, options: Mapping[str, Any]) -> None:
         """Raises `SpecError` for a folder that depends on who reads the spec, and for files that the program cannot find."""

@@ -6,7 +6,6 @@ ZeRO 1   DeepSpeed, stage 1       ZeRO 3   FSDP2
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,14 +14,11 @@ from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
+from autotune.trainers.log_formats import parse_loss_dictionary
 from autotune.trainers.programs import program
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, torchrun
-from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, number
-
-_LOSS = re.compile(r"\{'loss': '?([-+0-9.eEnaif]+)'?")
-_NORM = re.compile(r"'grad_norm': '?([-+0-9.eEnaif]+)'?")
-_SPEED = re.compile(r"'train_samples_per_second': '?([0-9.eE+]+)'?")
+from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer
 
 
 class HfTrainer(Trainer):
@@ -83,13 +79,7 @@ class HfTrainer(Trainer):
     def parse_line(self, line: str) -> StepMetrics | None:
         """`{'loss': '2.31', 'grad_norm': '0.8', ...}` per step (quoted from release 5 on), the last line's speed, and the program's
         own JSON lines, which know the time of a step."""
-        text = clean(line)
-        if loss := _LOSS.search(text):
-            norm = _NORM.search(text)
-            return StepMetrics(loss=number(loss[1]), grad_norm=number(norm[1]) if norm else None)
-        if speed := _SPEED.search(text):
-            return StepMetrics(samples_per_s=number(speed[1]))
-        return parse_step_line(line)
+        return parse_loss_dictionary(line) or parse_step_line(line)
 
 
 def _arguments(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:

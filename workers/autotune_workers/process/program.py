@@ -2,7 +2,8 @@
 
 A line with a time (or a rate) ends a step; loss, gradient norm and memory of the lines before it belong to that step. Where lines
 number their steps, a number that was there already is another rank's and is ignored. A trainer that logs every few steps is measured by what
-it logs: each such line counts as one step. Deadlines, stop rule and divergence are those of a gang (`gang`). Peak memory comes from
+it logs: each such line counts as one step. One that logs neither times nor rates is timed by the arrival of its step lines
+(`step_arrivals`); what comes first, a time or a second arrival, decides for the whole attempt. Deadlines, stop rule and divergence are those of a gang (`gang`). Peak memory comes from
 the log; without it, on a CPU, from the subreaper, and on a GPU it is unknown.
 """
 
@@ -20,6 +21,7 @@ from autotune.trainers import StepMetrics
 from autotune.trainers.trainer import MAX_LINE, LineReader
 from autotune_workers.gang.failure_kind import divergence, of_death
 from autotune_workers.process.rank_processes import LOG_TAIL_LINES
+from autotune_workers.process.step_arrivals import RESOLUTION_S, StepArrivals
 
 
 class ProgramTrial:
@@ -38,6 +40,9 @@ class ProgramTrial:
         self._skipped: list[bool] = []
         self._held = StepMetrics()
         self._numbers: set[int] = set()
+        self._arrivals = StepArrivals()
+        self._time_from = ""
+        self._resolution_s = 0.0
         self._peak: float | None = None
         self._stopped = ""
         self._cancelled = False
@@ -64,8 +69,14 @@ class ProgramTrial:
             sequences_per_step=config.global_batch_size,
             num_ranks=config.world_size,
         )
-        if time_s is None or not 0 < time_s < math.inf:
+        source, resolution_s = "rate" if metrics.step_time_s is None else "log", metrics.resolution_s
+        if time_s is None and metrics.ends_step:
+            time_s = self._arrivals.time_of(metrics.step, now_s)
+            source, resolution_s = "arrival", RESOLUTION_S
+        is_arrival, was_arrival = source == "arrival", self._time_from == "arrival"
+        if time_s is None or not 0 < time_s < math.inf or (self._time_from and is_arrival != was_arrival):
             return None
+        self._time_from, self._resolution_s = source, resolution_s
         return self._end_step(time_s, now_s)
 
     def _end_step(self, time_s: float, now_s: float) -> StepsReported:
@@ -174,6 +185,8 @@ class ProgramTrial:
             tokens_per_step=self._tokens_per_step,
             num_ranks=config.world_size,
             setup_s=self._setup_s,
+            time_from=self._time_from,
+            time_resolution_s=self._resolution_s,
             flops_per_token=model_flops_per_token(workload.model, workload.seq_len),
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
             memory_capacity_bytes=workload.cluster.gpu.memory_bytes,

@@ -1,0 +1,138 @@
+"""What programs print about their steps: lines of patterns, JSON objects, Hugging Face's loss dictionaries, tqdm's progress bars.
+
+A time comes from the line itself: seconds of a step, or a rate. A program that logs neither is timed by the arrival of its step lines
+(`StepMetrics.ends_step`); who reads the log knows when they arrive. A printed time has a resolution: `0.41` stands for 0.405 to 0.415.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, final
+
+from autotune.errors import SpecError
+from autotune.spec.checks import nearest
+from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
+from autotune.trainers.steplines import MEASURED, parse_step_line
+from autotune.trainers.trainer import LineReader, StepMetrics, clean, number
+
+SCALES: Mapping[str, tuple[str, float]] = {
+    **{name: (name, 1.0) for name in MEASURED},
+    "step": ("step", 1.0),
+    "step_time_ms": ("step_time_s", 1e-3),
+    "step_time_us": ("step_time_s", 1e-6),
+    "peak_memory_gib": ("peak_memory_bytes", float(1 << 30)),
+    "peak_memory_mib": ("peak_memory_bytes", float(1 << 20)),
+}
+"""names that `metrics` may use, each with its metric and the factor that converts it to the metric's unit"""
+_TIMES = frozenset({"step_time_s", "steps_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "samples_per_s"})
+_LOSS = re.compile(r"\{'loss': '?([-+0-9.eEnaif]+)'?")
+_NORM = re.compile(r"'grad_norm': '?([-+0-9.eEnaif]+)'?")
+_SPEED = re.compile(r"'train_samples_per_second': '?([0-9.eE+]+)'?")
+_BAR = re.compile(r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *(\d{1,12})/(\d{1,12}) \[[^\]]{0,80}?(?:it/s|s/it)")
+_TRAINING = re.compile(r"(train|step|iter|epoch)|$", re.IGNORECASE)
+
+
+def parse_loss_dictionary(line: str) -> StepMetrics | None:
+    """The dictionaries of Hugging Face's Trainer: `{'loss': 2.31, 'grad_norm': 0.8, ...}` (quoted numbers from release 5 on) and, at the
+    end, the speed of the whole run."""
+    text = clean(line)
+    if loss := _LOSS.search(text):
+        norm = _NORM.search(text)
+        return StepMetrics(loss=number(loss[1]), grad_norm=number(norm[1]) if norm else None)
+    if speed := _SPEED.search(text):
+        return StepMetrics(samples_per_s=number(speed[1]))
+    return None
+
+
+@final
+class ProgressBars:
+    """tqdm's bars as step numbers that rise: a bar that starts anew, as for the next epoch, goes on where the last one was.
+
+    Bars with a description count only when it begins with train, step, iter or epoch: others load or prepare something.
+    """
+
+    def __init__(self) -> None:
+        self._bar: tuple[str, int] | None = None
+        self._before = self._last = 0
+
+    def step_of(self, line: str) -> int | None:
+        """How many steps are done; None for a line that is no bar of a training."""
+        found = _BAR.match(clean(line)[:MAX_SEARCHED])
+        if found is None or not _TRAINING.match(found[1].strip()):
+            return None
+        bar, done = (found[1].strip(), int(found[3])), int(found[2])
+        is_next = bar == self._bar and done <= 1 and self._last >= bar[1]
+        if is_next or bar != self._bar:
+            self._before += self._last
+            self._bar, self._last = bar, done
+        elif done < self._last:
+            return None  # another rank's, late
+        self._last = done
+        return self._before + done
+
+
+def stock_reader() -> LineReader:
+    """Reads one program's log without any patterns: JSON objects, loss dictionaries and progress bars."""
+    bars = ProgressBars()
+
+    def read(line: str) -> StepMetrics | None:
+        if (step := bars.step_of(line)) is not None:
+            return StepMetrics(step=step, ends_step=True)
+        found = parse_step_line(line) or parse_loss_dictionary(line)
+        if found is None or any(getattr(found, name) is not None for name in _TIMES):
+            return found
+        is_step = found.step is not None or "'loss'" in line
+        return StepMetrics(
+            step=found.step,
+            loss=found.loss,
+            grad_norm=found.grad_norm,
+            peak_memory_bytes=found.peak_memory_bytes,
+            skipped=found.skipped,
+            ends_step=is_step,
+        )
+
+    return read
+
+
+def pattern_reader(asked: Mapping[str, object]) -> LineReader:
+    """Reads a log by regular expressions, one with one group for each metric. Raises `SpecError` for names and patterns that are not allowed.
+
+    Where none of them is a time, a line with a step number ends a step, or with a loss if steps have no numbers.
+    """
+    patterns = {}
+    for name, pattern in asked.items():
+        if name not in SCALES:
+            raise SpecError(
+                f"no metric is called {name!r}",
+                remedy=nearest(name, SCALES) or f"metrics: {', '.join(SCALES)}",
+                field=f"trainer.metrics.{name}",
+            )
+        patterns[name] = compile_pattern(pattern, field=f"trainer.metrics.{name}")
+    is_timed = any(SCALES[name][0] in _TIMES for name in patterns)
+    ends_step = "" if is_timed else "step" if "step" in patterns else "loss"
+
+    def read(line: str) -> StepMetrics | None:
+        text = clean(line)[:MAX_SEARCHED]
+        values: dict[str, Any] = {}
+        for name, pattern in patterns.items():
+            found = pattern.search(text)
+            word = next((group for group in found.groups() if group), None) if found else None
+            value = number(word)
+            if word is None or value is None:
+                continue
+            metric, factor = SCALES[name]
+            values[metric] = int(value) if metric == "step" and abs(value) < 1e15 else value * factor
+            if metric == "step_time_s":
+                values["resolution_s"] = _last_digit(word) * factor
+        if ends_step in values:
+            return StepMetrics(**values, ends_step=True)
+        return StepMetrics(**values) if values.keys() & set(MEASURED) else None
+
+    return read
+
+
+def _last_digit(word: str) -> float:
+    """What the last digit of a printed number stands for; 0 where it has an exponent."""
+    _, point, decimals = word.partition(".")
+    return 0.0 if not word.replace(".", "").replace(",", "").isdigit() else 10.0 ** -len(decimals) if point else 1.0

@@ -1,0 +1,103 @@
+"""What stock programs print is read as it is: dictionaries, progress bars, JSON lines, and patterns in the units that programs use."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.errors import SpecError
+from autotune.trainers import StepMetrics
+from autotune.trainers.log_formats import ProgressBars, pattern_reader, stock_reader
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "{'loss': 2.31, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.1}",
+            StepMetrics(loss=2.31, grad_norm=1.2, ends_step=True),
+        ),
+        (
+            "{'loss': '2.31', 'grad_norm': '1.2', 'learning_rate': '5e-05', 'epoch': '0.1'}",
+            StepMetrics(loss=2.31, grad_norm=1.2, ends_step=True),
+        ),
+        ("{'loss': 4.5, 'learning_rate': 5e-05}", StepMetrics(loss=4.5, ends_step=True)),
+        (
+            "{'train_runtime': 10.0, 'train_samples_per_second': 12.5, 'train_loss': 2.0}",
+            StepMetrics(samples_per_s=12.5),
+        ),
+        ('{"step": 3, "loss": 2.0}', StepMetrics(step=3, loss=2.0, ends_step=True)),
+        ('{"loss": 2.0}', StepMetrics(loss=2.0)),
+        ('{"step": 3, "tokens_per_s": 1000}', StepMetrics(step=3, tokens_per_s=1000.0)),
+        ("{'eval_loss': 2.0, 'eval_runtime': 1.0}", None),
+        ("  3%|▎         | 3/100 [00:01<00:40,  2.41it/s]", StepMetrics(step=3, ends_step=True)),
+        ("  0%|          | 0/100 [00:00<?, ?it/s]", StepMetrics(step=0, ends_step=True)),
+        ("Epoch 0:  12%|█▏  | 12/100 [00:24<02:56,  2.00s/it, loss=2.3]", StepMetrics(step=12, ends_step=True)),
+        ("Loading checkpoint shards: 100%|██████████| 4/4 [00:01<00:00,  3.2it/s]", None),
+        ("Map:  10%|█    | 1000/10000 [00:01<00:09, 999.2 examples/s]", None),
+    ],
+)
+def test_lines_of_stock_programs(line: str, expected: StepMetrics | None) -> None:
+    assert stock_reader()(line) == expected
+
+
+def test_bars_of_further_epochs_go_on_counting_and_late_ranks_do_not_count() -> None:
+    bars = ProgressBars()
+    shown = [("Epoch 0", 0), ("Epoch 0", 2), ("Epoch 0", 1), ("Epoch 0", 4), ("Epoch 1", 0), ("Epoch 1", 3)]
+    assert [bars.step_of(f"{what}: 10%|#   | {n}/4 [00:01<00:01, 2.0it/s]") for what, n in shown] == [
+        0,
+        2,
+        None,
+        4,
+        4,
+        7,
+    ]
+    again = ProgressBars()
+    assert [again.step_of(f"10%|# | {n}/3 [00:01<00:01, 2.0s/it]") for n in (1, 2, 3, 0, 2)] == [1, 2, 3, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "line", "time_s"),
+    [
+        ({"step_time_us": r"([\d.]+) us"}, "step 3 2500.0 us", 0.0025),
+        ({"step_time_ms": r"([\d.]+) ms"}, "step 3 2.5 ms", 0.0025),
+        ({"tokens_per_s": r"([\d,]+) tok/s"}, "3 1,000 tok/s", 8.0),
+        ({"tokens_per_s_per_gpu": r"([\d,]+) tok/s"}, "3 1,000 tok/s", 4.0),
+        ({"steps_per_s": r"([\d.]+)it/s"}, " 3%|# | 3/100 [00:01<00:40,  4.00it/s]", 0.25),
+        ({"step_time_s": r"([\d.]+)s/it"}, " 3%|# | 3/100 [00:01<00:40,  4.00s/it]", 4.0),
+    ],
+)
+def test_times_and_rates_in_the_units_that_programs_print(metrics: dict[str, str], line: str, time_s: float) -> None:
+    found = pattern_reader(metrics)(line)
+    assert found is not None
+    assert not found.ends_step
+    assert found.time_of(tokens_per_step=8000, sequences_per_step=4, num_ranks=2) == pytest.approx(time_s)
+
+
+@pytest.mark.parametrize(("word", "resolution_s"), [("0.41", 0.01), ("12", 1.0), ("1,024.5", 0.1), ("4e-3", 0.0)])
+def test_a_printed_time_is_as_exact_as_its_last_digit(word: str, resolution_s: float) -> None:
+    found = pattern_reader({"step_time_s": r"time ([-\d.,e]+)"})(f"time {word}")
+    assert found is not None
+    assert found.resolution_s == pytest.approx(resolution_s)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "ending"),
+    [
+        ({"step": r"step (\d+)", "loss": r"loss ([\d.]+)"}, "step 3"),
+        ({"loss": r"loss ([\d.]+)"}, "loss 2.0"),
+    ],
+)
+def test_without_a_time_the_lines_that_number_steps_or_name_a_loss_end_them(
+    metrics: dict[str, str], ending: str
+) -> None:
+    read = pattern_reader(metrics)
+    found = read(ending)
+    assert found is not None
+    assert found.ends_step
+    other = read("loss 2.0" if "step" in metrics else "nothing")
+    assert other is None or not other.ends_step
+
+
+def test_unknown_metrics_are_refused_with_the_nearest() -> None:
+    with pytest.raises(SpecError, match="did you mean tokens_per_s"):
+        pattern_reader({"token_per_s": "(x)"})
