@@ -1,4 +1,4 @@
-"""Other machines of a Ray cluster, played by processes of this one that can be killed like a machine that goes away.
+"""Nodes of a Ray cluster as processes of this machine, which a test kills as if the node had failed.
 
     python -m tests.ray_roles head                         starts a cluster, prints its address, stays
     python -m tests.ray_roles node ADDRESS CPUS FOLDER     joins it as a node at a loopback address of its own, says so, stays

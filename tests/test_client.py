@@ -1,4 +1,4 @@
-"""The client against a service of our own making that breaks in every way."""
+"""The client against a hand-written fake service that fails in every way."""
 
 from __future__ import annotations
 

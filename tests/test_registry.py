@@ -1,4 +1,4 @@
-"""What is registered is found by name, with its package; mistakes are answered with the law and a remedy; a broken package spoils no other."""
+"""What is registered is found by name, with its package; mistakes are answered with the law and a remedy; a broken package does not affect the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a schedule happens: real controller processes on a real database, disturbed and then watched until the study has ended.
+"""Runs a schedule: real controller processes on a real database are disturbed, and then watched until the study has ended.
 
 Controllers are started by the arena, which sees to it that there is one, or by two supervisors, which have to see to it by themselves. Either way
 the arena knows them by their journals, which are named as they are on leases.

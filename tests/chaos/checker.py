@@ -1,4 +1,4 @@
-"""What must hold after a study was disturbed: a pure function from what was seen to sentences about what is wrong.
+"""Checks a disturbed study: a pure function from observations to a list of violations, each a sentence.
 
     journal     what one controller was told after its writes were acknowledged, in order; written outside the database
     term        the part of the history from one claim to the next: whoever claimed, and nobody else, may have written there

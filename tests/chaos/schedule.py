@@ -1,4 +1,4 @@
-"""A schedule of disturbances, drawn from a seed: what is done to a study's controllers, supervisors, ranks, database and clocks, and when.
+"""A schedule of disturbances, drawn from a seed: which controllers, supervisors, ranks, databases and clocks of a study are disturbed, how and when.
 
     after      journal lines that the controllers write before the disturbance comes: progress, not time, so that a busy machine changes nothing
     for_s      how long a database stays away, a disk full, s

@@ -1,4 +1,4 @@
-"""On a Ray cluster that goes on, the next controller of a study goes on with the very trial that the killed one was measuring."""
+"""On a persistent Ray cluster, the next controller of a study continues the trial that the killed controller was measuring."""
 
 from __future__ import annotations
 

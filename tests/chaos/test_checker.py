@@ -1,4 +1,4 @@
-"""The checker finds what is planted. A clean history passes; each test breaks one thing and says which sentence must come."""
+"""The checker finds planted violations: a clean history passes, and each test breaks one rule and expects its sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After SIGKILL of a controller its ranks are gone: by themselves, without anybody who cleans up."""
+"""After SIGKILL of a controller its ranks end by themselves: no other process has to clean up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fifty studies on four places: in turn, none starved; and supervisors that are killed, with studies' processes that are killed."""
+"""Fifty studies under a supervisor that runs four at once: they start in order and none starves. Studies under supervisors that are killed, with the studies' processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Disturbed studies whose trials really train: on ranks of this machine, and on Ray, and whose ranks may be killed. What they measure is
-never the same twice, all else is."""
+"""Disturbed studies with real trials, on local ranks and on Ray, whose ranks may be killed too.
+
+Their measurements differ from run to run; everything else must not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Studies as Ray jobs: against a job interface of our own making, and (slow) against Ray itself."""
+"""Studies as Ray jobs: against a hand-written fake of the job API, and (slow) against Ray itself."""
 
 from __future__ import annotations
 

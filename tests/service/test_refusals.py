@@ -1,4 +1,4 @@
-"""Refusals stand in the audit, rationed and without secrets."""
+"""Refused requests are in the audit log, at a limited rate and without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are told again: never older than allowed, worked out once for all who wait."""
+"""Cached responses: never older than allowed, and computed once for all requests that wait."""
 
 from __future__ import annotations
 

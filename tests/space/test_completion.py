@@ -1,4 +1,4 @@
-"""What a person leaves out follows from the laws, and what he says stays."""
+"""Values that a config leaves out follow from the laws; values that it gives stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration measures this machine with real ranks, and says it in the words of the cost model."""
+"""Calibration measures this machine with real ranks, and reports it under the names that the cost model uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each kind of evidence speaks for its class, and the gravest explains the others."""
+"""Each kind of evidence leads to its failure kind; of several, the strongest decides."""
 
 from __future__ import annotations
 

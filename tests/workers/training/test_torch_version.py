@@ -1,4 +1,4 @@
-"""The bound on torch is true for the torch that is installed, is the one that pip reads, and its breach is told plainly."""
+"""The bound on torch admits the installed torch, equals the bound that pip reads, and is named when another torch is installed."""
 
 from __future__ import annotations
 
