@@ -13,8 +13,8 @@ from typing import Any, final
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
 from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
+from autotune.trainers.step_metrics import LineReader, StepMetrics, clean, number
 from autotune.trainers.steplines import MEASURED, parse_step_line
-from autotune.trainers.trainer import LineReader, StepMetrics, clean, number
 
 SCALES: Mapping[str, tuple[str, float]] = {
     **{name: (name, 1.0) for name in MEASURED},

@@ -9,9 +9,8 @@ batch, are in `launch` here.
 from __future__ import annotations
 
 import json
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
@@ -22,62 +21,13 @@ from autotune.spec.knob_use import own_knob_remedy
 from autotune.spec.model_figures import figures_of
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit, refuse
+from autotune.trainers.step_metrics import MAX_LINE, LineReader, StepMetrics, clean, number
 from autotune.trainers.torchrun import place
 
-MAX_LINE = 2000
-"""characters of a log line that are read; the rest is ignored"""
 MAX_MOVES = 3
 """rounds of replacing values by the nearest ones, each of which may violate another limit"""
 MAX_OPTION = 4096
 """characters of an option's value"""
-_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMetrics:
-    """What one log line says about one optimizer step; None for what it does not say."""
-
-    step: int | None = None
-    """the step, as the trainer counts"""
-    step_time_s: float | None = None
-    """seconds of the step (mean since the last line, where the trainer logs every few steps)"""
-    steps_per_s: float | None = None
-    """steps per second, for trainers that log it instead of a time"""
-    tokens_per_s: float | None = None
-    """tokens per second of the whole job, for trainers that log it instead of a time"""
-    tokens_per_s_per_gpu: float | None = None
-    """tokens per second and rank, for trainers that log it instead of a time"""
-    samples_per_s: float | None = None
-    """sequences per second of the whole job, for trainers that log it instead of a time"""
-    loss: float | None = None
-    """training loss, nats per token"""
-    grad_norm: float | None = None
-    """global gradient norm"""
-    peak_memory_bytes: float | None = None
-    """peak device memory of the rank that wrote the line"""
-    skipped: bool = False
-    """whether loss scaling skipped the step"""
-    ends_step: bool = False
-    """whether it ends a step though it says no time: the time of its arrival is all there is"""
-    resolution_s: float = 0.0
-    """what the last printed digit of the time stands for; 0 where it is not known"""
-
-    def time_of(self, *, tokens_per_step: int, sequences_per_step: int, num_ranks: int) -> float | None:
-        """Seconds of the step, from the time itself or a rate; None without any of them."""
-        if self.step_time_s is not None:
-            return self.step_time_s
-        if self.steps_per_s:
-            return 1.0 / self.steps_per_s
-        if self.tokens_per_s:
-            return tokens_per_step / self.tokens_per_s
-        if self.tokens_per_s_per_gpu:
-            return tokens_per_step / (self.tokens_per_s_per_gpu * num_ranks)
-        if self.samples_per_s:
-            return sequences_per_step / self.samples_per_s
-        return None
-
-
-LineReader = Callable[[str], StepMetrics | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,21 +280,6 @@ def needs(options: Mapping[str, Any], name: str, because: str) -> Any:
     if not options.get(name):
         raise ExportError(f"{because}, but {name} is not set", remedy=f"give the option {name}=...", field=name)
     return options[name]
-
-
-def clean(line: str) -> str:
-    """The line without colour codes, cut at `MAX_LINE` characters."""
-    return _COLOUR.sub("", line[: 2 * MAX_LINE])[:MAX_LINE]
-
-
-def number(text: str | None) -> float | None:
-    """A number as trainers print it (`1,024`, `nan`, `2.5E+00`); None for other text."""
-    if text is None:
-        return None
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return None
 
 
 __all__ = [
