@@ -16,6 +16,8 @@ from autotune.spec import MemoryParts, Trial, TrialPurpose, config_label
 
 MAX_BARS = 40
 """trials in the memory figure"""
+OVERLAPPED = "communication_overlapped"
+"""communication hidden behind computation: no part of the step's time, so it has no place in a stacked bar"""
 
 
 def study_figures(found: Result) -> list[str]:
@@ -104,6 +106,7 @@ def _steps(found: Result) -> str:
         if trial is None or (label == "winner" and trial is found.baseline):
             continue
         parts, measured = time_parts(trial)
+        parts = {name: time_s for name, time_s in parts.items() if name != OVERLAPPED}
         if parts and trial.measurement is not None:
             profiled = profiled and measured
             step = trial.measurement.step_time_s

@@ -38,7 +38,7 @@ class SpaceSpec:
     name: str = "inline"
     """name of the file in search_spaces/, or `inline`"""
     knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """allowed values by knob; knobs left out keep their default, dp and accumulation_steps left out are derived from the laws; precision left out
+    """allowed values by knob. Knobs left out keep their default. dp and accumulation_steps left out follow from the laws. Precision left out
     is bf16, or fp16 or fp32 where the GPU has no bf16"""
     world_sizes: tuple[int, ...] = ()
     """numbers of ranks that may be used; empty means all GPUs of the cluster"""
