@@ -31,12 +31,12 @@ class Limit:
         return {"knob": self.knob, "value": self.value, "message": self.message, "nearest": self.nearest}
 
 
-def refuse(trainer: str, limits: Iterable[Limit]) -> None:
-    """Raises an `ExportError` that names every limit; does nothing when there is none."""
+def refuse(trainer: str, limits: Iterable[Limit], *, can_move: bool) -> None:
+    """Raises an `ExportError` that names every limit; does nothing when there is none. `can_move`: whether it has the option `nearest`."""
     found = tuple(limits)
     if not found:
         return
-    bridgeable = all(limit.nearest is not None for limit in found)
+    bridgeable = can_move and all(limit.nearest is not None for limit in found)
     raise ExportError(
         f"{trainer} cannot express " + "; ".join(str(limit) for limit in found),
         remedy="export with the option nearest=true to use the nearest values" if bridgeable else "",

@@ -111,6 +111,12 @@ def pattern_reader(asked: Mapping[str, object]) -> LineReader:
         patterns[name] = compile_pattern(pattern, field=f"trainer.metrics.{name}")
     is_timed = any(SCALES[name][0] in _TIMES for name in patterns)
     ends_step = "" if is_timed else "step" if "step" in patterns else "loss"
+    if not is_timed and ends_step not in patterns:
+        raise SpecError(
+            "metrics must say when a step ends, but have neither a time nor a rate, a step number or a loss",
+            remedy="add one of step_time_s, steps_per_s, tokens_per_s, samples_per_s, step and loss",
+            field="trainer.metrics",
+        )
 
     def read(line: str) -> StepMetrics | None:
         text = clean(line)[:MAX_SEARCHED]

@@ -245,7 +245,7 @@ class Trainer(ABC):
             workload, config = _moved(workload, config, limits)
             notes += [f"changed to {limit.knob}={limit.nearest}: {limit}" for limit in limits]
             limits = self.limits(workload, config, values)
-        refuse(self.name, limits)
+        refuse(self.name, limits, can_move="nearest" in values)
         place(workload.cluster, config)
         launch = self.build(workload, config, values)
         return replace(launch, notes=(*notes, *launch.notes, *self._figure_notes(workload)))

@@ -56,6 +56,11 @@ class TestCommand(TrainerContract):
         with pytest.raises(ExportError, match=r"recompute=full: argv, env and files have no placeholder \{recompute\}"):
             self.launch(["x", "{tp}", "{world_size}", "{micro_batch_size}", "{global_batch_size}"], config)
 
+    def test_its_remedy_is_no_option_that_it_lacks(self) -> None:
+        with pytest.raises(ExportError) as caught:
+            self.launch(["x", "{dp}", "{micro_batch_size}"], ParallelConfig(dp=8, micro_batch_size=8, recompute="full"))
+        assert "nearest=true" not in caught.value.remedy
+
     def test_environment_carries_knobs_too(self) -> None:
         launch = trainer("command").launch(
             WORKLOAD,

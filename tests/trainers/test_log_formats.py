@@ -101,3 +101,8 @@ def test_without_a_time_the_lines_that_number_steps_or_name_a_loss_end_them(
 def test_unknown_metrics_are_refused_with_the_nearest() -> None:
     with pytest.raises(SpecError, match="did you mean tokens_per_s"):
         pattern_reader({"token_per_s": "(x)"})
+
+
+def test_metrics_that_end_no_step_are_refused() -> None:
+    with pytest.raises(SpecError, match="must say when a step ends"):
+        pattern_reader({"grad_norm": r"norm ([\d.]+)"})
