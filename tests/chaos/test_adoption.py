@@ -69,7 +69,7 @@ def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path) -> None
             assert maintenance.check(store) == []
         finally:
             store.close()
-        adopted_s = next(at_s for at_s, event in told if isinstance(event, Notice) and "goes on" in event.message)
+        adopted_s = next(at_s for at_s, event in told if isinstance(event, Notice) and "continues" in event.message)
         print(
             f"the trial was adopted {adopted_s:.1f} s after the controller was killed, in a process that was there already"
         )
