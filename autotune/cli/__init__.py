@@ -3,7 +3,7 @@
     tune.py       tune                                  best.py       best, explain
     plan.py       plan, estimate                        export.py     export, report, compare
     calibrate.py  calibrate                             serve.py      serve, token create, list, revoke, audit
-    jobs.py       submit, list, status, watch, logs,    catalogs.py   searchers, models, clusters, spaces, trainers, runners
+    jobs.py       submit, list, status, watch, logs,    catalogs.py   knobs, searchers, models, clusters, spaces, trainers, runners
                   pause, resume, stop, cancel           store.py      store check, backup, export, vacuum
     doctor.py     doctor
 

@@ -1,4 +1,4 @@
-"""Commands that list what a spec can name: searchers, models, clusters, spaces, trainers, runners."""
+"""Commands that list what a spec can name: knobs, searchers, models, clusters, spaces, trainers, runners."""
 
 from __future__ import annotations
 
@@ -16,12 +16,43 @@ LEAST_SENTENCE = 24
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    for command in (searchers, models, clusters, spaces, trainers, runners):
+    for command in (knobs, searchers, models, clusters, spaces, trainers, runners):
         app.command()(command)
 
 
 WIDE_NUMBERS = ("ffn", "vocab", "kv_heads", "experts")
 """columns of models that a narrow terminal leaves out, in this order"""
+
+
+def knobs(json: JsonOption = False) -> None:
+    """Lists the knobs of a config: values, default, how labels write them, and what they do."""
+    from autotune.spec import KNOBS
+
+    rows = [
+        {
+            "name": knob.name,
+            "kind": knob.kind,
+            "values": [*knob.values],
+            "default": knob.default,
+            "label": knob.label,
+            "unit": knob.unit,
+            "summary": knob.doc,
+        }
+        for knob in KNOBS.values()
+    ]
+    shown = [
+        {
+            "name": knob.name,
+            "values": ", ".join(knob.text(value) for value in knob.values) or f"1, 2, 3, ... {knob.unit}".rstrip(),
+            "default": knob.text(knob.default),
+            "label": knob.label.replace("{}", "N")
+            if knob.kind in ("degree", "count", "number")
+            else knob.label_of(knob.values[-1]),
+            "summary": knob.doc,
+        }
+        for knob in KNOBS.values()
+    ]
+    _show("knobs", rows, json, headings={"summary": "what it does", "label": "in labels"}, shown=shown, optional=("label", "values"))
 
 
 def searchers(json: JsonOption = False) -> None:
@@ -205,7 +236,7 @@ def _show(
     palette = Palette.of(sys.stdout)
     cells = shown or rows
     keys = list(cells[0]) if cells else []
-    sentences = [key for key in keys if key in ("summary", "knobs")]
+    sentences = [key for key in keys if key in ("summary", "knobs", "values")]
     table = FittedTable(
         empty=bare_table,
         columns=[
@@ -220,7 +251,7 @@ def _show(
         ],
         stages=[
             *(Shortening(without=frozenset(optional[:n])) for n in range(len(optional))),
-            Shortening(without=frozenset(optional), shorten=tuple(sentences)),
+            Shortening(without=frozenset(optional), shorten=tuple(key for key in sentences if key not in optional)),
         ],
         ellipsis=palette.unicode,
     )

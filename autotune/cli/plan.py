@@ -128,7 +128,7 @@ def estimate(
         typer.Option(
             "--config",
             metavar="KNOB=VALUE,...",
-            help="The config, e.g. tp=2,pp=1,dp=4,micro_batch_size=2 or 'tp2 pp1 dp4 mb2'.",
+            help="The config, e.g. tp=2,pp=1,dp=4,micro_batch_size=2 or 'tp2 pp1 dp4 mb2'. `autotune knobs` lists the knobs.",
         ),
     ],
     store: StoreOption = None,

@@ -90,7 +90,7 @@ def test_catalogs_say_what_each_entry_is(run):
     assert 124_439_808 in {m["parameters"] for m in run("models", "--json").document["models"]}
 
 
-@pytest.mark.parametrize("command", ["models", "clusters", "spaces", "searchers", "runners"])
+@pytest.mark.parametrize("command", ["knobs", "models", "clusters", "spaces", "searchers", "runners"])
 def test_catalogs_fit_a_narrow_terminal(run, monkeypatch, command):
     wide, names = run(command).out, [row["name"] for row in run(command, "--json").document[command]]
     monkeypatch.setattr("autotune.cli.output.PIPE_WIDTH", 72)

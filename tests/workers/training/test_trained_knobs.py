@@ -30,12 +30,15 @@ from tests.workers.trial_ranks import CPU, MODELS, request
 ALL_PRECISIONS = replace(CPU, gpu=replace(CPU.gpu, peak_flops_per_s=dict.fromkeys(KNOBS["precision"].values, 1e11)))
 PLAIN = "dp=2,micro_batch_size=2,accumulation_steps=4,precision=bf16"
 DEEP = replace(MODELS["llama"], name="deep", num_layers=8)
+WIDE = replace(MODELS["llama"], name="wide", hidden_size=512, ffn_hidden_size=2048)
+"""gradients of some MiB, for knobs that count MiB"""
 BASES = (
     ("llama", PLAIN),
     ("llama", "tp=2,micro_batch_size=2,accumulation_steps=4,precision=fp32"),
     ("llama", "pp=2,micro_batch_size=2,accumulation_steps=4,precision=fp32"),
     ("deep", "pp=2,accumulation_steps=4,precision=fp32,pp_schedule=interleaved_1f1b,virtual_stages=2"),
     ("moe", PLAIN),
+    ("wide", PLAIN),
 )
 
 
@@ -72,7 +75,7 @@ def asked(model: str, config: ParallelConfig) -> TrialRequest:
     plain = request("llama", "tp=1")
     workload = replace(
         plain.workload,
-        model={**MODELS, "deep": DEEP}[model],
+        model={**MODELS, "deep": DEEP, "wide": WIDE}[model],
         cluster=ALL_PRECISIONS,
         global_batch_size=config.global_batch_size,
     )
