@@ -52,7 +52,14 @@ def knobs(json: JsonOption = False) -> None:
         }
         for knob in KNOBS.values()
     ]
-    _show("knobs", rows, json, headings={"summary": "what it does", "label": "in labels"}, shown=shown, optional=("label", "values"))
+    _show(
+        "knobs",
+        rows,
+        json,
+        headings={"summary": "what it does", "label": "in labels"},
+        shown=shown,
+        optional=("label", "values"),
+    )
 
 
 def searchers(json: JsonOption = False) -> None:
