@@ -11,7 +11,15 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from autotune_workers.training.profile import OPTIMIZER, STEP, Breakdown, breakdown, launch_delay, profile_step
+from autotune_workers.training.profile import (
+    OPTIMIZER,
+    STEP,
+    Breakdown,
+    breakdown,
+    launch_delay,
+    partition,
+    profile_step,
+)
 
 
 def event(name: str, start: float, end: float, *, gpu: bool = False, mark: bool = False, number: int = 0) -> object:
@@ -99,3 +107,13 @@ def test_the_parts_add_up_to_the_time_that_the_step_took() -> None:
             assert seen.parts_s["host"] > 0.045
             return
     pytest.fail(f"the parts exceed the step by more than 5%: {ratios}")
+
+
+def test_rounding_makes_no_time_below_zero() -> None:
+    """Sums of the same spans in another order differ in their last digit."""
+    busy = [(0.1 * i, 0.1 * i + 0.01) for i in range(60)]
+    talk = [(0.1 * i + 0.05, 0.1 * i + 0.063) for i in range(60)]
+    for n in range(1, 60):
+        found = partition((0.0, 6.1), {"compute": busy[:n], "communication": talk[:n]})
+        assert found.overlapped_s >= 0.0
+        assert min(found.parts_s.values()) >= 0.0

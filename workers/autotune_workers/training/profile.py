@@ -51,13 +51,18 @@ def partition(window: Interval, intervals: Mapping[str, Iterable[Interval]]) -> 
     for cause in ORDER:
         mine = _merge(_clip(intervals.get(cause, ()), window))
         together = _merge([*covered, *mine])
-        parts[cause] = _length(together) - _length(covered)
+        parts[cause] = _less(_length(together), _length(covered))
         covered = together
-    parts["host"] = window[1] - window[0] - _length(covered)
+    parts["host"] = _less(window[1] - window[0], _length(covered))
     busy = _merge(_clip([*intervals.get("optimizer", ()), *intervals.get("compute", ())], window))
     talk = _merge(_clip([*intervals.get("bubble", ()), *intervals.get("communication", ())], window))
-    overlapped = _length(busy) + _length(talk) - _length(_merge([*busy, *talk]))
+    overlapped = _less(_length(busy) + _length(talk), _length(_merge([*busy, *talk])))
     return Breakdown(parts_s=parts, overlapped_s=overlapped)
+
+
+def _less(whole: float, part: float) -> float:
+    """`whole - part`, which is no time below zero however the sums were rounded."""
+    return max(0.0, whole - part)
 
 
 def profile_step(step: Callable[[], Any], device: torch.device, *, pipelined: bool) -> Breakdown:
