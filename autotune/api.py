@@ -43,7 +43,7 @@ from autotune.study.progress import OnEvent
 from autotune.study.running import ACTIONS, act, run_study, submit_study
 
 if TYPE_CHECKING:
-    from autotune.search import SearcherFactory
+    from autotune.search import Searcher, SearcherFactory
 
 LOCAL = "local"
 
@@ -98,13 +98,14 @@ def tune(
     spec: Mapping[str, Any] | None = None,
     study_id: str | None = None,
     owner: str = "",
-    searcher: str | SearcherFactory | None = None,
+    searcher: str | Searcher | SearcherFactory | None = None,
 ) -> Result:
     """Runs a study in the foreground, to its end or to Ctrl-C (then the record is PAUSED and the same call goes on).
 
     `resume`: an unfinished study of the same name and spec goes on instead of a new one; `study_id` names it outright; `spec`: the
     document as written, kept beside the study. `searcher`: another searcher than the study's: a registered name, a class of
-    `autotune.search.Searcher`, or a function that makes one of an `autotune.search.Problem`. The study records the name of such an object
+    `autotune.search.Searcher`, a function that makes one of an `autotune.search.Problem`, or a fresh searcher over
+    `SearchSpace.of_study(study)`. The study records the name of such an object
     (`python:MODULE.NAME`); a later call goes on with the study when it passes the same object, which makes the searcher anew and is told all
     trials again. Raises `InfeasibleError` before anything starts, `RunnerError`, `StoreError`,
     `ConflictError` when another live controller has it.
@@ -112,6 +113,10 @@ def tune(
     if not isinstance(study, Study):
         spec = read_document(study) if spec is None else spec
         study = load_study(study)
+    from autotune.search import OneSearcher, Searcher
+
+    if isinstance(searcher, Searcher):
+        searcher = OneSearcher(searcher)
     made_by = None if searcher is None or isinstance(searcher, str) else searcher
     if searcher is not None:
         study, spec = _with_searcher(study, spec, searcher)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from autotune.errors import CatalogError, MissingExtraError, RunnerError, SpecError
 from autotune.registry import SEARCHERS, find, load, registered
@@ -113,15 +113,56 @@ def searcher_name(searcher: str | SearcherFactory) -> str:
     """By what name a study records its searcher: the registered one, or `python:MODULE.NAME` for one that was passed as an object."""
     if isinstance(searcher, str):
         return searcher
-    if isinstance(searcher, Searcher) or not callable(searcher):
+    if isinstance(searcher, OneSearcher):
+        searcher = type(searcher.searcher)
+    if not callable(searcher):
         raise SpecError(
-            f"searcher must be a name, a class of Searcher or a function of a Problem, but is {searcher!r}: a study that is resumed makes "
-            "its searcher anew and tells it all trials again",
+            f"searcher must be a name, a Searcher, a class of Searcher or a function of a Problem, but is {searcher!r}",
             remedy="pass the class, or `lambda problem: MySearcher(problem, ...)`",
             field="searcher",
         )
     named = searcher if hasattr(searcher, "__qualname__") else type(searcher)
     return f"{PASSED}{named.__module__}.{named.__qualname__}"
+
+
+@final
+class OneSearcher:
+    """Makes no searcher anew, but hands out one that its owner made: once for a study, before it was told anything.
+
+    Whoever resumes the study passes a fresh one, which is then told all trials again.
+    """
+
+    def __init__(self, searcher: Searcher) -> None:
+        self.searcher = searcher
+
+    def __call__(self, problem: Problem) -> Searcher:
+        """The searcher. Raises `SpecError` when it searches another space than the study's, or has been told trials already."""
+        mine = self.searcher
+        if mine.trials or mine.state.any():
+            raise SpecError(
+                "a searcher that is passed must be a fresh one: a study tells it all its trials, but this one was asked or told before",
+                remedy="pass a new one, or its class",
+                field="searcher",
+            )
+        if not _are_same(mine.space, problem.space):
+            raise SpecError(
+                f"a searcher that is passed must search the study's space of {len(problem.space):,} configs, but its own has {len(mine.space):,}",
+                remedy="make it with SearchSpace.of_study(study), or pass its class",
+                field="searcher",
+            )
+        if tuple(mine.problem.enqueue) != problem.enqueue:
+            raise SpecError(
+                f"a searcher that is passed must try the study's {len(problem.enqueue)} enqueued configs first, but it has {len(mine.problem.enqueue)}",
+                remedy="make it with Problem(space=..., enqueue=study.enqueue), or pass its class",
+                field="searcher",
+            )
+        return mine
+
+
+def _are_same(one: SearchSpace, other: SearchSpace) -> bool:
+    """Whether two spaces hold the same configs in the same order."""
+    a, b = one.table, other.table
+    return len(a) == len(b) and a.knobs == b.knobs and all((a.column(n) == b.column(n)).all() for n in a.knobs)
 
 
 def _find(name: str) -> tuple[SearcherFactory, tuple[str, ...]]:
@@ -161,6 +202,7 @@ def _variants(factory: Any) -> Mapping[str, str]:
 
 __all__ = [
     "PASSED",
+    "OneSearcher",
     "Problem",
     "Searcher",
     "SearcherFactory",

@@ -11,7 +11,7 @@ import pytest
 from autotune import api
 from autotune.errors import CatalogError, ConflictError, SpecError
 from autotune.ports import Store
-from autotune.search import Problem, Searcher, make_searcher
+from autotune.search import Problem, Searcher, make_searcher, searcher_name
 from autotune.space import SearchSpace
 from autotune.spec import StudyStatus, TrialPurpose
 from autotune.store import MemoryStore
@@ -86,11 +86,36 @@ def test_a_study_whose_searcher_is_not_here_waits_for_whoever_has_it(store: Stor
     assert api.tune(slow, store=store, searcher=LastFirst).record.status is StudyStatus.COMPLETED
 
 
-def test_an_instance_is_refused_for_it_cannot_be_made_anew(store: Store) -> None:
+def test_a_fresh_searcher_is_taken_as_it_is_and_a_new_one_resumes_the_study(store: Store) -> None:
     study = api.load_study(spec())
-    instance: Any = LastFirst(Problem(space=SearchSpace.build(study.workload, study.space)))
-    with pytest.raises(SpecError, match="makes its searcher anew"):
-        api.tune(study, store=store, searcher=instance)
+
+    def fresh() -> Searcher:
+        return LastFirst(Problem(space=SearchSpace.of_study(study)))
+
+    by_class = api.tune(study, store=MemoryStore(), searcher=LastFirst)
+    paused = api.tune(study, store=store, searcher=fresh(), on_event=interrupt_at(3))
+    assert paused.record.status is StudyStatus.PAUSED
+    assert paused.record.study.searcher == searcher_name(LastFirst)
+    whole = api.tune(study, store=store, searcher=fresh())
+    assert whole.record.id == paused.record.id
+    searched = [line for line in configs(whole.trials) if not line.endswith("CANCELLED")]
+    assert searched == configs(by_class.trials)
+
+
+def test_a_searcher_that_was_used_or_searches_something_else_is_refused(store: Store) -> None:
+    study = api.load_study(spec())
+    used = LastFirst(Problem(space=SearchSpace.of_study(study)))
+    used.ask(1)
+    other = LastFirst(Problem(space=SearchSpace.of(study.workload, [SearchSpace.of_study(study)[0]])))
+    guessed = api.load_study(spec(enqueue=["tp=2"]))
+    without = LastFirst(Problem(space=SearchSpace.of_study(guessed)))
+    for asked, searcher, why in (
+        (study, used, "must be a fresh one"),
+        (study, other, "must search the study's space"),
+        (guessed, without, "enqueued configs first"),
+    ):
+        with pytest.raises(SpecError, match=why):
+            api.tune(asked, store=store, searcher=searcher)
     assert store.studies() == []
 
 
