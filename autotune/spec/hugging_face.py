@@ -75,7 +75,7 @@ def fields_of(document: Document) -> dict[str, Any]:
 
     Raises `SpecError` for what is no decoder, a family that is not known, a size that is missing and a size that nothing reads.
     """
-    family_name, document = _text_model(document)
+    family_name, document = text_model(document)
     family = _family(family_name, document)
     asked = {**family.defaults, **{key: value for key, value in document.items() if value is not None}}
 
@@ -100,13 +100,15 @@ def fields_of(document: Document) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _text_model(document: Document) -> tuple[str, Document]:
+def text_model(document: Document) -> tuple[str, Document]:
     """The family's name, and the document of the language model: the file itself, or its `text_config`."""
     name = str(document.get("model_type") or "")
     text = document.get("text_config")
     if isinstance(text, Mapping):
-        inner = {"tie_word_embeddings": document.get("tie_word_embeddings"), **text}
-        return str(text.get("model_type") or _TEXT_OF.get(name, name)), inner
+        family = str(text.get("model_type") or _TEXT_OF.get(name, name))
+        tied = document.get("tie_word_embeddings")
+        shared = {} if tied is None else {"tie_word_embeddings": tied}
+        return family, {**shared, **text, "model_type": family}
     if not name:
         name = "gpt2" if "n_embd" in document else "llama"
     return name, document

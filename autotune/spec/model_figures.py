@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
 
+from autotune.spec.hugging_face import text_model
 from autotune.spec.model import ModelSpec
 
 QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "glm", "seed_oss"})
@@ -42,13 +43,12 @@ def figures_of(model: ModelSpec) -> ModelFigures | None:
     """The figures of a model that was read from a config.json; None for a model by its shape alone."""
     if not model.source:
         return None
-    document = text_document(model)
+    family, document = text_model(json.loads(model.source))
     rope = document.get("rope_parameters")
     rope = rope if isinstance(rope, Mapping) else {}
     scaling = document.get("rope_scaling")
     scaling = scaling if isinstance(scaling, Mapping) else rope
     kind = str(scaling.get("rope_type") or scaling.get("type") or "")
-    family = str(document.get("model_type") or ("gpt2" if "n_embd" in document else "llama"))
     return ModelFigures(
         family=family,
         rotary_base=_first(document, "rope_theta", "rotary_emb_base") or _first(rope, "rope_theta"),
@@ -63,9 +63,7 @@ def figures_of(model: ModelSpec) -> ModelFigures | None:
 
 def text_document(model: ModelSpec) -> dict[str, Any]:
     """The config.json that the model was read from: of a multimodal one the language model's part."""
-    document: dict[str, Any] = json.loads(model.source)
-    text = document.get("text_config")
-    return dict(text) if isinstance(text, Mapping) else document
+    return dict(text_model(json.loads(model.source))[1])
 
 
 def _first(document: Mapping[str, Any], *keys: str) -> float | None:

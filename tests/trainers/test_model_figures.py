@@ -112,6 +112,15 @@ def test_a_multimodal_file_is_its_language_model(tmp_path: Path) -> None:
     assert hf_layer_class(asked.workload.model) == "Gemma3DecoderLayer"
 
 
+def test_a_multimodal_file_that_leaves_out_the_inner_family_is_not_taken_for_a_llama(tmp_path: Path) -> None:
+    inner = {key: value for key, value in GEMMA.items() if key != "model_type"}
+    asked = study(tmp_path, {"model_type": "gemma3", "tie_word_embeddings": False, "text_config": inner})
+    exported = json.loads(launch("deepspeed", asked).files["model/config.json"])
+    assert exported == {**inner, "model_type": "gemma3_text", "tie_word_embeddings": False}
+    with pytest.raises(ExportError, match=r"model\.family=gemma3_text"):
+        launch("megatron", asked)
+
+
 @pytest.mark.parametrize(
     ("document", "layer"),
     [(LLAMA_31, "LlamaDecoderLayer"), (QWEN, "Qwen2DecoderLayer"), (GEMMA, "Gemma2DecoderLayer")],
