@@ -110,14 +110,19 @@ def exports_of(result: Result) -> list[str]:
     return [name for name in _trainers(result) if _launches(result, name, {})]
 
 
-def next_export(result: Result) -> dict[str, Any] | None:
+def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
     """{trainer, options}: the first trainer that can launch the best config, the study's own before the others, with what it still has to be told.
 
-    On several nodes that is the host at which they meet (`FIRST_NODE` stands for it). None when there is no best config or no trainer.
+    `able`: those that need nothing (`exports_of`), so that no launch is worked out twice. On several nodes the host at which they meet is still to
+    be told (`FIRST_NODE` stands for it). None when there is no best config or no trainer.
     """
-    wanted: tuple[dict[str, Any], ...] = ({}, {"master_addr": FIRST_NODE})
-    ways = ((name, options) for name in _trainers(result) for options in wanted)
-    return next(({"trainer": name, "options": given} for name, given in ways if _launches(result, name, given)), None)
+    meeting = {"master_addr": FIRST_NODE}
+    for name in _trainers(result):
+        if name in able:
+            return {"trainer": name, "options": {}}
+        if _launches(result, name, meeting):
+            return {"trainer": name, "options": meeting}
+    return None
 
 
 def _trainers(result: Result) -> list[str]:
@@ -184,6 +189,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
         study["message"] = NO_CONTROLLER
     if not study["trials"]:
         study["trials"] = dict(Counter(str(t.status) for t in result.trials))
+    exports = exports_of(result)
     answer: dict[str, Any] = {
         "study": study,
         "best": trial_document(result.best) if result.best else None,
@@ -191,8 +197,8 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
         "speedup": result.speedup,
         "final_rounds": result.final_rounds,
         "notes": list(result.notes),
-        "exports": exports_of(result),
-        "next_export": next_export(result),
+        "exports": exports,
+        "next_export": next_export(result, exports),
     }
     if top > 0:
         answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(_standings(result)[:top], 1)]
