@@ -48,6 +48,8 @@ class TrialRequest:
     """best step time so far for the same tokens per step; a trial that can no longer come near it ends early as STOPPED"""
     repeat: int = 0
     """how often this config was measured before in this study"""
+    with_log: bool = False
+    """also report the lines that a program prints, as `LogRead`"""
 
     @property
     def id(self) -> AttemptId:
@@ -82,6 +84,16 @@ class StepsReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogRead:
+    """Lines that a program has printed, for requests that ask for them (`with_log`)."""
+
+    id: AttemptId
+    node: int
+    """on which node of the attempt, from 0"""
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded:
     """The attempt is over and its resources are free. Exactly one per attempt that was started.
 
@@ -95,7 +107,7 @@ class AttemptEnded:
     cancelled: bool = False
 
 
-RunnerEvent = AttemptQueued | AttemptStarted | StepsReported | AttemptEnded
+RunnerEvent = AttemptQueued | AttemptStarted | StepsReported | LogRead | AttemptEnded
 
 
 class TrialRunner(Protocol):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.errors import ConflictError
-from autotune.ports import AdoptingRunner, StepsReported, StudyRecord, TrialRunner
+from autotune.ports import AdoptingRunner, LogRead, StepsReported, StudyRecord, TrialRunner
 from autotune.spec import StudyStatus
 from autotune.study.controller import (
     PAUSED_ON_REQUEST,
@@ -114,7 +114,7 @@ class Loop:
         self._adopt()
         self._handle(Tick(now_s=glanced))
         while self._end is None:
-            events: list[Event] = [*self.runner.poll(POLL_S)]
+            events: list[Event] = [e for e in self.runner.poll(POLL_S) if not isinstance(e, LogRead)]
             now = self.monotonic()
             if self.interrupted():
                 events.append(InterruptAsked())

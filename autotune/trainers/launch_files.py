@@ -1,7 +1,8 @@
 """A launch: command, environment and files of a training job, and how they are written into a folder without overwriting foreign files.
 
 File names are relative to the folder of the launch, in which its command runs unless `cwd` names another. A launch without files can be started
-from any folder. `FOLDER` in an argument or variable stands for the folder of the launch, which is known once it is written. `launch.json` is the manifest: it lists every written file with its SHA-256, so that a second export recognizes its own files.
+from any folder. `FOLDER` in an argument or variable stands for the folder of the launch, which is known once it is written; `NODE_RANK`,
+`MASTER_ADDR` and `MASTER_PORT` for what a node of a job over several nodes is told when it starts. `launch.json` is the manifest: it lists every written file with its SHA-256, so that a second export recognizes its own files.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ MANIFEST = "launch.json"
 SCRIPT = "launch.sh"
 FOLDER = "@launch-folder@"
 """what stands for the path of the launch's folder in arguments and variables"""
+NODE_RANK, MASTER_ADDR, MASTER_PORT = "@node-rank@", "@master-addr@", "@master-port@"
+"""what stands for the number of a node, from 0, and for address and port where all nodes meet"""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
@@ -70,6 +73,22 @@ class Launch:
             env={name: text.replace(FOLDER, folder) for name, text in self.env.items()},
         )
 
+    def on_node(self, rank: int, *, master_addr: str, master_port: int) -> Launch:
+        """The same launch as node `rank` starts it, from 0. All nodes meet at `master_addr:master_port`, which is on node 0."""
+        words = {NODE_RANK: str(rank), MASTER_ADDR: master_addr, MASTER_PORT: str(master_port)}
+        return replace(
+            self,
+            argv=tuple(_told(argument, words) for argument in self.argv),
+            env={name: _told(text, words) for name, text in self.env.items()},
+            files={name: _told(text, words) for name, text in self.files.items()},
+        )
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether each node has to be told its number, or where all nodes meet."""
+        texts = (*self.argv, *self.env.values(), *self.files.values())
+        return any(word in text for text in texts for word in (NODE_RANK, MASTER_ADDR, MASTER_PORT))
+
     @property
     def script(self) -> str:
         """A POSIX shell script that starts the command, in `cwd`, or in its own folder when there are files."""
@@ -90,6 +109,12 @@ class Launch:
         words = [(" \\\n  " if word.startswith("-") else " ") + _quoted(word) for word in self.argv]
         lines.append("exec" + "".join(words) + ' "$@"')
         return "\n".join(lines) + "\n"
+
+
+def _told(text: str, words: Mapping[str, str]) -> str:
+    for word, value in words.items():
+        text = text.replace(word, value)
+    return text
 
 
 def _quoted(text: str) -> str:

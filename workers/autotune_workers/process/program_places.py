@@ -1,0 +1,97 @@
+"""Program places: the nodes on which one attempt of a program runs, as the runner sees them, and the protocol of what provides them.
+
+The counterpart of `gang.rank_pool` for programs: a keeper per node instead of a process per rank. A keeper starts the program of its node, reads
+its log, and ends everything that the program started.
+
+    ready      {"event": "ready", "address": A, "port": P}                 the node can start a program; P is a free port at A
+    started    {"event": "started", "pid": N, "program": PATH}             PATH: the file that argv[0] was found to be
+    refused    {"event": "refused", "reason": TEXT}                        the program cannot be started there
+    lines      {"event": "lines", "lines": [[ARRIVED_S, TEXT], ...]}       of the log; ARRIVED_S on the node's own monotonic clock
+    ended      {"event": "ended", "code": C, "peak_bytes": N, "kernel_oom": B, "left": [PID, ...]}   nothing of the program is left but `left`
+    gone       {"event": "gone", "why": TEXT}                              the keeper is lost: no more messages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from autotune_workers.gang.wire import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOrder:
+    """What one node shall start. Plain values only: it crosses process and machine borders as JSON."""
+
+    argv: tuple[str, ...]
+    """the command"""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """variables that are added to the environment of the node"""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """text by name, written into a folder of the attempt's own, whose path takes the place of `trainers.launch_files.FOLDER`"""
+    cwd: str = ""
+    """as in `Launch`, absolute where it is a path; with an uploaded folder relative to that"""
+
+
+class NodeHandle(Protocol):
+    """The keeper of a node as the runner sees it. None of these raises when it is gone."""
+
+    name: str
+    ready: bool
+    address: str
+    """of its node, known once it is ready"""
+    port: int
+    """free at `address`, known once it is ready; a new one for each attempt"""
+
+    def begin(self, order: ProgramOrder) -> None:
+        """Starts the program."""
+        ...
+
+    def end(self) -> None:
+        """Ends the program: SIGTERM, then SIGKILL to all that it started; the message `ended` follows. Without a program it does nothing."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class ProgramPlace:
+    """The nodes that run one attempt together, in the order of their node ranks."""
+
+    handles: list[Any]
+    """`NodeHandle`s"""
+    token: Any = None
+    """by which its `ProgramPlaces` knows it"""
+
+
+class ProgramPlaces(Protocol):
+    """Where nodes come from, and where they go after an attempt."""
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        ...
+
+    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> ProgramPlace | None:
+        """So many whole nodes, warm where possible; their keepers may still be starting. None when there are not enough free ones now.
+        `study`: part of the name of a new place; `folder`: the program's folder, to be sent along; empty when the nodes have it."""
+        ...
+
+    def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
+        """Messages of the keepers with their handles; waits up to `timeout_s` for the first."""
+        ...
+
+    def disband(self, place: ProgramPlace, healthy: bool) -> None:
+        """Takes the nodes back after their attempt; those that are not healthy are not used again."""
+        ...
+
+    def is_placed(self, place: ProgramPlace) -> bool:
+        """Whether the nodes are reserved, so that their keepers can start; asked until the first yes."""
+        ...
+
+    def shortage(self, place: ProgramPlace) -> str:
+        """Why this place can never be had, in words; empty when it is only a matter of time."""
+        ...
+
+    def close(self) -> None:
+        """Ends everything."""
+        ...
