@@ -5,6 +5,7 @@ capacity.py       how many ranks fit, and whether others wait for a placement
 rank_pools.py     one placement group per gang, with an actor per rank
 rank_host.py      the actor of a rank: holds its resources and its process
 rank_handle.py    the runner's side of that actor
+placement.py      asks for a placement group of whole nodes
 message_log.py    a rank's messages, kept until they are confirmed
 adoption.py       gangs that the study's last runner left behind
 janitor.py        an actor that removes placement groups which a killed driver left without actors

@@ -1,0 +1,45 @@
+"""Which nodes a placement group asks for; `test_program_nodes` and the tests with network namespaces place real groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune_workers.ray.placement import DOMAIN, domain_of, strategy
+
+
+def node(domain: str = "", *, cpus: float = 8.0, alive: bool = True) -> dict[str, Any]:
+    """As `ray.nodes()` lists it."""
+    return {"Alive": alive, "Labels": {DOMAIN: domain} if domain else {}, "Resources": {"CPU": cpus} if alive else {}}
+
+
+def test_one_node_is_asked_for_as_one_bundle() -> None:
+    assert strategy(1, in_domain=True) == {"strategy": "STRICT_PACK"}
+
+
+def test_several_nodes_are_different_nodes_with_or_without_a_domain() -> None:
+    assert strategy(2, in_domain=False) == {"strategy": "STRICT_SPREAD"}
+    assert strategy(2, in_domain=True)["topology_strategy"] == {DOMAIN: "STRICT_PACK", "ray.io/node-id": "STRICT_SPREAD"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([node("a"), node("b"), node("b")], "b"),
+        ([node("a"), node("b"), node()], ""),
+        ([node("a"), node("a", cpus=1)], ""),
+        ([node("a"), node("a", alive=False)], ""),
+        ([], ""),
+    ],
+)
+def test_a_domain_counts_its_living_nodes_that_are_large_enough(nodes: list[dict[str, Any]], expected: str) -> None:
+    assert domain_of(nodes, 2, {"CPU": 2.0}) == expected
+
+
+def test_ray_spells_the_strategies_so() -> None:
+    pytest.importorskip("ray", minversion="2.60")
+    from ray.util.placement_group import validate_placement_group
+
+    for in_domain in (False, True):
+        assert validate_placement_group(bundles=[{"CPU": 1}] * 2, **strategy(2, in_domain=in_domain))
