@@ -20,7 +20,10 @@ def test_one_node_is_asked_for_as_one_bundle() -> None:
 
 def test_several_nodes_are_different_nodes_with_or_without_a_domain() -> None:
     assert strategy(2, in_domain=False) == {"strategy": "STRICT_SPREAD"}
-    assert strategy(2, in_domain=True)["topology_strategy"] == {DOMAIN: "STRICT_PACK", "ray.io/node-id": "STRICT_SPREAD"}
+    assert strategy(2, in_domain=True)["topology_strategy"] == {
+        DOMAIN: "STRICT_PACK",
+        "ray.io/node-id": "STRICT_SPREAD",
+    }
 
 
 @pytest.mark.parametrize(
