@@ -77,7 +77,7 @@ def export(
     launch = launch.placed(str((output or Path()).absolute()))
     if launch.cwd not in ("", "."):
         print(f"cd {shlex.quote(launch.cwd)} && ", end="")
-    print(" ".join([*(f"{k}={shlex.quote(v)}" for k, v in launch.env.items()), shlex.join(launch.argv)]))
+    print(launch.command_line)
 
 
 def report(

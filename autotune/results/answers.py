@@ -101,28 +101,14 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
     ]
 
 
-FIRST_NODE = "HOST"
-"""what stands in a printed command for the name of the first node"""
-
-
 def exports_of(result: Result) -> list[str]:
     """The trainers that can launch the best config as it is, without further options; the study's own first."""
     return [name for name in _trainers(result) if _launches(result, name, {})]
 
 
-def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
-    """{trainer, options}: the first trainer that can launch the best config, the study's own before the others, with what it still has to be told.
-
-    `able`: those that need nothing (`exports_of`), so that no launch is worked out twice. On several nodes the host at which they meet is still to
-    be told (`FIRST_NODE` stands for it). None when there is no best config or no trainer.
-    """
-    meeting = {"master_addr": FIRST_NODE}
-    for name in _trainers(result):
-        if name in able:
-            return {"trainer": name, "options": {}}
-        if _launches(result, name, meeting):
-            return {"trainer": name, "options": meeting}
-    return None
+def next_export(able: Sequence[str]) -> dict[str, Any] | None:
+    """{trainer, options}: the first trainer that can launch the best config; `able`: `exports_of`. None when there is none."""
+    return next(({"trainer": name, "options": {}} for name in able), None)
 
 
 def _trainers(result: Result) -> list[str]:
@@ -198,7 +184,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
         "final_rounds": result.final_rounds,
         "notes": list(result.notes),
         "exports": exports,
-        "next_export": next_export(result, exports),
+        "next_export": next_export(exports),
     }
     if top > 0:
         answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(_standings(result)[:top], 1)]

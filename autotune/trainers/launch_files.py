@@ -2,7 +2,9 @@
 
 File names are relative to the folder of the launch, in which its command runs unless `cwd` names another. A launch without files can be started
 from any folder. `FOLDER` in an argument or variable stands for the folder of the launch, which is known once it is written; `NODE_RANK`,
-`MASTER_ADDR` and `MASTER_PORT` for what a node of a job over several nodes is told when it starts. `launch.json` is the manifest: it lists every written file with its SHA-256, so that a second export recognizes its own files.
+`MASTER_ADDR` and `MASTER_PORT` stand for what each node of a job is told when it starts: a runner fills them in (`Launch.on_node`), and in
+`launch.sh` they are shell variables of these names. Files cannot hold any of them. `launch.json` is the manifest: it lists every written file
+with its SHA-256, so that a second export recognizes its own files.
 """
 
 from __future__ import annotations
@@ -27,6 +29,11 @@ FOLDER = "@launch-folder@"
 """what stands for the path of the launch's folder in arguments and variables"""
 NODE_RANK, MASTER_ADDR, MASTER_PORT = "@node-rank@", "@master-addr@", "@master-port@"
 """what stands for the number of a node, from 0, and for address and port where all nodes meet"""
+DEFAULT_PORT = 29500
+"""where nodes meet unless MASTER_PORT is set: torchrun's own default"""
+_SHELL = {FOLDER: "here", NODE_RANK: "NODE_RANK", MASTER_ADDR: "MASTER_ADDR", MASTER_PORT: "MASTER_PORT"}
+"""the shell variables that take the place of these words in `launch.sh`"""
+_WORD = re.compile("|".join(map(re.escape, _SHELL)))
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
@@ -80,24 +87,37 @@ class Launch:
             self,
             argv=tuple(_told(argument, words) for argument in self.argv),
             env={name: _told(text, words) for name, text in self.env.items()},
-            files={name: _told(text, words) for name, text in self.files.items()},
         )
 
     @property
     def is_spread(self) -> bool:
-        """Whether each node has to be told its number, or where all nodes meet."""
-        texts = (*self.argv, *self.env.values(), *self.files.values())
-        return any(word in text for text in texts for word in (NODE_RANK, MASTER_ADDR, MASTER_PORT))
+        """Whether each node has to be told its number or the address of node 0, because there are several."""
+        return self._uses(NODE_RANK) or self._uses(MASTER_ADDR)
+
+    @property
+    def command_line(self) -> str:
+        """Variables and command as one line of a POSIX shell."""
+        return " ".join([*(f"{name}={_quoted(value)}" for name, value in self.env.items()), *map(_quoted, self.argv)])
+
+    def _uses(self, word: str) -> bool:
+        return any(word in text for text in (*self.argv, *self.env.values()))
 
     @property
     def script(self) -> str:
-        """A POSIX shell script that starts the command, in `cwd`, or in its own folder when there are files."""
+        """A POSIX shell script that starts the command, in `cwd`, or in its own folder when there are files. A job over several nodes is started
+        by the same script on each node, with the variables that it asks for."""
         lines = [
             "#!/bin/sh",
             "# Written by autotune export; arguments given to it are appended to the command.",
             "set -e",
         ]
-        if any(FOLDER in text for text in (*self.argv, *self.env.values())):
+        if self._uses(NODE_RANK):
+            lines.append(': "${NODE_RANK:?set it to the number of this node, from 0}"')
+        if self._uses(MASTER_ADDR):
+            lines.append(': "${MASTER_ADDR:?set it to the address of node 0}"')
+        if self._uses(MASTER_PORT):
+            lines.append(f': "${{MASTER_PORT:={DEFAULT_PORT}}}"')
+        if self._uses(FOLDER):
             lines.append('here=$(cd "$(dirname "$0")" && pwd)')
         if self.cwd not in ("", "."):
             lines.append(f"cd {shlex.quote(self.cwd)}")
@@ -118,8 +138,11 @@ def _told(text: str, words: Mapping[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """One word of a shell script; the folder of the launch is the script's `here`."""
-    return '"$here"'.join(shlex.quote(part) if part else "" for part in text.split(FOLDER)) or "''"
+    """One word of a shell script, with shell variables for what is known only when it starts."""
+    plain, words = _WORD.split(text), _WORD.findall(text)
+    parts = [shlex.quote(part) if part else "" for part in plain]
+    variables = [f'"${_SHELL[word]}"' for word in words] + [""]
+    return "".join(part + variable for part, variable in zip(parts, variables, strict=True)) or "''"
 
 
 def check_file_name(name: str) -> str:

@@ -2,15 +2,19 @@
 
     world_size = tp * pp * dp * cp = nnodes * nproc_per_node
 
-Every node runs the same command. With more than one node they rendezvous at `master_addr:master_port` (backend c10d of torch.distributed.run).
+Every node runs the same command but for its number. Several nodes meet at `master_addr:master_port` on node 0: the static rendezvous of
+torch.distributed.run, in which node 0 has rank 0. One node finds a free port by itself (`--standalone`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.errors import ExportError
 from autotune.spec import ClusterSpec, ParallelConfig
+from autotune.trainers.launch_files import MASTER_ADDR, MASTER_PORT, NODE_RANK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +45,18 @@ def place(cluster: ClusterSpec, config: ParallelConfig) -> Placement:
     return Placement(nnodes=world // per_node, nproc_per_node=per_node)
 
 
-def torchrun(placement: Placement, *, master_addr: str, master_port: int, max_restarts: int = 0) -> tuple[str, ...]:
-    """The beginning of the command; the program and its arguments follow.
+def meeting(options: Mapping[str, Any]) -> tuple[str, str]:
+    """Address and port where several nodes meet: the trainer's options, or the words that stand for what is known when the nodes start."""
+    return options["master_addr"] or MASTER_ADDR, str(options["master_port"] or MASTER_PORT)
 
-    Raises `ExportError` when several nodes have no rendezvous host.
-    """
+
+def torchrun(placement: Placement, *, master_addr: str, master_port: int, max_restarts: int = 0) -> tuple[str, ...]:
+    """The beginning of the command; the program and its arguments follow. Without address or port the words that stand for them are written."""
     if placement.nnodes == 1:
         rendezvous: tuple[str, ...] = ("--standalone",)
     else:
-        if not master_addr:
-            raise ExportError(
-                f"{placement.nnodes} nodes need a rendezvous host, but master_addr is not set",
-                remedy="give the option master_addr=HOST, the name of the first node",
-                field="master_addr",
-            )
-        rendezvous = (
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={master_addr}:{master_port}",
-            "--rdzv-id=autotune",
-        )
+        address, port = meeting({"master_addr": master_addr, "master_port": master_port})
+        rendezvous = (f"--node-rank={NODE_RANK}", f"--master-addr={address}", f"--master-port={port}")
     restarts = (f"--max-restarts={max_restarts}",) if max_restarts else ()
     return (
         "torchrun",

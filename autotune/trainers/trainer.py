@@ -89,8 +89,8 @@ SAME_DATA = Option(
 SHARED_OPTIONS = (
     Option(name="nearest", meaning="use the nearest values that the trainer can express", default=False),
     Option(name="steps", meaning="optimizer steps to run", default=50),
-    Option(name="master_addr", meaning="rendezvous host of several nodes", default=""),
-    Option(name="master_port", meaning="rendezvous port of several nodes", default=29500),
+    Option(name="master_addr", meaning="address of node 0; default: each node is told when it starts", default=""),
+    Option(name="master_port", meaning="port at which several nodes meet; default: as told, else 29500", default=0),
     Option(name="learning_rate", meaning="peak learning rate", default=3e-4),
     Option(name="seed", meaning="seed of weights and data", default=1234),
     SAME_DATA,

@@ -51,6 +51,17 @@ class TestCommand(TrainerContract):
         ]
         assert self.launch(argv)[1:] == ("8", "8/2048", "{}", "false", "8", "1024", "contract-llama")
 
+    def test_placeholders_of_the_node_that_is_started(self) -> None:
+        argv = ["x", "{micro_batch_size}", "{world_size}", "{node_rank}", "{master_addr}:{master_port}"]
+        assert self.launch(argv)[3:] == ("0", "127.0.0.1:@master-port@"), "one node meets nobody"
+        two = trainer("command").launch(WORKLOAD, ParallelConfig(dp=16, micro_batch_size=4), {"argv": argv})
+        assert two.is_spread
+        assert two.on_node(1, master_addr="n0", master_port=7).argv[3:] == ("1", "n0:7")
+        with pytest.raises(SpecError, match=r"no placeholder \{node_rank\}"):
+            trainer("command").check_own_knobs(
+                (), {"argv": ["x", "{files}"], "files": {"a.json": {"x": "{node_rank}"}}}
+            )
+
     def test_a_knob_that_no_placeholder_carries_is_refused(self) -> None:
         config = ParallelConfig(tp=2, dp=4, micro_batch_size=4, accumulation_steps=4, recompute="full")
         with pytest.raises(ExportError, match=r"recompute=full: argv, env and files have no placeholder \{recompute\}"):

@@ -44,11 +44,11 @@ class TestAccelerate(TrainerContract):
             assert document["fsdp_config"]["fsdp_activation_checkpointing"] is True
             assert document["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] == "LlamaDecoderLayer"
 
-    def test_nodes_meet_without_a_rank_of_their_own(self) -> None:
+    def test_each_node_is_told_its_rank_by_arguments(self) -> None:
         launch = self.launched(dp=16, zero_stage=3)
         document = settings(launch)
-        assert (document["num_machines"], document["num_processes"], document["main_process_ip"]) == (2, 16, "node0")
-        assert launch.argv[4:6] == ("--rdzv_backend", "c10d")
+        assert (document["num_machines"], document["num_processes"], document["same_network"]) == (2, 16, True)
+        assert launch.argv[4:8] == ("--machine_rank", "@node-rank@", "--main_process_ip", "node0")
 
     def test_tensor_parallelism_needs_a_program_of_your_own(self) -> None:
         config = ParallelConfig(tp=2, dp=4, micro_batch_size=2, accumulation_steps=8, zero_stage=3)

@@ -12,6 +12,7 @@ import pytest
 
 from autotune.errors import ExportError
 from autotune.trainers import Launch, write_launch
+from autotune.trainers.launch_files import MASTER_ADDR, MASTER_PORT, NODE_RANK
 
 LAUNCH = Launch(
     argv=("run", "--x", "a b"), env={"A": "1"}, files={"a.txt": "one\n", "sub/b.json": "{}"}, notes=("beware",)
@@ -104,3 +105,28 @@ def test_the_script_quotes_what_a_shell_would_read(tmp_path: Path) -> None:
     assert value == hostile
     assert Path(where) == (tmp_path / "out").resolve()
     assert not list(tmp_path.rglob("pwned"))
+
+
+def test_the_same_script_starts_every_node_of_a_job(tmp_path: Path) -> None:
+    code = "import json, os, sys; print(json.dumps([*sys.argv[1:], os.environ['MEET']]))"
+    meeting = f"{MASTER_ADDR}:{MASTER_PORT}"
+    launch = Launch(argv=(sys.executable, "-c", code, f"--node-rank={NODE_RANK}", meeting), env={"MEET": meeting})
+    assert launch.is_spread
+    write_launch(launch, tmp_path)
+
+    def started(**told: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [tmp_path / "launch.sh"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, **told},
+        )
+
+    assert json.loads(started(NODE_RANK="1", MASTER_ADDR="a b").stdout) == ["--node-rank=1", "a b:29500", "a b:29500"]
+    assert json.loads(started(NODE_RANK="0", MASTER_ADDR="n", MASTER_PORT="7").stdout)[1] == "n:7"
+    assert "MASTER_ADDR: set it to the address of node 0" in started(NODE_RANK="1").stderr
+    assert "NODE_RANK: set it to the number of this node" in started(MASTER_ADDR="n").stderr
+    one = launch.on_node(1, master_addr="n", master_port=7)
+    assert (one.argv[3:], one.env, one.is_spread) == (("--node-rank=1", "n:7"), {"MEET": "n:7"}, False)

@@ -50,7 +50,7 @@ class TestMegatron(TrainerContract):
     def test_degrees_and_batch(self) -> None:
         launch = self.launched(tp=2, pp=2, dp=4, micro_batch_size=2, zero_stage=1, sequence_parallel=True)
         assert launch.argv[:3] == ("torchrun", "--nnodes=2", "--nproc-per-node=8")
-        assert "--rdzv-endpoint=node0:29500" in launch.argv
+        assert {"--node-rank=@node-rank@", "--master-addr=node0", "--master-port=@master-port@"} <= set(launch.argv)
         wanted = {
             "--tensor-model-parallel-size": "2",
             "--pipeline-model-parallel-size": "2",
@@ -152,6 +152,10 @@ class TestMegatron(TrainerContract):
         assert flag(launch, "--tokenizer-model") == "/tok"
         assert not flag(launch, "--mock-data")
 
-    def test_two_nodes_need_a_rendezvous_host(self) -> None:
-        with pytest.raises(ExportError, match="master_addr is not set"):
-            trainer("megatron").launch(WORKLOAD, ParallelConfig(dp=16, micro_batch_size=4))
+    def test_two_nodes_are_told_where_they_meet_when_they_start(self) -> None:
+        launch = trainer("megatron").launch(WORKLOAD, ParallelConfig(dp=16, micro_batch_size=4))
+        assert launch.is_spread
+        started = launch.on_node(1, master_addr="10.0.0.7", master_port=4000)
+        assert {"--node-rank=1", "--master-addr=10.0.0.7", "--master-port=4000"} <= set(started.argv)
+        assert not started.is_spread
+        assert not trainer("megatron").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8)).is_spread

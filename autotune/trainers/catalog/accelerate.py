@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json, to_yaml
-from autotune.trainers.launch_files import Launch
+from autotune.trainers.launch_files import NODE_RANK, Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.programs import program
 from autotune.trainers.steplines import parse_step_line
-from autotune.trainers.torchrun import Placement, place, tf32_environment
-from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
+from autotune.trainers.torchrun import Placement, meeting, place, tf32_environment
+from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer
 
 
 class AccelerateTrainer(Trainer):
@@ -76,11 +76,10 @@ class AccelerateTrainer(Trainer):
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """accelerate launch --config_file accelerate.yaml and the program."""
         c = effective(config)
-        document = _document(workload, c, place(workload.cluster, c), options)
+        placement = place(workload.cluster, c)
+        document = _document(workload, c, placement)
         files = {"accelerate.yaml": to_yaml(document)}
-        start: tuple[str, ...] = ("accelerate", "launch", "--config_file", "accelerate.yaml")
-        if document["num_machines"] > 1:
-            start += ("--rdzv_backend", "c10d")  # its default of the command line would win over the YAML
+        start = ("accelerate", "launch", "--config_file", "accelerate.yaml", *_meeting(placement, options))
         env, notes = tf32_environment(c.precision), list(cpu_note(workload, "accelerate"))
         if options["script"]:
             notes.append(
@@ -118,9 +117,15 @@ class AccelerateTrainer(Trainer):
         return parse_step_line(line)
 
 
-def _document(
-    workload: Workload, c: ParallelConfig, placement: Placement, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _meeting(placement: Placement, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where the nodes meet, as arguments, because each node is told for itself; port 0 on one node: any free one."""
+    if placement.nnodes == 1:
+        return ("--main_process_port", "0")
+    address, port = meeting(options)
+    return ("--machine_rank", NODE_RANK, "--main_process_ip", address, "--main_process_port", port)
+
+
+def _document(workload: Workload, c: ParallelConfig, placement: Placement) -> dict[str, Any]:
     kind = "MULTI_GPU" if c.world_size > 1 else "NO"
     if c.zero_stage == 1:
         kind = "DEEPSPEED"
@@ -132,23 +137,20 @@ def _document(
         "mixed_precision": {"bf16": "bf16", "fp16": "fp16"}.get(c.precision, "no"),
         "num_machines": placement.nnodes,
         "num_processes": placement.world_size,
-        "machine_rank": 0,
         "main_training_function": "main",
         "use_cpu": False,
     }
     if placement.nnodes > 1:
-        because = f"{placement.nnodes} nodes need a rendezvous host"
-        document |= {
-            "main_process_ip": needs(options, "master_addr", because),
-            "main_process_port": options["master_port"],
-            "same_network": False,
-        }
+        document["same_network"] = True  # the static rendezvous of torchrun
     if kind == "DEEPSPEED":
         document["deepspeed_config"] = {
             "zero_stage": 1,
             "gradient_accumulation_steps": c.accumulation_steps,
             "gradient_clipping": 1.0,
             "zero3_init_flag": False,
+            **(
+                {"deepspeed_multinode_launcher": "standard"} if placement.nnodes > 1 else {}
+            ),  # each node starts its own
         }
     if kind == "FSDP":
         document["fsdp_config"] = {

@@ -6,7 +6,7 @@
       metrics: {step_time_s: 'step time: ([0-9.]+) s', loss: 'loss: ([0-9.]+)', step: '^step ([0-9]+)'}
 
 Placeholders are the knobs of the config, including a study's own, the sizes of the model, `{seq_len} {global_batch_size} {world_size} {nnodes}
-{nproc_per_node} {model} {seed} {steps}`, and arithmetic over them (see `placeholders.py`); `values` says what their values are written as. `files`
+{nproc_per_node} {model} {seed} {steps}`, in arguments and variables also `{node_rank} {master_addr} {master_port}` of the node that is started, and arithmetic over them (see `placeholders.py`); `values` says what their values are written as. `files`
 are rendered for each trial (see `program_files.py`) into a folder of its own, `{files}`. No shell is involved. Without `metrics`, JSON objects, loss dictionaries and progress bars are read (see `log_formats.py`).
 
 A knob that no placeholder mentions must have one value in all configs, its default or the one in `fixed`, else the program would train something
@@ -24,7 +24,7 @@ from autotune.errors import SpecError
 from autotune.spec import FIELDS, KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.checks import nearest
 from autotune.trainers.effective import effective
-from autotune.trainers.launch_files import FOLDER, Launch
+from autotune.trainers.launch_files import FOLDER, MASTER_ADDR, MASTER_PORT, NODE_RANK, Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.log_formats import pattern_reader, stock_reader
 from autotune.trainers.placeholders import Values, check_names, null_inside, parse, word
@@ -65,6 +65,8 @@ _SURROUNDINGS = frozenset(
     }
 )
 """placeholders that are not knobs"""
+_NODE = ("node_rank", "master_addr", "master_port")
+"""placeholders of the node that is started: known in arguments and variables, not in files, which are the same on all nodes"""
 _IN_FILES = "{files}"
 """`cwd` of a program that runs in the folder of its rendered files"""
 _UNNAMED = "argv, env and files have no placeholder {{{}}}, so the program would not receive it"
@@ -114,7 +116,7 @@ class CommandTrainer(Trainer):
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:
         """A placeholder carries it, as it does every knob; its name must not be one that stands for something else."""
-        if name in _SURROUNDINGS:
+        if name in _SURROUNDINGS or name in _NODE:
             return f"the placeholder {{{name}}} stands for something else already: give the knob another name"
         is_told = not options["argv"] or name in options["fixed"] or name in self._named(options)
         return "" if is_told else _UNNAMED.format(name)
@@ -144,7 +146,7 @@ class CommandTrainer(Trainer):
         for text in self._texts(options):
             template = parse(text)
             for expression in template.expressions:
-                check_names(expression, known | {"files"} if options["files"] else known)
+                check_names(expression, known | {*_NODE, *(["files"] if options["files"] else [])})
                 may_be_null = None in written.get(expression.name, {}).values()
                 if may_be_null and template.only is None:
                     raise null_inside(text)
@@ -155,8 +157,9 @@ class CommandTrainer(Trainer):
         needs(options, "argv", "the trainer `command` starts the program of argv")
         self.reader(options)
         known = self._values(workload, config, options)
+        node = _node(place(workload.cluster, config).nnodes)
         files = {"files": FOLDER} if options["files"] else {}
-        values = Values(known={**known, **files}, written=_written(options["values"], frozenset(known)))
+        values = Values(known={**known, **node, **files}, written=_written(options["values"], frozenset(known)))
         filled = [values.fill(argument) for argument in options["argv"]]
         variables = {str(name): values.fill(str(text)) for name, text in options["env"].items()}
         return Launch(
@@ -224,6 +227,13 @@ class CommandTrainer(Trainer):
             "steps": options["steps"],
             "seed": options["seed"],
         }
+
+
+def _node(nnodes: int) -> dict[str, str]:
+    """The placeholders of the node that is started. One node alone is node 0 and meets nobody, but concurrent jobs need ports of their own."""
+    if nnodes == 1:
+        return dict(zip(_NODE, ("0", "127.0.0.1", MASTER_PORT), strict=True))
+    return dict(zip(_NODE, (NODE_RANK, MASTER_ADDR, MASTER_PORT), strict=True))
 
 
 def _written(asked: Mapping[str, Any], known: frozenset[str]) -> dict[str, dict[str, Any]]:

@@ -52,8 +52,18 @@ class NativeTrainer(Trainer):
             default="",
             export_only=True,
         ),
-        Option(name="master_addr", meaning="host at which several nodes meet", default="", export_only=True),
-        Option(name="master_port", meaning="port at which several nodes meet", default=29500, export_only=True),
+        Option(
+            name="master_addr",
+            meaning="address of node 0; default: each node is told when it starts",
+            default="",
+            export_only=True,
+        ),
+        Option(
+            name="master_port",
+            meaning="port at which several nodes meet; default: as told, else 29500",
+            default=0,
+            export_only=True,
+        ),
         Option(
             name="nearest",
             meaning="take the nearest values that the trainer can express",
