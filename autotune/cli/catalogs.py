@@ -180,11 +180,18 @@ def _values(values: Any) -> str:
 def trainers(json: JsonOption = False) -> None:
     """Lists the trainers that can run a config.
 
-    Each comes with the package that provides it.
+    Each comes with the releases of the training library that it was checked against, and with the package that provides it.
     """
     from autotune.registry import TRAINERS
 
-    rows = [{**row, "summary": getattr(found, "summary", row["summary"])} for row, found in _plugins(TRAINERS)]
+    rows = [
+        {
+            **row,
+            "checked_against": getattr(found, "checked_against", ""),
+            "summary": getattr(found, "summary", row["summary"]),
+        }
+        for row, found in _plugins(TRAINERS)
+    ]
     _show_plugins("trainers", rows, json)
 
 
@@ -216,9 +223,15 @@ def _plugins(group: str) -> Iterator[tuple[dict[str, Any], Any]]:
 def _show_plugins(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
     """Prints plug-ins; the table has package and version in one column."""
     shown = [
-        {"name": r["name"], "package": f"{r['package']} {r['version']}".rstrip(), "summary": r["summary"]} for r in rows
+        {
+            "name": r["name"],
+            "package": f"{r['package']} {r['version']}".rstrip(),
+            **({"checked_against": r["checked_against"]} if "checked_against" in r else {}),
+            "summary": r["summary"],
+        }
+        for r in rows
     ]
-    _show(title, rows, as_json, shown=shown)
+    _show(title, rows, as_json, shown=shown, optional=("package",) if title == "trainers" else ())
 
 
 def _show(
@@ -243,7 +256,7 @@ def _show(
     palette = Palette.of(sys.stdout)
     cells = shown or rows
     keys = list(cells[0]) if cells else []
-    sentences = [key for key in keys if key in ("summary", "knobs", "values")]
+    sentences = [key for key in keys if key in ("summary", "knobs", "values", "checked_against")]
     table = FittedTable(
         empty=bare_table,
         columns=[

@@ -42,10 +42,14 @@ class Option:
     """its value when it is left out; also determines its type (None: text)"""
     export_only: bool = False
     """whether only exports use it: trials take the value from the study, so a study may not set it"""
+    choices: tuple[str, ...] = ()
+    """the words that it may be; empty: any. A number is taken as it is written: YAML reads `version: 0.3` as one"""
 
     def check(self, value: Any) -> Any:
         """`value` in the option's type. Text from a command line is converted to numbers, flags, and JSON lists and mappings. Raises
         `SpecError` for a value of another type."""
+        if self.choices:
+            return self._chosen(value)
         kind = str if self.default is None else type(self.default)
         if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
@@ -72,6 +76,16 @@ class Option:
                 f"{self.name} must be printable text of at most {MAX_OPTION} characters", field=f"trainer.{self.name}"
             )
         return value
+
+    def _chosen(self, value: Any) -> str:
+        word = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+        if word not in self.choices:
+            raise SpecError(
+                f"{self.name} must be one of {', '.join(self.choices)}, but is {value!r:.80}",
+                remedy=nearest(word, self.choices),
+                field=f"trainer.{self.name}",
+            )
+        return word
 
     def _wrong(self, value: Any, kind: type) -> SpecError:
         words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -112,7 +126,9 @@ class Trainer(ABC):
     name: ClassVar[str]
     """its registered name"""
     summary: ClassVar[str]
-    """one line, with the release whose configuration it writes"""
+    """one line: what it starts, and what it writes"""
+    checked_against: ClassVar[str] = ""
+    """the releases whose names and rules its launches were checked against; empty: no other package is involved"""
     options: ClassVar[tuple[Option, ...]] = SHARED_OPTIONS
     """its arguments beside the config"""
     reads: ClassVar[frozenset[str]] = frozenset()

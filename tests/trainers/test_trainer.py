@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from autotune.errors import SpecError
 from autotune.spec import ParallelConfig
 from autotune.testing.trainers import WORKLOAD
-from autotune.trainers import Option, StepMetrics, trainer
+from autotune.trainers import Option, StepMetrics, trainer, trainer_names
 from autotune.trainers.effective import effective
 from autotune.trainers.trainer import MAX_LINE, clean, number
 
@@ -87,3 +88,19 @@ def test_lines_are_cut_and_without_colours() -> None:
     assert len(clean("x" * 10**6)) == MAX_LINE
     assert number("1,024.5") == 1024.5
     assert number("x") is None
+
+
+@pytest.mark.parametrize("given", ["0.3", 0.3])
+def test_an_option_with_choices_takes_a_number_as_it_is_written(given: Any) -> None:
+    assert Option(name="version", meaning="", default="0.2", choices=("0.2", "0.3")).check(given) == "0.3"
+
+
+@pytest.mark.parametrize("given", ["0.4", True, None, ["0.3"]])
+def test_an_option_with_choices_names_them(given: Any) -> None:
+    with pytest.raises(SpecError, match=r"version must be one of 0\.2, 0\.3, but is"):
+        Option(name="version", meaning="", default="0.2", choices=("0.2", "0.3")).check(given)
+
+
+@pytest.mark.parametrize("name", sorted({*trainer_names()} - {"native", "command"}))
+def test_a_trainer_of_another_package_says_the_releases_that_it_was_checked_against(name: str) -> None:
+    assert re.search(r"\d\.\d", trainer(name).checked_against)

@@ -29,6 +29,7 @@ class AccelerateTrainer(Trainer):
     name = "accelerate"
     reads_config_json = True
     summary = "Hugging Face accelerate 1.15, accelerate.yaml with FSDP2 or DeepSpeed"
+    checked_against = "accelerate 1.15.0"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "compile",

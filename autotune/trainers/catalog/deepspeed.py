@@ -32,6 +32,7 @@ class DeepspeedTrainer(Trainer):
     name = "deepspeed"
     reads_config_json = True
     summary = "DeepSpeed 0.19, ds_config.json with ZeRO and AutoTP"
+    checked_against = "DeepSpeed 0.19.8"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",

@@ -27,6 +27,7 @@ class HfTrainer(Trainer):
     name = "hf_trainer"
     reads_config_json = True
     summary = "transformers.Trainer 5, training_args.json with FSDP2 or DeepSpeed"
+    checked_against = "transformers 5.23.0"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "compile",

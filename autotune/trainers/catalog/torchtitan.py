@@ -44,6 +44,7 @@ class TorchtitanTrainer(Trainer):
     name = "torchtitan"
     families = frozenset({"llama"})
     summary = "torchtitan 0.2.2, TOML job file and Llama model"
+    checked_against = "torchtitan 0.2.2"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
