@@ -22,6 +22,7 @@ from autotune.spec import FIELDS, ClusterSpec, GpuSpec, Knob, ModelSpec, Paralle
 from autotune.testing.knobs import base_configs, complaints_of, variations
 from autotune.trainers import Launch, Limit, StepMetrics, Trainer, trainer, trainer_names, write_launch
 from autotune.trainers.effective import effective
+from autotune.trainers.present import SETTINGS, Present, without_equal
 
 GPU = GpuSpec(
     name="a100-80gb",
@@ -81,6 +82,25 @@ def configs() -> Iterator[ParallelConfig]:
             )
 
 
+def one_node_configs() -> Iterator[ParallelConfig]:
+    """Some configs on one node, down to a single rank."""
+    for tp, pp, dp, cp in [(1, 1, 1, 1), (1, 1, 2, 1), (2, 1, 1, 1), (2, 2, 1, 1), (1, 1, 1, 2), (4, 1, 2, 1)]:
+        for precision, zero, micro in itertools.product(("bf16", "fp32", "tf32"), (0, 1, 2, 3), (1, 4)):
+            yield ParallelConfig(
+                tp=tp,
+                pp=pp,
+                dp=dp,
+                cp=cp,
+                micro_batch_size=micro,
+                accumulation_steps=64 // (micro * dp),
+                precision=precision,
+                zero_stage=zero,
+                sequence_parallel=tp > 1,
+                recompute="full" if micro == 4 else "none",
+                compile=micro == 1,
+            )
+
+
 class TrainerContract:
     """Laws of a trainer. A subclass sets `trainer`, and `options` that make it complete."""
 
@@ -90,6 +110,8 @@ class TrainerContract:
     """what a launch needs beside the config"""
     workload: ClassVar[Workload] = WORKLOAD
     """what is launched"""
+    settings_of_a_knob: ClassVar[Mapping[str, Any]] = {}
+    """settings that name a knob, which the trainer refuses; only where it has the option `settings`"""
     notes_count: ClassVar[bool] = False
     """whether a note may tell the value of a knob: only where the user's own program is started, which nothing else can tell"""
     log_lines: ClassVar[Mapping[str, StepMetrics | None]] = {}
@@ -164,6 +186,49 @@ class TrainerContract:
         with pytest.raises(SpecError) as caught:
             subject.check_own_knobs(["made_up_knob"], given)
         assert caught.value.field == "knobs.made_up_knob"
+
+    def test_a_launch_is_read_as_the_config_that_was_launched(self) -> None:
+        subject, given, read = self.subject(), self._with_meeting(), 0
+        if not subject.imports:
+            with pytest.raises(SpecError, match="no configuration of its own"):
+                subject.read_config(Present(files={"config.json": "{}"}))
+            pytest.skip("it declares that it reads no configuration")
+        for config in itertools.chain(configs(), one_node_configs()):
+            if subject.limits(self.workload, config, given):
+                continue
+            reading = subject.read_config(Present.of_launch(subject.launch(self.workload, config, given)))
+            # where the user's own program is started, the launch cannot tell what only that program knows
+            untold = [n for n in FIELDS if n in subject.neutral or (self.notes_count and n not in reading.knobs)]
+            knobs = {**reading.knobs, **{name: config.value(name) for name in untold}}
+            assert effective(ParallelConfig(**knobs)) == effective(config), reading
+            assert reading.global_batch_size == config.global_batch_size
+            assert not reading.remarks
+            read += 1
+        assert read > 0
+
+    def test_settings_of_the_trainers_own_are_read_and_written_again(self) -> None:
+        subject, given = self.subject(), self._with_meeting()
+        if SETTINGS not in subject.options:
+            pytest.skip("it has no place for settings that it does not know")
+        config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, zero_stage=1)
+        limits = subject.limits(self.workload, config, given)
+        config = replace(config, zero_stage=2) if limits else config
+        plain = subject.launch(self.workload, config, given)
+        settings = {"made-up-setting": 7}
+        launch = subject.launch(self.workload, config, {**given, "settings": settings})
+        assert launch != plain
+        reading = subject.read_config(Present.of_launch(launch))
+        known = subject.read_config(Present.of_launch(plain))
+        assert without_equal(reading.settings, known.settings) == settings
+        assert reading.knobs == known.knobs
+
+    def test_settings_that_a_knob_stands_for_are_refused(self) -> None:
+        subject = self.subject()
+        if SETTINGS not in subject.options:
+            pytest.skip("it has no place for settings that it does not know")
+        with pytest.raises(SpecError, match="follows from the knobs") as caught:
+            subject.check_own_knobs((), {**self._with_meeting(), "settings": self.settings_of_a_knob})
+        assert caught.value.field.startswith("trainer.settings.")
 
     def test_nearest_values_lead_to_a_launch_that_says_so(self) -> None:
         subject = self.subject()

@@ -1,6 +1,8 @@
 """Trainers: a config as a launch of somebody's training program (argv, environment, files), and its log lines as step metrics.
 
-    trainer.py        Trainer, the base class; Option, StepMetrics
+    trainer.py        Trainer, the base class; trainer_option.py   Option
+    present.py        the present configuration of a program; key_reader.py   which keys of a document were read
+    readers/          readers of present configurations, one per format
     launch_files.py   Launch, and `write_launch`, which writes it into a folder
     limit.py          Limit: a value that a trainer cannot express
     effective.py      a config without knobs that have no effect

@@ -8,10 +8,9 @@ batch, are in `launch` here.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, final
 
 from autotune.errors import ExportError, SpecError
@@ -21,95 +20,13 @@ from autotune.spec.knob_use import own_knob_remedy
 from autotune.spec.model_figures import figures_of
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit, refuse
+from autotune.trainers.present import SETTINGS, Present, Reading, dotted, merged, read_document, write_document
 from autotune.trainers.step_metrics import MAX_LINE, LineReader, StepMetrics, clean, number
 from autotune.trainers.torchrun import place
+from autotune.trainers.trainer_option import SAME_DATA, SHARED_OPTIONS, Option
 
 MAX_MOVES = 3
 """rounds of replacing values by the nearest ones, each of which may violate another limit"""
-MAX_OPTION = 4096
-"""characters of an option's value"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """An argument of a trainer that is not part of the config."""
-
-    name: str
-    """its key in the spec"""
-    meaning: str
-    """one line of documentation"""
-    default: Any = None
-    """its value when it is left out; also determines its type (None: text)"""
-    export_only: bool = False
-    """whether only exports use it: trials take the value from the study, so a study may not set it"""
-    choices: tuple[str, ...] = ()
-    """the words that it may be; empty: any. A number is taken as it is written: YAML reads `version: 0.3` as one"""
-
-    def check(self, value: Any) -> Any:
-        """`value` in the option's type. Text from a command line is converted to numbers, flags, and JSON lists and mappings. Raises
-        `SpecError` for a value of another type."""
-        if self.choices:
-            return self._chosen(value)
-        kind = str if self.default is None else type(self.default)
-        if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        if kind in (int, float) and isinstance(value, str):
-            try:
-                return kind(value)
-            except ValueError:
-                raise self._wrong(value, kind) from None
-        if kind in (tuple, dict) and isinstance(value, str):
-            try:
-                value = json.loads(value[:MAX_OPTION])
-            except (ValueError, RecursionError):
-                raise self._wrong(value, kind) from None
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if kind is tuple and isinstance(value, list | tuple):
-            return tuple(value)
-        if kind is dict and isinstance(value, Mapping):
-            return dict(value)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self._wrong(value, kind)
-        if isinstance(value, str) and (len(value) > MAX_OPTION or not value.isprintable()):
-            raise SpecError(
-                f"{self.name} must be printable text of at most {MAX_OPTION} characters", field=f"trainer.{self.name}"
-            )
-        return value
-
-    def _chosen(self, value: Any) -> str:
-        word = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
-        if word not in self.choices:
-            raise SpecError(
-                f"{self.name} must be one of {', '.join(self.choices)}, but is {value!r:.80}",
-                remedy=nearest(word, self.choices),
-                field=f"trainer.{self.name}",
-            )
-        return word
-
-    def _wrong(self, value: Any, kind: type) -> SpecError:
-        words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-        return SpecError(
-            f"{self.name} must be {words.get(kind, 'a list' if kind is tuple else 'a mapping')}, but is {value!r}",
-            field=f"trainer.{self.name}",
-        )
-
-
-SAME_DATA = Option(
-    name="same_data",
-    meaning="whether every config sees the same batches in the same order, so that losses can be compared step by step",
-    default=False,
-)
-SHARED_OPTIONS = (
-    Option(name="nearest", meaning="use the nearest values that the trainer can express", default=False),
-    Option(name="steps", meaning="optimizer steps to run", default=50),
-    Option(name="master_addr", meaning="address of node 0; default: each node is told when it starts", default=""),
-    Option(name="master_port", meaning="port at which several nodes meet; default: as told, else 29500", default=0),
-    Option(name="learning_rate", meaning="peak learning rate", default=3e-4),
-    Option(name="seed", meaning="seed of weights and data", default=1234),
-    SAME_DATA,
-)
-"""options of every trainer that torchrun starts"""
 
 
 UNCOMMON_SHAPES = {
@@ -160,6 +77,30 @@ class Trainer(ABC):
     @abstractmethod
     def parse_line(self, line: str) -> StepMetrics | None:
         """The step metrics of a line of its log; None for any other line. Never raises."""
+
+    imports: ClassVar[bool] = False
+    """whether `read_config` reads what `build` writes"""
+    settings_file: ClassVar[str] = ""
+    """name of the file of a launch into which the option `settings` is written"""
+
+    def read_config(self, present: Present) -> Reading:
+        """The present configuration of a program of this trainer. Override it, and set `imports`, where the trainer's own files can be read:
+        what it reads of a launch is the config that was launched. Raises `SpecError` for files that are not this trainer's."""
+        raise SpecError(
+            f"the trainer {self.name} has no configuration of its own that could be read",
+            remedy="`autotune init FILE` makes a first spec of a script",
+            field="--from",
+        )
+
+    def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
+        """The launch with further settings of the trainer's own."""
+        name = self.settings_file
+        text = write_document(name, merged(read_document(name, launch.files[name]), settings))
+        return replace(launch, files={**launch.files, name: text})
+
+    def present_of(self, settings: Mapping[str, Any]) -> Present:
+        """A present configuration that says nothing but these settings."""
+        return Present(files={self.settings_file: write_document(self.settings_file, settings)})
 
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
         """The function that reads its log; override it if the format of the log depends on options."""
@@ -229,7 +170,22 @@ class Trainer(ABC):
                 raise SpecError(
                     f"the trainer {self.name} cannot carry the knob {name}: {message}", field=f"knobs.{name}"
                 )
+        self._check_settings(values)
         self.check_options(values, names)
+
+    def _check_settings(self, options: Mapping[str, Any]) -> None:
+        """Raises `SpecError` for settings that knobs or options stand for: they would undo what a config says."""
+        given = options.get(SETTINGS.name)
+        if not given:
+            return
+        kept = set(dotted(self.read_config(self.present_of(given)).settings))
+        for path in dotted(given):
+            if path not in kept:
+                raise SpecError(
+                    f"{path} follows from the knobs, the workload or another option of the trainer {self.name}",
+                    remedy="leave it out of `settings`",
+                    field=f"trainer.settings.{path}",
+                )
 
     @final
     def checked(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -264,6 +220,8 @@ class Trainer(ABC):
         refuse(self.name, limits, can_move="nearest" in values)
         place(workload.cluster, config)
         launch = self.build(workload, config, values)
+        if settings := values.get(SETTINGS.name):
+            launch = self.with_settings(launch, settings)
         return replace(launch, notes=(*notes, *launch.notes, *self._figure_notes(workload)))
 
     def _figure_notes(self, workload: Workload) -> Iterator[str]:
@@ -301,10 +259,13 @@ def needs(options: Mapping[str, Any], name: str, because: str) -> Any:
 __all__ = [
     "MAX_LINE",
     "SAME_DATA",
+    "SETTINGS",
     "SHARED_OPTIONS",
     "ExportError",
     "LineReader",
     "Option",
+    "Present",
+    "Reading",
     "StepMetrics",
     "Trainer",
     "clean",

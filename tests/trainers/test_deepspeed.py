@@ -26,6 +26,7 @@ def settings(launch: Launch) -> dict[str, Any]:
 
 class TestDeepspeed(TrainerContract):
     trainer = "deepspeed"
+    settings_of_a_knob: ClassVar[dict[str, Any]] = {"zero_optimization": {"stage": 3, "cpu_offload": True}}
     log_lines: ClassVar[dict[str, StepMetrics | None]] = {
         SPEED: StepMetrics(step=12, samples_per_s=9.5, peak_memory_bytes=11.25 * 2**30),
         "steps: 10 loss: 2.3012 iter time (s): 0.412 samples/sec: 38.835": StepMetrics(
@@ -64,5 +65,6 @@ class TestDeepspeed(TrainerContract):
 
 class TestDeepspeedWithYourOwnProgram(TrainerContract):
     trainer = "deepspeed"
+    settings_of_a_knob: ClassVar[dict[str, Any]] = {"zero_optimization": {"stage": 3, "cpu_offload": True}}
     options: ClassVar[dict[str, Any]] = {"script": "mine.py"}
     notes_count = True

@@ -16,7 +16,9 @@ from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import hf_config, to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
+from autotune.trainers.present import SETTINGS, Present, Reading
 from autotune.trainers.programs import program
+from autotune.trainers.readers import deepspeed_json
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, number
@@ -37,8 +39,11 @@ class DeepspeedTrainer(Trainer):
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
+    imports = True
+    settings_file = "ds_config.json"
     options = (
         *SHARED_OPTIONS,
+        SETTINGS,
         Option(name="script", meaning="your own program; default: one that trains a Hugging Face model", default=""),
         Option(name="script_args", meaning="arguments of your own program", default=()),
         Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default=""),
@@ -106,6 +111,10 @@ class DeepspeedTrainer(Trainer):
             *(("--compile",) if c.compile else ()),
         )
         return Launch(argv=(*start, *command), env=tf32_environment(c.precision), files=files, notes=tuple(notes))
+
+    def read_config(self, present: Present) -> Reading:
+        """ds_config.json, and the arguments of the program."""
+        return deepspeed_json.read(present)
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """`... global_step=12, RunningAvgSamplesPerSec=9.4, CurrSamplesPerSec=9.5, ... MaxMemAllocated=11.2GB`, the pipeline engine's

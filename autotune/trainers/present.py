@@ -1,0 +1,170 @@
+"""The present configuration of somebody's training program: what is there to be read, and what was read of it.
+
+A trainer that writes a launch also reads one: `read_config(build(config).present)` gives the same knobs back. The files may be the user's own: keys
+that are no knob and no option of the trainer are its `settings`, which every launch writes again.
+
+    ranks   the world size; a file alone seldom tells it, a launch command does
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from autotune.errors import SpecError
+from autotune.trainers.file_formats import to_json, to_toml, to_yaml
+from autotune.trainers.launch_files import Launch
+from autotune.trainers.trainer_option import Option
+
+SETTINGS = Option(
+    name="settings",
+    meaning="further settings of the trainer, written into its file or command as they are",
+    default={},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Present:
+    """Files, command and environment of a training program."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    """text by name, as in a launch; a single file has its own name"""
+    argv: tuple[str, ...] = ()
+    """the command, where it is known"""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """variables that it is started with"""
+
+    @classmethod
+    def of_launch(cls, launch: Launch) -> Present:
+        """What a launch writes."""
+        return cls(files=launch.files, argv=launch.argv, env=launch.env)
+
+    @property
+    def ranks(self) -> int | None:
+        """The world size by the options of torchrun, which other launchers share; None where the command does not tell."""
+        nodes, per_node = (self._launcher_count(name) for name in ("nnodes", "nproc-per-node"))
+        return None if per_node is None else (nodes or 1) * per_node
+
+    @property
+    def tf32(self) -> bool:
+        """Whether fp32 matrix products are computed in TF32."""
+        return self.env.get("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE") == "1"
+
+    def named(self, *endings: str) -> tuple[str, str]:
+        """Name and text of the first file with one of these endings. Raises `SpecError`."""
+        for name, text in self.files.items():
+            if PurePosixPath(name).suffix.lower() in endings:
+                return name, text
+        raise SpecError(
+            f"none of the files {', '.join(self.files) or '(none)'} ends in {' or '.join(endings)}", field="FILE"
+        )
+
+    def option(self, name: str) -> str | None:
+        """The value of the program's option `--name VALUE` or `--name=VALUE`; None where the command has none."""
+        return next((value for given, value in options_of(self.argv) if given == name), None)
+
+    def _launcher_count(self, name: str) -> int | None:
+        values = {given.replace("_", "-"): value for given, value in options_of(self.argv)}
+        text = values.get(name)
+        return int(text) if text and text.isdecimal() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A present configuration in the tuner's terms. What the files do not tell is left out."""
+
+    knobs: Mapping[str, Any]
+    """values of knobs, by name"""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """fields of `ModelSpec`"""
+    model_file: str = ""
+    """name of the file that is the model's config.json, among those that were read, or the path that they name"""
+    seq_len: int | None = None
+    """tokens per sequence"""
+    global_batch_size: int | None = None
+    """sequences per optimizer step"""
+    optimizer: str = ""
+    """adamw or sgd"""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """options of the trainer"""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """keys that are neither knobs nor options, with their values"""
+    remarks: tuple[str, ...] = ()
+    """what was not understood, in words"""
+
+
+def options_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(name, value) of each option of a command; the value of a flag is empty."""
+    for at, word in enumerate(argv):
+        if not word.startswith("--") or len(word) < 3:
+            continue
+        name, sign, value = word[2:].partition("=")
+        following = argv[at + 1] if at + 1 < len(argv) else ""
+        is_value = bool(following) and (not following.startswith("-") or _is_number(following))
+        yield name, value if sign else following if is_value else ""
+
+
+def read_document(name: str, text: str) -> dict[str, Any]:
+    """The mapping that a JSON, YAML or TOML file holds, by its ending. Raises `SpecError`."""
+    import yaml  # imported here because it is slow to import
+
+    ending = PurePosixPath(name).suffix.lower()
+    try:
+        if ending == ".toml":
+            found = tomllib.loads(text)
+        else:
+            found = json.loads(text) if ending == ".json" else yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        kind = {".toml": "TOML", ".json": "JSON"}.get(ending, "YAML")
+        raise SpecError(f"{name} is not {kind}: {str(error).splitlines()[0]}", field="FILE") from None
+    if not isinstance(found, dict):
+        raise SpecError(f"{name} must hold keys and values, but holds {type(found).__name__}", field="FILE")
+    return found
+
+
+def write_document(name: str, document: Mapping[str, Any]) -> str:
+    """The text of a JSON, YAML or TOML file, by its ending."""
+    ending = PurePosixPath(name).suffix.lower()
+    return {".toml": to_toml, ".json": to_json}.get(ending, to_yaml)(document)
+
+
+def merged(document: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`document` with the keys of `more`, also inside its mappings; `more` counts where both have a value."""
+    result = dict(document)
+    for key, value in more.items():
+        here = result.get(key)
+        inside = isinstance(here, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(here, value) if inside else value  # type: ignore[arg-type]
+    return result
+
+
+def without_equal(document: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """`document` without what `other` holds with the same value, also inside mappings."""
+    left: dict[str, Any] = {}
+    for key, value in document.items():
+        if key in other and other[key] == value:
+            continue
+        if isinstance(value, Mapping) and isinstance(other.get(key), Mapping):
+            if inner := without_equal(value, other[key]):
+                left[key] = inner
+        else:
+            left[key] = value
+    return left
+
+
+def dotted(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The paths of all values, inner keys joined by dots."""
+    for key, value in document.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"-[0-9.]+([eE]-?[0-9]+)?", word) is not None

@@ -1,0 +1,11 @@
+"""Readers of the present configuration of training programs, one per format. Each is the counterpart of what a trainer of the catalog writes.
+
+deepspeed_json.py        ds_config.json
+torchtitan_toml.py       torchtitan's job file
+nanotron_yaml.py         nanotron's YAML
+accelerate_yaml.py       the file of `accelerate config`
+training_arguments.py    TrainingArguments of transformers, as JSON
+megatron_flags.py        Megatron-LM's argument list: a shell script, a text file or a command
+trial_request.py         the native trainer's request
+batch_law.py             knobs that follow from the world size and the global batch
+"""

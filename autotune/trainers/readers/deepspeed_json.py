@@ -1,0 +1,63 @@
+"""DeepSpeed's `ds_config.json`, and the arguments of the program that is exported with it.
+
+The data-parallel degree follows from the batch: train_batch_size = micro * accumulation * dp. Stages are not in the file: with the world size known,
+they are what tp * dp leaves of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.readers.batch_law import batch_of, completed
+from autotune.trainers.readers.program_arguments import exported_program, own_program
+
+OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "sgd": "sgd"}
+"""ours, by the type in small letters"""
+
+
+def read(present: Present) -> Reading:
+    """What the file and the command say."""
+    name, text = present.named(".json")
+    keys = KeyReader(read_document(name, text), name)
+    tp = keys.count("tensor_parallel.autotp_size") or 1
+    knobs: dict[str, Any] = {
+        "tp": tp,
+        "micro_batch_size": keys.count("train_micro_batch_size_per_gpu"),
+        "accumulation_steps": keys.count("gradient_accumulation_steps"),
+        "precision": precision(keys, tf32=present.tf32),
+        "zero_stage": keys.count("zero_optimization.stage") or 0,
+    }
+    batch, ranks = keys.count("train_batch_size"), present.ranks
+    program = own_program(present, "--deepspeed_config") or exported_program(present)
+    knobs = {**completed(knobs, batch=batch), **program.knobs}
+    if ranks and "dp" in knobs:
+        knobs["pp"] = max(1, ranks // (tp * knobs["dp"]))
+    elif ranks:
+        knobs = completed(knobs, ranks=ranks, batch=batch)
+    options = dict(program.options)
+    if (rate := keys.number("optimizer.params.lr")) is not None:
+        options["learning_rate"] = rate
+    kind = keys.find("optimizer.type")
+    optimizer = OPTIMIZERS.get(str(kind).lower(), "")
+    if optimizer:
+        keys.drop("optimizer.type")
+    return Reading(
+        knobs=knobs,
+        model_file=program.model_file,
+        seq_len=program.seq_len,
+        global_batch_size=batch or batch_of(knobs),
+        optimizer=optimizer,
+        options=options,
+        settings=keys.left,
+        remarks=tuple(keys.remarks),
+    )
+
+
+def precision(keys: KeyReader, *, tf32: bool) -> str:
+    """The number format, by the sections `bf16` and `fp16`."""
+    if keys.flag("bf16.enabled") or keys.flag("bfloat16.enabled"):
+        keys.flag("fp16.enabled")
+        return "bf16"
+    return "fp16" if keys.flag("fp16.enabled") else "tf32" if tf32 else "fp32"

@@ -1,0 +1,78 @@
+"""The program behind a launcher, by its arguments: the one that an export brings, or the user's own.
+
+torchrun --nproc-per-node=8 train.py --seq-len 2048 --steps 50
+                            ^ the program, and its arguments
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.present import Present, options_of
+
+EXPORTED = "train.py"
+"""the program that an export brings, beside its files"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What a program's arguments say."""
+
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    """values of knobs"""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """options of the trainer"""
+    seq_len: int | None = None
+    """tokens per sequence"""
+    model_file: str = ""
+    """the model's config.json"""
+    optimizer: str = ""
+    """adamw or sgd"""
+
+
+def exported_program(present: Present) -> Program:
+    """The program that an export brings, by its own arguments; nothing where the command is not known."""
+    given = {name: value or True for name, value in options_of(program_of(present.argv))}
+    keys = KeyReader(given, EXPORTED)
+    knobs: dict[str, Any] = {
+        "micro_batch_size": keys.count("micro-batch-size"),
+        "accumulation_steps": keys.count("accumulation-steps"),
+        "recompute": "full" if keys.find("recompute") is True else keys.text("recompute"),
+        "compile": keys.flag("compile"),
+    }
+    options: dict[str, Any] = {
+        "steps": keys.count("steps"),
+        "seed": keys.count("seed"),
+        "learning_rate": keys.number("learning-rate"),
+        "data": keys.text("data"),
+    }
+    return Program(
+        knobs={name: value for name, value in knobs.items() if value is not None},
+        options={name: value for name, value in options.items() if value is not None},
+        seq_len=keys.count("seq-len"),
+        model_file=keys.text("model") or "",
+        optimizer=keys.text("optimizer") or "",
+    )
+
+
+def own_program(present: Present, *ours: str) -> Program | None:
+    """The user's own program, with all its arguments; None if it is the exported one or not known. `ours`: options that an export adds."""
+    words = program_of(present.argv)
+    if not words or (words[0] == EXPORTED and EXPORTED in present.files):
+        return None
+    arguments, rest = [], iter(words[1:])
+    for word in rest:
+        if word in ours:
+            next(rest, None)
+        else:
+            arguments.append(word)
+    return Program(options={"script": words[0], **({"script_args": arguments} if arguments else {})})
+
+
+def program_of(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The program and its arguments: what begins with the first word that ends in .py."""
+    at = next((i for i, word in enumerate(argv) if word.endswith(".py")), len(argv))
+    return argv[at:]

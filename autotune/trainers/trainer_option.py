@@ -1,0 +1,96 @@
+"""Options: what a trainer is told beside the config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import SpecError
+from autotune.spec.checks import nearest
+
+MAX_OPTION = 4096
+"""characters of an option's value"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An argument of a trainer that is not part of the config."""
+
+    name: str
+    """its key in the spec"""
+    meaning: str
+    """one line of documentation"""
+    default: Any = None
+    """its value when it is left out; also determines its type (None: text)"""
+    export_only: bool = False
+    """whether only exports use it: trials take the value from the study, so a study may not set it"""
+    choices: tuple[str, ...] = ()
+    """the words that it may be; empty: any. A number is taken as it is written: YAML reads `version: 0.3` as one"""
+
+    def check(self, value: Any) -> Any:
+        """`value` in the option's type. Text from a command line is converted to numbers, flags, and JSON lists and mappings. Raises
+        `SpecError` for a value of another type."""
+        if self.choices:
+            return self._chosen(value)
+        kind = str if self.default is None else type(self.default)
+        if kind is bool and isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        if kind in (int, float) and isinstance(value, str):
+            try:
+                return kind(value)
+            except ValueError:
+                raise self._wrong(value, kind) from None
+        if kind in (tuple, dict) and isinstance(value, str):
+            try:
+                value = json.loads(value[:MAX_OPTION])
+            except (ValueError, RecursionError):
+                raise self._wrong(value, kind) from None
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if kind is tuple and isinstance(value, list | tuple):
+            return tuple(value)
+        if kind is dict and isinstance(value, Mapping):
+            return dict(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self._wrong(value, kind)
+        if isinstance(value, str) and (len(value) > MAX_OPTION or not value.isprintable()):
+            raise SpecError(
+                f"{self.name} must be printable text of at most {MAX_OPTION} characters", field=f"trainer.{self.name}"
+            )
+        return value
+
+    def _chosen(self, value: Any) -> str:
+        word = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+        if word not in self.choices:
+            raise SpecError(
+                f"{self.name} must be one of {', '.join(self.choices)}, but is {value!r:.80}",
+                remedy=nearest(word, self.choices),
+                field=f"trainer.{self.name}",
+            )
+        return word
+
+    def _wrong(self, value: Any, kind: type) -> SpecError:
+        words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+        return SpecError(
+            f"{self.name} must be {words.get(kind, 'a list' if kind is tuple else 'a mapping')}, but is {value!r}",
+            field=f"trainer.{self.name}",
+        )
+
+
+SAME_DATA = Option(
+    name="same_data",
+    meaning="whether every config sees the same batches in the same order, so that losses can be compared step by step",
+    default=False,
+)
+SHARED_OPTIONS = (
+    Option(name="nearest", meaning="use the nearest values that the trainer can express", default=False),
+    Option(name="steps", meaning="optimizer steps to run", default=50),
+    Option(name="master_addr", meaning="address of node 0; default: each node is told when it starts", default=""),
+    Option(name="master_port", meaning="port at which several nodes meet; default: as told, else 29500", default=0),
+    Option(name="learning_rate", meaning="peak learning rate", default=3e-4),
+    Option(name="seed", meaning="seed of weights and data", default=1234),
+    SAME_DATA,
+)
+"""options of every trainer that torchrun starts"""
