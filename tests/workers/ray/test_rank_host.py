@@ -137,7 +137,7 @@ def test_an_answer_that_ray_loses_is_given_again(monkeypatch: pytest.MonkeyPatch
         for _ in range(8):
             if rank.listen_call is None:
                 rank.listen()
-            heard += [m["event"] for m in rank.receive()]
+            heard += [m["event"] for m in rank.receive(0.0)]
     finally:
         process.close()
     assert heard == ["store", "step", "step", "done", "idle"]

@@ -72,9 +72,8 @@ def shared(cluster: str) -> Iterator[RayRunner]:
 def free_cluster(shared: RayRunner, native: RayRunner) -> None:
     """What these two keep warm is given back: nobody polls them meanwhile, so that they would not see that others wait."""
     for runner in (shared, native):
-        pools = runner._pools
-        while pools._idle:
-            pools._remove(pools._idle.pop())
+        while runner._groups.remove_idle():
+            pass
 
 
 def free_cpus() -> float:
@@ -171,7 +170,7 @@ def test_an_actor_that_is_killed_is_a_lost_worker(shared: RayRunner, free_cluste
     end = time.monotonic() + 120
     while time.monotonic() < end and not shared.poll(0.2):
         pass
-    host = next(h for pool in shared._pools._busy for h in pool.handles)
+    host = shared._groups.handles("gang")[0]
     actor, rank = ray.get(host.actor.pids.remote(), timeout=60)
     os.kill(actor, signal.SIGKILL)
     failure = ended(events_until_ended(shared, [asked.id])).failure

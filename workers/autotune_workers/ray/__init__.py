@@ -2,11 +2,16 @@
 
 connection.py     joins a cluster, or starts one on this machine
 capacity.py       how many ranks fit, and whether others wait for a placement
+actor_groups.py   the placement groups with actors that a runner holds, warm ones among them
+owned_actor.py    what all actors share: one owner at a time, messages kept for it, the end when it is silent
+actor_handle.py   the runner's side of an actor
+silence.py        when an actor that gives no sign of life counts as lost
+names.py          of groups and actors
 rank_pools.py     one placement group per gang, with an actor per rank
 rank_host.py      the actor of a rank: holds its resources and its process
 rank_handle.py    the runner's side of that actor
 placement.py      asks for a placement group of whole nodes
-message_log.py    a rank's messages, kept until they are confirmed
+message_log.py    an actor's messages, kept until they are confirmed
 adoption.py       gangs that the study's last runner left behind
 janitor.py        an actor that removes placement groups which a killed driver left without actors
 watchdog.py       a process that ends Ray's daemons when the starter of a cluster was killed

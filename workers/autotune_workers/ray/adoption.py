@@ -1,6 +1,7 @@
 """Adoption: the next controller of a study takes over the gangs that the last one left on a cluster which goes on.
 
-A gang is adopted when its placement group exists and all its actors answer. What is not complete is removed.
+A gang is adopted when its placement group exists and all its actors answer. What is not complete is removed, and so are nodes that run programs:
+their trials are run again.
 """
 
 from __future__ import annotations
@@ -13,15 +14,13 @@ from typing import TYPE_CHECKING
 from autotune.ports import TrialRequest
 from autotune_workers.gang.rank_pool import RankPool
 from autotune_workers.gang.wire import Message, request_from_plain
-from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.actor_groups import ANSWER_S, ActorGroups
 from autotune_workers.ray.janitor import orphaned_groups, remove_groups
+from autotune_workers.ray.names import group_of, is_node, study_prefix
 from autotune_workers.ray.rank_handle import RayRank
 
 if TYPE_CHECKING:
     from autotune_workers.ray.rank_host import HostState
-
-ADOPT_S = 5.0
-"""for the actors of a gang to answer who adopts or releases them"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,29 +40,30 @@ class AdoptedGang:
     """whether all ranks are up, or starting, and have nothing to do"""
 
 
-def study_prefix(study: str) -> str:
-    """How the names of all groups and actors of a study begin."""
-    return f"autotune-{study}-"
-
-
-def adopt_gangs(cluster: RayCluster, study: str, *, owner: str, label: str) -> list[AdoptedGang]:
-    """The complete gangs that others left behind for this study. `owner`: our token; `label`: part of the names of our own gangs."""
+def adopt_gangs(ours: ActorGroups, study: str) -> list[AdoptedGang]:
+    """The complete gangs that others left behind for this study. `ours`: what we hold already; its owner token is that of the adopted ones."""
     import ray
 
-    prefix = study_prefix(study)
-    cluster.ask(lambda: remove_groups(orphaned_groups(prefix, without=label)))
+    prefix, cluster = study_prefix(study), ours.cluster
+    cluster.ask(lambda: remove_groups(orphaned_groups(prefix, without=ours.label)))
     gangs: dict[str, list[str]] = {}
+    programs: set[str] = set()
     for name in sorted(cluster.ask(ray.util.list_named_actors)):
-        if name.startswith(prefix) and label not in name:
-            gangs.setdefault(name.rpartition("-rank-")[0], []).append(name)
+        if not name.startswith(prefix) or ours.label in name:
+            continue
+        if is_node(name):
+            programs.add(group_of(name))
+        else:
+            gangs.setdefault(group_of(name), []).append(name)
+    cluster.ask(lambda: remove_groups(sorted(programs)))
     adopted = []
     for gang, members in gangs.items():
         with contextlib.suppress(Exception):  # it ended meanwhile
-            adopted.append(cluster.ask(partial(_adopt, gang, members, owner)))
+            adopted.append(cluster.ask(partial(_adopt, gang, members, ours)))
     return [gang for gang in adopted if gang is not None]
 
 
-def _adopt(gang: str, names: list[str], owner: str) -> AdoptedGang | None:
+def _adopt(gang: str, names: list[str], ours: ActorGroups) -> AdoptedGang | None:
     import ray
     from ray.util.placement_group import get_placement_group
 
@@ -77,7 +77,7 @@ def _adopt(gang: str, names: list[str], owner: str) -> AdoptedGang | None:
         return None
     states: list[HostState | None]
     try:
-        states = ray.get([actor.adopt.remote(owner) for actor in actors.values()], timeout=ADOPT_S)
+        states = ray.get([actor.adopt.remote(ours.owner) for actor in actors.values()], timeout=ANSWER_S)
     except Exception:  # an actor is dead, or as good as dead
         states = []
     known = [state for state in states if state is not None]
@@ -90,7 +90,7 @@ def _adopt(gang: str, names: list[str], owner: str) -> AdoptedGang | None:
     others: list[RayRank] = []
     order: Message | None = None
     for (name, actor), state in zip(actors.items(), known, strict=True):
-        rank = RayRank(name, actor, owner, state)
+        rank = RayRank(name, actor, ours.owner, state, silence=ours.silence())
         if state.trial is None or state.trial["run"] != run:
             others.append(rank)
             continue

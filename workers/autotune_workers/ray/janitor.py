@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.names import group_of
 
 LOOK_S = 2.0
 """between two searches for what a driver has left"""
@@ -23,7 +24,7 @@ def orphaned_groups(part: str, *, without: str = "") -> list[str]:
     """Names of the placement groups that contain `part`, but not `without`, and that are not placed yet or have no actor."""
     import ray
 
-    gangs = {name.rpartition("-rank-")[0] for name in ray.util.list_named_actors()}
+    gangs = {group_of(name) for name in ray.util.list_named_actors()}
     return [
         name
         for name, state in _groups(part).items()
@@ -39,7 +40,7 @@ def remove_groups(groups: list[str]) -> None:
     if not groups:
         return
     for actor in ray.util.list_named_actors():
-        if actor.rpartition("-rank-")[0] in groups:
+        if group_of(actor) in groups:
             with contextlib.suppress(ValueError):  # gone since it was listed
                 ray.kill(ray.get_actor(actor), no_restart=True)
     for name in groups:

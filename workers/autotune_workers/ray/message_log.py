@@ -1,4 +1,4 @@
-"""The message log of a rank: its messages, numbered from 1, kept until nobody needs them any more."""
+"""The message log of an actor: its messages, numbered from 1, kept until nobody needs them any more."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from autotune_workers.gang.wire import Message
 
 
 class MessageLog:
-    """Messages are kept until the owner of the rank confirms them, because an answer that Ray loses on its way is given again, and as long as
-    their trial is the last one, for an owner that adopts the rank. Threads may share it."""
+    """Messages are kept until the owner of the actor confirms them, because an answer that Ray loses on its way is given again, and as long as
+    their trial is the last one, for an owner that adopts a rank. Threads may share it."""
 
     def __init__(self) -> None:
         self._news = threading.Condition()

@@ -3,9 +3,8 @@
 The rank itself is a child process, the same as the local runner's. So a rank can be limited, stopped, killed and replaced without losing
 the actor or its place in the placement group, and its exit status is known. The rank ends with the actor.
 
-An actor obeys one owner at a time, known by a token. On a cluster that outlives its drivers it outlives them too, for a while: the next controller
-of the study adopts it, with the trial that is running and all its messages so far; the previous owner is no longer obeyed. An actor whose owner
-sends no heartbeat for `abandoned_s` ends its gang.
+It is an `OwnedActor`: the next controller of the study adopts it, with the trial that is running and all its messages so far; the previous owner is
+no longer obeyed. Abandoned, it ends its gang.
 """
 
 from __future__ import annotations
@@ -14,18 +13,12 @@ import contextlib
 import os
 import select
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any
 
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.rank_processes import RankProcess, RankStarter
-from autotune_workers.ray.message_log import MessageLog
-
-LISTEN_S = 1.0
-"""longest wait of one `listen` call"""
-TRY_AGAIN_S = 5.0
-"""between two tries to remove the placement group of an abandoned gang; its ranks are gone already"""
+from autotune_workers.ray.owned_actor import LISTEN_S, OwnedActor, remote_actor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +45,9 @@ class HostState:
     """whether it is not the process that the trial before was given to"""
 
 
-class RankHost:
-    """Methods run in groups of one thread each, so that orders keep their order while `listen` waits. All take the caller's token. A thread of
-    its own reads the rank's messages: a rank must not block because its owner does not listen."""
+class RankHost(OwnedActor):
+    """A thread of its own reads the rank's messages: a rank must not block because its owner does not listen. Each carries the `generation` of
+    its process."""
 
     def __init__(
         self, *, owner: str, size: int, name: str, device: str, trial: str, abandoned_s: float | None = None
@@ -66,17 +59,10 @@ class RankHost:
         self._starter = RankStarter(device=device, host=ray.util.get_node_ip_address(), trial=trial)
         self._prepare(owner)
         self._rank = self._start(0)
-        if abandoned_s is not None:
-            group = ray.util.get_current_placement_group()
-            watch = threading.Thread(
-                target=self._watch, args=(abandoned_s, group), name="autotune-owner-watch", daemon=True
-            )
-            watch.start()
+        self._watch_owner(abandoned_s)
 
     def _prepare(self, owner: str) -> None:
-        self._owner, self._silent_s = owner, 0.0
-        self._lock = threading.RLock()
-        self._log = MessageLog()
+        super()._prepare(owner)
         self._generation = 0
         self._ready, self._host = False, ""
         self._trial: Message | None = None
@@ -110,15 +96,6 @@ class RankHost:
                 self._ready, self._lost = False, True
             elif message["event"] == "idle" and self._trial is not None and message["run"] == self._trial["run"]:
                 self._idle = True
-
-    def listen(self, owner: str, heard: int = 0) -> list[Message]:
-        """The rank's messages after number `heard`, each with its `number` and the `generation` of its process; waits up to `LISTEN_S` for the
-        first. Anybody but the owner gets the one message `superseded`."""
-        if self._is_owner(owner):
-            messages = self._log.after(heard, LISTEN_S)
-            if self._is_owner(owner):
-                return messages
-        return [{"event": "superseded", "number": heard + 1, "generation": -1}]
 
     def send(self, owner: str, message: Message) -> None:
         """Hands an order to the rank."""
@@ -160,10 +137,6 @@ class RankHost:
             self._rank = self._start(generation)
         old.close()
 
-    def heartbeat(self, owner: str) -> None:
-        """The owner lives."""
-        self._is_owner(owner)
-
     def adopt(self, owner: str) -> HostState | None:
         """Makes the caller the owner. None when the last owner has given the actor up, or it was abandoned."""
         with self._lock:
@@ -183,39 +156,8 @@ class RankHost:
                 was_replaced=self._replaced,
             )
 
-    def release(self, owner: str) -> bool:
-        """Whether the caller may end the actor: nobody else has adopted it, and from now on nobody can adopt it."""
-        with self._lock:
-            if owner != self._owner:
-                return False
-            self._owner = ""
-            return True
-
-    def _is_owner(self, owner: str) -> bool:
-        with self._lock:
-            if owner == self._owner:
-                self._silent_s = 0.0
-            return owner == self._owner
-
-    def _watch(self, abandoned_s: float, group: Any) -> None:
-        """Ends the gang when its owner has sent no heartbeat for so long, counted in rounds: a machine that stood still counts as one round."""
-        from ray.util.placement_group import remove_placement_group
-
-        round_s = min(1.0, abandoned_s / 4)
-        while self._owner:
-            time.sleep(round_s)
-            with self._lock:
-                self._silent_s += round_s
-                if self._silent_s >= abandoned_s:
-                    self._owner = ""
-                    break
-        else:
-            return  # its owner released it, and will end it
+    def _abandon(self) -> None:
         self._rank.kill()
-        while True:  # Ray ends this process with its group; the head may be away
-            with contextlib.suppress(Exception):
-                remove_placement_group(group)
-            time.sleep(TRY_AGAIN_S)
 
     def pids(self) -> tuple[int, int]:
         """Process numbers of the actor and of the rank."""
@@ -227,31 +169,5 @@ class RankHost:
 
 def remote_host() -> Any:
     """The actor class."""
-    import ray
-
-    methods = {
-        "listen": "listen",
-        "send": "orders",
-        "terminate": "orders",
-        "kill": "orders",
-        "replace": "orders",
-        "pids": "orders",
-        "heartbeat": "ownership",
-        "adopt": "ownership",
-        "release": "ownership",
-    }
-    body: dict[str, Any] = {
-        name: ray.method(concurrency_group=group)(_forward(name)) for name, group in methods.items()
-    }
-    actor = type("AutotuneRank", (RankHost,), body)
-    return ray.remote(concurrency_groups={"listen": 1, "orders": 1, "ownership": 1})(actor)
-
-
-def _forward(name: str) -> Any:
-    original = getattr(RankHost, name)
-
-    def method(self: RankHost, *arguments: Any) -> Any:
-        return original(self, *arguments)
-
-    method.__name__ = name
-    return method
+    orders = ("send", "terminate", "kill", "replace", "pids")
+    return remote_actor(RankHost, "AutotuneRank", orders, ownership=("adopt",))

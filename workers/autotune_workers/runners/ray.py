@@ -18,8 +18,10 @@ from autotune_workers.gang.gang_runner import GangRunner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.rank_processes import TRIAL
+from autotune_workers.ray.actor_groups import ActorGroups
 from autotune_workers.ray.connection import RayCluster
 from autotune_workers.ray.rank_pools import RayRankPools
+from autotune_workers.ray.silence import LOST_S
 from autotune_workers.runners.local import MIN_CPU_RANKS
 from autotune_workers.training.faults import Fault
 
@@ -42,16 +44,18 @@ class RayRunner(GangRunner):
         faults: Iterable[Fault | Mapping[str, Any]] = (),
         patience: Patience | None = None,
         abandoned_s: float = ABANDONED_S,
+        lost_s: float = LOST_S,
         trial: str = TRIAL,
     ) -> None:
         """Joins the cluster at `address` (or in RAY_ADDRESS), else starts one on this machine with `num_cpus` and `num_gpus`.
 
         `gpus_per_rank`: None means 1 where the cluster has GPUs, else 0. `dashboard`: also start Ray's dashboard, on loopback. `abandoned_s`: how
-        long gangs wait for the next controller when this one is gone, on a cluster that was joined. Raises `RunnerError` when Ray cannot
-        be joined or started.
+        long gangs wait for the next controller when this one is gone, on a cluster that was joined. `lost_s`: how long a node may give no sign of
+        life before it counts as lost. Raises `RunnerError` when Ray cannot be joined or started.
         """
         positive("runner.cpus_per_rank", cpus_per_rank, zero=True)
         positive("runner.abandoned_s", abandoned_s)
+        positive("runner.lost_s", lost_s)
         for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
             if count is not None:
                 positive_int(f"runner.{name}", count, least=0)
@@ -59,7 +63,8 @@ class RayRunner(GangRunner):
         self._cluster = RayCluster(address=address, num_cpus=cpus, num_gpus=num_gpus, dashboard=dashboard)
         gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
         bundle = {k: v for k, v in (("CPU", cpus_per_rank), ("GPU", gpus)) if v}
-        self._ray_pools = RayRankPools(self._cluster, bundle=bundle, trial=trial, abandoned_s=abandoned_s)
+        self._groups = ActorGroups(self._cluster, bundle=bundle, abandoned_s=abandoned_s, lost_s=lost_s)
+        self._ray_pools = RayRankPools(self._groups, trial=trial)
         super().__init__(self._ray_pools, faults=faults, patience=patience)
 
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
@@ -71,7 +76,7 @@ class RayRunner(GangRunner):
         for adopted_gang in self._ray_pools.adopt(study):
             request = adopted_gang.request
             if request is not None and request.id in attempts:
-                self._ray_pools.take(adopted_gang.pool, busy=True)
+                self._ray_pools.take(adopted_gang.pool, study, busy=True)
                 gang = Gang.adopted(
                     request,
                     now_s=self._now_s,
@@ -84,7 +89,7 @@ class RayRunner(GangRunner):
                 adopted.append(request.id)
             else:
                 self._launches = max(self._launches, adopted_gang.run)
-                self._ray_pools.take(adopted_gang.pool, busy=False, keep=adopted_gang.is_idle)
+                self._ray_pools.take(adopted_gang.pool, study, busy=False, keep=adopted_gang.is_idle)
         return adopted
 
     @property

@@ -1,0 +1,266 @@
+"""Actor groups: the placement groups that a runner holds on a cluster, each with its actors, for gangs of ranks and for nodes of programs alike.
+
+    place    the actors' handles with the placement group as token (`RankPool` or `ProgramPlace`)
+    shape    what a place can be used for again: places of one shape are alike
+
+A place is busy with an attempt, or idle and warm. All share one label in their names, one owner token, one heartbeat, one janitor and one count
+of what the cluster has. On a cluster that outlives its drivers the groups are detached; names begin with the study's prefix, by which the next
+controller of the study finds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from autotune.errors import RunnerError
+from autotune_workers.gang.wire import Message
+from autotune_workers.ray.actor_handle import ActorHandle
+from autotune_workers.ray.capacity import ClusterCapacity
+from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.janitor import JanitorHandle
+from autotune_workers.ray.names import study_prefix
+from autotune_workers.ray.silence import LOST_S, ListeningClock, Silence
+
+HEARTBEAT_S = 3.0
+"""between two heartbeats to the actors"""
+ANSWER_S = 5.0
+"""for the actors of a place to answer who adopts or releases them"""
+
+
+class Place(Protocol):
+    """Actors that run one attempt together."""
+
+    handles: list[Any]
+    """`ActorHandle`s"""
+    token: Any
+    """their placement group"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a place can be used for."""
+
+    kind: Literal["gang", "program"]
+    """ranks of the native trainer, or nodes for programs; part of the names"""
+    nodes: int
+    """bundles of the placement group"""
+    ranks_per_node: int
+    content: str = ""
+    """what its actors were given: a package of the program's folder"""
+
+    @property
+    def ranks(self) -> int:
+        """All ranks."""
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    place: Any
+    shape: Shape
+    study: str
+    is_busy: bool = True
+
+
+class ActorGroups:
+    """What one runner holds on one cluster."""
+
+    def __init__(
+        self, cluster: RayCluster, *, bundle: Mapping[str, float], abandoned_s: float, lost_s: float = LOST_S
+    ) -> None:
+        """`bundle`: resources of one rank; `abandoned_s`: see `OwnedActor`; `lost_s`: see `Silence`."""
+        self.cluster = cluster
+        self.owner = secrets.token_hex(16)
+        """the token that our actors obey"""
+        self.label = f"{secrets.token_hex(8)}-"
+        """part of the names of our groups, after the study's prefix"""
+        self.abandoned_s = abandoned_s if cluster.outlives_us else None
+        """None: the actors end with this process"""
+        self.capacity = ClusterCapacity(cluster, bundle=bundle, label=self.label)
+        self._lost_s = lost_s
+        self._clock = ListeningClock()
+        self._held: list[_Held] = []
+        self._made = 0
+        self._janitor = JanitorHandle(self.label, abandoned_s)
+        self._closed = threading.Event()
+        if cluster.outlives_us:
+            threading.Thread(target=self._send_heartbeats, name="autotune-ray-heartbeat", daemon=True).start()
+
+    def form(self, shape: Shape, study: str, make: Callable[[str], Any]) -> Any | None:
+        """A warm place of that shape, else a new one; idle ones are removed to free its resources. None when there is not enough that is free.
+
+        `make`: asks Ray for the group of this name and for its actors. Raises `RunnerError` when the head is gone.
+        """
+        self.capacity.count()
+        busy = sum(held.shape.ranks for held in self._held if held.is_busy)
+        if self.capacity.is_yielding or (busy and busy + shape.ranks > self.capacity.ranks >= shape.ranks):
+            return None
+        for held in self._idle:
+            if held.shape == shape and self._is_of(held, study):
+                held.is_busy = True
+                return held.place
+        while self._idle and sum(held.shape.ranks for held in self._held) + shape.ranks > self.capacity.ranks:
+            self.remove_idle()
+        self._made += 1
+        name = f"{study_prefix(study)}{self.label}{shape.kind}-{self._made}"
+        place = self.cluster.ask(lambda: self._make(name, make))
+        self._held.append(_Held(place=place, shape=shape, study=study))
+        return place
+
+    def _make(self, name: str, make: Callable[[str], Any]) -> Any:
+        if self.abandoned_s is not None:
+            self._janitor.ensure()
+        place = make(name)
+        if self._closed.is_set():  # meanwhile
+            remove_group(place.token)
+            raise RunnerError("the runner is closed", remedy="make a new one")
+        return place
+
+    @property
+    def lifetime(self) -> str | None:
+        """Of groups and actors, as Ray calls it."""
+        return None if self.abandoned_s is None else "detached"
+
+    def silence(self) -> Silence:
+        """For the handle of a new actor."""
+        return Silence(self._lost_s)
+
+    @property
+    def _idle(self) -> list[_Held]:
+        return [held for held in self._held if not held.is_busy]
+
+    def _is_of(self, held: _Held, study: str) -> bool:
+        """Whether the place may run trials of that study: on a cluster that goes on, the next controller finds its groups by the study's name."""
+        return self.abandoned_s is None or held.study == study
+
+    def take(self, place: Any, shape: Shape, study: str, *, busy: bool) -> None:
+        """Holds a place that another runner of the study made."""
+        self._held.append(_Held(place=place, shape=shape, study=study, is_busy=busy))
+
+    def handles(self, kind: str, *, or_idle: bool = False) -> list[Any]:
+        """Of the living actors of that kind, and on demand of all that are idle."""
+        of = [held for held in self._held if held.shape.kind == kind or (or_idle and not held.is_busy)]
+        return [handle for held in of for handle in held.place.handles if not handle.dead]
+
+    def listen(self, kind: str, timeout_s: float) -> list[tuple[Any, Message]]:
+        """Messages of the actors of that kind with their handles, after `timeout_s` at the latest, whatever Ray does; the last of an actor that
+        is lost is `gone`. An idle place that loses an actor is removed. Raises `RunnerError` when the head of the cluster is gone."""
+        import ray
+
+        self.cluster.check()
+        if self._idle and self.capacity.is_wanted():
+            self.remove_idle()
+        handles: list[ActorHandle] = self.handles(kind, or_idle=True)
+        monotonic_s = time.monotonic()
+        for handle in handles:
+            if handle.listen_call is None and monotonic_s >= handle.retry_at_s:
+                handle.listen()
+            if handle.calls:
+                handle.calls = ray.wait(handle.calls, num_returns=len(handle.calls), timeout=0)[1]
+        calls = {handle.listen_call: handle for handle in handles if handle.listen_call is not None}
+        ready: list[Any] = []
+        if calls:
+            ready, pending = ray.wait(list(calls), num_returns=1, timeout=timeout_s)
+            if pending:
+                ready += ray.wait(pending, num_returns=len(pending), timeout=0)[0]
+        else:
+            time.sleep(timeout_s)
+        now_s = self._clock.look()
+        received = [(calls[call], message) for call in ready for message in calls[call].receive(now_s)]
+        for handle in handles:
+            if not handle.dead and handle.silence.lasts_too_long(now_s):
+                received += [(handle, message) for message in handle.lose(handle.silence.reason(handle.address))]
+        for held in self._idle:
+            if any(handle.dead for handle in held.place.handles):
+                self.remove(held.place)
+        return received
+
+    def disband(self, place: Any, *, is_usable: bool) -> bool:
+        """Takes a place back after its attempt. Whether it stays, idle: a place with a lost actor does not, nor one that others wait for."""
+        held = self._find(place)
+        is_wanted = self.capacity.is_wanted()
+        if is_wanted:
+            self.capacity.yield_to_others()
+        if is_wanted or not is_usable or any(handle.dead for handle in place.handles):
+            self.remove(place)
+            return False
+        held.is_busy = False
+        return True
+
+    def is_placed(self, place: Any) -> bool:
+        """Whether Ray has placed the group; until then its actors cannot start, and idle ones are removed to free resources."""
+        placed = self.capacity.is_placed(place.token)
+        if not placed:
+            self.remove_idle()
+        return placed
+
+    def remove_idle(self) -> bool:
+        """Removes the place that has been idle for longest; whether there was one."""
+        idle = self._idle
+        if idle:
+            self.remove(idle[0].place)
+        return bool(idle)
+
+    def remove(self, place: Any) -> None:
+        """Kills its actors and removes its group, unless somebody else has adopted them."""
+        self._held = [held for held in self._held if held.place is not place]
+
+        def remove() -> None:
+            if self.abandoned_s is None or self._may_end(place):
+                for handle in place.handles:
+                    handle.close()
+                remove_group(place.token)
+            for handle in place.handles:
+                handle.dead = True
+
+        with contextlib.suppress(Exception):  # without a head there is nothing to remove
+            self.cluster.ask(remove)
+
+    def close(self) -> None:
+        """Kills all actors and removes all placement groups, except those that somebody else has adopted."""
+        self._closed.set()
+        for held in list(self._held):
+            self.remove(held.place)
+        self._janitor.dismiss(self.cluster)
+
+    def _find(self, place: Any) -> _Held:
+        return next(held for held in self._held if held.place is place)
+
+    def _send_heartbeats(self) -> None:
+        while not self._closed.wait(HEARTBEAT_S):
+            self._janitor.heartbeat()
+            for held in list(self._held):
+                for handle in held.place.handles:
+                    if not handle.dead:
+                        handle.heartbeat()
+
+    def _may_end(self, place: Any) -> bool:
+        """Whether nobody else has adopted the place. An actor that does not answer is not ended here: without heartbeats it ends by itself."""
+        import ray
+        from ray.exceptions import RayActorError
+        from ray.util.placement_group import placement_group_table
+
+        if any(handle.superseded for handle in place.handles):
+            return False
+        if placement_group_table(place.token)["state"] == "PENDING":
+            return True  # nothing lives there yet
+        asked = [handle.actor.release.remote(self.owner) for handle in place.handles if not handle.dead]
+        answers, silent = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
+        may = not silent
+        for answer in answers:
+            with contextlib.suppress(RayActorError):  # the dead are nobody's
+                may = ray.get(answer) and may
+        return may
+
+
+def remove_group(group: Any) -> None:
+    """Removes a placement group; the actors that run there end."""
+    from ray.util.placement_group import remove_placement_group
+
+    remove_placement_group(group)
