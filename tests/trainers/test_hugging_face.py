@@ -29,6 +29,7 @@ def arguments(launch: Launch) -> Any:
 
 class TestAccelerate(TrainerContract):
     trainer = "accelerate"
+    settings_of_a_knob: ClassVar[dict[str, Any]] = {"mixed_precision": "fp16"}
     log_lines: ClassVar[dict[str, StepMetrics | None]] = {
         '{"step": 3, "step_time_s": 0.41, "loss": 2.31, "peak_memory_bytes": 1024}': StepMetrics(
             step=3, step_time_s=0.41, loss=2.31, peak_memory_bytes=1024.0
@@ -64,12 +65,14 @@ class TestAccelerate(TrainerContract):
 
 class TestAccelerateWithYourOwnProgram(TrainerContract):
     trainer = "accelerate"
+    settings_of_a_knob: ClassVar[dict[str, Any]] = {"mixed_precision": "fp16"}
     options: ClassVar[dict[str, Any]] = {"script": "mine.py"}
     notes_count = True
 
 
 class TestHfTrainer(TrainerContract):
     trainer = "hf_trainer"
+    settings_of_a_knob: ClassVar[dict[str, Any]] = {"gradient_accumulation_steps": 2}
     log_lines: ClassVar[dict[str, StepMetrics | None]] = {
         "{'loss': '2.31', 'grad_norm': '0.8', 'learning_rate': '5e-05', 'epoch': '0.01'}": StepMetrics(
             loss=2.31, grad_norm=0.8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -39,6 +39,10 @@ def flag(launch: Launch, name: str) -> str | bool:
 
 class TestMegatron(TrainerContract):
     trainer = "megatron"
+    settings_of_a_knob: ClassVar[dict[str, Any]] = {
+        "tensor-model-parallel-size": 2,
+        "no-check-for-nan-in-loss-and-grad": True,
+    }
     log_lines: ClassVar[dict[str, StepMetrics | None]] = {
         ITERATION: StepMetrics(step=122, step_time_s=26.813, loss=2.50422, grad_norm=0.231),
         SKIPPED: StepMetrics(step=10, step_time_s=0.3562, skipped=True),

@@ -27,6 +27,7 @@ def document(launch: Launch) -> Any:
 
 class TestNanotron(TrainerContract):
     trainer = "nanotron"
+    settings_of_a_knob: ClassVar[dict[str, Any]] = {"parallelism": {"tp": 2}}
     options: ClassVar[dict[str, Any]] = {"entrypoint": "/src/nanotron/run_train.py"}
     log_lines: ClassVar[dict[str, StepMetrics | None]] = {
         LINE: StepMetrics(

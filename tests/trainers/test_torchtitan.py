@@ -31,6 +31,7 @@ def job(launch: Launch) -> dict[str, Any]:
 
 class TestTorchtitan(TrainerContract):
     trainer = "torchtitan"
+    settings_of_a_knob: ClassVar[dict[str, Any]] = {"parallelism": {"tensor_parallel_degree": 2}}
     options: ClassVar[dict[str, Any]] = OPTIONS
     log_lines: ClassVar[dict[str, StepMetrics | None]] = {
         LINE: StepMetrics(

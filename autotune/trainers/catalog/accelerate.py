@@ -17,7 +17,9 @@ from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json, to_yaml
 from autotune.trainers.launch_files import NODE_RANK, Launch
 from autotune.trainers.limit import Limit
+from autotune.trainers.present import SETTINGS, Present, Reading
 from autotune.trainers.programs import program
+from autotune.trainers.readers import accelerate_yaml
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import Placement, meeting, place, tf32_environment
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer
@@ -38,8 +40,11 @@ class AccelerateTrainer(Trainer):
         "pp_schedule": "it has no pipeline: pp above 1 is refused",
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
     }
+    imports = True
+    settings_file = "accelerate.yaml"
     options = (
         *SHARED_OPTIONS,
+        SETTINGS,
         Option(name="script", meaning="your own program; default: one that trains a Hugging Face model", default=""),
         Option(name="script_args", meaning="arguments of your own program", default=()),
         Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default=""),
@@ -112,6 +117,10 @@ class AccelerateTrainer(Trainer):
         if c.recompute == "full" and c.zero_stage < 2:
             words.append("--recompute")
         return Launch(argv=(*start, "train.py", *words), env=env, files=files, notes=tuple(notes))
+
+    def read_config(self, present: Present) -> Reading:
+        """accelerate.yaml, and the arguments of the program."""
+        return accelerate_yaml.read(present)
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """The program's JSON lines; accelerate itself logs nothing about steps."""

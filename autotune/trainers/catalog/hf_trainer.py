@@ -15,7 +15,9 @@ from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.log_formats import parse_loss_dictionary
+from autotune.trainers.present import SETTINGS, Present, Reading
 from autotune.trainers.programs import program
+from autotune.trainers.readers import training_arguments
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer
@@ -37,8 +39,11 @@ class HfTrainer(Trainer):
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
         "sequence_parallel": "it has no tensor parallelism: tp above 1 is refused",
     }
+    imports = True
+    settings_file = "training_args.json"
     options = (
         *SHARED_OPTIONS,
+        SETTINGS,
         Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default=""),
     )
 
@@ -76,6 +81,10 @@ class HfTrainer(Trainer):
         data = ("--data", options["data"]) if options["data"] else ()
         argv = (*start, *command, "--seq-len", str(workload.seq_len), *data)
         return Launch(argv=argv, files=files, notes=tuple(notes))
+
+    def read_config(self, present: Present) -> Reading:
+        """TrainingArguments, and the arguments of the program."""
+        return training_arguments.read(present)
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """`{'loss': '2.31', 'grad_norm': '0.8', ...}` per step (quoted from release 5 on), the last line's speed, and the program's

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
@@ -15,6 +16,8 @@ from autotune.spec.model_figures import figures_of
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
+from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.readers import megatron_flags
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
 
@@ -40,12 +43,18 @@ class MegatronTrainer(Trainer):
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
+    imports = True
     options = (
         *SHARED_OPTIONS,
+        SETTINGS,
         Option(
             name="entrypoint", meaning="path of pretrain_gpt.py in a checkout of Megatron-LM", default="pretrain_gpt.py"
         ),
-        Option(name="data_path", meaning="prefix of an indexed dataset; default: Megatron's mock data", default=""),
+        Option(
+            name="data_path",
+            meaning="prefix of an indexed dataset, or weights and prefixes in turn; default: Megatron's mock data",
+            default="",
+        ),
         Option(name="tokenizer_type", meaning="Megatron's tokenizer class, with data_path", default=""),
         Option(name="tokenizer_model", meaning="path or name of the tokenizer, with data_path", default=""),
         Option(name="transformer_impl", meaning="transformer_engine or local", default="transformer_engine"),
@@ -118,6 +127,18 @@ class MegatronTrainer(Trainer):
                 "it trains on mock data; set the options data_path, tokenizer_type and tokenizer_model to train on your own"
             )
         return Launch(argv=(*start, options["entrypoint"], *_spell(flags)), env=env, notes=tuple(notes))
+
+    def read_config(self, present: Present) -> Reading:
+        """The command, or a script that holds it."""
+        return megatron_flags.read(present)
+
+    def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
+        """The flags at the end of the command, where they count."""
+        return replace(launch, argv=(*launch.argv, *_spell(settings)))
+
+    def present_of(self, settings: Mapping[str, Any]) -> Present:
+        """The flags alone."""
+        return Present(argv=("pretrain_gpt.py", *_spell(settings)))
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """` iteration 122/ 250000 | ... | elapsed time per iteration (ms): 865.2 | ... | lm loss: 2.5E+00 | ...`, and memory reports."""
@@ -252,7 +273,7 @@ def _data_flags(model: ModelSpec, options: Mapping[str, Any]) -> dict[str, Any]:
         return {"mock-data": True, "tokenizer-type": "NullTokenizer", "vocab-size": max(1, model.vocab_size - 1)}
     because = "a dataset is read with its tokenizer"
     return {
-        "data-path": options["data_path"],
+        "data-path": options["data_path"].split(),
         "split": "99,1,0",
         "tokenizer-type": needs(options, "tokenizer_type", because),
         "tokenizer-model": needs(options, "tokenizer_model", because),
@@ -262,7 +283,8 @@ def _data_flags(model: ModelSpec, options: Mapping[str, Any]) -> dict[str, Any]:
 def _spell(flags: Mapping[str, Any]) -> tuple[str, ...]:
     argv: list[str] = []
     for name, value in flags.items():
-        argv += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        words = [] if value is True else value if isinstance(value, list | tuple) else [value]
+        argv += [f"--{name}", *map(str, words)]
     return tuple(argv)
 
 

@@ -16,6 +16,8 @@ from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
+from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.readers import nanotron_yaml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
 
@@ -39,8 +41,11 @@ class NanotronTrainer(Trainer):
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
+    imports = True
+    settings_file = "config.yaml"
     options = (
         *SHARED_OPTIONS,
+        SETTINGS,
         Option(name="entrypoint", meaning="path of run_train.py in a checkout of nanotron", default=""),
         Option(name="dataset", meaning="Hugging Face dataset; default: generated tokens", default=""),
         Option(name="tokenizer", meaning="name or path of the tokenizer, with dataset", default=""),
@@ -105,6 +110,10 @@ class NanotronTrainer(Trainer):
             files={"config.yaml": to_yaml(_document(workload, c, options))},
             notes=tuple(notes),
         )
+
+    def read_config(self, present: Present) -> Reading:
+        """The YAML."""
+        return nanotron_yaml.read(present)
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """`... iteration: 12001 / 17500 | ... | elapsed_time_per_iteration_ms: 28.2K | ... | lm_loss: 2.3 | ... | grad_norm: 0.15`."""

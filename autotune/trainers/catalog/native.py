@@ -14,6 +14,8 @@ from autotune.trainers.effective import effective, word_limit
 from autotune.trainers.file_formats import to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
+from autotune.trainers.present import Present, Reading
+from autotune.trainers.readers import trial_request
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, torchrun
 from autotune.trainers.trainer import Option, StepMetrics, Trainer
@@ -32,6 +34,7 @@ class NativeTrainer(Trainer):
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
+    imports = True
     options = (
         Option(
             name="learning_rate",
@@ -111,6 +114,10 @@ class NativeTrainer(Trainer):
             env={"OMP_NUM_THREADS": "1"} if workload.cluster.gpu.is_cpu else {},
             files={"request.json": to_json(request)},
         )
+
+    def read_config(self, present: Present) -> Reading:
+        """The request."""
+        return trial_request.read(present)
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """One JSON object per step."""

@@ -22,6 +22,8 @@ from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import to_toml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
+from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.readers import torchtitan_toml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
 
@@ -49,8 +51,11 @@ class TorchtitanTrainer(Trainer):
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
+    imports = True
+    settings_file = "torchtitan.toml"
     options = (
         *SHARED_OPTIONS,
+        SETTINGS,
         Option(name="hf_assets_path", meaning="folder with the tokenizer's files (tokenizer.json)", default=""),
         Option(name="dataset", meaning="registered dataset: c4, c4_test", default="c4"),
         Option(name="dataset_path", meaning="path of the dataset, where it is not its usual place", default=""),
@@ -121,6 +126,10 @@ class TorchtitanTrainer(Trainer):
             files={"torchtitan.toml": to_toml(sections), "autotune_model.py": _model_module(workload.model)},
             notes=tuple(notes),
         )
+
+    def read_config(self, present: Present) -> Reading:
+        """The job file, and the module of the model."""
+        return torchtitan_toml.read(present)
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """`step: 14  loss: 3.24405  grad_norm: 0.8319  memory: 9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%`."""

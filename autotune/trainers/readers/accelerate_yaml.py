@@ -1,0 +1,98 @@
+"""The file of `accelerate config` (accelerate.yaml), and the arguments of the program that is exported with it.
+
+    distributed_type   NO or MULTI_GPU: ZeRO 0; DEEPSPEED: its stage; FSDP: ZeRO 3, or 2 where weights stay gathered after the forward pass
+    num_processes      the world size
+
+FSDP1's sharding strategies are read as the ZeRO stages that they are. Micro-batch and accumulation are the program's own arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.readers.batch_law import batch_of, completed
+from autotune.trainers.readers.program_arguments import exported_program, own_program
+
+KINDS = {"NO": "NO", "MULTI_GPU": "MULTI_GPU", "MULTI_CPU": "MULTI_GPU", "DEEPSPEED": "DEEPSPEED", "FSDP": "FSDP"}
+PRECISIONS = {"no": "fp32", False: "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+"""ours; YAML reads a bare `no` as false"""
+STRATEGIES = {
+    "FULL_SHARD": 3,
+    1: 3,
+    "1": 3,
+    "SHARD_GRAD_OP": 2,
+    2: 2,
+    "2": 2,
+    "NO_SHARD": 0,
+    3: 0,
+    "3": 0,
+}
+"""ZeRO stage of FSDP1's `fsdp_sharding_strategy`, by name or number"""
+
+
+def read(present: Present) -> Reading:
+    """What the file and the command say."""
+    name, text = present.named(".yaml", ".yml")
+    keys = KeyReader(read_document(name, text), name)
+    program = own_program(present, "--config_file", "--rdzv_backend") or exported_program(present)
+    stage, recompute = _sharding(keys)
+    precision = keys.word("mixed_precision", PRECISIONS) or "fp32"
+    knobs: dict[str, Any] = {
+        **{knob: keys.count(f"parallelism_config.parallelism_config_{knob}_size") or 1 for knob in ("tp", "cp")},
+        "precision": "tf32" if precision == "fp32" and present.tf32 else precision,
+        "zero_stage": stage,
+        "compile": keys.find("dynamo_config.dynamo_backend") == "INDUCTOR",
+        **program.knobs,
+    }
+    if knobs["compile"]:
+        keys.drop("dynamo_config.dynamo_backend")
+    # in the file only where DeepSpeed runs it; there the program's own says the same
+    accumulation = keys.count("deepspeed_config.gradient_accumulation_steps")
+    knobs["accumulation_steps"] = knobs.get("accumulation_steps") or accumulation
+    if recompute:
+        knobs["recompute"] = "full"
+    for degree in ("parallelism_config.parallelism_config_dp_shard_size", "num_machines", "machine_rank"):
+        keys.drop(degree)
+    if (replicas := keys.find("parallelism_config.parallelism_config_dp_replicate_size")) in (1, None):
+        keys.drop("parallelism_config.parallelism_config_dp_replicate_size")
+    else:
+        keys.remarks.append(f"{name}: {replicas} replicas of sharded weights count as data parallel alone")
+    options = dict(program.options)
+    for option, key in (("master_addr", "main_process_ip"), ("master_port", "main_process_port")):
+        value = keys.find(key)
+        keys.drop(key)
+        if value and not str(value).startswith("@"):
+            options[option] = value
+    knobs = completed(knobs, ranks=keys.count("num_processes"))
+    return Reading(
+        knobs=knobs,
+        model_file=program.model_file,
+        seq_len=program.seq_len,
+        global_batch_size=batch_of(knobs),
+        optimizer=program.optimizer,
+        options=options,
+        settings=keys.left,
+        remarks=tuple(keys.remarks),
+    )
+
+
+def _sharding(keys: KeyReader) -> tuple[int, bool]:
+    """(ZeRO stage, whether every layer is recomputed)"""
+    kind = keys.word("distributed_type", KINDS) or "NO"
+    if kind == "DEEPSPEED":
+        return keys.count("deepspeed_config.zero_stage") or 0, False
+    if kind != "FSDP":
+        return 0, False
+    recompute = keys.flag("fsdp_config.fsdp_activation_checkpointing") or False
+    keys.drop("fsdp_config.fsdp_version", "fsdp_config.fsdp_transformer_layer_cls_to_wrap")
+    reshards = keys.find("fsdp_config.fsdp_reshard_after_forward")
+    if reshards in STRATEGIES and not isinstance(
+        reshards, bool
+    ):  # FSDP1 has the strategy under this key since accelerate 1.6
+        return keys.word("fsdp_config.fsdp_reshard_after_forward", STRATEGIES), recompute
+    if (strategy := keys.word("fsdp_config.fsdp_sharding_strategy", STRATEGIES)) is not None:
+        keys.drop("fsdp_config.fsdp_reshard_after_forward")
+        return strategy, recompute
+    return 2 if keys.flag("fsdp_config.fsdp_reshard_after_forward") is False else 3, recompute

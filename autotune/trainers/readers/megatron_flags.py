@@ -1,0 +1,183 @@
+"""Megatron-LM's arguments: the command of a launch, a shell script that holds one, or a text file of flags.
+
+A script is read, never run: `VAR=value` and arrays `VAR=( ... )` are put in where `$VAR`, `${VAR}` and `${VAR[@]}` stand. A variable that is not set
+in the script is named in a remark. dp follows from the world size (`--nproc_per_node`, `--nnodes`), and accumulation from the global batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.present import Present, Reading
+from autotune.trainers.readers.batch_law import batch_of, completed
+from autotune.trainers.readers.program_arguments import program_of
+from autotune.trainers.readers.shell_words import command_of
+
+MODEL = {
+    "num_layers": "num-layers",
+    "hidden_size": "hidden-size",
+    "ffn_hidden_size": "ffn-hidden-size",
+    "num_attention_heads": "num-attention-heads",
+    "vocab_size": "vocab-size",
+}
+"""flags with a size, by our fields"""
+STRATEGIES = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3, "no_shard": 0}
+"""ZeRO stage of Megatron-FSDP's sharding strategies"""
+LAUNCHER = frozenset(
+    [
+        "nnodes",
+        "nproc-per-node",
+        "node-rank",
+        "master-addr",
+        "master-port",
+        "standalone",
+        "rdzv-backend",
+        "rdzv-endpoint",
+        "rdzv-id",
+        "max-restarts",
+    ]
+)
+"""options of torchrun, which the launch writes anew"""
+
+
+def read(present: Present) -> Reading:
+    """What the command says."""
+    argv, remarks = present.argv, []
+    if not argv:
+        name, text = next(iter(present.files.items()))
+        argv, unset = command_of(text)
+        remarks = [f"{name}: the variable {variable} is not set there" for variable in unset]
+    present = Present(files=present.files, argv=argv, env=present.env)
+    keys = KeyReader(_flags(argv), "the command")
+    keys.drop(*LAUNCHER)
+    model = _model(keys)
+    knobs = _knobs(keys, tf32=present.tf32, num_layers=model.get("num_layers"))
+    batch = keys.count("global-batch-size")
+    knobs = completed(knobs, ranks=present.ranks, batch=batch)
+    program = program_of(argv)
+    options: dict[str, Any] = {
+        "entrypoint": program[0] if program else None,
+        "steps": keys.count("train-iters"),
+        "learning_rate": keys.number("lr"),
+        "seed": keys.count("seed"),
+        "transformer_impl": keys.text("transformer-impl"),
+        "data_path": _data_path(keys),
+        "overlap": _overlap(keys, knobs),
+    }
+    if options["data_path"]:
+        options |= {name: keys.text(name.replace("_", "-")) for name in ("tokenizer_type", "tokenizer_model")}
+    elif keys.flag("mock-data"):
+        keys.drop("tokenizer-type")
+    return Reading(
+        knobs=knobs,
+        model=model,
+        seq_len=keys.count("seq-length"),
+        global_batch_size=batch or batch_of(knobs),
+        optimizer=keys.word("optimizer", {"adam": "adamw", "sgd": "sgd"}) or "",
+        options={option: value for option, value in options.items() if value is not None},
+        settings=keys.left,
+        remarks=(*remarks, *keys.remarks),
+    )
+
+
+def _flags(argv: tuple[str, ...]) -> dict[str, Any]:
+    """Values by flag: true for a flag without any, a list where there are several."""
+    flags: dict[str, Any] = {}
+    values: list[Any] = []
+    for word in argv:
+        if word.startswith("--"):
+            name, sign, value = word[2:].partition("=")
+            flags[name.replace("_", "-")] = values = [_typed(value)] if sign else []
+        else:
+            values.append(_typed(word))
+    return {name: found if len(found) > 1 else found[0] if found else True for name, found in flags.items()}
+
+
+def _typed(word: str) -> int | str:
+    """A whole number as one, anything else as it is written."""
+    return int(word) if re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", word) else word
+
+
+def _data_path(keys: KeyReader) -> str | None:
+    """The dataset, or weights and datasets in turn as one text."""
+    value = keys.find("data-path")
+    keys.drop("data-path")
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, Any]:
+    pp = keys.count("pipeline-model-parallel-size") or 1
+    stages = keys.count("num-virtual-stages-per-pipeline-rank")
+    per_stage = keys.count("num-layers-per-virtual-pipeline-stage")
+    if per_stage and num_layers:
+        stages = num_layers // (pp * per_stage)
+    granularity = keys.word("recompute-granularity", {"selective": "selective", "full": "full"}) or "none"
+    if granularity == "full" and (keys.find("recompute-method"), keys.count("recompute-num-layers")) == ("uniform", 1):
+        keys.drop("recompute-method")
+    return {
+        "tp": keys.count("tensor-model-parallel-size") or 1,
+        "pp": pp,
+        "cp": keys.count("context-parallel-size") or 1,
+        "ep": keys.count("expert-model-parallel-size") or 1,
+        "micro_batch_size": keys.count("micro-batch-size"),
+        "precision": _precision(keys, tf32=tf32),
+        "recompute": granularity,
+        "zero_stage": _zero(keys),
+        "sequence_parallel": bool(keys.flag("sequence-parallel")),
+        "pp_schedule": "interleaved_1f1b" if (stages or 1) > 1 else "1f1b",
+        "virtual_stages": stages or 1,
+    }
+
+
+def _precision(keys: KeyReader, *, tf32: bool) -> str:
+    flags = {name: keys.flag(name) for name in ("bf16", "fp16")}
+    if keys.word("fp8-format", {"hybrid": "fp8", "e4m3": "fp8"}):
+        return "fp8"
+    return next((name for name, on in flags.items() if on), "tf32" if tf32 else "fp32")
+
+
+def _zero(keys: KeyReader) -> int:
+    sharded = keys.flag("use-distributed-optimizer")
+    if keys.flag("use-megatron-fsdp"):
+        keys.drop("no-gradient-accumulation-fusion", "ckpt-format")
+        stage: int = keys.word("data-parallel-sharding-strategy", STRATEGIES) or 0
+        return stage
+    return 1 if sharded else 0
+
+
+def _overlap(keys: KeyReader, knobs: Mapping[str, Any]) -> bool | None:
+    """Whether communication overlaps; None where there is nothing to communicate."""
+    flags = [keys.flag("overlap-grad-reduce"), keys.flag("overlap-param-gather")]
+    return None if knobs.get("dp", 2) * knobs["cp"] == 1 else any(flags)
+
+
+def _model(keys: KeyReader) -> dict[str, Any]:
+    model: dict[str, Any] = {field: keys.count(flag) for field, flag in MODEL.items()}
+    model = {field: value for field, value in model.items() if value is not None}
+    if not model:
+        return {}
+    groups = keys.count("num-query-groups") if keys.flag("group-query-attention") else None
+    channels = keys.count("kv-channels")
+    if channels and channels * model.get("num_attention_heads", 0) != model.get("hidden_size"):
+        model["attention_head_dim"] = channels
+    gated = bool(keys.flag("swiglu"))
+    positions = keys.count("max-position-embeddings")
+    learnt = keys.word("position-embedding-type", {"rope": False, "learned_absolute": True, "none": False})
+    if learnt is not False and not gated:
+        model["max_positions"] = positions or 0
+    keys.drop("disable-bias-linear", "normalization") if gated else keys.drop("normalization")
+    if keys.find("tokenizer-type") == "NullTokenizer" and "vocab_size" in model:
+        model["vocab_size"] += 1  # it adds one token (end of document)
+    model |= {
+        "num_kv_heads": groups or 0,
+        "gated_mlp": gated,
+        "tied_embeddings": not keys.flag("untie-embeddings-and-output-weights"),
+    }
+    if experts := keys.count("num-experts"):
+        width = keys.count("moe-ffn-hidden-size")
+        model |= {"num_experts": experts, "experts_per_token": keys.count("moe-router-topk") or 2}
+        model |= {"ffn_hidden_size": width} if width else {}
+    return {field: value for field, value in model.items() if value or field in ("gated_mlp", "tied_embeddings")}

@@ -1,0 +1,71 @@
+"""nanotron's YAML. It states every degree, so the file alone tells the whole config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.readers.batch_law import batch_of
+from autotune.trainers.readers.program_arguments import program_of
+
+DEFAULT_ENTRYPOINT = "run_train.py"
+MODEL = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "intermediate_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+}
+"""the keys of `model.model_config`, by our fields"""
+
+
+def read(present: Present) -> Reading:
+    """What the file and the command say."""
+    name, text = present.named(".yaml", ".yml")
+    keys = KeyReader(read_document(name, text), name)
+    schedule = keys.word("parallelism.pp_engine", {"1f1b": "1f1b", "afab": "gpipe"}) or "1f1b"
+    mode = keys.word("parallelism.tp_mode", {"REDUCE_SCATTER": True, "ALL_REDUCE": False}) or False
+    dtype = keys.word("model.dtype", {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}) or "bf16"
+    knobs: dict[str, Any] = {
+        **{knob: keys.count(f"parallelism.{knob}") or 1 for knob in ("dp", "pp", "tp")},
+        "cp": keys.count("parallelism.context_parallel_size") or 1,
+        "ep": keys.count("parallelism.expert_parallel_size") or 1,
+        "micro_batch_size": keys.count("tokens.micro_batch_size") or 1,
+        "accumulation_steps": keys.count("tokens.batch_accumulation_per_replica") or 1,
+        "precision": "tf32" if dtype == "fp32" and present.tf32 else dtype,
+        "recompute": "full" if keys.flag("parallelism.recompute_layer") else "none",
+        "zero_stage": keys.count("optimizer.zero_stage") or 0,
+        "sequence_parallel": mode,
+        "pp_schedule": schedule,
+    }
+    if keys.find("parallelism.tp_linear_async_communication") == mode:
+        keys.drop("parallelism.tp_linear_async_communication")
+    if keys.find("optimizer.accumulate_grad_in_fp32") == (dtype == "bf16"):
+        keys.drop("optimizer.accumulate_grad_in_fp32")
+    model: dict[str, Any] = {field: keys.count(f"model.model_config.{key}") for field, key in MODEL.items()}
+    if found := {field: value for field, value in model.items() if value is not None}:
+        tied = keys.flag("model.model_config.tie_word_embeddings")
+        model = {**found, "gated_mlp": True, "tied_embeddings": bool(tied)}
+    optimizer = keys.word("optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}) or ""
+    options: dict[str, Any] = {
+        "steps": keys.count("tokens.train_steps"),
+        "seed": keys.count("general.seed"),
+        "learning_rate": keys.number("optimizer.learning_rate_scheduler.learning_rate"),
+        "tokenizer": keys.text("tokenizer.tokenizer_name_or_path"),
+        "entrypoint": next(iter(program_of(present.argv)), DEFAULT_ENTRYPOINT),
+    }
+    seq_len = keys.count("tokens.sequence_length")
+    if keys.find("model.model_config.max_position_embeddings") == seq_len:
+        keys.drop("model.model_config.max_position_embeddings")
+    return Reading(
+        knobs=knobs,
+        model=model if found else {},
+        seq_len=seq_len,
+        global_batch_size=batch_of(knobs),
+        optimizer=optimizer,
+        options={option: value for option, value in options.items() if value is not None},
+        settings=keys.left,
+        remarks=tuple(keys.remarks),
+    )

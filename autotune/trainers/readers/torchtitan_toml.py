@@ -1,0 +1,152 @@
+"""torchtitan's TOML job file (0.2), and the module beside it that registers a model of exact sizes.
+
+dp                  data_parallel_replicate_degree * data_parallel_shard_degree; a shard degree of -1 is what the ranks leave
+zero_stage          0 without shards, 3, or 2 where FSDP2 keeps weights gathered after the forward pass
+micro_batch_size    local_batch_size without a pipeline, pipeline_parallel_microbatch_size with one
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.readers.batch_law import batch_of, completed
+
+SCHEDULES = {
+    "GPipe": "gpipe",
+    "1F1B": "1f1b",
+    "Interleaved1F1B": "interleaved_1f1b",
+    "InterleavedZeroBubble": "interleaved_zero_bubble",
+}
+MODULE = "autotune_model"
+"""the model module that an export brings"""
+
+
+def read(present: Present) -> Reading:
+    """What the job file, the command and the model's module say."""
+    name, text = present.named(".toml")
+    keys = KeyReader(read_document(name, text), name)
+    degrees = {
+        "tp": keys.count("parallelism.tensor_parallel_degree") or 1,
+        "pp": keys.count("parallelism.pipeline_parallel_degree") or 1,
+        "cp": keys.count("parallelism.context_parallel_degree") or 1,
+    }
+    dp, stage = _data_parallel(keys)
+    model = _registered_model(present)
+    knobs: dict[str, Any] = {
+        **degrees,
+        "ep": keys.count("parallelism.expert_parallel_degree") or 1,
+        "dp": dp,
+        "precision": _precision(keys, tf32=present.tf32),
+        "zero_stage": stage,
+        "recompute": keys.word(
+            "activation_checkpoint.mode", {"none": "none", "selective": "selective", "full": "full"}
+        ),
+        "compile": keys.flag("compile.enable") or False,
+        "sequence_parallel": degrees["tp"] > 1,
+        **_pipeline(keys, degrees["pp"], model.get("num_layers")),
+    }
+    if knobs["recompute"] == "selective" and keys.find("activation_checkpoint.selective_ac_option") == "op":
+        keys.drop("activation_checkpoint.selective_ac_option")
+    batch = keys.count("training.global_batch_size")
+    knobs = completed(knobs, ranks=present.ranks, batch=batch)
+    if batch is None and "accumulation_steps" not in knobs:
+        knobs["accumulation_steps"] = 1  # its default: the local batches are the global one
+    optimizer = keys.word("optimizer.name", {"AdamW": "adamw", "Adam": "adamw"}) or ""
+    options: dict[str, Any] = {
+        "steps": keys.count("training.steps"),
+        "learning_rate": keys.number("optimizer.lr"),
+        "seed": keys.count("debug.seed"),
+        "hf_assets_path": keys.text("model.hf_assets_path"),
+        "dataset": keys.text("training.dataset"),
+        "dataset_path": keys.text("training.dataset_path"),
+    }
+    if keys.find("experimental.custom_import") == MODULE:
+        keys.drop("experimental.custom_import", "model.name", "model.flavor")
+    elif flavor := keys.find("model.flavor"):
+        keys.remarks.append(
+            f"{name}: model.name={keys.find('model.name')!r}, model.flavor={flavor!r}: the export trains the model of the spec instead; "
+            "name that one there"
+        )
+        keys.drop("model.name", "model.flavor")
+    return Reading(
+        knobs=knobs,
+        model=model,
+        seq_len=keys.count("training.seq_len"),
+        global_batch_size=batch or batch_of(knobs),
+        optimizer=optimizer,
+        options={option: value for option, value in options.items() if value is not None},
+        settings=keys.left,
+        remarks=tuple(keys.remarks),
+    )
+
+
+def _data_parallel(keys: KeyReader) -> tuple[int | None, int]:
+    """(dp, ZeRO stage); dp is None where it is what the ranks leave."""
+    replicas = keys.count("parallelism.data_parallel_replicate_degree")
+    shards = keys.find("parallelism.data_parallel_shard_degree")
+    keys.drop("parallelism.data_parallel_shard_degree")
+    policy = keys.word("parallelism.fsdp_reshard_after_forward", {"always": 3, "never": 2, "default": 3}) or 3
+    if shards in (None, -1):
+        return None, policy
+    if shards > 1 and (replicas or 1) > 1:
+        keys.remarks.append(f"{replicas} replicas of {shards} shards each count as {replicas * shards} shards")
+    return (replicas or 1) * shards, policy if shards > 1 or replicas in (None, 1) else 0
+
+
+def _pipeline(keys: KeyReader, pp: int, num_layers: int | None) -> dict[str, Any]:
+    local = keys.count("training.local_batch_size")
+    if pp == 1:
+        return {"micro_batch_size": local}
+    schedule = keys.word("parallelism.pipeline_parallel_schedule", SCHEDULES) or "1f1b"
+    micro = keys.count("parallelism.pipeline_parallel_microbatch_size") or 1
+    per_stage = keys.count("parallelism.pipeline_parallel_layers_per_stage")
+    stages = 2 if schedule.startswith("interleaved") else 1
+    if per_stage and num_layers:
+        stages = -(-num_layers // per_stage) // pp
+    knobs = {"micro_batch_size": micro, "pp_schedule": schedule, "virtual_stages": stages}
+    # without a global batch, the local one is that of a whole step
+    return {**knobs, "accumulation_steps": local // micro} if local else knobs
+
+
+def _precision(keys: KeyReader, *, tf32: bool) -> str:
+    converters = keys.find("model.converters")
+    if isinstance(converters, list) and "quantize.linear.float8" in converters:
+        if converters == ["quantize.linear.float8"]:
+            keys.drop("model.converters")
+        keys.word("training.mixed_precision_param", {"bfloat16": "bf16", "float32": "fp32"})
+        return "fp8"
+    if converters == []:
+        keys.drop("model.converters")
+    kind = keys.word("training.mixed_precision_param", {"bfloat16": "bf16", "float32": "fp32"}) or "bf16"
+    return "tf32" if kind == "fp32" and tf32 else kind
+
+
+def _registered_model(present: Present) -> Mapping[str, Any]:
+    """Sizes in the module that an export brings; nothing where there is none."""
+    text = present.files.get(f"{MODULE}.py", "")
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    for call in calls:
+        if getattr(call.func, "id", "") != "TransformerModelArgs":
+            continue
+        given = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+        return {
+            "num_layers": given["n_layers"],
+            "hidden_size": given["dim"],
+            "ffn_hidden_size": _width(given),
+            "num_attention_heads": given["n_heads"],
+            "num_kv_heads": given["n_kv_heads"],
+            "vocab_size": given["vocab_size"],
+            "gated_mlp": True,
+        }
+    return {}
+
+
+def _width(given: Mapping[str, Any]) -> int:
+    """torchtitan's feed-forward width: int(ffn_dim_multiplier * int(8/3 * dim)), rounded up to `multiple_of`."""
+    multiple = int(given["multiple_of"])
+    width = int(given["ffn_dim_multiplier"] * int(2 * (4 * given["dim"]) / 3))
+    return multiple * -(-width // multiple)

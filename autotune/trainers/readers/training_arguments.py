@@ -1,0 +1,77 @@
+"""TrainingArguments of transformers as JSON: the file that an export writes, or `TrainingArguments.to_json_string()` of a program.
+
+The world size is known from the launch command alone. FSDP is ZeRO 3, or 2 where weights stay gathered; a dictionary under `deepspeed` has its own
+stage. A file that `deepspeed` names is not read; a remark says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.readers.batch_law import batch_of, completed
+from autotune.trainers.readers.program_arguments import exported_program
+
+REPEATED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16", "fp16")
+"""keys of the dictionary `deepspeed` that repeat what TrainingArguments say"""
+
+
+def read(present: Present) -> Reading:
+    """What the file and the command say."""
+    name = next((name for name in present.files if name.endswith("training_args.json")), "")
+    name, text = (name, present.files[name]) if name else present.named(".json")
+    keys = KeyReader(read_document(name, text), name)
+    program = exported_program(present)
+    stage, recompute = _sharding(keys)
+    flags = {word: keys.flag(word) for word in ("bf16", "fp16", "tf32")}
+    knobs: dict[str, Any] = {
+        "micro_batch_size": keys.count("per_device_train_batch_size"),
+        "accumulation_steps": keys.count("gradient_accumulation_steps"),
+        "precision": next((word for word, on in flags.items() if on), "fp32"),
+        "recompute": "full" if recompute else "none",
+        "zero_stage": stage,
+        "compile": keys.flag("torch_compile") or False,
+    }
+    knobs = completed(knobs, ranks=present.ranks)
+    optim = keys.text("optim") or ""
+    options: dict[str, Any] = {
+        "steps": keys.count("max_steps"),
+        "learning_rate": keys.number("learning_rate"),
+        "seed": keys.count("seed"),
+        **program.options,
+    }
+    optimizer = "adamw" if optim.startswith("adamw") else "sgd" if optim == "sgd" else ""
+    left = keys.left
+    if optim and optim not in ("adamw_torch", "sgd"):
+        left["optim"] = optim
+    return Reading(
+        knobs=knobs,
+        model_file=program.model_file,
+        seq_len=program.seq_len,
+        global_batch_size=batch_of(knobs),
+        optimizer=optimizer,
+        options={option: value for option, value in options.items() if value is not None},
+        settings=left,
+        remarks=tuple(keys.remarks),
+    )
+
+
+def _sharding(keys: KeyReader) -> tuple[int, bool]:
+    """(ZeRO stage, whether every layer is recomputed)"""
+    recompute = bool(keys.flag("activation_checkpointing")) | bool(keys.flag("gradient_checkpointing"))
+    given = keys.find("deepspeed")
+    if isinstance(given, Mapping):
+        keys.drop(*(f"deepspeed.{key}" for key in REPEATED))
+        return keys.count("deepspeed.zero_optimization.stage") or 0, recompute
+    if given:
+        keys.remarks.append(f"deepspeed={given!r}: the ZeRO stage is in that file, which is not read: import it too")
+    shards = keys.find("fsdp")
+    keys.drop("fsdp")
+    if not shards:
+        return 0, recompute
+    inner = bool(keys.flag("fsdp_config.activation_checkpointing"))
+    keys.drop("fsdp_config.version", "fsdp_config.transformer_layer_cls_to_wrap")
+    gathered = keys.flag("fsdp_config.reshard_after_forward") is False or "shard_grad_op" in str(shards)
+    return 2 if gathered else 3, recompute or inner

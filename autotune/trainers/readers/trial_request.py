@@ -1,0 +1,32 @@
+"""The native trainer's request (`request.json`): all of a workload and a config as plain values."""
+
+from __future__ import annotations
+
+from autotune.errors import SpecError
+from autotune.spec.config import FIELDS
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.present import Present, Reading, read_document
+
+
+def read(present: Present) -> Reading:
+    """What the request says. Raises `SpecError` for JSON that is none."""
+    name, text = present.named(".json")
+    document = read_document(name, text)
+    config, workload = document.get("config"), document.get("workload")
+    if not isinstance(config, dict) or not isinstance(workload, dict):
+        raise SpecError(
+            f"{name} is no request of the native trainer: it has no config and workload",
+            remedy="give request.json of an exported folder",
+            field="FILE",
+        )
+    keys = KeyReader(document, name)
+    options = {name: keys.number(f"trainer_options.{name}") for name in ("learning_rate", "loss_scale")}
+    return Reading(
+        knobs={knob: config[knob] for knob in FIELDS if knob in config},
+        model=dict(workload.get("model") or {}),
+        seq_len=keys.count("workload.seq_len"),
+        global_batch_size=keys.count("workload.global_batch_size"),
+        optimizer=keys.text("workload.optimizer") or "",
+        options={option: value for option, value in options.items() if value is not None},
+        remarks=tuple(keys.remarks),
+    )
