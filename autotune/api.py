@@ -1,6 +1,7 @@
 """The package's functions: a spec becomes a study, a study runs, what is known becomes an answer.
 
     load_study, read_document, open_store     specs and stores          plan_of, what_if_of, estimate_of   answers without hardware
+    cannot_run_here                           what this machine lacks for a study
     tune, submit_study, run_study, act        studies                   calibrate                          measures this cluster
     result_of, document, best_document, ...   what came out (`autotune.results`)
 
@@ -22,6 +23,7 @@ from autotune.cost import Calibration, calibration_for, estimate
 from autotune.errors import SpecError
 from autotune.planning import Plan, WhatIf, plan, what_if
 from autotune.ports import CalibrationStore, Store, StudyReader, StudyRecord
+from autotune.registry import RUNNERS, find
 from autotune.results.answers import (
     Result,
     document,
@@ -39,6 +41,7 @@ from autotune.results.rankings import best_document, front_documents, pareto, re
 from autotune.space import Launchable, SearchSpace
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
 from autotune.spec.plain import fingerprint, study_to_dict
+from autotune.study import preflight
 from autotune.study.progress import OnEvent
 from autotune.study.running import ACTIONS, act, run_study, submit_study
 
@@ -124,18 +127,27 @@ def tune(
         if study_id is None:
             found = _unfinished(database, study, spec or {}) if resume else None
             key = _one_of_those_at_once(database, study) if resume and found is None else None
-            study_id = (
-                found or submit_study(database, study, spec, idempotency_key=key, owner=owner, searcher=made_by)
-            ).id
+            if found is None:
+                found = submit_study(
+                    database, study, spec, idempotency_key=key, owner=owner, searcher=made_by, here=True
+                )
+            study_id = found.id
         with _signals() as interrupted:
             return run_study(database, study_id, on_event=on_event, interrupted=interrupted, searcher=made_by)
 
 
 def plan_of(study: Study, *, top: int = 10, store: CalibrationStore | None = None) -> Plan:
-    """The space ranked by the cost model, with this cluster's calibration when `store` holds one. Raises `InfeasibleError`."""
-
+    """The space ranked by the cost model, with this cluster's calibration when `store` holds one. Raises `InfeasibleError`, and `CatalogError` for
+    an unknown runner."""
+    find(RUNNERS, study.runner)
     space = SearchSpace.of_study(study)
     return plan(space, calibration=stored_calibration(study.workload, store), top=top)
+
+
+def cannot_run_here(study: Study) -> str:
+    """Why this machine cannot run the study, in words; empty when nothing speaks against it. Starts nothing. Raises `CatalogError` or `SpecError`
+    for a runner or an option of it that does not exist."""
+    return preflight.cannot_run_here(study, SearchSpace.of_study(study))
 
 
 def what_if_of(
@@ -256,6 +268,7 @@ __all__ = [
     "act",
     "best_document",
     "calibrate",
+    "cannot_run_here",
     "document",
     "estimate_of",
     "explain",

@@ -85,15 +85,20 @@ def load(group: str, name: str) -> Any:
         ) from error
 
 
-def make_runner(name: str, **options: Any) -> TrialRunner:
-    """The runner of that name.
+def runner_class(name: str, options: Mapping[str, Any]) -> Callable[..., TrialRunner]:
+    """What makes the runner of that name with these options; nothing is started.
 
     Raises `CatalogError` for a name that nobody registered, `SpecError` for an option that it does not take, and `RunnerError` when it
-    cannot be loaded or cannot run here.
+    cannot be loaded.
     """
     factory: Callable[..., TrialRunner] = load(RUNNERS, name)
     _check_options(name, factory, options)
-    return factory(**options)
+    return factory
+
+
+def make_runner(name: str, **options: Any) -> TrialRunner:
+    """The runner of that name. Raises what `runner_class` raises, and `RunnerError` when it cannot run here."""
+    return runner_class(name, options)(**options)
 
 
 def calibrator_names() -> tuple[str, ...]:

@@ -42,14 +42,18 @@ def plan(
     database = api.open_store(store)
     try:
         found = api.plan_of(study, top=top, store=database)
+        not_here = api.cannot_run_here(study)
         sizes = api.what_if_of(study, _counts(gpus), tokens=tokens, store=database) if gpus else ()
     finally:
         database.close()
-    document = found.to_dict() | ({"what_if": [row.to_dict() for row in sizes]} if gpus else {})
+    document = found.to_dict() | {"cannot_run_here": not_here}
+    document |= {"what_if": [row.to_dict() for row in sizes]} if gpus else {}
     if json:
         emit(document)
     else:
         _print_plan(study, found, sizes)
+        if not_here:
+            note(f"`autotune tune` would refuse this spec on this machine: {not_here}")
     if not found.rows:
         raise typer.Exit(1)
 

@@ -2,6 +2,7 @@
 
     TrialRequest    one attempt to be run            RunnerEvent      what is reported of it: queued, started, steps, ended
     TrialRunner     start, poll, cancel, close       AdoptingRunner   one that can take over attempts of an earlier runner
+                                                     PreflightRunner  one whose class says what it cannot run before it is made
 
 All values are plain, so that they cross process and machine borders as JSON.
 """
@@ -12,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Workload
+from autotune.spec import Failure, Measurement, MeasureSpec, ParallelConfig, Study, Workload
 
 AttemptId = tuple[str, int, int]
 """(study id, trial number, attempt from 1)"""
@@ -148,4 +149,19 @@ class AdoptingRunner(TrialRunner, Protocol):
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
         """Takes over what an earlier runner of this study left behind: those of `attempts` that still run, or ended unheard. All that they reported
         since they began is reported again. What else was left is kept warm, or ended."""
+        ...
+
+
+class PreflightRunner(TrialRunner, Protocol):
+    """A runner whose class says what it cannot run, before a runner is made and anything is started. Both methods are optional for a class."""
+
+    @classmethod
+    def preflight(cls, study: Study) -> None:
+        """Raises `RunnerError` for a study that this runner can run on no machine, e.g. of a trainer that it does not know."""
+        ...
+
+    @classmethod
+    def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
+        """Raises `RunnerError` (or `MissingExtraError`) for a study that it cannot run on this machine. `smallest`: the config of the space with
+        the fewest ranks. Takes milliseconds: nothing is started, and no cluster is asked."""
         ...

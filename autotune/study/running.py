@@ -16,6 +16,7 @@ from autotune.study.assembly import assemble, history_of, make_runner_of
 from autotune.study.controller import STOPPED_ON_REQUEST, Controller
 from autotune.study.lease import StudyLease
 from autotune.study.loop import Loop
+from autotune.study.preflight import check_here, check_runner
 from autotune.study.progress import Notice, OnEvent, StudyOpened
 from autotune.study.references import keep_losses, known_losses
 
@@ -33,13 +34,19 @@ def submit_study(
     idempotency_key: str | None = None,
     owner: str = "",
     searcher: SearcherFactory | None = None,
+    here: bool = False,
 ) -> StudyRecord:
-    """Checks that the study can be run at all (space, searcher, guesses, memory: `InfeasibleError`, `ConfigError`) and keeps it as QUEUED.
+    """Checks that the study can be run at all (space, searcher, guesses, memory, runner: `InfeasibleError`, `ConfigError`, `RunnerError`) and keeps it as QUEUED.
 
-    `searcher`: what makes the study's searcher, where that is registered under no name.
+    `searcher`: what makes the study's searcher, where that is registered under no name. `here`: this machine is going to run it, so what it
+    cannot run is refused too; otherwise the machine that runs it is asked when the study starts.
     """
     assembly = assemble(study, store)
     assembly.check_fit()
+    if here:
+        check_here(study, assembly.space)
+    else:
+        check_runner(study)
     assembly.searcher(factory=searcher)
     return store.submit(study, spec or {}, idempotency_key=idempotency_key, owner=owner)
 

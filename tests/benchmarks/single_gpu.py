@@ -30,7 +30,8 @@ from autotune.space import SearchSpace
 from autotune.spec import ConfigTable, MeasureSpec, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.catalog import model
 from autotune.testing.runners import ended, events_until_ended
-from autotune_workers.runners.local import LocalRunner, visible_gpus
+from autotune_workers.runners.local import LocalRunner
+from autotune_workers.runners.machine_limits import visible_gpus
 from tests.benchmarks.calibrated import chosen
 from tests.workers.training.test_gpu_memory import used_bytes
 

@@ -120,3 +120,27 @@ def test_looking_after_the_store(run, write, tmp_path):
         assert mistyped.code == 2
         assert "there is no store at" in mistyped.err
     assert not (tmp_path / "typo.db").exists()
+
+
+def test_a_plan_for_another_cluster_says_what_this_machine_cannot_run(run, write, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    done = run("plan", write(runner="ray"))
+    assert done.code == 0
+    assert "would refuse this spec on this machine: runner: the cluster a100-40gb-1x8 has GPUs" in done.err
+    assert "no GPU is visible" in run("plan", write(runner="local"), "--json").document["cannot_run_here"]
+    assert run("plan", write(), "--json").document["cannot_run_here"] == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"runner": "slurm"}, 2, "no runner is called 'slurm'"),
+        ({"runner": {"kind": "local", "max_rank": 2}}, 2, "did you mean max_ranks"),
+        ({"space": {"tp": [5]}}, 1, "num_attention_heads"),
+    ],
+)
+def test_an_unknown_runner_and_an_empty_space_are_errors_of_a_plan(run, write, changes, code, words):
+    done = run("plan", write(**changes))
+    assert (done.code, done.out) == (code, "")
+    assert words in done.err

@@ -11,7 +11,8 @@ import pytest
 
 from autotune.ports import TrialRequest
 from autotune.spec import FailureKind
-from autotune_workers.runners.local import LocalRunner, visible_gpus
+from autotune_workers.runners.local import LocalRunner
+from autotune_workers.runners.machine_limits import visible_gpus
 from autotune_workers.training.faults import Fault
 from tests.workers.process.test_program_runner import one
 from tests.workers.requests import PATIENT

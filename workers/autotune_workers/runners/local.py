@@ -9,14 +9,13 @@ The native trainer runs on these ranks; the programs of all other trainers are s
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import RunnerError, SpecError
-from autotune.extras import require_extra
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
+from autotune.spec import ParallelConfig, Study
 from autotune.spec.checks import one_of, positive_int
 from autotune.trainers import trainer_names
 from autotune_workers.gang.gang_runner import LONGEST_TURN_S, NATIVE, GangRunner
@@ -26,8 +25,14 @@ from autotune_workers.gang.wire import Message
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.program_runner import ProgramRunner
 from autotune_workers.process.rank_processes import TRIAL, RankProcess, RankStarter
+from autotune_workers.runners.machine_limits import (
+    check_device,
+    check_program,
+    check_ranks,
+    check_torch,
+    visible_gpus,
+)
 from autotune_workers.training.faults import Fault
-from autotune_workers.training.torch_version import check_torch_version
 
 MIN_CPU_RANKS = 8
 """CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small machine"""
@@ -49,22 +54,21 @@ class LocalRunner(GangRunner):
 
         `trial`: `module:function` of the training loop, for tests. Raises `RunnerError` when cuda is asked for and not there.
         """
-        one_of("runner.device", device, ("auto", "cpu", "cuda"))
-        if max_ranks is not None:
-            positive_int("runner.max_ranks", max_ranks, at_most=1024)
-        gpus = visible_gpus() if device != "cpu" else []
-        if device == "cuda" and not gpus:
-            raise RunnerError("device cuda was asked for, but no GPU is visible", remedy="use device: cpu, or auto")
-        if gpus and max_ranks is not None and max_ranks > len(gpus):
-            raise SpecError(
-                f"max_ranks may not exceed the visible GPUs, but max_ranks={max_ranks} and there are {len(gpus)}",
-                field="runner.max_ranks",
-            )
+        gpus, capacity = _resources(max_ranks, device)
         self.on_gpu = bool(gpus)
         """whether ranks have a GPU each"""
-        capacity = max_ranks or len(gpus) or max(MIN_CPU_RANKS, cpu_count())
         super().__init__(LocalRankPools(capacity, gpus=gpus, trial=trial), faults=faults, patience=patience)
         self._programs = ProgramRunner(capacity, gpus=gpus)
+
+    @classmethod
+    def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
+        """Raises `RunnerError` for GPUs, ranks or programs that this machine does not have."""
+        options = study.runner_options
+        device = options.get("device", "auto")
+        gpus, capacity = _resources(options.get("max_ranks"), device)
+        check_device(study, on_gpu=bool(gpus) or device == "cpu", on_cpu="device: cpu")
+        check_ranks(study, smallest, capacity)
+        check_program(study, smallest)
 
     @property
     def trainers(self) -> Sequence[str]:
@@ -75,8 +79,7 @@ class LocalRunner(GangRunner):
         """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` or `MissingExtraError` when nothing can be run."""
         self.check(request)
         if request.trainer == NATIVE:
-            require_extra("native", "the trainer 'native' on the runner 'local'")
-            check_torch_version()
+            check_torch("local")
             super().start(request)
         else:
             self._programs.start(request)
@@ -186,17 +189,17 @@ class LocalRankPools:
         del self._ranks[slot]
 
 
-def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; makes no CUDA context."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
-    return [str(index) for index in range(_count_gpus())]
-
-
-def _count_gpus() -> int:
-    """GPUs that the driver shows under /proc; 0 without a driver."""
-    try:
-        return len(os.listdir("/proc/driver/nvidia/gpus"))
-    except OSError:
-        return 0
+def _resources(max_ranks: int | None, device: str) -> tuple[list[str], int]:
+    """The GPUs that ranks get (none means CPU ranks), and ranks at once. Raises `SpecError` or `RunnerError` for options that make no sense here."""
+    one_of("runner.device", device, ("auto", "cpu", "cuda"))
+    if max_ranks is not None:
+        positive_int("runner.max_ranks", max_ranks, at_most=1024)
+    gpus = visible_gpus() if device != "cpu" else []
+    if device == "cuda" and not gpus:
+        raise RunnerError("device cuda was asked for, but no GPU is visible", remedy="use device: cpu, or auto")
+    if gpus and max_ranks is not None and max_ranks > len(gpus):
+        raise SpecError(
+            f"max_ranks may not exceed the visible GPUs, but max_ranks={max_ranks} and there are {len(gpus)}",
+            field="runner.max_ranks",
+        )
+    return gpus, max_ranks or len(gpus) or max(MIN_CPU_RANKS, cpu_count())

@@ -8,13 +8,19 @@ and a call that Ray cannot answer now (unreachable is not dead) is repeated; the
 
 from __future__ import annotations
 
+import math
+import os
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from autotune.errors import RunnerError
+from autotune.extras import require_extra
 from autotune.ports import AttemptId
+from autotune.spec import ParallelConfig, Study
 from autotune.spec.checks import positive, positive_int
 from autotune_workers.gang.gang import Gang
-from autotune_workers.gang.gang_runner import GangRunner
+from autotune_workers.gang.gang_runner import NATIVE, GangRunner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.rank_processes import TRIAL
@@ -23,6 +29,7 @@ from autotune_workers.ray.connection import RayCluster
 from autotune_workers.ray.rank_pools import RayRankPools
 from autotune_workers.ray.silence import LOST_S
 from autotune_workers.runners.local import MIN_CPU_RANKS
+from autotune_workers.runners.machine_limits import check_device, check_ranks, check_torch, visible_gpus
 from autotune_workers.training.faults import Fault
 
 ABANDONED_S = 30.0
@@ -53,19 +60,48 @@ class RayRunner(GangRunner):
         long gangs wait for the next controller when this one is gone, on a cluster that was joined. `lost_s`: how long a node may give no sign of
         life before it counts as lost. Raises `RunnerError` when Ray cannot be joined or started.
         """
-        positive("runner.cpus_per_rank", cpus_per_rank, zero=True)
         positive("runner.abandoned_s", abandoned_s)
         positive("runner.lost_s", lost_s)
-        for name, count in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
-            if count is not None:
-                positive_int(f"runner.{name}", count, least=0)
-        cpus = max(MIN_CPU_RANKS, cpu_count()) if num_cpus is None else num_cpus
-        self._cluster = RayCluster(address=address, num_cpus=cpus, num_gpus=num_gpus, dashboard=dashboard)
+        _check_sizes(num_cpus=num_cpus, num_gpus=num_gpus, cpus_per_rank=cpus_per_rank)
+        self._cluster = RayCluster(address=address, num_cpus=_cpus(num_cpus), num_gpus=num_gpus, dashboard=dashboard)
         gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
         bundle = {k: v for k, v in (("CPU", cpus_per_rank), ("GPU", gpus)) if v}
         self._groups = ActorGroups(self._cluster, bundle=bundle, abandoned_s=abandoned_s, lost_s=lost_s)
         self._ray_pools = RayRankPools(self._groups, trial=trial)
         super().__init__(self._ray_pools, faults=faults, patience=patience)
+
+    @classmethod
+    def preflight(cls, study: Study) -> None:
+        """Raises `RunnerError` for a trainer that gangs of ranks do not run."""
+        if study.trainer != NATIVE:
+            raise RunnerError(
+                f"the runner 'ray' cannot run the trainer {study.trainer!r}, only {NATIVE}",
+                remedy="choose runner: local, or use `autotune plan` and `autotune export`, which run nothing",
+                field="runner",
+            )
+
+    @classmethod
+    def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
+        """Raises `RunnerError` where no cluster is named and the one that would be started on this machine is too small.
+
+        A cluster that is joined, or was joined already, is asked once the study runs.
+        """
+        require_extra("ray", "the runner 'ray'")
+        options = study.runner_options
+        if options.get("address") or os.environ.get("RAY_ADDRESS") or _is_connected():
+            return
+        sizes = {name: options.get(name) for name in ("num_cpus", "num_gpus", "cpus_per_rank", "gpus_per_rank")}
+        _check_sizes(**sizes)
+        cpus, gpus = _cpus(sizes["num_cpus"]), sizes["num_gpus"]
+        gpus = len(visible_gpus()) if gpus is None else gpus
+        per_rank = sizes["gpus_per_rank"]
+        check_device(study, on_gpu=gpus >= 1 or per_rank == 0, on_cpu="gpus_per_rank: 0")
+        of_cpu = 1.0 if sizes["cpus_per_rank"] is None else sizes["cpus_per_rank"]
+        of_gpu = float(gpus >= 1) if per_rank is None else per_rank
+        capacity = min((n / of for n, of in ((cpus, of_cpu), (gpus, of_gpu)) if of), default=math.inf)
+        check_ranks(study, smallest, capacity)
+        if study.trainer == NATIVE:
+            check_torch("ray")
 
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
         """Takes over the gangs that an earlier runner left behind for this study. Returns those of `attempts` that they run, or have ended.
@@ -101,3 +137,23 @@ class RayRunner(GangRunner):
         """Kills what runs and frees everything; ends the cluster when it was started here."""
         super().close()
         self._cluster.close()
+
+
+def _cpus(asked: int | None) -> int:
+    """CPUs of a cluster that is started here."""
+    return max(MIN_CPU_RANKS, cpu_count()) if asked is None else asked
+
+
+def _is_connected() -> bool:
+    """Whether this process is connected to a Ray cluster already; imports no Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _check_sizes(**sizes: float | None) -> None:
+    """Raises `SpecError` for a number of CPUs or GPUs that makes no sense."""
+    for name, size in sizes.items():
+        if size is not None and name.startswith("num_"):
+            positive_int(f"runner.{name}", size, least=0)
+        elif size is not None:
+            positive(f"runner.{name}", size, zero=True)

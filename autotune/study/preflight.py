@@ -1,0 +1,49 @@
+"""The preflight: what cannot run where it is asked is refused before a runner is made, so before Ray or any rank is started.
+
+    check_runner    the runner's name and options, and what it can run on no machine: whoever submits a study asks this
+    check_here      what this machine cannot run: too few ranks, no GPU, a program that is not installed. Asked where the study will run
+
+Runners that say nothing beforehand (`autotune.ports.PreflightRunner` is optional) are judged once they are made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autotune.errors import MissingExtraError, RunnerError
+from autotune.registry import runner_class
+from autotune.space import SearchSpace
+from autotune.spec import ParallelConfig, Study
+
+
+def check_runner(study: Study) -> None:
+    """Raises `CatalogError` or `SpecError` for a runner or an option that does not exist, `RunnerError` for what it can run nowhere."""
+    _ask(study, "preflight")
+
+
+def check_here(study: Study, space: SearchSpace) -> None:
+    """Raises `RunnerError` or `MissingExtraError` when this machine cannot run the study; also what `check_runner` raises."""
+    check_runner(study)
+    _ask(study, "preflight_here", smallest_config(space))
+
+
+def cannot_run_here(study: Study, space: SearchSpace) -> str:
+    """Why the study cannot be run on this machine, in words; empty when nothing speaks against it. A wrong runner or option is raised."""
+    try:
+        check_here(study, space)
+    except (RunnerError, MissingExtraError) as error:
+        return str(error)
+    return ""
+
+
+def smallest_config(space: SearchSpace) -> ParallelConfig:
+    """The config with the fewest ranks; the first of equals."""
+    return space[int(np.argmin(space.table.world_size))]
+
+
+def _ask(study: Study, question: str, *about: Any) -> None:
+    answer = getattr(runner_class(study.runner, study.runner_options), question, None)
+    if answer is not None:
+        answer(study, *about)

@@ -1,0 +1,50 @@
+"""The executable of a launch: which file its first argument is on this machine, and which Python runs it.
+
+A name without a folder is looked for in PATH (the launch's own, where it sets one) and last beside the Python of this process, where its
+`torchrun` is. A name with a folder is relative to the folder in which the launch runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.trainers.launch_files import Launch
+
+_PYTHON = re.compile(r"python[0-9.]*")
+_FIRST_LINE_BYTES = 512
+
+
+def search_path(environment: Mapping[str, str]) -> str:
+    """Where programs are looked for."""
+    path = environment.get("PATH") or os.environ.get("PATH") or os.defpath
+    return os.pathsep.join([path, str(Path(sys.executable).parent)])
+
+
+def find_executable(launch: Launch) -> str:
+    """The file that is started; empty when this machine has none."""
+    name = launch.argv[0]
+    if os.path.dirname(name):
+        name = os.path.normpath(os.path.join(os.path.abspath(launch.cwd), name))
+    return shutil.which(name, path=search_path(launch.env)) or ""
+
+
+def python_of(executable: str, environment: Mapping[str, str]) -> str:
+    """The Python that runs an executable: itself, or the one that its first line names (as in `torchrun`); empty when it is no Python program."""
+    if _PYTHON.fullmatch(Path(executable).name):
+        return executable
+    try:
+        with open(executable, "rb") as file:
+            first = file.readline(_FIRST_LINE_BYTES).decode(errors="replace").strip()
+    except OSError:
+        return ""
+    words = shlex.split(first[2:]) if first.startswith("#!") else []
+    words = [word for word in words if Path(word).name != "env" and not word.startswith("-")]
+    if not words or not _PYTHON.fullmatch(Path(words[0]).name):
+        return ""
+    return shutil.which(words[0], path=search_path(environment)) or ""

@@ -1,0 +1,89 @@
+"""What this machine cannot run, found out without starting anything: the questions that the runners share before they are made.
+
+All raise `RunnerError` (or `MissingExtraError`) with the law, the values and the remedy.
+"""
+
+from __future__ import annotations
+
+import os
+
+from autotune.errors import AutotuneError, RunnerError
+from autotune.extras import require_extra
+from autotune.spec import ParallelConfig, Study
+from autotune.trainers import Launch, trainer
+from autotune.trainers.executable import find_executable
+from autotune_workers.gang.gang_runner import NATIVE
+from autotune_workers.training.torch_version import check_torch_version
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; makes no CUDA context."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
+    return [str(index) for index in range(_count_gpus())]
+
+
+def _count_gpus() -> int:
+    """GPUs that the driver shows under /proc; 0 without a driver."""
+    try:
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        return 0
+
+
+def check_device(study: Study, *, on_gpu: bool, on_cpu: str) -> None:
+    """A study of GPUs trains on the CPU only where that was asked for; `on_cpu`: the option that asks for it."""
+    gpu = study.workload.cluster.gpu
+    if not gpu.is_cpu and not on_gpu:
+        raise RunnerError(
+            f"the cluster {study.workload.cluster.name} has GPUs ({gpu.name}), but no GPU is visible on this machine, on which the runner {study.runner!r} would train",
+            remedy=f"run it where those GPUs are, name what is here (`cluster: local`), or train on the CPU all the same with "
+            f"runner: {{kind: {study.runner}, {on_cpu}}}",
+            field="runner",
+        )
+
+
+def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None:
+    """At least the smallest config must find its ranks."""
+    if smallest.world_size > capacity:
+        raise RunnerError(
+            f"the smallest config of the space needs {smallest.world_size} ranks, but the runner {study.runner!r} has {int(capacity)} on this machine",
+            remedy="name the cluster that is here (`cluster: local`), allow smaller world_sizes in the space, or run it on the cluster",
+            field="runner",
+        )
+
+
+def check_torch(runner: str) -> None:
+    """The native trainer needs a torch that it was checked with."""
+    require_extra("native", f"the trainer 'native' on the runner {runner!r}")
+    check_torch_version()
+
+
+def check_program(study: Study, config: ParallelConfig) -> None:
+    """The program and its folder must be on this machine. A launch that cannot be written is no matter of the machine."""
+    if study.trainer == NATIVE:
+        check_torch(study.runner)
+        return
+    try:
+        launch = trainer(study.trainer).launch(study.workload, config, study.trainer_options)
+    except AutotuneError:
+        return
+    check_launch(study.trainer, launch)
+
+
+def check_launch(name: str, launch: Launch) -> None:
+    """The folder and the executable of a launch of the trainer `name`."""
+    cwd = os.path.abspath(launch.cwd)  # the current folder when it is empty
+    if not os.path.isdir(cwd):
+        raise RunnerError(
+            f"the trainer {name} runs in {cwd!r}, but there is no such folder here",
+            remedy="give a folder that exists where trials run",
+            field="trainer.cwd",
+        )
+    if not find_executable(launch):
+        raise RunnerError(
+            f"the trainer {name} starts {launch.argv[0]!r}, but there is no such program here",
+            remedy="install it, put its folder into PATH, or name it by its path",
+            field="trainer",
+        )
