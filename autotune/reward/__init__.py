@@ -2,11 +2,13 @@
 
 parts.py         the parts of a reward: names, what is scored, limits    total.py         reward of a measurement
 stability.py     the parts of stability, hard gates                      trial_score.py  score of a trial, and the order it gives
+equal_tokens.py  loss at equal tokens, where the data differ
 goodput.py       gradient noise scale, efficiency of a batch             price.py         cost of a token
 explanation.py   why a trial won or lost, in words                       ranking.py       who competes, Pareto front
 """
 
-from autotune.reward.explanation import Explanation, explain
+from autotune.reward.equal_tokens import LossCurve, compare_at_equal_tokens
+from autotune.reward.explanation import Explanation, explain, loss_in_words
 from autotune.reward.goodput import (
     NoiseScale,
     efficiency,
@@ -29,9 +31,11 @@ __all__ = [
     "STABILITY_RULE",
     "THROUGHPUT_TERMS",
     "Explanation",
+    "LossCurve",
     "NoiseScale",
     "TokenCost",
     "by_reward",
+    "compare_at_equal_tokens",
     "competes",
     "diverged",
     "efficiency",
@@ -39,6 +43,7 @@ __all__ = [
     "first_measured",
     "known_noise_scale",
     "learning_rate_factor",
+    "loss_in_words",
     "merits",
     "noise_scale",
     "pareto",

@@ -114,6 +114,8 @@ def explain(
         *_shrunk(step_parts, source, tokens_ratio=batches),
         *_weaknesses(m),
     ]
+    if m.losses and (m.loss_comparison is None or stability_parts(m).get("equal_tokens", 1.0) >= WEAK):
+        text.append(loss_in_words(m))
     if objective.metric == "goodput":
         told_by = reference if known_noise_scale(reference) is not None else m
         text.append(_progress(worth.parts["efficiency"], told_by, whose, same_batch=batches == 1))
@@ -262,10 +264,27 @@ def _weaknesses(m: Measurement) -> list[str]:
         "spikes": f"the gradient norm spikes at step{'s' if len(peaks) > 1 else ''} {', '.join(map(str, peaks))} after warm-up",
         "skipped": f"loss scaling skipped {m.skipped_steps} of {len(m.step_times_s)} steps",
         "fidelity": "the losses deviate from those of the fp32 reference",
-        "trend": "the loss grows",
+        "equal_tokens": loss_in_words(m),
+        "trend": "the loss grows by more than its noise",
         "jitter": f"step times spread by {m.step_time_spread:.0%}",
         "finite": f"{m.nonfinite_steps} steps were not finite",
     }
     text = [f"{name} {value:.2f}: {evidence[name]}" for name, value in stability_parts(m).items() if value < WEAK]
     broken = diverged(m)
     return text + ([f"it diverged: {broken.message}"] if broken else [])
+
+
+def loss_in_words(m: Measurement) -> str:
+    """What the losses were held against; empty without losses."""
+    if not m.losses:
+        return ""
+    if m.reference_losses:
+        return "its losses were compared step by step with those of an fp32 reference on the same data"
+    if (c := m.loss_comparison) is None:
+        return "its losses could not be compared with those of other trials; only their trend was judged"
+    others = f"{c.curves} other trial{'s' if c.curves > 1 else ''}"
+    side = "above" if c.excess >= 0 else "below"
+    return (
+        f"after {c.tokens:,} tokens its loss was {abs(c.excess):.3g} {side} that of {others} ({c.loss:.3g}), which saw other batches; "
+        f"chance explains up to {c.noise:.2g}"
+    )

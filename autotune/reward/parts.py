@@ -1,21 +1,24 @@
 """The parts of a reward, declared once: how each is called, what is scored for it, and by which limits.
 
-    part       value that is scored                                                      good   bad
-    finite     share of steps with a non-finite loss or gradient, skipped ones aside     0      0.05
-    trend      median loss of the last quarter / of the first quarter                    1.05   1.5
-    fidelity   the worst of: 1 - correlation(x, r)                                       0.05   0.5
-                             |mean of the last quarter of x and of r, relative|          0.03   0.15
-                             share of steps with |x - r| > 5% of r                       0.1    0.5
-    spikes     share of steps with g[i] > 4 * median of its up to six neighbours         0      0.2
-    skipped    share of steps that dynamic loss scaling skipped                          0.05   0.5
-    headroom   peak memory / capacity of the fullest rank                                0.92   1.0
-    jitter     1.4826 * median absolute deviation of the step time / median              0.15   1.0
+    part          value that is scored                                                      good   bad
+    finite        share of steps with a non-finite loss or gradient, skipped ones aside     0      0.05
+    trend         median loss of the last quarter, less its noise / of the first quarter    1.05   1.5
+    fidelity      the worst of: 1 - correlation(x, r)                                       0.05   0.5
+                                |mean of the last quarter of x and of r, relative|          0.03   0.15
+                                share of steps with |x - r| > 5% of r                       0.1    0.5
+    equal_tokens  (excess - noise) of the loss / loss of the other configs                  0.03   0.15
+    spikes        share of steps with g[i] > 4 * median of its up to six neighbours         0      0.2
+    skipped       share of steps that dynamic loss scaling skipped                          0.05   0.5
+    headroom      peak memory / capacity of the fullest rank                                0.92   1.0
+    jitter        1.4826 * median absolute deviation of the step time / median              0.15   1.0
 
     x[i]   loss of step i      r[i]   loss of an fp32 reference at the same step      g[i]   global gradient norm of step i
 
+`fidelity` needs configs that see the same batches in the same order; `equal_tokens` takes its place where they do not (`equal_tokens.py`).
+
 A value scores 1 up to `good`, 0 from `bad` on, and linearly between. How the values are computed is in `stability.py`.
 
-The limits of `fidelity` (0.95, 3%, a tenth of outliers) are those of Megatron-Bridge's convergence check; the margin of `headroom` stands
+The limits of `fidelity` (0.95, 3%, a tenth of outliers) are those of Megatron-Bridge's convergence check, and `equal_tokens` has those of its final loss; the margin of `headroom` stands
 for fragmentation: the allocator's reserve grows in long runs. The other limits are ours.
 """
 
@@ -76,7 +79,9 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
     "trend": StabilityPart(
         label="loss does not grow",
         values={
-            "trend": ScoredValue(meaning="median loss of the last quarter / of the first", good=1.05, bad=1.5),
+            "trend": ScoredValue(
+                meaning="median loss of the last quarter, less its noise / of the first", good=1.05, bad=1.5
+            ),
         },
     ),
     "fidelity": StabilityPart(
@@ -85,6 +90,14 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
             "correlation": ScoredValue(meaning="1 - correlation with the losses in fp32", good=0.05, bad=0.5),
             "final_loss": ScoredValue(meaning="final loss apart from fp32", good=0.03, bad=0.15),
             "outliers": ScoredValue(meaning=f"share of steps over {POINTWISE:.0%} apart from fp32", good=0.1, bad=0.5),
+        },
+    ),
+    "equal_tokens": StabilityPart(
+        label="loss at equal tokens",
+        values={
+            "excess": ScoredValue(
+                meaning="loss above the other configs' at equal tokens, less the noise / theirs", good=0.03, bad=0.15
+            )
         },
     ),
     "spikes": StabilityPart(

@@ -6,7 +6,9 @@ A part without data is left out. Parts multiply, because a run must survive ever
 counts with the exponent 1/4. The correlation is scored only where the two curves differ by more than 1% somewhere: between flat curves it says
 nothing.
 
-Assumptions: all configs of a study see the same batches in the same order, and the reference has the same global batch and seed.
+The loss is held against that of an fp32 reference step by step only where all configs of a study see the same batches in the same order; the
+reference then has the same global batch and seed. Elsewhere it is held against that of the other configs at equal tokens, within the noise of
+the data (`equal_tokens.py`). The controller knows which (`Study.same_data`) and stores with the measurement what it is held against.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from autotune.reward.parts import POINTWISE, SCORED_VALUES, SPIKE_FACTOR, STABILITY_PARTS
 from autotune.spec import Failure, FailureKind, Measurement
@@ -25,6 +28,10 @@ SAME = 0.01
 """curves that differ by less than this everywhere are the same"""
 MIN_STEPS = 4
 """steps below which curves are not judged"""
+CONFIDENCE = 0.995
+"""that a loss which does not grow is not taken for one that does"""
+MOST_NOISE = 0.25
+"""of a step's loss, relative; what varies by more is no noise of data"""
 
 Series = NDArray[np.float64]
 
@@ -46,6 +53,8 @@ def stability_parts(measurement: Measurement) -> dict[str, float]:
     reference = np.asarray(measurement.reference_losses, dtype=float)
     if (fidelity := _fidelity(np.asarray(measurement.losses, dtype=float), reference)) is not None:
         parts["fidelity"] = fidelity
+    elif measurement.loss_comparison is not None:
+        parts["equal_tokens"] = _ramp("excess", measurement.loss_comparison.unexplained)
     if len(norms) >= MIN_STEPS:
         parts["spikes"] = _ramp("spikes", len(spikes(measurement)) / len(norms))
     parts["skipped"] = _ramp("skipped", _skipped_share(measurement))
@@ -78,11 +87,28 @@ def diverged(measurement: Measurement) -> Failure | None:
 
 
 def loss_trend(measurement: Measurement) -> float:
-    """Median loss of the last quarter over that of the first quarter; 1 where there are no losses above zero."""
+    """Median loss of the last quarter over that of the first quarter; 1 where there are no losses above zero.
+
+    Where the loss grows, only growth beyond the noise counts: the difference of two medians of q normal losses of standard deviation s has the
+    standard error s * sqrt(pi / q), and what its one-sided 99.5% quantile of Student's t explains is taken off.
+    """
     losses = _finite(measurement.losses)
     quarter = max(1, len(losses) // 4)
     first, last = (float(np.median(part)) if len(part) else 0.0 for part in (losses[:quarter], losses[-quarter:]))
-    return last / first if first > 0 else 1.0
+    if first <= 0:
+        return 1.0
+    if last <= first or len(losses) < MIN_STEPS:
+        return last / first
+    s = min(_noise(losses), MOST_NOISE * first)
+    chance = float(stdtrit(len(losses) - 2, CONFIDENCE)) * s * math.sqrt(math.pi / quarter)
+    return max(1.0, (last - chance) / first)
+
+
+def _noise(losses: Series) -> float:
+    """Standard deviation of a loss about its curve, from second differences, which a straight trend leaves at zero (Gasser, Sroka and
+    Jennen-Steinmetz 1986); by their median, so that a loss that explodes in its last steps does not pass for noise."""
+    curvature = losses[2:] - 2 * losses[1:-1] + losses[:-2]
+    return 1.4826 * float(np.median(np.abs(curvature))) / math.sqrt(6)
 
 
 def spikes(measurement: Measurement) -> list[int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 
 from autotune.spec.config import ParallelConfig
 from autotune.spec.estimate import Estimate
+from autotune.spec.loss_comparison import LossComparison
 
 
 class TrialStatus(StrEnum):
@@ -133,6 +134,8 @@ class Measurement:
     """other readings by name: power_watts, sm, memory_bandwidth, ..."""
     reference_losses: tuple[float, ...] = ()
     """losses of an fp32 reference on the same data, if one was measured"""
+    loss_comparison: LossComparison | None = None
+    """the loss at equal tokens against other configs', where they do not see the same data"""
     time_from: str = ""
     """what the step times were taken from: `log` (a time that the program printed), `rate` (a printed rate) or `arrival` (of its step lines); empty: the
     worker's own clock"""
@@ -144,6 +147,8 @@ class Measurement:
             value = getattr(self, name)
             if not isinstance(value, tuple):
                 object.__setattr__(self, name, tuple(value))
+        if isinstance(self.loss_comparison, Mapping):
+            object.__setattr__(self, "loss_comparison", LossComparison(**self.loss_comparison))
 
     @property
     def step_time_s(self) -> float:
@@ -325,6 +330,8 @@ class Trial:
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {"nonfinite": str(value)} if not math.isnan(value) else None
+    if isinstance(value, LossComparison):
+        return asdict(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(v) for v in value]
     return dict(value) if isinstance(value, Mapping) else value

@@ -3,7 +3,9 @@
 Rewards are relative to the baseline; when that could not be measured, to the first config that was. What the loss should look like is known
 from a trial in fp32 of the same global batch and seed: the baseline, where it is fp32 (it costs nothing more), else a reference trial of this
 or an earlier study. Every global batch has its own: after as many steps, or as many tokens, another batch is at another loss for good reasons. A
-trainer whose configs do not see the same batches in the same order (`Study.same_data`) has no such reference.
+trainer whose configs do not see the same batches in the same order (`Study.same_data`) has no such reference: there a loss is held against
+those of the other configs at equal tokens. Only trials that have ended before are looked at, and the comparison is stored with the measurement,
+so that no later trial changes a score.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.ports import AttemptEnded
-from autotune.reward import diverged, score, with_noise_scale
+from autotune.reward import LossCurve, compare_at_equal_tokens, diverged, score, stability_parts, with_noise_scale
 from autotune.spec import Failure, FailureKind, Measurement, Study, Trial, TrialPurpose, TrialStatus
 
 HOPELESS = 0.99
 """above this predicted probability of running out of memory a guess of the user is not tried either"""
+FOUND_WORSE = 0.5
+"""a trial whose loss at equal tokens scores less is not what other losses are held against"""
 SURELY_TOO_BIG = 0.95
 """above this predicted probability of running out of memory the default config is not tried"""
 
@@ -31,6 +35,8 @@ class Scorer:
         self.reference: Measurement | None = None
         self.fp32_losses = dict(fp32_losses)
         """losses of an fp32 trial by tokens per step"""
+        self._curves: list[LossCurve] = []
+        """of the trials that ended so far, where configs do not see the same data"""
         self._failures: Counter[str] = Counter()
 
     def learn(self, trial: Trial) -> None:
@@ -49,12 +55,24 @@ class Scorer:
             and trial.purpose in (TrialPurpose.BASELINE, TrialPurpose.REFERENCE)
         ):
             self.fp32_losses.setdefault(trial.measurement.tokens_per_step, trial.measurement.losses)
+        if (
+            not self.study.same_data
+            and trial.measurement.losses
+            and stability_parts(trial.measurement).get("equal_tokens", 1.0) >= FOUND_WORSE
+        ):
+            self._curves.append(self._curve(trial, trial.measurement))
+
+    def _curve(self, trial: Trial, measurement: Measurement) -> LossCurve:
+        return LossCurve.of(trial.config, measurement, self.study.measure.warmup_steps)
 
     def ended(self, trial: Trial, event: AttemptEnded) -> Trial:
         """The trial made terminal by its last attempt's end."""
         measurement = event.measurement
         if measurement is not None and (losses := self.fp32_losses.get(measurement.tokens_per_step)):
             measurement = replace(measurement, reference_losses=losses)
+        if measurement is not None and not self.study.same_data:
+            compared = compare_at_equal_tokens(self._curve(trial, measurement), self._curves)
+            measurement = replace(measurement, loss_comparison=compared)
         failure = event.failure
         if failure is None and (
             measurement is None or not measurement.step_times_s or not measurement.tokens_per_s > 0
