@@ -23,8 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from autotune_workers.process.machine import die_with_parent
-from autotune_workers.process.subreaper import descendants
+from autotune_workers.process.machine import descendants, die_with_parent
 
 AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32}
 """of the environment, so that nothing is written to the user's home"""

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 from autotune import api
 from autotune.store import MemoryStore, SqlStore, maintenance, open_store
 from autotune.study.process_id import is_gone
-from autotune_workers.process.subreaper import descendants
+from autotune_workers.process.machine import descendants
 from tests.chaos import controller, supervisor, warm
 from tests.chaos.checker import Journal, Seen, terms, violations
 from tests.chaos.schedule import Disturbance, Schedule

@@ -16,8 +16,7 @@ import pytest
 from autotune import api
 from autotune.spec import StudyStatus
 from autotune.store import maintenance
-from autotune_workers.process.machine import is_alive
-from autotune_workers.process.subreaper import descendants
+from autotune_workers.process.machine import descendants, is_alive
 from tests.workers.requests import DOUBLE
 
 pytestmark = pytest.mark.alone

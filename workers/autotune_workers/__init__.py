@@ -2,7 +2,7 @@
 
     runners/     the registered runners: local, ray, simulated
     gang/        one attempt on several ranks: state machine, deadlines, kill ladder, failure kinds, messages
-    process/     rank processes and other programs on this machine: fork server, subreaper, memory, signals
+    process/     rank processes and other programs on this machine: fork server, keepers, memory, signals
     ray/         rank pools on a Ray cluster: connection, placement, actors, adoption
     training/    the native training loop: model, parallelism, step, measurement
     calibrate.py    measures this machine for the cost model

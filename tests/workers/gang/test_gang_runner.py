@@ -10,7 +10,7 @@ import pytest
 
 from autotune.ports import AttemptEnded, AttemptQueued, RunnerEvent
 from autotune.spec import FailureKind
-from autotune_workers.gang import gang_runner
+from autotune_workers.gang import placement_wait
 from autotune_workers.gang.gang_runner import GangRunner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.rank_pool import RankPool
@@ -83,7 +83,7 @@ class Elsewhere:
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gang_runner, "QUEUED_EVERY_S", 0.02)
+    monkeypatch.setattr(placement_wait, "QUEUED_EVERY_S", 0.02)
 
 
 def heard(runner: GangRunner, seconds: float) -> list[RunnerEvent]:

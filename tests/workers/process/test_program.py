@@ -12,17 +12,18 @@ from autotune.spec import FailureKind, Measurement
 from autotune.trainers.log_formats import pattern_reader, stock_reader
 from autotune.trainers.trainer import LineReader
 from autotune_workers.process.program import ProgramTrial
+from autotune_workers.process.program_evidence import NodeEnd
 from autotune_workers.process.step_arrivals import RESOLUTION_S, StepArrivals
 from tests.workers.requests import request
 
 
 def told(read: LineReader, lines: Iterable[tuple[float, str]]) -> tuple[ProgramTrial, list[StepsReported]]:
-    trial = ProgramTrial(request(0, dp=1, trainer="command"), read, 0.0)
-    return trial, [step for at_s, line in lines if (step := trial.hear(line, at_s)) is not None]
+    trial = ProgramTrial(request(0, dp=1, trainer="command"), [read], 0.0)
+    return trial, [step for at_s, line in lines if (step := trial.hear(line, at_s, at_s)) is not None]
 
 
 def measured(trial: ProgramTrial) -> Measurement:
-    end = trial.end(code=0)
+    end = trial.end([NodeEnd(node=0, code=0)])
     assert end.measurement is not None, end.failure
     return end.measurement
 
@@ -84,6 +85,6 @@ def test_rounding_is_part_of_the_spread() -> None:
 
 def test_a_log_without_steps_is_said_to_have_none() -> None:
     trial, _ = told(stock_reader(), [(1.0, "hello"), (2.0, "{'loss': 2.0}")])
-    failure = trial.end(code=0).failure
+    failure = trial.end([NodeEnd(node=0, code=0)]).failure
     assert failure is not None
     assert failure.kind is FailureKind.METRICS_MISSING

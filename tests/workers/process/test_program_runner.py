@@ -21,8 +21,7 @@ from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptStarted, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
-from autotune_workers.process.machine import is_alive
-from autotune_workers.process.subreaper import descendants
+from autotune_workers.process.machine import descendants, is_alive
 from autotune_workers.runners.local import LocalRunner
 from tests.workers.requests import DOUBLE, PATIENT
 from tests.workers.requests import request as asking
@@ -56,13 +55,18 @@ def one(runner: LocalRunner, asked: TrialRequest) -> AttemptEnded:
 
 
 def programs() -> list[int]:
-    """Processes of the program below this one; servers of earlier tests may start some of their own at any time."""
+    """Processes of the program; its keepers are nobody's children."""
     found = []
-    for pid in descendants(os.getpid()):
+    for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):  # it ended meanwhile
-            if os.fsencode(PROGRAM) in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
+            if entry.isdigit() and os.fsencode(PROGRAM) in Path(f"/proc/{entry}/cmdline").read_bytes():
+                found.append(int(entry))
     return found
+
+
+def keeper_of(pid: int) -> int:
+    """The process that started the program."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +241,10 @@ def test_programs_end_with_their_owner_even_when_it_is_killed() -> None:
         assert owner.stdout is not None
         while "Steps" not in (line := owner.stdout.readline().decode()) and line:
             pass
-        below = descendants(owner.pid)
-        assert len(below) == 2, "a subreaper and the program"
+        (program,) = programs()
+        below = [program, keeper_of(program)]
+        assert b"keeper" in Path(f"/proc/{below[1]}/cmdline").read_bytes()
+        assert descendants(owner.pid) == [], "Ray would kill what is a child"
         owner.send_signal(signal.SIGKILL)
         owner.wait(timeout=60)
         end = time.monotonic() + 90

@@ -16,8 +16,7 @@ from autotune.errors import RunnerError, SpecError
 from autotune.ports import AttemptEnded, AttemptStarted, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
-from autotune_workers.process.machine import is_alive
-from autotune_workers.process.subreaper import descendants
+from autotune_workers.process.machine import descendants, is_alive
 from autotune_workers.runners.local import LocalRunner
 from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import DOUBLE, request
@@ -120,7 +119,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 _OWNER = """
 import time
-from autotune_workers.process.subreaper import descendants
+from autotune_workers.process.machine import descendants
 from autotune_workers.runners.local import LocalRunner
 from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import DOUBLE, request

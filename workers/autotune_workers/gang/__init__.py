@@ -3,6 +3,7 @@
 gang_runner.py     runs attempts on rank pools: what the local and the ray runner share
 gang.py            one attempt as a state machine: messages and time in, orders and events out
 ladder.py          how an attempt is ended: stop, abort, SIGTERM, SIGKILL
+placement_wait.py  the wait for a place on a cluster that others use
 deadlines.py       when an attempt is late
 members.py         what is known of each rank, and which one holds up the others
 step_series.py     reported steps, and the measurement made of them

@@ -22,7 +22,7 @@ _OUT_OF_MEMORY = re.compile(
     r"|STATUS_ALLOC_FAILED|DefaultCPUAllocator: not enough memory|Failed to allocate",
     re.IGNORECASE,
 )
-_PEER_GONE = re.compile(
+PEER_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited|socket (closed|error)"
     r"|not (currently )?connected|application timeout caused pair closure|failed to recv|recvValue failed|sendBytes failed"
     r"|NCCL communicator was aborted|aborted on|process group .*(destroyed|aborted)|unhandled system error"
@@ -127,7 +127,7 @@ def of_exception(report: Mapping[str, Any], *, rank: int, phase: str = "", log_t
     if report.get("errno") in _DISK_FULL:
         return evidence("exception", FailureKind.ERROR, f"{where} found the disk full: {first_line}")
     if "Dist" in name or name in ("RuntimeError", "ConnectionError", "ConnectionResetError", "BrokenPipeError"):
-        if _PEER_GONE.search(text):
+        if PEER_GONE.search(text):
             return evidence("echo", FailureKind.WORKER_LOST, f"{where} lost the connection to a peer: {first_line}")
         if _TIMED_OUT.search(text):
             return evidence(

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from autotune.errors import RunnerError
-from autotune.ports import AttemptEnded, AttemptId, AttemptQueued, RunnerEvent, TrialRequest
+from autotune.ports import AttemptEnded, AttemptId, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind
 from autotune_workers.gang.gang import Gang
 from autotune_workers.gang.ladder import Patience
+from autotune_workers.gang.placement_wait import PlacementWait
 from autotune_workers.gang.rank_pool import RankHandle, RankPool, RankPools
 from autotune_workers.gang.wire import Message
 from autotune_workers.training.faults import Fault
@@ -25,19 +26,15 @@ NATIVE = "native"
 """the trainer that gangs of ranks run"""
 LONGEST_TURN_S = 0.5
 """longest wait for messages in one turn; the gangs' clock advances by at most twice as much between two turns"""
-QUEUED_EVERY_S = 5.0
-"""between two `AttemptQueued` of an attempt that waits for its placement"""
 
 
 @dataclass(slots=True, eq=False)
 class _RunningGang:
     gang: Gang
     pool: RankPool
+    waiting: PlacementWait
     rank_of: dict[int, int] = field(default_factory=dict)
     placed: bool = False
-    launched_s: float = 0.0
-    queued_s: float = 0.0
-    """when its waiting was last reported"""
 
     def seat_by_node(self) -> None:
         """Gives neighbouring rank numbers to ranks of one node, where tensor-parallel groups belong."""
@@ -178,22 +175,18 @@ class GangRunner:
 
     def _wait_for_placement(self, running: _RunningGang) -> None:
         """Waits while others use the cluster. A config that asks for more than the cluster has is refused."""
-        gang, size = running.gang, len(running.pool.handles)
-        waited_s = self._now_s - running.launched_s
-        if waited_s >= gang.request.measure.start_timeout_s and (shortage := self._pools.shortage(running.pool)):
-            gang.refuse(FailureKind.INVALID, shortage, self._now_s)
-        elif waited_s >= self._patience.placement_s:
-            why = (
-                f"{size} ranks must be placed within {self._patience.placement_s:g} s, but others use the cluster; "
-                "use fewer ranks, or a larger cluster"
-            )
-            gang.refuse(FailureKind.WORKER_LOST, why, self._now_s)
-        else:
-            gang.hold(self._now_s)
-            if self._now_s - running.queued_s >= QUEUED_EVERY_S:
-                running.queued_s = self._now_s
-                why = f"its {size} ranks wait for a placement on the cluster, which others use"
-                self._events.append(AttemptQueued(id=gang.request.id, reason=why))
+        gang = running.gang
+        said = running.waiting.look(
+            self._now_s,
+            placement_s=self._patience.placement_s,
+            shortage=lambda: self._pools.shortage(running.pool),
+        )
+        if isinstance(said, Failure):
+            gang.refuse(said.kind, said.message, self._now_s)
+            return
+        gang.hold(self._now_s)
+        if said is not None:
+            self._events.append(said)
 
     def _carry_out(self, running: _RunningGang) -> None:
         gang, pool = running.gang, running.pool
@@ -251,7 +244,8 @@ class GangRunner:
 
     def _run(self, gang: Gang, pool: RankPool) -> _RunningGang:
         rank_of = {id(h): r for r, h in enumerate(pool.handles)}
-        running = _RunningGang(gang=gang, pool=pool, rank_of=rank_of, launched_s=self._now_s, queued_s=self._now_s)
+        waiting = PlacementWait(gang.request, f"{len(pool.handles)} ranks", self._now_s)
+        running = _RunningGang(gang=gang, pool=pool, waiting=waiting, rank_of=rank_of)
         self._running[gang.request.id] = running
         self._owner.update({id(handle): running for handle in pool.handles})
         return running

@@ -4,8 +4,18 @@ rank.py              a rank: takes orders, trains, reports
 rank_processes.py    the owner's side of a rank: start, messages, log, end
 children.py          child processes that become ranks: forked, or started on their own
 fork_server.py       has imported torch once and forks a rank in milliseconds
-program_runner.py    runs programs of other trainers
+program_runner.py    runs programs of other trainers on places
+program_places.py    the nodes of an attempt as the runner sees them, and where they come from (protocols)
+local_places.py      nodes on this machine
+program_launch.py    a trainer's launch as what each node is told to start
+program_attempt.py   one attempt on its nodes: messages of the keepers in, orders and events out
 program.py           one attempt of a program as a state machine: log lines in, steps and verdict out
-subreaper.py         starts a program and ends all that it leaves behind
+program_log.py       one node's log: lines in, steps out
+program_evidence.py  how the nodes ended -> the one failure
+keeper.py            starts a program on its node and ends all that it leaves behind
+keeper_log.py        the log on its way from the keeper: stamped and bounded
+keeper_process.py    the owner's side of a keeper
+gpu_memory.py        the most memory that a program held on a GPU
+network_interface.py which interface holds an address
 machine.py           what the system says of processes and memory
 """

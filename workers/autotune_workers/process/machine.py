@@ -114,3 +114,25 @@ def is_alive(pid: int) -> bool:
 def cpu_count() -> int:
     """CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def descendants(root: int) -> list[int]:
+    """Process numbers of all descendants of `root` that are no zombies, by the parents that /proc names."""
+    children: dict[int, list[int]] = {}
+    zombies: set[int] = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue  # it ended meanwhile
+        children.setdefault(int(parent), []).append(int(entry))
+        if state in ("Z", "X"):
+            zombies.add(int(entry))
+    found: list[int] = []
+    level = [root]
+    while level:
+        level = [child for parent in level for child in children.get(parent, ())]
+        found += level
+    return [pid for pid in found if pid not in zombies]

@@ -1,96 +1,70 @@
 """One attempt of somebody's own program as a state machine: log lines and time in, steps and the verdict out. No clock, no I/O.
 
-A line with a time (or a rate) ends a step; loss, gradient norm and memory of the lines before it belong to that step. Where lines
-number their steps, a number that was there already is another rank's and is ignored. A trainer that logs every few steps is measured by what
-it logs: each such line counts as one step. One that logs neither times nor rates is timed by the arrival of its step lines
-(`step_arrivals`); what comes first, a time or a second arrival, decides for the whole attempt. Deadlines, stop rule and divergence are those of a gang (`gang`). Peak memory comes from
-the log; without it, on a CPU, from the subreaper, and on a GPU it is unknown.
+Each node's log is read for itself (`program_log`); the first one that ends a step is the one that is measured, because every node takes part in
+every step. Deadlines, stop rule and divergence are those of a gang (`gang`). Peak memory comes from the logs; without it, on a CPU, from the
+fullest process, and on GPUs from the driver, as the keepers saw it.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.cost import model_flops_per_token
 from autotune.ports import AttemptEnded, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.stopping import trial_decision
-from autotune.trainers import StepMetrics
-from autotune.trainers.trainer import MAX_LINE, LineReader
-from autotune_workers.gang.failure_kind import divergence, of_death
-from autotune_workers.process.rank_processes import LOG_TAIL_LINES
-from autotune_workers.process.step_arrivals import RESOLUTION_S, StepArrivals
+from autotune.trainers.trainer import LineReader
+from autotune_workers.gang.failure_kind import divergence
+from autotune_workers.process.program_evidence import NodeEnd, explain, log_tail
+from autotune_workers.process.program_log import LoggedStep, ProgramLog
 
 
 class ProgramTrial:
     """What is known of one attempt. `ending` turns true when the program shall end; `end` gives the verdict once it has."""
 
-    def __init__(self, request: TrialRequest, read: LineReader, now_s: float) -> None:
-        """`read`: the trainer's reader of log lines."""
+    def __init__(self, request: TrialRequest, readers: Sequence[LineReader], now_s: float) -> None:
+        """`readers`: the trainer's reader of log lines, one for each node."""
         self.request, self.ending = request, False
-        self.tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
-        self._read = read
+        self._logs = [ProgramLog(request, read) for read in readers]
+        self._measured_node: int | None = None
         self._launched_s = self._progress_s = now_s
         self._setup_s = 0.0
         self._times: list[float] = []
         self._losses: list[float] = []
         self._grad_norms: list[float] = []
         self._skipped: list[bool] = []
-        self._held = StepMetrics()
-        self._numbers: set[int] = set()
-        self._arrivals = StepArrivals()
         self._time_from = ""
         self._resolution_s = 0.0
-        self._peak: float | None = None
         self._stopped = ""
         self._cancelled = False
         self._failure: Failure | None = None
 
-    def hear(self, line: str, now_s: float) -> StepsReported | None:
-        """A line of the log; the step that it ends. What comes after the verdict is kept as evidence only."""
-        self.tail.append(line[:MAX_LINE])
-        metrics = None if self.ending else self._read(line)
-        if metrics is None or (metrics.step is not None and metrics.step in self._numbers):
-            return None
-        if metrics.peak_memory_bytes is not None:
-            self._peak = max(metrics.peak_memory_bytes, self._peak or 0.0)
-        held = self._held
-        self._held = StepMetrics(
-            step=metrics.step if metrics.step is not None else held.step,
-            loss=metrics.loss if metrics.loss is not None else held.loss,
-            grad_norm=metrics.grad_norm if metrics.grad_norm is not None else held.grad_norm,
-            skipped=metrics.skipped or held.skipped,
-        )
-        config = self.request.config
-        time_s = metrics.time_of(
-            tokens_per_step=self._tokens_per_step,
-            sequences_per_step=config.global_batch_size,
-            num_ranks=config.world_size,
-        )
-        source, resolution_s = "rate" if metrics.step_time_s is None else "log", metrics.resolution_s
-        if time_s is None and metrics.ends_step:
-            time_s = self._arrivals.time_of(metrics.step, now_s)
-            source, resolution_s = "arrival", RESOLUTION_S
-        is_arrival, was_arrival = source == "arrival", self._time_from == "arrival"
-        if time_s is None or not 0 < time_s < math.inf or (self._time_from and is_arrival != was_arrival):
-            return None
-        self._time_from, self._resolution_s = source, resolution_s
-        return self._end_step(time_s, now_s)
+    def hold(self, now_s: float) -> None:
+        """The time until now does not count: the program had no place yet."""
+        self._launched_s = self._progress_s = now_s
 
-    def _end_step(self, time_s: float, now_s: float) -> StepsReported:
-        held, self._held = self._held, StepMetrics()
-        if held.step is not None:
-            self._numbers.add(held.step)
+    def hear(self, line: str, arrived_s: float, now_s: float, node: int = 0) -> StepsReported | None:
+        """A line of a node's log; the step that it ends. What comes after the verdict says nothing more. `arrived_s`: on the node's own clock."""
+        if self.ending:
+            return None
+        step = self._logs[node].hear(line, arrived_s)
+        if step is None or self._measured_node not in (None, node):
+            return None
+        self._measured_node = node
+        return self._end_step(step, now_s)
+
+    def _end_step(self, step: LoggedStep, now_s: float) -> StepsReported:
         if not self._times:
-            self._setup_s = max(0.0, now_s - self._launched_s - time_s)
+            self._setup_s = max(0.0, now_s - self._launched_s - step.time_s)
         self._progress_s = now_s
-        self._times.append(time_s)
-        self._losses.append(math.nan if held.loss is None else held.loss)
-        self._grad_norms.append(math.nan if held.grad_norm is None else held.grad_norm)
-        self._skipped.append(held.skipped)
-        self._refuse_divergence(held)
+        self._time_from, self._resolution_s = step.time_from, step.resolution_s
+        self._times.append(step.time_s)
+        self._losses.append(math.nan if step.loss is None else step.loss)
+        self._grad_norms.append(math.nan if step.grad_norm is None else step.grad_norm)
+        self._skipped.append(step.skipped)
+        self._refuse_divergence(step)
         if not self.ending:
             counted = self._times[self.request.measure.warmup_steps :]
             verdict = trial_decision(counted, self.request.measure, self.request.beat_step_time_s)
@@ -98,12 +72,12 @@ class ProgramTrial:
         return StepsReported(
             id=self.request.id,
             first_step=len(self._times) - 1,
-            step_times_s=(time_s,),
+            step_times_s=(step.time_s,),
             losses=(self._losses[-1],),
             grad_norms=(self._grad_norms[-1],),
         )
 
-    def _refuse_divergence(self, step: StepMetrics) -> None:
+    def _refuse_divergence(self, step: LoggedStep) -> None:
         problem = ""
         if not step.skipped and not all(math.isfinite(x) for x in (step.loss, step.grad_norm) if x is not None):
             problem = f"loss {step.loss} and gradient norm {step.grad_norm} must be finite"
@@ -136,41 +110,45 @@ class ProgramTrial:
         """Ends the attempt before the program ran."""
         self._fail(kind, message, exception=exception)
 
-    def end(self, *, code: int | None, kernel_oom: bool = False, peak_bytes: int | None = None) -> AttemptEnded:
-        """The program and all below it are gone; `code` None: its subreaper was lost, too."""
-        done, gpu = len(self._times), self.request.workload.cluster.gpu
-        if self._peak is None and gpu.is_cpu and peak_bytes:
-            self._peak = float(peak_bytes)
+    def end(self, ends: Sequence[NodeEnd]) -> AttemptEnded:
+        """The program and all below it are gone on every node; `ends`: in the order of their ending."""
         if self._cancelled:
             return AttemptEnded(id=self.request.id, cancelled=True)
-        if not self.ending:
-            counted, least = max(0, done - self.request.measure.warmup_steps), self.request.measure.min_steps
-            if code != 0:
-                where, why = done or None, "its subreaper was lost"
-                death = of_death(
-                    rank=None, code=code, step=where, log_tail=tuple(self.tail), kernel_oom=kernel_oom, why=why
-                )
-                self._failure = death.failure()
-            elif counted < least:
-                words = f"{done} steps with a time" if done else "no step with a time"
-                law = f"the program ended well, but its log says {words}, and {least} after warm-up must be measured"
-                self._fail(FailureKind.METRICS_MISSING, law, step=done or None)
-        failure = self._failure
+        failure = self._cause(ends)
         if failure is not None and not failure.log_tail:
-            failure = replace(failure, log_tail=tuple(self.tail))
-        return AttemptEnded(
-            id=self.request.id, failure=failure, measurement=self._measured(), stopped="" if failure else self._stopped
-        )
+            failure = replace(failure, log_tail=log_tail(ends))
+        stopped = "" if failure else self._stopped
+        return AttemptEnded(id=self.request.id, failure=failure, measurement=self._measured(ends), stopped=stopped)
+
+    def _cause(self, ends: Sequence[NodeEnd]) -> Failure | None:
+        """Why it failed: what was decided while it ran, unless it was late because a node was lost; else what the ends of the nodes say."""
+        done = len(self._times)
+        is_late = self._failure is not None and self._failure.kind in (FailureKind.HANG, FailureKind.TIMEOUT)
+        if self.ending and not (is_late and any(end.gone for end in ends)):
+            return self._failure
+        evidence = explain(ends, done or None)
+        if evidence is not None:
+            return evidence.failure()
+        counted, least = max(0, done - self.request.measure.warmup_steps), self.request.measure.min_steps
+        if counted >= least:
+            return None
+        words = f"{done} steps with a time" if done else "no step with a time"
+        law = f"the program ended well, but its log says {words}, and {least} after warm-up must be measured"
+        return Failure(kind=FailureKind.METRICS_MISSING, message=law, step=done or None)
 
     def _fail(self, kind: FailureKind, message: str, *, step: int | None = None, exception: str = "") -> None:
         self._failure = Failure(kind=kind, message=message, exception=exception, step=step)
         self.ending = True
 
-    @property
-    def _tokens_per_step(self) -> int:
-        return self.request.config.global_batch_size * self.request.workload.seq_len
+    def _peak_bytes(self, ends: Sequence[NodeEnd]) -> float | None:
+        said = [log.peak_bytes for log in self._logs if log.peak_bytes is not None]
+        if said:
+            return max(said)
+        is_cpu = self.request.workload.cluster.gpu.is_cpu
+        seen = [end.peak_bytes if is_cpu else end.gpu_peak_bytes for end in ends]
+        return float(max(filter(None, seen), default=0)) or None
 
-    def _measured(self) -> Measurement | None:
+    def _measured(self, ends: Sequence[NodeEnd]) -> Measurement | None:
         """What was seen after warm-up."""
         warmup, workload, config = self.request.measure.warmup_steps, self.request.workload, self.request.config
         if len(self._times) <= warmup:
@@ -181,8 +159,8 @@ class ProgramTrial:
             losses=() if all(map(math.isnan, losses)) else losses,
             grad_norms=() if all(map(math.isnan, norms)) else norms,
             skipped_steps=sum(self._skipped[warmup:]),
-            peak_memory_bytes=self._peak,
-            tokens_per_step=self._tokens_per_step,
+            peak_memory_bytes=self._peak_bytes(ends),
+            tokens_per_step=config.global_batch_size * workload.seq_len,
             num_ranks=config.world_size,
             setup_s=self._setup_s,
             time_from=self._time_from,

@@ -1,14 +1,20 @@
 """Program places: the nodes on which one attempt of a program runs, as the runner sees them, and the protocol of what provides them.
 
 The counterpart of `gang.rank_pool` for programs: a keeper per node instead of a process per rank. A keeper starts the program of its node, reads
-its log, and ends everything that the program started.
+its log, and ends everything that the program started (`keeper`; its owner on the node is a `keeper_process`).
 
     ready      {"event": "ready", "address": A, "port": P}                 the node can start a program; P is a free port at A
     started    {"event": "started", "pid": N, "program": PATH}             PATH: the file that argv[0] was found to be
     refused    {"event": "refused", "reason": TEXT}                        the program cannot be started there
-    lines      {"event": "lines", "lines": [[ARRIVED_S, TEXT], ...]}       of the log; ARRIVED_S on the node's own monotonic clock
-    ended      {"event": "ended", "code": C, "peak_bytes": N, "kernel_oom": B, "left": [PID, ...]}   nothing of the program is left but `left`
+    lines      {"event": "lines", "lines": [[ARRIVED_S, TEXT], ...]}       of the log; ARRIVED_S on the node's own monotonic clock;
+               "left_out": N                                               lines before these that were more than can be passed on, where there were any
+    ended      {"event": "ended", "code": C, "peak_bytes": N, "gpu_peak_bytes": N or null, "kernel_oom": B, "left": [PID, ...]}
+                                                                           nothing of the program is left but `left`
     gone       {"event": "gone", "why": TEXT}                              the keeper is lost: no more messages
+
+`code`: exit status of the program, negative for a signal, null when even SIGKILL did not end it. `peak_bytes`: the largest resident high-water mark
+of any one process below the program; `gpu_peak_bytes`: the most memory that they held on one GPU; null where nobody can tell. `refused`, `ended`
+and `gone` are last messages. A place serves one attempt: `disband` ends what may still be there.
 """
 
 from __future__ import annotations
@@ -31,7 +37,9 @@ class ProgramOrder:
     files: Mapping[str, str] = field(default_factory=dict)
     """text by name, written into a folder of the attempt's own, whose path takes the place of `trainers.launch_files.FOLDER`"""
     cwd: str = ""
-    """as in `Launch`, absolute where it is a path; with an uploaded folder relative to that"""
+    """absolute; empty: the folder of `files`; with a folder that was sent along, relative to that"""
+    nodes: int = 1
+    """of the attempt; where there are several, gloo is told the interface that holds the node's address, unless a variable says which"""
 
 
 class NodeHandle(Protocol):
@@ -65,6 +73,11 @@ class ProgramPlace:
 
 class ProgramPlaces(Protocol):
     """Where nodes come from, and where they go after an attempt."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every node is this machine, so that a program or folder that is missing here is missing everywhere."""
+        ...
 
     @property
     def capacity(self) -> int:

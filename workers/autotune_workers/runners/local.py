@@ -22,6 +22,7 @@ from autotune_workers.gang.gang_runner import LONGEST_TURN_S, NATIVE, GangRunner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.rank_pool import RankPool
 from autotune_workers.gang.wire import Message
+from autotune_workers.process.local_places import LocalPlaces
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.program_runner import ProgramRunner
 from autotune_workers.process.rank_processes import TRIAL, RankProcess, RankStarter
@@ -58,7 +59,7 @@ class LocalRunner(GangRunner):
         self.on_gpu = bool(gpus)
         """whether ranks have a GPU each"""
         super().__init__(LocalRankPools(capacity, gpus=gpus, trial=trial), faults=faults, patience=patience)
-        self._programs = ProgramRunner(capacity, gpus=gpus)
+        self._programs = ProgramRunner(LocalPlaces(capacity, gpus=gpus), patience=patience)
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:

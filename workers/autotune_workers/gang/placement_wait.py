@@ -1,0 +1,39 @@
+"""The wait of one attempt for its place on a cluster that others use. All times in seconds on the runner's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from autotune.ports import AttemptQueued, TrialRequest
+from autotune.spec import Failure, FailureKind
+
+QUEUED_EVERY_S = 5.0
+"""between two `AttemptQueued` of an attempt that waits for its placement"""
+
+
+@final
+class PlacementWait:
+    """Ends with a failure when the cluster is too small, or when others use it for too long."""
+
+    def __init__(self, request: TrialRequest, what: str, now_s: float) -> None:
+        """`what`: is to be placed, in words, such as "4 ranks"."""
+        self._request, self._what = request, what
+        self._began_s = self._said_s = now_s
+
+    def look(self, now_s: float, *, placement_s: float, shortage: Callable[[], str]) -> Failure | AttemptQueued | None:
+        """What there is to say of an attempt that has no place yet. `placement_s`: longest wait; `shortage`: why it can never be placed."""
+        waited_s = now_s - self._began_s
+        if waited_s >= self._request.measure.start_timeout_s and (why := shortage()):
+            return Failure(kind=FailureKind.INVALID, message=why)
+        if waited_s >= placement_s:
+            message = (
+                f"{self._what} must be placed within {placement_s:g} s, but others use the cluster; "
+                "use fewer ranks, or a larger cluster"
+            )
+            return Failure(kind=FailureKind.WORKER_LOST, message=message)
+        if now_s - self._said_s < QUEUED_EVERY_S:
+            return None
+        self._said_s = now_s
+        reason = f"its {self._what} wait for a placement on the cluster, which others use"
+        return AttemptQueued(id=self._request.id, reason=reason)

@@ -1,0 +1,253 @@
+"""The keeper: a process between a runner and somebody's program. It starts the program, passes its log on, and nothing that the program starts
+outlives it.
+
+Launchers such as torchrun put their ranks into sessions of their own, where no signal to the program's group reaches them. So this process
+adopts every orphan below it (`PR_SET_CHILD_SUBREAPER` of prctl(2)), knows all descendants by their parents, and ends them all: when the program
+has ended, when it is told to, when its owner is gone, and when the owner's lease runs out. It forks away from whoever starts it, because Ray kills
+the direct children of an actor before they could end anything. It imports the standard library only and starts in milliseconds.
+
+    owner -> keeper   {"command": "start", "argv": [...], "env": {...}, "cwd": PATH, "files": {NAME: TEXT}, "folder_word": W, "lease_s": S}
+                      {"command": "alive"}   {"command": "end"}   the end of the channel means `end` too
+    keeper -> owner   {"event": "keeper", "pid": N}, then as in `program_places`: started or refused, lines, at last ended
+
+`files` are written into a temporary folder, whose path takes the place of `folder_word` in arguments and variables, and in which the program runs
+where `cwd` is empty. `lease_s`: without `alive` for so long everything ends; it is counted in rounds of the loop, so that the time for which this
+machine stood still counts as one round. Without it there is no lease.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune_workers.process.gpu_memory import GpuMemory
+from autotune_workers.process.keeper_log import LogReader, Outbox
+from autotune_workers.process.machine import (
+    adopt_orphans,
+    be_expendable,
+    descendants,
+    die_with_parent,
+    oom_kills,
+    status_bytes,
+)
+
+GRACE_S = 3.0
+"""between SIGTERM to the program's process group and SIGKILL to all that it started"""
+LEFTOVERS_S = 0.5
+"""for what a program that has ended leaves running"""
+LOOK_S = 0.2
+"""between two readings of the process table; the longest round of the loop"""
+GONE_S = 20.0
+"""for the system to end what was killed"""
+LOG_END_S = 2.0
+"""for the rest of the log to be read once nothing is left that writes it"""
+TOLD_S = 600.0
+"""for a busy owner to read the last message"""
+
+
+def main() -> None:
+    """Entry of the process."""
+    parser = argparse.ArgumentParser(prog="autotune-keeper")
+    parser.add_argument("--fd", type=int, required=True)
+    owner = socket.socket(fileno=parser.parse_args().fd)
+    if os.fork():
+        os._exit(0)  # what goes on is nobody's child
+    owner.set_inheritable(False)
+    adopt_orphans()
+    outbox = Outbox(owner)
+    outbox.send({"event": "keeper", "pid": os.getpid()})
+    commands = _Commands(owner)
+    while not commands.closed and commands.order is None:
+        select.select([owner], [], [])
+        commands.read()
+    if commands.order is not None and not commands.end:
+        _Keeper(commands, outbox).run(commands.order)
+    outbox.drain(TOLD_S)
+
+
+class _Commands:
+    """What the owner says."""
+
+    def __init__(self, owner: socket.socket) -> None:
+        self.channel = owner
+        self.order: dict[str, Any] | None = None
+        self.alive = self.end = self.closed = False
+        self._rest = b""
+
+    def read(self) -> None:
+        """Takes what has arrived."""
+        try:
+            chunk = self.channel.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        self.closed = self.closed or not chunk
+        self.end = self.end or self.closed
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for message in map(json.loads, filter(None, lines)):
+            command = message["command"]
+            self.alive = self.alive or command == "alive"
+            self.end = self.end or command == "end"
+            if command == "start":
+                self.order = message
+
+
+class _Keeper:
+    def __init__(self, commands: _Commands, outbox: Outbox) -> None:
+        self._commands, self._outbox = commands, outbox
+        self._peak = 0
+        self._code: int | None = None
+        self._gpus = GpuMemory()
+
+    def run(self, order: Mapping[str, Any]) -> None:
+        """Runs the program to its end."""
+        woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker)
+        kills, folder = oom_kills(), ""
+        log, sink = os.pipe2(os.O_CLOEXEC)
+        try:
+            folder = _written(order)
+            program = _started(order, folder, sink)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            reason = _refusal(order, folder, error)
+            if folder:
+                shutil.rmtree(folder, ignore_errors=True)
+            self._outbox.send({"event": "refused", "reason": reason})
+            return
+        finally:
+            os.close(sink)
+        self._outbox.send({"event": "started", "pid": program.pid, "program": order["argv"][0]})
+        self._gpus.begin(order["env"].get("CUDA_VISIBLE_DEVICES"))
+        reader = LogReader(log, self._outbox)
+        reader.start()
+        self._wait(program.pid, woken, order.get("lease_s"))
+        self._end(program.pid, GRACE_S if self._code is None else LEFTOVERS_S)
+        reader.join(LOG_END_S)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._outbox.send({
+            "event": "ended",
+            "code": self._code,
+            "peak_bytes": self._peak,
+            "gpu_peak_bytes": self._gpus.peak_bytes,
+            "kernel_oom": oom_kills() > kills,
+            "left": self._living(),
+        })  # fmt: skip
+
+    def _wait(self, program: int, woken: int, lease_s: float | None) -> None:
+        """Until the program ends by itself, or the owner wants its end, is gone, or has not renewed its lease."""
+        unrenewed_s, round_s = 0.0, time.monotonic()
+        while self._code is None and not self._commands.end:
+            channel = self._commands.channel
+            waiting: list[Any] = [channel, woken]
+            readable, _, _ = select.select(waiting, [channel] if self._outbox.is_full else [], [], LOOK_S)
+            if woken in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(woken, 4096)
+            if channel in readable:
+                self._commands.read()
+            self._outbox.flush()
+            self._living()
+            self._reap(program)
+            now_s = time.monotonic()
+            unrenewed_s = 0.0 if self._commands.alive else unrenewed_s + min(now_s - round_s, 2 * LOOK_S)
+            self._commands.alive, round_s = False, now_s
+            if lease_s is not None and unrenewed_s >= lease_s:
+                return
+
+    def _end(self, program: int, grace_s: float) -> None:
+        """SIGTERM to the program's group (or to what it left behind), SIGKILL to whatever is there after `grace_s`, until nothing is."""
+        began_s = time.monotonic()
+        if self._code is None:
+            _signal(os.killpg, program, signal.SIGTERM)
+        else:
+            for pid in self._living():
+                _signal(os.kill, pid, signal.SIGTERM)
+        while (living := self._living()) and (waited_s := time.monotonic() - began_s) < grace_s + GONE_S:
+            if waited_s >= grace_s:
+                for pid in living:
+                    _signal(os.kill, pid, signal.SIGKILL)
+            self._reap(program)
+            self._outbox.flush()
+            time.sleep(0.02)
+        self._reap(program)
+
+    def _reap(self, program: int) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == program:
+                    self._code = os.waitstatus_to_exitcode(ended[1])
+
+    def _living(self) -> list[int]:
+        """All living descendants; takes note of their memory."""
+        living = descendants(os.getpid())
+        self._peak = max([self._peak, *(status_bytes("VmHWM", pid) or 0 for pid in living)])
+        self._gpus.look(living)
+        return living
+
+
+def _written(order: Mapping[str, Any]) -> str:
+    """Writes the order's files; the path of their folder, or an empty text when there are none."""
+    if not order["files"]:
+        return ""
+    folder = tempfile.mkdtemp(prefix="autotune-launch-")
+    for name, text in order["files"].items():
+        path = Path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def _started(order: Mapping[str, Any], folder: str, sink: int) -> subprocess.Popen[bytes]:
+    keeper, word = os.getpid(), order["folder_word"]
+    return subprocess.Popen(
+        [argument.replace(word, folder) for argument in order["argv"]],
+        env={name: text.replace(word, folder) for name, text in order["env"].items()},
+        cwd=order["cwd"] or folder or None,
+        stdin=subprocess.DEVNULL,
+        stdout=sink,
+        stderr=sink,
+        start_new_session=True,
+        preexec_fn=lambda: _begin(keeper),
+    )
+
+
+def _refusal(order: Mapping[str, Any], folder: str, error: Exception) -> str:
+    """Why the program cannot be started here, in words."""
+    cwd, program = order["cwd"] or folder, order["argv"][0]
+    if cwd and not os.path.isdir(cwd):
+        return f"there is no folder {cwd!r} on {socket.gethostname()}; name one that every node has with trainer.cwd"
+    if not os.path.exists(os.path.join(cwd, program)):
+        return (
+            f"there is no program {program!r} on {socket.gethostname()}; "
+            "name an interpreter or environment that every node has with trainer.python"
+        )
+    return f"{type(error).__name__}: {error}"
+
+
+def _begin(keeper: int) -> None:
+    die_with_parent(keeper)
+    be_expendable()
+
+
+def _signal(kill: Callable[[int, int], None], number: int, what: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        kill(number, what)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The owner's side of a keeper, on the keeper's node: starts it, gives it the order, renews its lease, takes its messages.
+
+A keeper is nobody's child (see `keeper`): its end is known by its last message and by the end of the channel, and it is killed by its number,
+which is its own as long as the channel is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import final
+
+from autotune.trainers.launch_files import FOLDER
+from autotune_workers.gang.wire import Lines, Message, to_line
+from autotune_workers.process.children import inherited_environment, rank_environment
+from autotune_workers.process.network_interface import interface_of
+from autotune_workers.process.program_places import ProgramOrder
+
+LOST = "its keeper was lost"
+
+
+@final
+class KeeperProcess:
+    """One keeper, for one program. One thread receives; others may send."""
+
+    def __init__(self) -> None:
+        """Starts the keeper; its program starts with `begin`."""
+        self._pid = 0
+        self._lines = Lines()
+        self._over = False
+        """whether its last message has come"""
+        self._channel, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._starter = subprocess.Popen(
+                    [sys.executable, "-m", "autotune_workers.process.keeper", "--fd", str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    env=rank_environment({}, host="127.0.0.1"),
+                )
+        except BaseException:
+            self._channel.close()
+            raise
+        self._channel.setblocking(False)
+        self._sender = self._channel.dup()
+        self._sender.settimeout(5.0)
+
+    def fileno(self) -> int:
+        """For selectors: readable when there are messages or the keeper is gone; -1 once the channel has ended."""
+        return self._channel.fileno()
+
+    def begin(
+        self,
+        order: ProgramOrder,
+        *,
+        address: str,
+        folder: str = "",
+        environment: Mapping[str, str] | None = None,
+        lease_s: float | None = None,
+    ) -> None:
+        """Starts the program. `address`: of this node; `folder`: to which a relative `cwd` belongs; `environment`: of the node, below that of the
+        order; `lease_s`: without `renew` for so long everything ends; None: never."""
+        variables = {**inherited_environment(), "PYTHONUNBUFFERED": "1", **(environment or {}), **order.env}
+        if order.nodes > 1 and "GLOO_SOCKET_IFNAME" not in variables and (name := interface_of(address)):
+            variables["GLOO_SOCKET_IFNAME"] = name
+        self._send({
+            "command": "start",
+            "argv": list(order.argv),
+            "env": variables,
+            "cwd": os.path.join(folder, order.cwd) if order.cwd else "",
+            "files": dict(order.files),
+            "folder_word": FOLDER,
+            "lease_s": lease_s,
+        })  # fmt: skip
+
+    def renew(self) -> None:
+        """Says that the owner is there."""
+        self._send({"command": "alive"})
+
+    def end(self) -> None:
+        """Ends the program; `ended` follows."""
+        self._send({"command": "end"})
+
+    def receive(self) -> list[Message]:
+        """Messages that have arrived; the last one is `ended`, `refused`, or `gone` when the keeper was lost before it."""
+        self._starter.poll()
+        messages: list[Message] = []
+        while self._channel.fileno() >= 0:
+            try:
+                chunk = self._channel.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self._channel.close()
+                break
+            messages += self._lines.feed(chunk)
+        for message in messages:
+            if message["event"] == "keeper":
+                self._pid = message["pid"]
+            self._over = self._over or message["event"] in ("ended", "refused")
+        if self._channel.fileno() < 0 and not self._over:
+            self._over = True
+            messages.append({"event": "gone", "why": LOST})
+        return [message for message in messages if message["event"] != "keeper"]
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Ends the program, waits up to `timeout_s` until it is gone, and kills the keeper if it is not."""
+        self.end()
+        end_s = time.monotonic() + timeout_s
+        while self._channel.fileno() >= 0 and time.monotonic() < end_s:
+            self.receive()
+            time.sleep(0.01)
+        if self._channel.fileno() >= 0 and self._pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self._pid, signal.SIGKILL)
+        self._channel.close()
+        self._sender.close()
+        self._starter.wait()
+
+    def _send(self, message: Message) -> None:
+        with contextlib.suppress(OSError):  # it is gone: `receive` will say so
+            self._sender.sendall(to_line(message))

@@ -1,0 +1,120 @@
+"""Program places on this machine: one keeper for each node of an attempt, all at the loopback address.
+
+A config that is spread over several nodes runs here as it would on a cluster, with a launcher for each node and its share of the GPUs.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Sequence
+from typing import Any, final
+
+from autotune_workers.gang.wire import Message
+from autotune_workers.process.keeper_process import KeeperProcess
+from autotune_workers.process.program_attempt import GONE_S
+from autotune_workers.process.program_places import ProgramOrder, ProgramPlace
+
+LOOPBACK = "127.0.0.1"
+
+
+@final
+class LocalNode:
+    """A keeper of this machine as a node."""
+
+    def __init__(self, name: str, *, gpus: Sequence[str], folder: str) -> None:
+        """`gpus`: that its program sees; empty: it is left to the environment. `folder`: the program's, where it would be sent along."""
+        self.name, self.gpus, self._folder = name, list(gpus), folder
+        self.ready, self.address, self.port = True, LOOPBACK, free_port(LOOPBACK)
+        self.keeper = KeeperProcess()
+
+    def begin(self, order: ProgramOrder) -> None:
+        """Starts the program."""
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
+        self.keeper.begin(order, address=self.address, folder=self._folder, environment=visible)
+
+    def end(self) -> None:
+        """Ends the program."""
+        self.keeper.end()
+
+
+@final
+class LocalPlaces:
+    """Nodes on this machine, with as many ranks in all as it has room for."""
+
+    is_local = True
+
+    def __init__(self, capacity: int, *, gpus: Sequence[str] = ()) -> None:
+        """`capacity`: ranks at once; `gpus`: names for CUDA_VISIBLE_DEVICES, one per rank; empty means CPU."""
+        self._capacity, self._free, self._gpus = capacity, capacity, list(gpus)
+        self._nodes: dict[int, LocalNode] = {}
+        """by descriptor of the keeper's channel"""
+        self._selector = selectors.DefaultSelector()
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that can be in use at once."""
+        return self._capacity
+
+    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> ProgramPlace | None:
+        """So many keepers; None when not enough ranks are free."""
+        ranks = nodes * ranks_per_node
+        if ranks > self._free:
+            return None
+        self._free -= ranks
+        handles = []
+        for number in range(nodes):
+            gpus, self._gpus = self._gpus[:ranks_per_node], self._gpus[ranks_per_node:]
+            node = LocalNode(f"node-{number}", gpus=gpus, folder=folder)
+            self._nodes[node.keeper.fileno()] = node
+            self._selector.register(node.keeper, selectors.EVENT_READ)
+            handles.append(node)
+        return ProgramPlace(handles=handles, token=ranks)
+
+    def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
+        """Messages of the keepers."""
+        received: list[tuple[Any, Message]] = []
+        for key, _ in self._selector.select(timeout_s):
+            node = self._nodes[key.fd]
+            received += [(node, message) for message in node.keeper.receive()]
+            if node.keeper.fileno() < 0:
+                self._forget(key.fd)
+        return received
+
+    def disband(self, place: ProgramPlace, healthy: bool) -> None:
+        """Frees the ranks and GPUs. What is stuck is killed."""
+        for node in place.handles:
+            if (number := node.keeper.fileno()) >= 0:
+                self._forget(number)
+            node.keeper.close()
+            self._gpus += node.gpus
+        self._free += place.token
+
+    def is_placed(self, place: ProgramPlace) -> bool:
+        """Always: free ranks are a place."""
+        return True
+
+    def shortage(self, place: ProgramPlace) -> str:
+        """Empty: a place is only formed when there are enough ranks."""
+        return ""
+
+    def close(self) -> None:
+        """Ends all programs and waits until they are gone."""
+        keepers = [node.keeper for node in self._nodes.values()]
+        for keeper in keepers:
+            keeper.end()
+        for keeper in keepers:
+            keeper.close(GONE_S)
+        self._nodes.clear()
+        self._selector.close()
+
+    def _forget(self, number: int) -> None:
+        self._selector.unregister(number)
+        del self._nodes[number]
+
+
+def free_port(host: str) -> int:
+    """A port that is free at this address now."""
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,199 @@
+"""One attempt of a program on its nodes: the keepers' messages and time in, orders to the keepers and events out. No clock.
+
+    WAITING    until every node is ready                       -> RUNNING: all start the program, and meet at node 0
+    RUNNING    lines of all logs go to the trial (`program`)   -> ENDING when it is decided, late, refused or cancelled, or a node has ended
+    ENDING     SIGTERM, then SIGKILL, by each node's keeper    -> OVER when every node has ended or is given up
+
+Any node's end ends all: a launcher whose peers are gone may wait for ever. Nodes have `PEERS_S` to end by themselves, because what the others
+say may be the cause of the first one's end; with a lost node nobody waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from autotune.ports import AttemptStarted, LogRead, RunnerEvent
+from autotune.spec import FailureKind
+from autotune.trainers.trainer import MAX_LINE
+from autotune_workers.gang.wire import Message
+from autotune_workers.process.program import ProgramTrial
+from autotune_workers.process.program_evidence import NodeEnd
+from autotune_workers.process.program_launch import ProgramJob
+from autotune_workers.process.program_places import NodeHandle, ProgramPlace
+from autotune_workers.process.rank_processes import LOG_TAIL_LINES
+
+PEERS_S = 3.0
+"""between the end of the first node's program and the order to end the others"""
+GONE_S = 40.0
+"""for a keeper to end its program, before it is given up"""
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """What is known of one node."""
+
+    handle: NodeHandle
+    number: int
+    ready: bool = False
+    started: bool = False
+    told: bool = False
+    """to end"""
+    over: bool = False
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
+
+
+@final
+class ProgramAttempt:
+    """The life of one attempt. Feed it `hear`, `cancel` and `tick`; take `events` after each."""
+
+    def __init__(self, job: ProgramJob, place: ProgramPlace, now_s: float) -> None:
+        """`place`: as formed for the job; its keepers may still be starting."""
+        self.job, self.place, self.placed = job, place, False
+        self._nodes = [_Node(handle, number, ready=handle.ready) for number, handle in enumerate(place.handles)]
+        self._trial = ProgramTrial(job.request, [job.reader() for _ in self._nodes], now_s)
+        self._ends: list[NodeEnd] = []
+        self._begun = self._announced = self._finished = False
+        self._first_end_s: float | None = None
+        self._told_s: float | None = None
+        self._events: list[RunnerEvent] = []
+        self.healthy = True
+        """whether its nodes can be used again"""
+
+    @property
+    def over(self) -> bool:
+        """Whether every node has ended, or is given up."""
+        return all(node.over for node in self._nodes)
+
+    def events(self) -> list[RunnerEvent]:
+        """Events since the last call; the last one of all is `AttemptEnded`."""
+        events, self._events = self._events, []
+        return events
+
+    def begin_when_ready(self) -> None:
+        """Starts the program on all nodes as soon as all are ready."""
+        if self._begun or self._told_s is not None or not all(node.ready for node in self._nodes):
+            return
+        self._begun = True
+        first = self._nodes[0].handle
+        for node in self._nodes:
+            node.handle.begin(self.job.order(node.number, master_addr=first.address, master_port=first.port))
+
+    def hold(self, now_s: float) -> None:
+        """The time until now does not count: the nodes are not placed yet."""
+        self._trial.hold(now_s)
+
+    def refuse(self, kind: FailureKind, message: str, now_s: float) -> None:
+        """Ends the attempt before the program ran."""
+        self._trial.refuse(kind, message)
+        self._end_all(now_s)
+
+    def cancel(self, now_s: float) -> None:
+        """Ends the attempt as cancelled, unless it is ending already."""
+        self._trial.cancel()
+        self._end_all(now_s)
+
+    def hear(self, handle: NodeHandle, message: Message, now_s: float) -> None:
+        """A message of a node's keeper."""
+        node = next(node for node in self._nodes if node.handle is handle)
+        if node.over:
+            return
+        match message["event"]:
+            case "ready":
+                node.ready = True
+                self.begin_when_ready()
+            case "started":
+                node.started = True
+                self._announce_start()
+            case "lines":
+                self._read(node, message, now_s)
+            case "refused":
+                self._refuse_start(node, message["reason"])
+                self._note_end(NodeEnd(**self._who(node), was_told=True), now_s)
+                self._end_all(now_s)
+            case "ended":
+                self._note_end(self._ended(node, message), now_s)
+            case "gone":
+                self.healthy = False
+                self._note_end(NodeEnd(**self._who(node), gone=message["why"]), now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Looks at the deadlines, and ends what has to end."""
+        if self.over:
+            return
+        if self._first_end_s is None:
+            self._trial.tick(now_s)
+        elif now_s - self._first_end_s >= PEERS_S:
+            self._end_all(now_s)
+        if self._trial.ending:
+            self._end_all(now_s)
+        if self._told_s is not None and now_s - self._told_s >= GONE_S:
+            self.healthy = False
+            for node in [node for node in self._nodes if not node.over]:
+                why = f"its keeper did not end the program within {GONE_S:g} s"
+                self._note_end(NodeEnd(**self._who(node), gone=why), now_s)
+
+    def _read(self, node: _Node, message: Message, now_s: float) -> None:
+        if left_out := message.get("left_out"):
+            node.tail.append(f"[autotune left out {left_out} lines here: more than it can read]")
+        texts = [(arrived_s, line[:MAX_LINE]) for arrived_s, line in message["lines"]]
+        node.tail.extend(line for _, line in texts[-LOG_TAIL_LINES:])
+        if self.job.request.with_log and texts:
+            lines = tuple(line for _, line in texts)
+            self._events.append(LogRead(id=self.job.request.id, node=node.number, lines=lines))
+        for arrived_s, line in texts:
+            if (step := self._trial.hear(line, arrived_s, now_s, node.number)) is not None:
+                self._events.append(step)
+
+    def _announce_start(self) -> None:
+        if not self._announced and all(node.started for node in self._nodes):
+            self._announced = True
+            self._events.append(AttemptStarted(id=self.job.request.id))
+
+    def _refuse_start(self, node: _Node, reason: str) -> None:
+        where = f" on node {node.number} ({node.handle.address})" if len(self._nodes) > 1 else ""
+        if not self._trial.ending:
+            self._trial.refuse(FailureKind.ERROR, f"the program cannot be started{where}: {reason}", reason)
+
+    def _who(self, node: _Node) -> dict[str, Any]:
+        return {"node": node.number, "address": node.handle.address, "log_tail": tuple(node.tail)}
+
+    def _ended(self, node: _Node, message: Mapping[str, Any]) -> NodeEnd:
+        self.healthy = self.healthy and not message["left"]
+        return NodeEnd(
+            **self._who(node),
+            code=message["code"],
+            was_told=node.told,
+            kernel_oom=message["kernel_oom"],
+            peak_bytes=message["peak_bytes"],
+            gpu_peak_bytes=message["gpu_peak_bytes"],
+        )
+
+    def _note_end(self, end: NodeEnd, now_s: float) -> None:
+        self._nodes[end.node].over = True
+        self._ends.append(end)
+        self._first_end_s = now_s if self._first_end_s is None else self._first_end_s
+        if end.gone:
+            self._end_all(now_s)
+        self._finish()
+
+    def _end_all(self, now_s: float) -> None:
+        """Has every keeper end its program; once."""
+        if self._told_s is not None:
+            return
+        self._told_s = now_s
+        for node in self._nodes:
+            node.told = True
+            if not node.over and self._begun:
+                node.handle.end()
+            elif not node.over:
+                node.over = True
+                self._ends.append(NodeEnd(**self._who(node), was_told=True))
+        self._finish()
+
+    def _finish(self) -> None:
+        if self.over and not self._finished:
+            self._finished = True
+            self._events.append(self._trial.end(self._ends))

@@ -1,0 +1,82 @@
+"""What the end of each node of a program says, weighed: the node that failed counts, not one that merely lost its peer.
+
+gone      the keeper was lost: WORKER_LOST, whatever the others say of broken connections
+failed    the program of the node ended by itself with an exit code other than 0; of several the first one counts
+echo      as failed, but its log speaks of a peer that is gone: counts only when nothing else does
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autotune_workers.gang.failure_kind import PEER_GONE, Evidence, of_death, weigh
+
+OTHER_NODES = 15
+"""other nodes whose last lines are kept in a failure"""
+OTHER_LINES = 5
+"""of each"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnd:
+    """How the program of one node ended."""
+
+    node: int
+    """from 0"""
+    address: str = ""
+    """of the node; empty when it was never known"""
+    code: int | None = None
+    """exit status, negative for a signal; None: not known"""
+    was_told: bool = False
+    """whether it was told to end before it ended"""
+    gone: str = ""
+    """why its keeper is lost; empty when it is not"""
+    kernel_oom: bool = False
+    """whether the kernel's out-of-memory killer has struck on this node meanwhile"""
+    peak_bytes: int | None = None
+    """largest resident memory of one process"""
+    gpu_peak_bytes: int | None = None
+    """most memory on one GPU"""
+    log_tail: tuple[str, ...] = ()
+    """last lines of its log"""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by itself, and not well."""
+        return bool(self.gone) or (not self.was_told and self.code != 0)
+
+
+def explain(ends: Sequence[NodeEnd], step: int | None) -> Evidence | None:
+    """The evidence of the node that failed first; None when all ended well. `ends`: in the order of their ending; `step`: in which it was."""
+    failed = sorted((end for end in ends if end.failed), key=lambda end: not end.gone)
+    found = [(_of_node(end, step, len(ends)), end) for end in failed]
+    cause = weigh(evidence for evidence, _ in found)
+    if cause is None:
+        return None
+    blamed = next(end for evidence, end in found if evidence is cause)
+    return replace(cause, log_tail=log_tail(ends, blamed))
+
+
+def log_tail(ends: Sequence[NodeEnd], first: NodeEnd | None = None) -> tuple[str, ...]:
+    """The last lines of the nodes' logs, those of `first` (default: node 0) whole; each with its node where there are several."""
+    if len(ends) == 1:
+        return ends[0].log_tail
+    by_node = sorted(ends, key=lambda end: end.node)
+    first = first or by_node[0]
+    others = [end for end in by_node if end is not first][:OTHER_NODES]
+    kept = [(first, first.log_tail), *((end, end.log_tail[-OTHER_LINES:]) for end in others)]
+    return tuple(f"[node {end.node}] {line}" for end, lines in kept for line in lines)
+
+
+def _of_node(end: NodeEnd, step: int | None, nodes: int) -> Evidence:
+    where = f"node {end.node} ({end.address})" if end.address else f"node {end.node}"
+    if end.gone:
+        why = f"{where}: {end.gone}" if nodes > 1 else end.gone
+        return of_death(rank=None, code=None, step=step, log_tail=end.log_tail, why=why)
+    evidence = of_death(rank=None, code=end.code, step=step, log_tail=end.log_tail, kernel_oom=end.kernel_oom)
+    if nodes == 1:
+        return evidence
+    text = "\n".join(end.log_tail)
+    weight = "echo" if evidence.weight == "death" and PEER_GONE.search(text) else evidence.weight
+    return replace(evidence, weight=weight, message=f"{evidence.message} on {where}")
