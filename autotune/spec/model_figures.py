@@ -38,16 +38,22 @@ class ModelFigures:
     """kind of rotary scaling for long contexts; empty: none"""
 
 
+LLAMA3_SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""figures of the rotary scaling that a config.json calls llama3, with those of Llama 3.1"""
+
+
 @cache
 def figures_of(model: ModelSpec) -> ModelFigures | None:
     """The figures of a model that was read from a config.json; None for a model by its shape alone."""
     if not model.source:
         return None
     family, document = text_model(json.loads(model.source))
-    rope = document.get("rope_parameters")
-    rope = rope if isinstance(rope, Mapping) else {}
-    scaling = document.get("rope_scaling")
-    scaling = scaling if isinstance(scaling, Mapping) else rope
+    rope, scaling = _rotary(document)
     kind = str(scaling.get("rope_type") or scaling.get("type") or "")
     return ModelFigures(
         family=family,
@@ -59,6 +65,23 @@ def figures_of(model: ModelSpec) -> ModelFigures | None:
         qk_norm=family in QK_NORM,
         rotary_scaling="" if kind == "default" else kind,
     )
+
+
+def llama3_scaling(model: ModelSpec) -> dict[str, float] | None:
+    """The figures of the model's rotary scaling by the names of `LLAMA3_SCALING`; None where it has none, or one of another kind."""
+    figures = figures_of(model)
+    if figures is None or figures.rotary_scaling != "llama3":
+        return None
+    _, scaling = _rotary(text_document(model))
+    return {name: _first(scaling, name) or default for name, default in LLAMA3_SCALING.items()}
+
+
+def _rotary(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """`rope_parameters`, and what says how positions are scaled: `rope_scaling`, or `rope_parameters` too."""
+    rope = document.get("rope_parameters")
+    rope = rope if isinstance(rope, Mapping) else {}
+    scaling = document.get("rope_scaling")
+    return rope, scaling if isinstance(scaling, Mapping) else rope
 
 
 def text_document(model: ModelSpec) -> dict[str, Any]:

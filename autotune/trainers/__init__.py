@@ -10,6 +10,8 @@
     steplines.py      step metrics as one JSON object per line
     patterns.py       regular expressions from a spec, checked for bounded run time
     file_formats.py   TOML, YAML and JSON files; Hugging Face's config.json of a model
+    python_source.py  a configuration that is Python source
+    torchtitan_*.py   torchtitan's job file (0.2) and Python configuration (0.3), and what both share
     programs/         training programs for trainers that are libraries
     catalog/          the trainers that ship, one per module; the module's name is the trainer's name
 

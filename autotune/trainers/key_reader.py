@@ -21,7 +21,7 @@ class KeyReader:
 
     def __init__(self, document: Mapping[str, Any], name: str) -> None:
         """`name`: of the file, for remarks."""
-        self._document, self._name = document, name
+        self._document, self.name = document, name
         self._taken: set[str] = set()
         self.remarks: list[str] = []
         """values that were not understood, in words; a reader may add to them"""
@@ -98,7 +98,7 @@ class KeyReader:
             return
         why = "the program fills it in" if value == AUTO else f"left out, because it is not {expected}"
         self._taken.add(path)
-        self.remarks.append(f"{self._name}: {path}={value!r:.60}: {why}")
+        self.remarks.append(f"{self.name}: {path}={value!r:.60}: {why}")
 
     def _without(self, node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         left: dict[str, Any] = {}

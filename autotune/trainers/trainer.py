@@ -66,6 +66,9 @@ class Trainer(ABC):
     families: ClassVar[frozenset[str] | None] = None
     """values of `model_type` that it trains as a config.json means them; None: any, by the shape"""
 
+    rotary_scalings: ClassVar[frozenset[str]] = frozenset()
+    """kinds of rotary scaling in a config.json that it is told, where it does not read the file itself"""
+
     @abstractmethod
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """The values of the knobs that it reads that it cannot express; empty when there are none. `options` are checked and complete."""
@@ -236,7 +239,7 @@ class Trainer(ABC):
                 "the model is given by its shape alone: rotary base, norm epsilon and the like are the defaults of the trainer; "
                 "name the model's config.json in the spec to carry over its own"
             )
-        elif figures.rotary_scaling and not self.reads_config_json:
+        elif figures.rotary_scaling and not (self.reads_config_json or figures.rotary_scaling in self.rotary_scalings):
             yield f"the rotary scaling {figures.rotary_scaling!r} of the model's config.json is not carried over: set it in the trainer"
 
 

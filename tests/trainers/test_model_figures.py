@@ -82,7 +82,19 @@ def test_a_trainer_with_flags_of_its_own_is_told_the_figures(tmp_path: Path) -> 
     plain = study(tmp_path, {**LLAMA_31, "rope_theta": 10000.0, "rope_scaling": None})
     assert "--add-qkv-bias" not in " ".join(launch("megatron", plain).argv)
     assert "rope_theta: 10000.0" in next(iter(launch("nanotron", plain, entrypoint="run_train.py").files.values()))
-    assert "rope_theta=10000.0" in launch("torchtitan", plain, hf_assets_path="assets").files["autotune_model.py"]
+    job = launch("torchtitan", plain, hf_assets_path="assets", version=0.2).files["autotune_model.py"]
+    assert "rope_theta=10000.0" in job
+    assert "scaling_factor=1.0" in job  # release 0.2 scales a model that it is not told about
+    written = launch("torchtitan", plain, hf_assets_path="assets").files["autotune_config.py"]
+    assert "'theta': 10000.0, 'scaling': 'none'" in written
+
+
+def test_the_rotary_scaling_of_llama_31_is_carried_over_where_the_trainer_knows_it(tmp_path: Path) -> None:
+    scaled = study(tmp_path, {**LLAMA_31, "rope_scaling": {"rope_type": "llama3", "factor": 32.0}})
+    for version, expected in ((0.2, "scaling_factor=32.0"), (0.3, "'scaling_factor': 32.0")):
+        found = launch("torchtitan", scaled, hf_assets_path="assets", version=version)
+        assert expected in "".join(found.files.values())
+        assert not [note for note in found.notes if "rotary" in note]
 
 
 @pytest.mark.parametrize("name", ["megatron", "nanotron", "torchtitan"])

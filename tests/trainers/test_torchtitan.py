@@ -1,19 +1,32 @@
-"""torchtitan: the job file and the model's module, what it refuses, and its log."""
+"""torchtitan 0.2 and 0.3: the job file, the Python configuration and the model's module, what each release refuses, and its log."""
 
 from __future__ import annotations
 
+import ast
+import json
+import os
+import subprocess
+import sys
+import textwrap
 import tomllib
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from autotune.errors import ExportError
-from autotune.spec import ParallelConfig
-from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract
-from autotune.trainers import Launch, StepMetrics, trainer
+from autotune.errors import ExportError, SpecError
+from autotune.spec import ModelSpec, ParallelConfig
+from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract, configs
+from autotune.trainers import Launch, StepMetrics, trainer, write_launch
+from autotune.trainers.present import Present
+from tests.trainers.released_names import calls_of, released_names
 
 OPTIONS = {"hf_assets_path": "/tok"}
+JOB = {**OPTIONS, "version": 0.2}
+TIED = replace(MODEL, tied_embeddings=True)
+WIDE_HEADS = replace(MODEL, attention_head_dim=128)
 LINE = (
     "[rank0]:[titan] 2026-05-18 16:04:46,338 - root - INFO - step: 14  loss:  3.24405  grad_norm:  0.8319  "
     "memory:  9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%"
@@ -29,10 +42,148 @@ def job(launch: Launch) -> dict[str, Any]:
     return tomllib.loads(launch.files["torchtitan.toml"])
 
 
+def launched(config: ParallelConfig, *, model: ModelSpec = MODEL, **options: Any) -> Launch:
+    """The launch of a model with this config."""
+    return trainer("torchtitan").launch(replace(WORKLOAD, model=model), config, {**OPTIONS, **options})
+
+
+def values_of(launch: Launch, call: str) -> dict[str, Any]:
+    """The keyword arguments of one call in the Python configuration."""
+    tree = ast.parse(launch.files["autotune_config.py"])
+    found = next(n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == call)
+    return {str(word.arg): ast.literal_eval(word.value) for word in found.keywords}
+
+
 class TestTorchtitan(TrainerContract):
     trainer = "torchtitan"
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"parallelism": {"tensor_parallel_degree": 2}}
     options: ClassVar[dict[str, Any]] = OPTIONS
+
+    def test_a_pipeline_takes_the_whole_batch_as_local_and_no_cuda_graphs(self) -> None:
+        launch = self.launched(tp=2, pp=2, dp=2, micro_batch_size=2, zero_stage=3, sequence_parallel=True)
+        training, parallelism = values_of(launch, "TrainingConfig"), values_of(launch, "ParallelismConfig")
+        assert (training["local_batch_size"], training["global_batch_size"]) == (32, 64)
+        assert training["disable_cuda_graphs"] is True
+        assert parallelism["pipeline_parallel_microbatch_size"] == 2
+        assert parallelism["enable_sequence_parallel"] is True
+        assert launch.argv[-6:] == ("-m", "torchtitan.train", "--module", "autotune_config", "--config", "tuned")
+
+    def test_every_setting_is_one_that_the_release_knows(self) -> None:
+        known = released_names("torchtitan-0.3.0")
+        seen = set()
+        for config in configs():
+            if trainer("torchtitan").limits(WORKLOAD, config, OPTIONS):
+                continue
+            for name, keywords in calls_of(launched(config, dataset_path="/data").files["autotune_config.py"]):
+                if name != "llama":
+                    assert keywords <= known[name], f"{name} of torchtitan 0.3.0 has no {keywords - known[name]}"
+                    seen.add(name)
+        assert seen == known.keys() - {"RoPE.Config"}
+
+    @pytest.mark.parametrize("model", [TIED, WIDE_HEADS], ids=["tied", "wide heads"])
+    def test_what_only_the_newer_release_knows_is_refused_for_the_older_one(self, model: ModelSpec) -> None:
+        config = ParallelConfig(dp=8, micro_batch_size=8)
+        assert values_of(launched(config, model=model), "llama")["tied"] is model.tied_embeddings
+        with pytest.raises(ExportError, match=r"torchtitan 0\.2"):
+            launched(config, model=model, version="0.2")
+
+    def test_one_weight_for_both_ends_has_no_pipeline(self) -> None:
+        with pytest.raises(ExportError, match=r"torchtitan 0\.3 cannot share the embedding"):
+            launched(ParallelConfig(pp=2, dp=4, accumulation_steps=16, zero_stage=2), model=TIED)
+
+    def test_mixed_precision_and_copies_beside_every_axis_are_known_to_the_newer_release_alone(self) -> None:
+        for config in (
+            ParallelConfig(tp=8, accumulation_steps=64, sequence_parallel=True),
+            ParallelConfig(tp=2, dp=4, accumulation_steps=16, sequence_parallel=True),
+            ParallelConfig(tp=2, dp=4, accumulation_steps=16, zero_stage=3),
+        ):
+            assert values_of(launched(config), "ParallelismConfig")["tensor_parallel_degree"] == config.tp
+            assert trainer("torchtitan").limits(WORKLOAD, config, JOB)
+
+    def test_an_unknown_release_is_refused_with_the_known_ones(self) -> None:
+        with pytest.raises(SpecError, match=r"version must be one of 0\.2, 0\.3, but is 0\.4"):
+            launched(ParallelConfig(dp=8, micro_batch_size=8), version=0.4)
+
+    def test_a_function_of_your_own_is_read_with_the_options_of_its_command(self) -> None:
+        text = """
+            def small() -> Trainer.Config:
+                return Trainer.Config(
+                    model_spec=model_registry("8B"),
+                    training=TrainingConfig(local_batch_size=2, global_batch_size=32, seq_len=4096, gc_freq=10),
+                    parallelism=ParallelismConfig(data_parallel_shard_degree=4, tensor_parallel_degree=2),
+                )
+        """
+        command = "torchrun --nproc-per-node 8 -m torchtitan.train --module mine --config small --compile.enable --training.steps=9"
+        reading = trainer("torchtitan").read_config(
+            Present(files={"mine.py": textwrap.dedent(text)}, argv=tuple(command.split()))
+        )
+        knobs = {"tp": 2, "dp": 4, "micro_batch_size": 2, "accumulation_steps": 4, "recompute": "selective"}
+        assert {name: reading.knobs[name] for name in knobs} == knobs
+        assert reading.knobs["compile"] is True
+        assert (reading.seq_len, reading.options["steps"], reading.options["version"]) == (4096, 9, "0.3")
+        assert reading.settings == {"training": {"gc_freq": 10}}
+        assert "model_registry('8B')" in reading.remarks[0]
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan 0.3 is not installed")
+    def test_torchtitan_itself_reads_the_configuration_and_builds_the_model(self, tmp_path: Path) -> None:
+        config = ParallelConfig(
+            tp=2,
+            pp=2,
+            dp=2,
+            micro_batch_size=2,
+            accumulation_steps=16,
+            zero_stage=3,
+            recompute="full",
+            pp_schedule="interleaved_1f1b",
+            virtual_stages=4,
+            compile=True,
+        )
+        for number, (model, asked) in enumerate(
+            [(MODEL, config), (WIDE_HEADS, config), (TIED, ParallelConfig(dp=8, micro_batch_size=8, zero_stage=2))]
+        ):
+            folder = tmp_path / str(number)
+            write_launch(launched(asked, model=model), folder)
+            done = subprocess.run(
+                [sys.executable, "-c", READ],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{folder}"},
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr[-2000:]
+            read = json.loads(done.stdout.splitlines()[-1])
+            assert read == {
+                "parameters": model.num_parameters,
+                "tp": asked.tp,
+                "pp": asked.pp,
+                "local": asked.micro_batch_size * (asked.accumulation_steps if asked.pp > 1 else 1),
+            }
+
+
+READ = """
+import json, torch
+from torchtitan.config import ConfigManager
+read = ConfigManager().parse_args(["--module", "autotune_config", "--config", "tuned"])
+with torch.device("meta"):
+    model = read.model_spec.model.build()
+degrees = read.parallelism
+print(json.dumps({
+    "parameters": sum(weight.numel() for weight in model.parameters()),
+    "tp": degrees.tensor_parallel_degree,
+    "pp": degrees.pipeline_parallel_degree,
+    "local": read.training.local_batch_size,
+}))
+"""
+"""What reads the configuration as `torchtitan.train` does, and builds the model without memory."""
+
+
+class TestTorchtitan02(TrainerContract):
+    trainer = "torchtitan"
+    settings_of_a_knob: ClassVar[dict[str, Any]] = {"parallelism": {"tensor_parallel_degree": 2}}
+    options: ClassVar[dict[str, Any]] = JOB
     log_lines: ClassVar[dict[str, StepMetrics | None]] = {
         LINE: StepMetrics(
             step=14, loss=3.24405, grad_norm=0.8319, peak_memory_bytes=9.46 * 2**30, tokens_per_s_per_gpu=7282.0
@@ -43,6 +194,19 @@ class TestTorchtitan(TrainerContract):
         "[titan] - root - INFO - validate step: 10  loss:  3.1  memory:  9.46GiB(64.99%)  tps: 7,282": None,
         "[titan] 2026-05-18 16:04:40,000 - root - INFO - Applied FSDP to the model": None,
     }
+
+    def test_every_setting_is_one_that_the_release_knows(self) -> None:
+        known = released_names("torchtitan-0.2.2")
+        for config in configs():
+            if trainer("torchtitan").limits(WORKLOAD, config, JOB):
+                continue
+            launch = launched(config, version="0.2", dataset_path="/data")
+            document = job(launch)
+            document |= {"quantize.linear.float8": document.pop("quantize", {}).get("linear", {}).get("float8", {})}
+            for section, settings in document.items():
+                assert settings.keys() <= known[section]
+            for name, keywords in calls_of(launch.files["autotune_model.py"]):
+                assert keywords <= known.get(name, {"model_args"})
 
     def test_a_pipeline_takes_the_whole_batch_as_local(self) -> None:
         launch = self.launched(tp=2, pp=2, dp=2, micro_batch_size=2, zero_stage=3, sequence_parallel=True)
@@ -84,35 +248,32 @@ class TestTorchtitan(TrainerContract):
     def test_the_feed_forward_width_is_exact(self, hidden: int, ffn: int) -> None:
         model = replace(MODEL, hidden_size=hidden, ffn_hidden_size=ffn, num_attention_heads=16)
         launch = trainer("torchtitan").launch(
-            replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8), OPTIONS
+            replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8), JOB
         )
-        given: dict[str, Any] = {}
         source = launch.files["autotune_model.py"]
-        body = source[source.index("TransformerModelArgs(\n") :].split("\n)")[0].split("\n")[1:]
-        for line in body:
-            name, value = line.strip().rstrip(",").split("=")
-            given[name] = float(value) if "." in value or "e" in value else int(value)
+        call = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) and len(n.keywords) > 5)
+        given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
         width = int(given["ffn_dim_multiplier"] * int(2 * (4 * hidden) / 3))
         assert given["multiple_of"] * ((width + given["multiple_of"] - 1) // given["multiple_of"]) == ffn
 
     def test_mixed_precision_needs_something_to_shard(self) -> None:
-        with pytest.raises(ExportError, match="precision=bf16: mixed precision with tp or pp needs FSDP"):
+        with pytest.raises(
+            ExportError, match=r"precision=bf16: mixed precision of torchtitan 0\.2 with tp or pp needs FSDP"
+        ):
             self.launched(tp=8, sequence_parallel=True)
 
     def test_gpt_is_refused(self) -> None:
         with pytest.raises(ExportError, match="gated_mlp=false"):
-            trainer("torchtitan").launch(
-                replace(WORKLOAD, model=GPT), ParallelConfig(dp=8, micro_batch_size=8), OPTIONS
-            )
+            trainer("torchtitan").launch(replace(WORKLOAD, model=GPT), ParallelConfig(dp=8, micro_batch_size=8), JOB)
 
     def test_a_missing_tokenizer_is_refused(self) -> None:
         with pytest.raises(ExportError, match="hf_assets_path is not set"):
-            trainer("torchtitan").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8))
+            trainer("torchtitan").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8), {"version": "0.2"})
 
     def test_a_model_name_cannot_inject_code(self) -> None:
         model = replace(MODEL, name='x"""\nimport os\n')
         launch = trainer("torchtitan").launch(
-            replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8), OPTIONS
+            replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8), JOB
         )
         assert "import os" not in launch.files["autotune_model.py"].splitlines()
         assert job(launch)["job"]["description"].startswith('x"""\nimport os')

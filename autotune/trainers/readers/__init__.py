@@ -1,7 +1,8 @@
 """Readers of the present configuration of training programs, one per format. Each is the counterpart of what a trainer of the catalog writes.
 
 deepspeed_json.py        ds_config.json
-torchtitan_toml.py       torchtitan's job file
+torchtitan_toml.py       torchtitan's job file (0.2)
+torchtitan_python.py     torchtitan's Python configuration (0.3)
 nanotron_yaml.py         nanotron's YAML
 accelerate_yaml.py       the file of `accelerate config`
 training_arguments.py    TrainingArguments of transformers, as JSON

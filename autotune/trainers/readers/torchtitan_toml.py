@@ -29,13 +29,18 @@ def read(present: Present) -> Reading:
     """What the job file, the command and the model's module say."""
     name, text = present.named(".toml")
     keys = KeyReader(read_document(name, text), name)
+    return reading_of(keys, present, model=_registered_model(present), version="0.2")
+
+
+def reading_of(keys: KeyReader, present: Present, *, model: Mapping[str, Any], version: str) -> Reading:
+    """What a configuration says whose keys are named as in the job file."""
+    name = keys.name
     degrees = {
         "tp": keys.count("parallelism.tensor_parallel_degree") or 1,
         "pp": keys.count("parallelism.pipeline_parallel_degree") or 1,
         "cp": keys.count("parallelism.context_parallel_degree") or 1,
     }
     dp, stage = _data_parallel(keys)
-    model = _registered_model(present)
     knobs: dict[str, Any] = {
         **degrees,
         "ep": keys.count("parallelism.expert_parallel_degree") or 1,
@@ -46,7 +51,7 @@ def read(present: Present) -> Reading:
             "activation_checkpoint.mode", {"none": "none", "selective": "selective", "full": "full"}
         ),
         "compile": keys.flag("compile.enable") or False,
-        "sequence_parallel": degrees["tp"] > 1,
+        "sequence_parallel": degrees["tp"] > 1 and keys.flag("parallelism.enable_sequence_parallel") is not False,
         **_pipeline(keys, degrees["pp"], model.get("num_layers")),
     }
     if knobs["recompute"] == "selective" and keys.find("activation_checkpoint.selective_ac_option") == "op":
@@ -57,6 +62,7 @@ def read(present: Present) -> Reading:
         knobs["accumulation_steps"] = 1  # its default: the local batches are the global one
     optimizer = keys.word("optimizer.name", {"AdamW": "adamw", "Adam": "adamw"}) or ""
     options: dict[str, Any] = {
+        "version": version,
         "steps": keys.count("training.steps"),
         "learning_rate": keys.number("optimizer.lr"),
         "seed": keys.count("debug.seed"),

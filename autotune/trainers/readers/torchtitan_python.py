@@ -1,0 +1,154 @@
+"""torchtitan's Python configuration (0.3): a function that returns a Trainer.Config. It is read, never run.
+
+The function is the one that the command names (`--config tuned`), else the first of the file. Options of the command override what it says. Its keys
+are put under the names that the job file of 0.2 has for them, and read by the same rules.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.errors import SpecError
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.present import Present, Reading, merged, options_of
+from autotune.trainers.readers.torchtitan_toml import reading_of
+
+MODES = {"FullAC.Config": "full", "SelectiveAC.Config": "selective", "MemoryBudgetAC.Config": "memory_budget"}
+"""values of `activation_checkpoint`, by the job file's names"""
+SIZES = {
+    "dim": "hidden_size",
+    "n_layers": "num_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_kv_heads",
+    "hidden_dim": "ffn_hidden_size",
+    "vocab_size": "vocab_size",
+    "tied": "tied_embeddings",
+}
+"""fields of `ModelSpec`, by the arguments of an export's `llama`"""
+WRITTEN_ANEW = ("loss", "metrics", "checkpoint.enable", "training.disable_cuda_graphs")
+"""keys that follow from knobs or are the same in every launch"""
+
+
+def read(present: Present) -> Reading:
+    """What the function, the command and the model's module say."""
+    name, text = next((n, t) for n, t in present.files.items() if n.endswith(".py") and "Trainer.Config(" in t)
+    written = _arguments(_returned(name, text, present.option("config")))
+    model_call = written.pop("model_spec", None)
+    document, model = _renamed(written, text), _sizes(model_call)
+    keys = KeyReader(merged(document, _overrides(present)), name)
+    if not model and isinstance(model_call, ast.AST):
+        remark = f"{name}: model_spec={ast.unparse(model_call):.80}: the export trains the model of the spec instead; name that one there"
+        keys.remarks.append(remark)
+    keys.drop(*WRITTEN_ANEW, "activation_checkpoint.mode", "optimizer.name")
+    return reading_of(keys, present, model=model, version="0.3")
+
+
+def _returned(name: str, text: str, wanted: str | None) -> ast.Call:
+    """The call of Trainer.Config that the configuration's function returns."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise SpecError(f"{name} is not Python: {error}", field="FILE") from None
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    for function in functions:
+        if wanted not in (None, function.name):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Trainer.Config":
+                return node
+    raise SpecError(
+        f"{name} has no function {wanted or ''} that returns a Trainer.Config(...)",
+        remedy=f"functions: {', '.join(function.name for function in functions) or 'none'}",
+        field="FILE",
+    )
+
+
+def _arguments(call: ast.Call) -> dict[str, Any]:
+    """Keyword arguments: literals as values, calls as mappings, anything else as the source that it is; the model as its node."""
+    found: dict[str, Any] = {}
+    for word in call.keywords:
+        if word.arg is None:
+            continue
+        if word.arg == "model_spec":
+            found[word.arg] = word.value
+        elif isinstance(word.value, ast.Call):
+            found[word.arg] = {"": ast.unparse(word.value.func), **_arguments(word.value)}
+        else:
+            found[word.arg] = _literal(word.value)
+    return found
+
+
+def _literal(node: ast.AST) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
+
+
+def _renamed(written: dict[str, Any], text: str) -> dict[str, Any]:
+    """The keys by the names of the job file."""
+    checkpointing = written.pop("activation_checkpoint", {"": "SelectiveAC.Config"})
+    written["activation_checkpoint"] = (
+        {"mode": "none"}
+        if checkpointing is None
+        else {**checkpointing, "mode": MODES.get(checkpointing.get("", ""), checkpointing.get("", ""))}
+    )
+    loader = dict(written.pop("dataloader", {}))
+    given = {key: loader.pop(key) for key in ("dataset", "dataset_path") if key in loader}
+    converters = ["quantize.linear.float8"] if "Float8LinearConverter.Config(" in text else []
+    assets = {key: written.pop(key) for key in ("hf_assets_path",) if key in written}
+    more: dict[str, Any] = {
+        "training": given,
+        "dataloader": loader,
+        "model": {**assets, "converters": converters},
+        "optimizer": {"name": "AdamW"},
+    }
+    return _plain(merged(written, more))
+
+
+def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document without the names of called classes, and without mappings that are empty."""
+    found = {
+        key: _plain(value) if isinstance(value, Mapping) else value for key, value in document.items() if key != ""
+    }
+    return {key: value for key, value in found.items() if value != {}}
+
+
+def _sizes(node: Any) -> dict[str, Any]:
+    """Sizes of the model that an export brings; nothing for any other."""
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) != "llama":
+        return {}
+    given = _arguments(node)
+    sizes = {field: given[name] for name, field in SIZES.items()}
+    if given["head_dim"] * given["n_heads"] != given["dim"]:
+        sizes["attention_head_dim"] = given["head_dim"]
+    return {**sizes, "gated_mlp": True}
+
+
+def _overrides(present: Present) -> dict[str, Any]:
+    """What options of the command such as `--training.steps=20` say, by section."""
+    found: dict[str, Any] = {}
+    for path, value in _program_options(present):
+        *sections, key = path.split(".")
+        is_off = not value and key.startswith("no-")
+        node = found
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[key.removeprefix("no-") if is_off else key] = _typed(value) if value else not is_off
+    return found
+
+
+def _program_options(present: Present) -> Iterator[tuple[str, str]]:
+    """The options after `-m torchtitan.train` that are not the configuration's own names."""
+    argv = present.argv
+    start = argv.index("torchtitan.train") + 1 if "torchtitan.train" in argv else len(argv)
+    return ((name, value) for name, value in options_of(argv[start:]) if name not in ("module", "config"))
+
+
+def _typed(word: str) -> Any:
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word

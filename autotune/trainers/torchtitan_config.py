@@ -1,0 +1,116 @@
+"""torchtitan 0.3: the configuration as a Python function that returns a Trainer.Config, beside the module that builds the model.
+
+    torchrun -m torchtitan.train --module autotune_config --config tuned
+
+Facts of its code (0.3.0) that the mapping rests on:
+  - Weights are always wrapped by fully_shard, over a mesh of one rank too, so mixed precision works beside every axis (models/llama3/parallelize.py).
+  - Context parallelism shards weights over dp_shard * cp, so replicas that are copies on all of their ranks exist without it only
+    (distributed/full_dtensor.py).
+  - Embedding and output projection may be one weight, but not with a pipeline (models/common/decoder.py).
+  - CUDA graphs are on by default and refuse a pipeline (trainer.py). Float8's recipes are rowwise and rowwise_with_gw_hp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.spec import ModelSpec, ParallelConfig, Workload
+from autotune.spec.model_figures import figures_of
+from autotune.trainers.programs import program
+from autotune.trainers.python_source import Source, call, indented, words
+from autotune.trainers.torchtitan_settings import parallelism_settings, rotary_scaling, training_settings
+
+COMMAND: tuple[str, ...] = ("-m", "torchtitan.train", "--module", "autotune_config", "--config", "tuned")
+"""what torchrun starts"""
+_RECOMPUTE = {"none": None, "selective": Source("SelectiveAC.Config()"), "full": Source("FullAC.Config()")}
+_IMPORTS = """\
+from autotune_model import llama
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+from torchtitan.components.quantization import Float8LinearConverter
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.config.configs import DebugConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.trainer import Trainer
+"""
+
+
+def config_files(workload: Workload, c: ParallelConfig, options: Mapping[str, Any], assets: str) -> dict[str, str]:
+    """The configuration and the model's module; `assets`: folder with the tokenizer's files."""
+    document = call("Trainer.Config", _settings(workload, c, options, assets))
+    source = (
+        f'"""{words(workload.model.name)} for torchtitan 0.3, tuned by autotune."""\n\n'
+        f"{_IMPORTS}\n\n"
+        f"def tuned() -> Trainer.Config:\n"
+        '    """What `--config tuned` selects."""\n'
+        f"    return {indented(document)}\n"
+    )
+    return {"autotune_config.py": source, "autotune_model.py": program("torchtitan_model.py")}
+
+
+def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any], assets: str) -> dict[str, Any]:
+    model = workload.model
+    training = training_settings(workload, c, options["steps"])
+    if c.pp > 1:
+        training["disable_cuda_graphs"] = True
+    data = {"dataset": options["dataset"]}
+    if options["dataset_path"]:
+        data["dataset_path"] = options["dataset_path"]
+    loss = call("CrossEntropyLoss.Config", {"global_vocab_size": model.vocab_size})
+    parallelism = {**parallelism_settings(model, c), "enable_sequence_parallel": c.tp == 1 or c.sequence_parallel}
+    return {
+        "model_spec": call("llama", _model(model, c, workload.seq_len)),
+        "hf_assets_path": assets,
+        "training": call("TrainingConfig", training),
+        "parallelism": call("ParallelismConfig", parallelism),
+        "activation_checkpoint": _RECOMPUTE[c.recompute],
+        "compile": call("CompileConfig", {"enable": c.compile, "components": ["model", "loss"]}),
+        "loss": call("ChunkedLossWrapper.Config", {"loss_fn": loss}),
+        "optimizer": call("default_adamw", {"lr": options["learning_rate"]}),
+        "lr_scheduler": call("LRSchedulersContainer.Config", {"warmup_steps": max(1, options["steps"] // 10)}),
+        "dataloader": call("HuggingFaceTextDataLoader.Config", data),
+        "metrics": call("MetricsProcessor.Config", {"log_freq": 1, "disable_color_printing": True}),
+        "debug": call("DebugConfig", {"seed": options["seed"]}),
+    }
+
+
+def _model(model: ModelSpec, c: ParallelConfig, seq_len: int) -> dict[str, Any]:
+    figures = figures_of(model)
+    rope: dict[str, Any] = {"max_seq_len": max(model.max_positions, seq_len), "theta": 500000.0, "scaling": "llama"}
+    if figures is not None:
+        if figures.rotary_base is not None:
+            rope["theta"] = figures.rotary_base
+        scaling = rotary_scaling(model)
+        rope |= {"scaling": "llama", **scaling} if scaling else {"scaling": "none"}
+    arguments: dict[str, Any] = {
+        "dim": model.hidden_size,
+        "n_layers": model.num_layers,
+        "n_heads": model.num_attention_heads,
+        "n_kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "hidden_dim": model.ffn_hidden_size,
+        "vocab_size": model.vocab_size,
+        "norm_eps": figures.norm_epsilon if figures and figures.norm_epsilon is not None else 1e-5,
+        "tied": model.tied_embeddings,
+        "rope": rope,
+    }
+    if c.precision == "fp8":
+        given = {"recipe_name": "rowwise", "filter_fqns": ["lm_head"], "model_compile_enabled": c.compile}
+        arguments["converters"] = [call("Float8LinearConverter.Config", given)]
+    return arguments
+
+
+def settings_words(settings: Mapping[str, Any], path: str = "") -> tuple[str, ...]:
+    """Further settings as options of the command: `--training.gc_freq=7`, and `--compile.enable` or `--compile.no-enable` for flags."""
+    found: list[str] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            found += settings_words(value, f"{path}{name}.")
+        elif isinstance(value, bool):
+            found.append(f"--{path}{name}" if value else f"--{path}no-{name}")
+        else:
+            found.append(f"--{path}{name}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}")
+    return tuple(found)
