@@ -9,6 +9,8 @@
     torchrun.py       placement of ranks on nodes, and the torchrun command
     steplines.py      step metrics as one JSON object per line
     patterns.py       regular expressions from a spec, checked for bounded run time
+    pattern_proposals.py  patterns guessed from the lines of a log that nothing else could read
+    executable.py     which file a launch starts on this machine, and which Python runs it
     file_formats.py   TOML, YAML and JSON files; Hugging Face's config.json of a model
     python_source.py  a configuration that is Python source
     torchtitan_*.py   torchtitan's job file (0.2) and Python configuration (0.3), and what both share

@@ -1,0 +1,161 @@
+"""Patterns that are guessed from a log read what the log says; a log without optimizer steps gets none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.trainers.log_formats import pattern_reader
+from autotune.trainers.pattern_proposals import METRICS, propose_patterns, steps_read
+from autotune.trainers.step_metrics import StepMetrics
+
+NANO_GPT = """\
+step 0: train loss 10.9897, val loss 10.9883
+iter 0: loss 10.9896, time 41374.54ms, mfu -100.00%
+iter 1: loss 10.9765, time 120.33ms, mfu -100.00%
+iter 2: loss 10.8211, time 119.87ms, mfu -100.00%
+iter 3: loss 10.6021, time 121.10ms, mfu 1.25%
+"""
+TORCHTITAN = """\
+[rank0]:[titan] 2025-03-06 10:42:11,406 - root - INFO - Training starts at step 1.
+[rank0]:[titan] 2025-03-06 10:42:13,312 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss:  8.1376  \x1b[33mmemory:  1.50GiB(1.90%)  \x1b[34mtps: 7,173  \x1b[35mmfu: 0.04%\x1b[39m
+[rank0]:[titan] 2025-03-06 10:42:13,951 - root - INFO - \x1b[31mstep:  2  \x1b[32mloss:  8.0913  \x1b[33mmemory:  1.66GiB(2.10%)  \x1b[34mtps: 25,637  \x1b[35mmfu: 0.15%\x1b[39m
+[rank0]:[titan] 2025-03-06 10:42:14,588 - root - INFO - \x1b[31mstep:  3  \x1b[32mloss:  7.9934  \x1b[33mmemory:  1.66GiB(2.10%)  \x1b[34mtps: 25,731  \x1b[35mmfu: 0.15%\x1b[39m
+"""
+MEGATRON = """\
+ [2025-03-06 10:42:13] iteration        1/     100 | consumed samples:           32 | elapsed time per iteration (ms): 8123.4 | throughput per GPU (TFLOP/s/GPU): 1.2 | learning rate: 1.000000E-06 | global batch size:    32 | lm loss: 1.083351E+01 | loss scale: 1.0 | grad norm: 21.324 | number of skipped iterations:   0 | number of nan iterations:   0 |
+ [2025-03-06 10:42:14] iteration        2/     100 | consumed samples:           64 | elapsed time per iteration (ms): 312.7 | throughput per GPU (TFLOP/s/GPU): 31.2 | learning rate: 2.000000E-06 | global batch size:    32 | lm loss: 1.071210E+01 | loss scale: 1.0 | grad norm: 19.870 | number of skipped iterations:   0 | number of nan iterations:   0 |
+ [2025-03-06 10:42:15] iteration        3/     100 | consumed samples:           96 | elapsed time per iteration (ms): 310.9 | throughput per GPU (TFLOP/s/GPU): 31.3 | learning rate: 3.000000E-06 | global batch size:    32 | lm loss: 9.640043E+00 | loss scale: 1.0 | grad norm: 12.003 | number of skipped iterations:   0 | number of nan iterations:   0 |
+"""
+LIGHTNING = """\
+Epoch 0:  10%|█         | 10/100 [00:01<00:09,  9.87it/s, v_num=0, train_loss=2.310]
+Epoch 0:  11%|█         | 11/100 [00:01<00:09,  9.88it/s, v_num=0, train_loss=2.290]
+Epoch 0:  12%|█▏        | 12/100 [00:01<00:08,  9.91it/s, v_num=0, train_loss=2.250]
+"""
+HF_TRAINER = """\
+{'loss': 10.83, 'grad_norm': 2.125, 'learning_rate': 5e-05, 'epoch': 0.01}
+{'loss': 10.71, 'grad_norm': 2.031, 'learning_rate': 4.5e-05, 'epoch': 0.02}
+{'loss': 10.42, 'grad_norm': 1.890, 'learning_rate': 4e-05, 'epoch': 0.03}
+"""
+HF_TRAINER_5 = """\
+{'loss': '10.83', 'grad_norm': '2.125', 'learning_rate': '5e-05', 'epoch': '0.01'}
+{'loss': '10.71', 'grad_norm': '2.031', 'learning_rate': '4.5e-05', 'epoch': '0.02'}
+"""
+PLAIN = """\
+Epoch 1 step 5 loss=3.2 (0.12 s/step)
+Epoch 1 step 6 loss=3.1 (0.11 s/step)
+Epoch 1 step 7 loss=3.0 (0.12 s/step)
+"""
+DEEPSPEED = """\
+steps: 10 loss: 5.1021 iter time (s): 0.812 samples/sec: 19.704
+steps: 11 loss: 5.0934 iter time (s): 0.809 samples/sec: 19.777
+"""
+NANOTRON = """\
+03/06/2025 10:42:13 [INFO|DP=0|PP=0|TP=0]: iteration: 1 / 100 | consumed_tokens: 32.8K | elapsed_time_per_iteration_ms: 511 | tokens_per_sec: 64.1K | tokens_per_sec_per_gpu: 8.01K | global_batch_size: 64 | lm_loss: 10.8 | lr: 1e-05
+03/06/2025 10:42:14 [INFO|DP=0|PP=0|TP=0]: iteration: 2 / 100 | consumed_tokens: 65.5K | elapsed_time_per_iteration_ms: 498 | tokens_per_sec: 65.8K | tokens_per_sec_per_gpu: 8.22K | global_batch_size: 64 | lm_loss: 10.7 | lr: 2e-05
+"""
+MNIST = """\
+Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.304251
+Train Epoch: 1 [640/60000 (1%)]\tLoss: 1.831022
+"""
+RATES = """\
+update 3 | 1,234 tok/s | gnorm 1.5 | loss 2.5
+update 4 | 1,250 tok/s | gnorm 1.4 | loss 2.4
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "last"),
+    [
+        (NANO_GPT, StepMetrics(step=3, loss=10.6021, step_time_s=0.1211)),
+        (TORCHTITAN, StepMetrics(step=3, loss=7.9934, tokens_per_s_per_gpu=25731, peak_memory_bytes=1.66 * 2**30)),
+        (MEGATRON, StepMetrics(step=3, loss=9.640043, step_time_s=0.3109, grad_norm=12.003)),
+        (LIGHTNING, StepMetrics(step=12, loss=2.25, steps_per_s=9.91)),
+        (HF_TRAINER, StepMetrics(loss=10.42, grad_norm=1.89)),
+        (HF_TRAINER_5, StepMetrics(loss=10.71, grad_norm=2.031)),
+        (PLAIN, StepMetrics(step=7, loss=3.0, step_time_s=0.12)),
+        (DEEPSPEED, StepMetrics(step=11, loss=5.0934, step_time_s=0.809)),
+        (NANOTRON, StepMetrics(step=2, loss=10.7, step_time_s=0.498)),
+        (MNIST, StepMetrics(loss=1.831022)),
+        (RATES, StepMetrics(step=4, loss=2.4, tokens_per_s=1250, grad_norm=1.4)),
+    ],
+)
+def test_what_programs_print_is_read_by_the_patterns_that_are_proposed(log: str, last: StepMetrics) -> None:
+    lines = log.splitlines()
+    read = pattern_reader(propose_patterns(lines))(lines[-1])
+    assert read is not None
+    for name in ("step", "loss", "grad_norm", "steps_per_s", "tokens_per_s", "tokens_per_s_per_gpu", "step_time_s"):
+        assert getattr(read, name) == (None if getattr(last, name) is None else pytest.approx(getattr(last, name))), (
+            name
+        )
+    assert read.peak_memory_bytes == (last.peak_memory_bytes and pytest.approx(last.peak_memory_bytes))
+
+
+def test_the_patterns_are_such_as_a_person_would_write() -> None:
+    assert propose_patterns(PLAIN.splitlines()) == {
+        "step": r"\bstep ([0-9]+)",
+        "step_time_s": "([0-9.]+) s/step",
+        "loss": r"\bloss=([0-9.]+|nan|inf)",
+    }
+
+
+def test_a_validation_loss_is_no_training_loss() -> None:
+    assert ": loss" in propose_patterns(NANO_GPT.splitlines())["loss"], "told from `train loss` and `val loss`"
+    assert propose_patterns(["val loss 3.1", "val loss 3.0", "eval_loss=2.9", "eval_loss=2.8"]) == {}
+
+
+def test_steps_that_begin_anew_in_each_epoch_and_clocks_are_left_out() -> None:
+    lines = [
+        f"epoch {e} step {s} loss {4 - e - s / 10} elapsed {10 * e + 3 * s:.1f}s" for e in range(2) for s in range(3)
+    ]
+    assert set(propose_patterns(lines)) == {"loss"}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["iter 1: loss 3.0"],
+        ["loading shard 1", "loading shard 2", "loading shard 3"],
+        ["GPU memory: 12 GiB", "GPU memory: 13 GiB"],
+        ["Step 1: download", "Step 2: prepare"],
+        ["Downloading 33% 12.3MB/s", "Downloading 66% 12.1MB/s"],
+        ["hello world 3.4", "4 5 6", "\x00\x01", "nan nan"],
+        ["WARNING:root:retry 3 in 0.5s", "WARNING:root:retry 4 in 1.0s"],
+    ],
+)
+def test_what_is_no_training_gets_no_proposal(lines: list[str]) -> None:
+    assert propose_patterns(lines) == {}
+
+
+WORDS = st.sampled_from(
+    [
+        "loss",
+        "step",
+        "iter",
+        "time",
+        "s/it",
+        "it/s",
+        "grad_norm",
+        "mem",
+        "GiB",
+        ":",
+        "=",
+        "|",
+        "/",
+        "ms",
+        "(",
+        "tok/s",
+        "nan",
+    ]
+)
+NUMBERS = st.one_of(st.integers(-5, 99999).map(str), st.floats(-10, 1e6).map(str))
+LINES = st.lists(st.lists(st.one_of(WORDS, NUMBERS, st.text(max_size=5)), max_size=12).map(" ".join), max_size=12)
+
+
+@given(LINES)
+def test_a_proposal_is_allowed_and_reads_steps_whatever_the_lines(lines: list[str]) -> None:
+    proposal = propose_patterns(lines)
+    assert list(proposal) == [metric for metric in METRICS if metric in proposal]
+    assert not proposal or steps_read(proposal, lines) >= 2
