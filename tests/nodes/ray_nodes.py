@@ -116,12 +116,21 @@ def ray_nodes(
 ) -> Iterator[RayNodes]:
     """A cluster of so many nodes with so many processors each. Who is in this environment meanwhile may join it."""
     with mock.patch.dict(os.environ, AUTH), Network(count) as network:
+        _read_auth_again()
         cluster = RayNodes(network, cpus=cpus, head=head or {}, labels=labels)
         try:
             yield cluster
         finally:
             _leave()
             cluster.close()
+
+
+def _read_auth_again() -> None:
+    """A Ray that was imported under another environment has kept what that said."""
+    if "ray" in sys.modules:
+        from ray._private.authentication_test_utils import reset_auth_token_state
+
+        reset_auth_token_state()
 
 
 def _leave() -> None:
