@@ -60,6 +60,7 @@ def export(
         env=found["env"],
         files=found["files"],
         cwd=found.get("cwd", ""),
+        python=found.get("python", ""),
         notes=tuple(found["notes"]),
     )
     written = write_launch(launch, output) if output else []

@@ -7,6 +7,7 @@ another folder, on resumption, and for a service on another machine. Paths are r
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from dataclasses import asdict, replace
@@ -47,9 +48,14 @@ def read_spec(source: str | Path) -> dict[str, Any]:
 
 
 def with_program_files(trainer: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The trainer with the folder of its program as an absolute path (`cwd`), and with the contents of the templates that it names (`files`)."""
-    cwd, files = trainer.get("cwd"), trainer.get("files")
+    """The trainer with absolute paths of its program's folder (`cwd`) and environment (`python`), and with the contents of the templates that it
+    names (`files`)."""
+    cwd, files, python = trainer.get("cwd"), trainer.get("files"), trainer.get("python")
     changes: dict[str, Any] = {}
+    if isinstance(python, str) and python:
+        changes["python"] = os.path.abspath(
+            base / Path(python).expanduser()
+        )  # a link to an interpreter is its environment's
     if isinstance(cwd, str) and cwd not in ("", "{files}"):
         folder = locate(cwd, base, field="trainer.cwd")
         if not folder.is_dir():

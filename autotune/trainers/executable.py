@@ -1,7 +1,7 @@
 """The executable of a launch: which file its first argument is on this machine, and which Python runs it.
 
-A name without a folder is looked for in PATH (the launch's own, where it sets one) and last beside the Python of this process, where its
-`torchrun` is. A name with a folder is relative to the folder in which the launch runs.
+A name without a folder is looked for in the environment that the launch names (`Launch.python`), in PATH (the launch's own, where it sets one)
+and last beside the Python of this process, where its `torchrun` is. A name with a folder is relative to the folder in which the launch runs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _PYTHON = re.compile(r"python[0-9.]*")
 _FIRST_LINE_BYTES = 512
 
 
-def search_path(environment: Mapping[str, str]) -> str:
-    """Where programs are looked for."""
+def search_path(environment: Mapping[str, str], first: str = "") -> str:
+    """Where programs are looked for; `first`: a folder before all others."""
     path = environment.get("PATH") or os.environ.get("PATH") or os.defpath
-    return os.pathsep.join([path, str(Path(sys.executable).parent)])
+    return os.pathsep.join([*filter(None, [first]), path, str(Path(sys.executable).parent)])
 
 
 def find_executable(launch: Launch) -> str:
@@ -31,7 +31,7 @@ def find_executable(launch: Launch) -> str:
     name = launch.argv[0]
     if os.path.dirname(name):
         name = os.path.normpath(os.path.join(os.path.abspath(launch.cwd), name))
-    return shutil.which(name, path=search_path(launch.env)) or ""
+    return shutil.which(name, path=search_path(launch.env, launch.programs_folder)) or ""
 
 
 def python_of(executable: str, environment: Mapping[str, str]) -> str:

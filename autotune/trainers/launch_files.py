@@ -35,6 +35,7 @@ _SHELL = {FOLDER: "here", NODE_RANK: "NODE_RANK", MASTER_ADDR: "MASTER_ADDR", MA
 """the shell variables that take the place of these words in `launch.sh`"""
 _WORD = re.compile("|".join(map(re.escape, _SHELL)))
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
+_INTERPRETER = re.compile(r"python[0-9.]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
@@ -50,6 +51,8 @@ class Launch:
     """text by file name, relative to the folder of the launch"""
     cwd: str = ""
     """folder in which the command runs; empty: the folder of the launch if it has files; `.`: the one in which it is started"""
+    python: str = ""
+    """interpreter or environment whose programs are started before those of PATH; empty: PATH alone"""
     notes: tuple[str, ...] = ()
     """what a person should know before the start"""
 
@@ -69,6 +72,7 @@ class Launch:
             "env": dict(self.env),
             "files": dict(self.files),
             "cwd": self.cwd,
+            "python": self.python,
             "notes": list(self.notes),
         }
 
@@ -95,9 +99,25 @@ class Launch:
         return self._uses(NODE_RANK) or self._uses(MASTER_ADDR)
 
     @property
+    def programs_folder(self) -> str:
+        """The folder of the programs of `python`; empty without one."""
+        is_interpreter = _INTERPRETER.fullmatch(os.path.basename(self.python))
+        return (
+            (os.path.dirname(self.python) if is_interpreter else os.path.join(self.python, "bin"))
+            if self.python
+            else ""
+        )
+
+    @property
     def command_line(self) -> str:
         """Variables and command as one line of a POSIX shell."""
-        return " ".join([*(f"{name}={_quoted(value)}" for name, value in self.env.items()), *map(_quoted, self.argv)])
+        return " ".join([*self._variables, *map(_quoted, self.argv)])
+
+    @property
+    def _variables(self) -> list[str]:
+        """NAME=VALUE for a shell."""
+        path = [f'PATH={shlex.quote(self.programs_folder)}:"$PATH"'] if self.python else []
+        return [*(f"{name}={_quoted(value)}" for name, value in self.env.items()), *path]
 
     def _uses(self, word: str) -> bool:
         return any(word in text for text in (*self.argv, *self.env.values()))
@@ -125,7 +145,7 @@ class Launch:
             lines.append('cd "$(dirname "$0")"')
         for note in self.notes:
             lines.extend(f"# {line}" for line in note.splitlines())
-        lines += [f"export {name}={_quoted(value)}" for name, value in self.env.items()]
+        lines += [f"export {variable}" for variable in self._variables]
         words = [(" \\\n  " if word.startswith("-") else " ") + _quoted(word) for word in self.argv]
         lines.append("exec" + "".join(words) + ' "$@"')
         return "\n".join(lines) + "\n"

@@ -8,6 +8,7 @@ batch, are in `launch` here.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -23,7 +24,7 @@ from autotune.trainers.limit import Limit, refuse
 from autotune.trainers.present import SETTINGS, Present, Reading, dotted, merged, read_document, write_document
 from autotune.trainers.step_metrics import MAX_LINE, LineReader, StepMetrics, clean, number
 from autotune.trainers.torchrun import place
-from autotune.trainers.trainer_option import SAME_DATA, SHARED_OPTIONS, Option
+from autotune.trainers.trainer_option import PYTHON, SAME_DATA, SHARED_OPTIONS, Option
 
 MAX_MOVES = 3
 """rounds of replacing values by the nearest ones, each of which may violate another limit"""
@@ -225,7 +226,14 @@ class Trainer(ABC):
         launch = self.build(workload, config, values)
         if settings := values.get(SETTINGS.name):
             launch = self.with_settings(launch, settings)
-        return replace(launch, notes=(*notes, *launch.notes, *self._figure_notes(workload)))
+        python = values.get(PYTHON.name, "")
+        if python and not os.path.isabs(python):
+            raise SpecError(
+                f"python must be an absolute path, because it is used on every node, but is {python!r}",
+                remedy="give the whole path of the environment or its interpreter",
+                field="trainer.python",
+            )
+        return replace(launch, python=python, notes=(*notes, *launch.notes, *self._figure_notes(workload)))
 
     def _figure_notes(self, workload: Workload) -> Iterator[str]:
         """What the launch could not be told of the model, in words."""
@@ -261,6 +269,7 @@ def needs(options: Mapping[str, Any], name: str, because: str) -> Any:
 
 __all__ = [
     "MAX_LINE",
+    "PYTHON",
     "SAME_DATA",
     "SETTINGS",
     "SHARED_OPTIONS",

@@ -84,6 +84,11 @@ SAME_DATA = Option(
     meaning="whether every config sees the same batches in the same order, so that losses can be compared step by step",
     default=False,
 )
+PYTHON = Option(
+    name="python",
+    meaning="environment or interpreter whose programs (python, torchrun, ...) are started; default: those of PATH",
+    default="",
+)
 SHARED_OPTIONS = (
     Option(name="nearest", meaning="use the nearest values that the trainer can express", default=False),
     Option(name="steps", meaning="optimizer steps to run", default=50),
@@ -91,6 +96,7 @@ SHARED_OPTIONS = (
     Option(name="master_port", meaning="port at which several nodes meet; default: as told, else 29500", default=0),
     Option(name="learning_rate", meaning="peak learning rate", default=3e-4),
     Option(name="seed", meaning="seed of weights and data", default=1234),
+    PYTHON,
     SAME_DATA,
 )
 """options of every trainer that torchrun starts"""

@@ -32,6 +32,7 @@ from autotune.trainers.program_files import check_templates, expressions, render
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place
 from autotune.trainers.trainer import (
+    PYTHON,
     SAME_DATA,
     UNCOMMON_SHAPES,
     LineReader,
@@ -87,6 +88,13 @@ class CommandTrainer(Trainer):
         Option(name="env", meaning="environment variables, with placeholders", default={}),
         Option(name="values", meaning="what values of a knob are written as; null leaves the argument out", default={}),
         Option(name="cwd", meaning="folder in which the program runs, relative to the spec's own", default=""),
+        Option(
+            name="working_dir",
+            meaning="shared: every node has cwd at the same path; upload: it is sent to the nodes for each trial",
+            default="shared",
+            choices=("shared", "upload"),
+        ),
+        PYTHON,
         Option(name="files", meaning="files to render, by name, each from a template or its path", default={}),
         Option(name="fixed", meaning="knobs that the program is started with anyway, each with its value", default={}),
         Option(name="metrics", meaning="regular expression with one group by metric name", default={}),
@@ -186,6 +194,12 @@ class CommandTrainer(Trainer):
                 f"a relative folder is read only where the spec itself is a file, but cwd is {cwd!r}",
                 remedy=f"give an absolute path, or cwd: {_IN_FILES!r} to run in the folder of the rendered files",
                 field="trainer.cwd",
+            )
+        if options["working_dir"] == "upload" and cwd == _IN_FILES:
+            raise SpecError(
+                "working_dir: upload sends the folder in which the program runs, but it runs in the folder of its files",
+                remedy="name the program's folder as cwd, or leave working_dir out",
+                field="trainer.working_dir",
             )
         if cwd == _IN_FILES and not options["files"]:
             raise SpecError("the program runs in the folder of its files, but it has no files", field="trainer.cwd")

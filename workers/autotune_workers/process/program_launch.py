@@ -8,19 +8,16 @@ option that is given wins. So a plain `torchrun train.py` runs on several nodes 
 from __future__ import annotations
 
 import os
-import shutil
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from autotune.errors import AutotuneError, RunnerError, SpecError
+from autotune.errors import AutotuneError, RunnerError
 from autotune.ports import TrialRequest
 from autotune.trainers import Launch, trainer
+from autotune.trainers.executable import find_executable, search_path
 from autotune.trainers.torchrun import Placement, place
-from autotune.trainers.trainer import LineReader, Trainer
+from autotune.trainers.trainer import LineReader
 from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.runners.machine_limits import check_folder, check_launch
 
 _MEETING = ("master_addr", "master_port")
 """options of trainers that the runner knows better"""
@@ -75,57 +72,37 @@ def prepare(request: TrialRequest, *, is_local: bool) -> ProgramJob:
             field="trainer.argv",
         )
     upload = options.get("working_dir") == UPLOAD
+    upload = options.get("working_dir") == UPLOAD
+    if is_local:
+        check_launch(whose.name, launch)
+    elif upload:
+        check_folder(whose.name, launch)
     cwd = os.path.abspath(launch.cwd) if launch.cwd or not launch.files else ""
-    if cwd and (is_local or upload) and not os.path.isdir(cwd):
-        raise RunnerError(
-            f"the trainer {whose.name} runs in {cwd!r}, but there is no such folder here",
-            remedy="give a folder that exists where trials run",
-            field="trainer.cwd",
-        )
-    path = _search_path(launch.env, options.get("python", ""))
-    program = _program(whose, launch.argv[0], cwd, path, is_local=is_local, upload=upload)
-    env = {**launch.env, "PATH": path}
-    launch = replace(launch, argv=(program, *launch.argv[1:]), env=env, cwd="." if upload and cwd else cwd)
+    program = _program(whose.name, launch, cwd, upload=upload)
+    env = {**launch.env, "PATH": search_path(launch.env, launch.programs_folder)}
+    launch = replace(launch, argv=(program, *launch.argv[1:]), env=env, cwd="." if upload else cwd)
     return ProgramJob(request=request, launch=launch, placement=placement, upload=cwd if upload else "")
 
 
-def _program(whose: Trainer, named: str, cwd: str, path: str, *, is_local: bool, upload: bool) -> str:
-    """The file that is started, on every node: found here and nowhere else, so that no node takes another one of the same name."""
+def _program(name: str, launch: Launch, cwd: str, *, upload: bool) -> str:
+    """The file that every node starts. A plain name is looked for once, here, so that no node takes another program of the same name."""
+    named = launch.argv[0]
+    if upload and os.path.dirname(named) and not os.path.isabs(named):
+        return named  # in the folder that is sent along
+    if found := find_executable(launch):
+        return os.path.abspath(found)
     if os.path.dirname(named):
-        if upload and not os.path.isabs(named):
-            return named  # in the folder that is sent along
-        found = os.path.join(cwd, named)
-        if not is_local or shutil.which(found) is not None:
-            return found
-    elif (in_path := shutil.which(named, path=path)) is not None:
-        return os.path.abspath(in_path)
+        return os.path.normpath(os.path.join(cwd, named))
+    if launch.python:
+        return os.path.join(launch.programs_folder, named)
     raise RunnerError(
-        f"the trainer {whose.name} starts {named!r}, but there is no such program here",
-        remedy="install it, name its environment with trainer.python, put its folder into PATH, or name it by its path",
+        f"the trainer {name} starts {named!r}, but there is no such program here",
+        remedy="name the environment that the nodes have with trainer.python, or name the program by its path",
         field="trainer",
     )
 
 
-def _search_path(environment: Mapping[str, str], python: str) -> str:
-    """Where programs are looked for: in the environment `python`, in PATH, and last beside this Python, where its torchrun is."""
-    first = [_programs_of(python)] if python else []
-    path = environment.get("PATH") or os.environ.get("PATH") or os.defpath
-    return os.pathsep.join([*first, path, str(Path(sys.executable).parent)])
-
-
-def _programs_of(python: str) -> str:
-    """The folder of an environment's programs, given the environment or its interpreter."""
-    path = Path(python).expanduser()
-    if not path.is_absolute():
-        raise SpecError(
-            f"python must be an absolute path, because trials run on other nodes too, but is {python!r}",
-            remedy="name the environment's folder, or its interpreter, by its whole path",
-            field="trainer.python",
-        )
-    return str(path / "bin" if path.is_dir() else path.parent)
-
-
-def _meeting_variables(placement: Placement, node: int, master_addr: str, master_port: int) -> dict[str, Any]:
+def _meeting_variables(placement: Placement, node: int, master_addr: str, master_port: int) -> dict[str, str]:
     """Where the nodes meet, as launchers read it by themselves."""
     address, port, rank = master_addr, str(master_port), str(node)
     return {

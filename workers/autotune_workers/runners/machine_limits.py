@@ -74,16 +74,21 @@ def check_program(study: Study, config: ParallelConfig) -> None:
 
 def check_launch(name: str, launch: Launch) -> None:
     """The folder and the executable of a launch of the trainer `name`."""
+    check_folder(name, launch)
+    if not find_executable(launch):
+        raise RunnerError(
+            f"the trainer {name} starts {launch.argv[0]!r}, but there is no such program here",
+            remedy="install it, name its environment with trainer.python, or name it by its path",
+            field="trainer",
+        )
+
+
+def check_folder(name: str, launch: Launch) -> None:
+    """The folder in which a launch of the trainer `name` runs."""
     cwd = os.path.abspath(launch.cwd)  # the current folder when it is empty
     if not os.path.isdir(cwd):
         raise RunnerError(
             f"the trainer {name} runs in {cwd!r}, but there is no such folder here",
             remedy="give a folder that exists where trials run",
             field="trainer.cwd",
-        )
-    if not find_executable(launch):
-        raise RunnerError(
-            f"the trainer {name} starts {launch.argv[0]!r}, but there is no such program here",
-            remedy="install it, put its folder into PATH, or name it by its path",
-            field="trainer",
         )
