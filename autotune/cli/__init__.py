@@ -5,7 +5,7 @@
     calibrate.py  calibrate                             serve.py      serve, token create, list, revoke, audit
     jobs.py       submit, list, status, watch, logs,    catalogs.py   knobs, searchers, models, clusters, spaces, trainers, runners
                   pause, resume, stop, cancel           store.py      store check, backup, export, vacuum
-    doctor.py     doctor
+    doctor.py     doctor                                first_spec.py  init, import
 
     output.py     the options that commands share; JSON documents, tables and errors
     live.py       the live view of a running study      study_text.py   a study as text
@@ -74,6 +74,7 @@ def application() -> typer.Typer:
         catalogs,
         doctor,
         export,
+        first_spec,
         jobs,
         plan,
         serve,
@@ -105,6 +106,6 @@ def application() -> typer.Typer:
     ) -> None:
         """Options that stand before the command."""
 
-    for module in (tune, plan, calibrate, jobs, best, export, serve, store, catalogs, doctor):
+    for module in (first_spec, tune, plan, calibrate, jobs, best, export, serve, store, catalogs, doctor):
         module.register(app)
     return app

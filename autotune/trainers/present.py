@@ -90,6 +90,8 @@ class Reading:
     """sequences per optimizer step"""
     optimizer: str = ""
     """adamw or sgd"""
+    cluster: str = ""
+    """name of the cluster"""
     options: Mapping[str, Any] = field(default_factory=dict)
     """options of the trainer"""
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -84,6 +84,8 @@ class Trainer(ABC):
 
     imports: ClassVar[bool] = False
     """whether `read_config` reads what `build` writes"""
+    marks: ClassVar[tuple[str, ...]] = ()
+    """words that its configuration holds and others do not: `autotune init` tells the trainer by them"""
     settings_file: ClassVar[str] = ""
     """name of the file of a launch into which the option `settings` is written"""
 

@@ -41,6 +41,7 @@ class AccelerateTrainer(Trainer):
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
     }
     imports = True
+    marks = ("distributed_type", "fsdp_config:", "num_machines")
     settings_file = "accelerate.yaml"
     options = (
         *SHARED_OPTIONS,

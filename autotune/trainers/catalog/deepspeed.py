@@ -40,6 +40,7 @@ class DeepspeedTrainer(Trainer):
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
     imports = True
+    marks = ("train_micro_batch_size_per_gpu", "zero_optimization")
     settings_file = "ds_config.json"
     options = (
         *SHARED_OPTIONS,

@@ -40,6 +40,7 @@ class HfTrainer(Trainer):
         "sequence_parallel": "it has no tensor parallelism: tp above 1 is refused",
     }
     imports = True
+    marks = ("per_device_train_batch_size", "logging_steps", "output_dir")
     settings_file = "training_args.json"
     options = (
         *SHARED_OPTIONS,

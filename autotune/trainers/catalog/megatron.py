@@ -44,6 +44,7 @@ class MegatronTrainer(Trainer):
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
     imports = True
+    marks = ("tensor-model-parallel-size", "pretrain_gpt.py", "num-layers")
     options = (
         *SHARED_OPTIONS,
         SETTINGS,

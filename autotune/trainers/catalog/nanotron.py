@@ -42,6 +42,7 @@ class NanotronTrainer(Trainer):
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
     imports = True
+    marks = ("batch_accumulation_per_replica", "pp_engine", "context_parallel_size")
     settings_file = "config.yaml"
     options = (
         *SHARED_OPTIONS,

@@ -35,6 +35,7 @@ class NativeTrainer(Trainer):
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
     imports = True
+    marks = ('"trainer_options"', "autotune_workers.launch")
     options = (
         Option(
             name="learning_rate",

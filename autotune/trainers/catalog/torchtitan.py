@@ -40,6 +40,7 @@ class TorchtitanTrainer(Trainer):
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
     imports = True
+    marks = ("tensor_parallel_degree", "[activation_checkpoint]", "data_parallel_shard_degree")
     settings_file = "torchtitan.toml"
     options = (
         *SHARED_OPTIONS,

@@ -53,7 +53,13 @@ def read(present: Present) -> Reading:
     knobs["accumulation_steps"] = knobs.get("accumulation_steps") or accumulation
     if recompute:
         knobs["recompute"] = "full"
-    for degree in ("parallelism_config.parallelism_config_dp_shard_size", "num_machines", "machine_rank"):
+    for degree in (
+        "parallelism_config.parallelism_config_dp_shard_size",
+        "num_machines",
+        "machine_rank",
+        "rdzv_backend",
+        "same_network",
+    ):
         keys.drop(degree)
     if (replicas := keys.find("parallelism_config.parallelism_config_dp_replicate_size")) in (1, None):
         keys.drop("parallelism_config.parallelism_config_dp_replicate_size")

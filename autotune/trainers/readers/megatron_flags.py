@@ -49,7 +49,7 @@ def read(present: Present) -> Reading:
     if not argv:
         name, text = next(iter(present.files.items()))
         argv, unset = command_of(text)
-        remarks = [f"{name}: the variable {variable} is not set there" for variable in unset]
+        remarks = [f"{name}: ${variable} is not set there: write its value into the spec" for variable in unset]
     present = Present(files=present.files, argv=argv, env=present.env)
     keys = KeyReader(_flags(argv), "the command")
     keys.drop(*LAUNCHER)
@@ -96,9 +96,12 @@ def _flags(argv: tuple[str, ...]) -> dict[str, Any]:
     return {name: found if len(found) > 1 else found[0] if found else True for name, found in flags.items()}
 
 
-def _typed(word: str) -> int | str:
-    """A whole number as one, anything else as it is written."""
-    return int(word) if re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", word) else word
+def _typed(word: str) -> int | float | str:
+    """A number that is written back as it was, as one; anything else as it is written."""
+    if re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", word):
+        return int(word)
+    is_plain = re.fullmatch(r"-?(0|[1-9][0-9]{0,9})\.[0-9]{1,9}", word) and str(float(word)) == word
+    return float(word) if is_plain else word
 
 
 def _data_path(keys: KeyReader) -> str | None:
@@ -115,6 +118,8 @@ def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, 
     if per_stage and num_layers:
         stages = num_layers // (pp * per_stage)
     granularity = keys.word("recompute-granularity", {"selective": "selective", "full": "full"}) or "none"
+    if keys.flag("recompute-activations"):  # its short form
+        granularity = "selective"
     if granularity == "full" and (keys.find("recompute-method"), keys.count("recompute-num-layers")) == ("uniform", 1):
         keys.drop("recompute-method")
     return {

@@ -13,7 +13,7 @@ import shlex
 from autotune.errors import SpecError
 
 _ASSIGNMENT = re.compile(r"^(?:export\s+|local\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
-_REFERENCE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)(?:\[[@*]\])?(?::?-([^}]*))?\}?")
+_REFERENCE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(?:\[[@*]\])?(?::?-([^}]*))?\}?")
 _DEPTH = 8
 """variables inside variables"""
 
@@ -75,12 +75,13 @@ def _filled(text: str, variables: dict[str, str], unset: dict[str, None]) -> str
         name, default = found.groups()
         if name not in variables and default is None:
             unset[name] = None
+            return found[0]  # it stays as it is written, where a reader of the spec sees it
         return variables.get(name, default or "")
 
     for _ in range(_DEPTH):
-        if "$" not in text:
+        before, text = text, _REFERENCE.sub(value, text)
+        if text == before:
             break
-        text = _REFERENCE.sub(value, text)
     return text
 
 

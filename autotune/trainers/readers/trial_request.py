@@ -27,6 +27,7 @@ def read(present: Present) -> Reading:
         seq_len=keys.count("workload.seq_len"),
         global_batch_size=keys.count("workload.global_batch_size"),
         optimizer=keys.text("workload.optimizer") or "",
+        cluster=keys.text("workload.cluster.name") or "",
         options={option: value for option, value in options.items() if value is not None},
         remarks=tuple(keys.remarks),
     )

@@ -1,0 +1,107 @@
+"""A draft: a spec with comments that say where each value was found and what is still to be filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import SpecError
+from autotune.schema.files import name_of
+
+WIDTH = 110
+"""characters of a line of the draft, where it can be broken"""
+COMMENT_COLUMN = 44
+"""column at which the comments begin"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A key of the spec."""
+
+    key: str
+    """its name"""
+    value: Any = None
+    """plain values; None with `parts`"""
+    comment: str = ""
+    """where it was found, or what to fill in"""
+    parts: tuple[Entry, ...] = ()
+    """the keys inside, each on a line of its own"""
+    below: tuple[str, ...] = ()
+    """comments under it"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A first spec."""
+
+    heading: tuple[str, ...]
+    """comments at the top"""
+    entries: tuple[Entry, ...]
+    """the spec's keys in their order"""
+    fill_in: tuple[str, ...] = ()
+    """keys whose value is only a stand-in"""
+    notes: tuple[str, ...] = ()
+    """what was kept and what was not understood, in words"""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The spec as plain values."""
+        return {entry.key: _value(entry) for entry in self.entries}
+
+    @property
+    def text(self) -> str:
+        """The spec as YAML."""
+        lines = [f"# {line}" for line in self.heading]
+        for entry in self.entries:
+            lines += _lines(entry, "")
+        return "\n".join(lines) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "spec": self.document,
+            "text": self.text,
+            "fill_in": list(self.fill_in),
+            "notes": list(self.notes),
+        }
+
+
+def file_name(path: str) -> str:
+    """A study's name by the name of a file or folder."""
+    stem = path.rstrip("/").rsplit("/", 1)[-1].rsplit(".", 1)[0]
+    found = name_of(stem)
+    if not found:
+        raise SpecError(f"{path!r} has no name", field="FILE")
+    return found
+
+
+def _value(entry: Entry) -> Any:
+    return {part.key: _value(part) for part in entry.parts} if entry.parts else entry.value
+
+
+def _lines(entry: Entry, indent: str) -> Iterator[str]:
+    if entry.parts:
+        yield _commented(f"{indent}{entry.key}:", entry.comment)
+        for part in entry.parts:
+            yield from _lines(part, indent + "  ")
+    else:
+        first, *more = _flow(entry.value).splitlines()
+        yield _commented(f"{indent}{entry.key}: {first}", entry.comment)
+        yield from (f"{indent}    {line.strip()}" for line in more)
+    yield from (f"{indent}# {line}" for line in entry.below)
+
+
+def _commented(line: str, comment: str) -> str:
+    """The comment behind a short line, above a long one."""
+    if not comment or len(line) <= COMMENT_COLUMN:
+        return f"{line:<{COMMENT_COLUMN}}  # {comment}" if comment else line
+    return f"{line[: len(line) - len(line.lstrip())]}# {comment}\n{line}"
+
+
+def _flow(value: Any) -> str:
+    """A value in one line of YAML, or in several where it is long."""
+    import yaml  # imported here because it is slow to import
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=WIDTH, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")

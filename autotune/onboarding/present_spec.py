@@ -1,0 +1,238 @@
+"""Import: the present configuration of a trainer's program as a spec whose baseline it is.
+
+The draft's settings are what the file says beyond knobs and options, less what a launch writes anyway: the configuration is launched and read again,
+and what comes back equal needs no mention. So a later export carries every key of the file, and a note names what an export adds or changes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import AutotuneError, CatalogError
+from autotune.onboarding.draft import Draft, Entry, file_name
+from autotune.schema.files import is_model_file, read_model
+from autotune.spec import KNOBS, ClusterSpec, ModelSpec, ParallelConfig, Workload, catalog
+from autotune.trainers import Trainer, trainer
+from autotune.trainers.present import SETTINGS, Present, Reading, dotted, without_equal
+
+STAND_IN_MODEL = "nano-gpt"
+STAND_IN_SEQ_LEN = 2048
+STAND_IN_CLUSTER = "h100-sxm"
+"""GPU type of the launch that is only read again"""
+NODE = 8
+"""GPUs of a node, where only the number of ranks is known"""
+OF_THE_RUN = ("steps", "master_addr", "master_port", "seed")
+"""options that belong to one run: a study sets them itself"""
+
+
+def import_draft(
+    present: Present, name: str, path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path
+) -> Draft:
+    """The draft for the trainer of that name; `path`: what was read, `folder`: of the spec, against which its paths are read.
+
+    Raises `SpecError` where the files are not the trainer's, and `CatalogError` for an unknown trainer, model or cluster.
+    """
+    subject = trainer(name)
+    if not subject.imports:
+        subject.read_config(present)  # raises, with the trainer's own reason
+    reading = subject.read_config(present)
+    fill_in: list[str] = []
+    notes = list(reading.remarks)
+    shape = _model(reading, path, model, folder)
+    if shape is None:
+        fill_in.append("model")
+    cluster = cluster or _known_cluster(reading.cluster)
+    there = catalog.cluster(cluster) if cluster not in (None, "local") else None
+    ranks = _ranks(reading, there)
+    batch = reading.global_batch_size or _batch(reading.knobs, ranks)
+    values = {key: value for key, value in reading.options.items() if key not in OF_THE_RUN}
+    settings, told = _beyond_a_launch(subject, reading, values, shape[1] if shape else None, ranks, batch)
+    notes += told
+    if cluster is None:
+        fill_in.append("cluster")
+    fill_in += [] if reading.seq_len else ["workload.seq_len"]
+    fill_in += [] if batch else ["workload.global_batch_size"]
+    defaults = {option.name: option.default for option in subject.options}
+    values = {key: value for key, value in values.items() if value != defaults.get(key)}
+    missing = sorted({"dp", "accumulation_steps"} - reading.knobs.keys())
+    unknown = [key.partition(".")[2] for key in fill_in if key.startswith("workload.")]
+    follows = f"{' and '.join(missing)} follow{'s' if len(missing) == 1 else ''} from cluster and batch"
+    entries = [
+        Entry(key="name", value=file_name(str(path.resolve()))),
+        Entry(
+            key="model",
+            value=shape[0] if shape else STAND_IN_MODEL,
+            comment="" if shape else f"fill in: {_what_model_is()}",
+        ),
+        Entry(key="cluster", value=cluster or "local", comment="" if cluster else _what_cluster_is(ranks)),
+        Entry(
+            key="workload",
+            value={
+                "seq_len": reading.seq_len or STAND_IN_SEQ_LEN,
+                "global_batch_size": batch or math.prod(reading.knobs.get(k, 1) for k in ("micro_batch_size", "dp")),
+                **({"optimizer": reading.optimizer} if reading.optimizer == "sgd" else {}),
+            },
+            comment=f"fill in: {', '.join(unknown)}" if unknown else "",
+        ),
+        Entry(key="space", value=_space(there, ranks, shape[1] if shape else None)),
+        Entry(
+            key="baseline",
+            value=_baseline(reading.knobs),
+            comment=follows if missing else "the present configuration",
+        ),
+        _trainer_entry(name, values, settings),
+    ]
+    if "seed" in reading.options:
+        entries.append(Entry(key="seed", value=reading.options["seed"]))
+    if (ranks or 1) <= NODE and (there is None or there.num_nodes == 1):
+        entries.append(Entry(key="runner", value="local"))
+    if "steps" in reading.options:
+        notes.append(
+            f"the run's length is left to the trials; an export takes it as --option steps={reading.options['steps']}"
+        )
+    if settings:
+        notes.append(f"kept as they are, and written again by every export: {', '.join(dotted(settings))}")
+    heading = (f"The present configuration of {name}, read from {path.name} by `autotune import`.",)
+    return Draft(heading=heading, entries=tuple(entries), fill_in=tuple(fill_in), notes=tuple(notes))
+
+
+def _what_model_is() -> str:
+    return "a catalog name (`autotune models`), the path of a config.json, or the shape"
+
+
+def _what_cluster_is(ranks: int | None) -> str:
+    size = f", {ranks} GPUs at present" if ranks else ""
+    return f"fill in: GPU-NODESxGPUS, e.g. h100-sxm-1x8{size}"
+
+
+def _known_cluster(name: str) -> str | None:
+    """The cluster's name, if the catalog has it."""
+    try:
+        return catalog.cluster(name).name if name else None
+    except CatalogError:
+        return None
+
+
+def _trainer_entry(name: str, values: Mapping[str, Any], settings: Mapping[str, Any]) -> Entry:
+    if not values and not settings:
+        return Entry(key="trainer", value=name)
+    parts = [Entry(key="kind", value=name), *(Entry(key=key, value=_plain(value)) for key, value in values.items())]
+    if settings:
+        comment = "kept from the file: every launch writes them again"
+        inside = tuple(Entry(key=str(key), value=_plain(value)) for key, value in settings.items())
+        parts.append(Entry(key=SETTINGS.name, comment=comment, parts=inside))
+    return Entry(key="trainer", parts=tuple(parts))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _baseline(knobs: Mapping[str, Any]) -> str:
+    shown = [k for k in KNOBS.values() if k.name in knobs and (k.always_shown or knobs[k.name] != k.default)]
+    return ",".join(f"{k.name}={k.text(knobs[k.name])}" for k in shown)
+
+
+def _model(reading: Reading, path: Path, asked: str | None, folder: Path) -> tuple[Any, ModelSpec] | None:
+    """What the spec says of the model, and its shape; None where nothing tells. Raises `SpecError` for a wrong name or config.json."""
+    if asked is not None:
+        return asked, read_model(asked, Path.cwd()) if is_model_file(asked) else catalog.model(asked)
+    if reading.model_file:
+        base = path if path.is_dir() else path.parent
+        if (base / reading.model_file).is_file():
+            found = read_model(reading.model_file, base)
+            return os.path.relpath((base / reading.model_file).resolve(), folder.resolve()), found
+    if not reading.model:
+        return None
+    known = {f.name for f in fields(ModelSpec)}
+    try:
+        shape = ModelSpec(**{"name": "imported", **{k: v for k, v in reading.model.items() if k in known}})
+    except TypeError:  # a required size is not told
+        return None
+    for name in catalog.model_names():
+        if _sizes(catalog.model(name)) == _sizes(shape):
+            return name, catalog.model(name)
+    default = ModelSpec(name="x", num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1)
+    told = {f.name: getattr(shape, f.name) for f in fields(ModelSpec)}
+    required = (
+        "name",
+        "num_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "vocab_size",
+        "ffn_hidden_size",
+        "num_kv_heads",
+    )
+    return {k: v for k, v in told.items() if k in required or v != getattr(default, k)}, shape
+
+
+def _sizes(model: ModelSpec) -> ModelSpec:
+    """The shape alone, with the size of a head written out."""
+    return replace(model, name="shape", source="", attention_head_dim=model.head_dim)
+
+
+def _ranks(reading: Reading, cluster: ClusterSpec | None) -> int | None:
+    if "dp" in reading.knobs:
+        ranks: int = math.prod(reading.knobs.get(degree, 1) for degree in ("tp", "pp", "dp", "cp"))
+        return ranks
+    return cluster.num_gpus if cluster else None
+
+
+def _batch(knobs: Mapping[str, Any], ranks: int | None) -> int | None:
+    """The batch where only the cluster tells dp."""
+    if ranks is None or "accumulation_steps" not in knobs or "micro_batch_size" not in knobs:
+        return None
+    others: int = math.prod(knobs.get(degree, 1) for degree in ("tp", "pp", "cp"))
+    per_replica: int = knobs["micro_batch_size"] * knobs["accumulation_steps"]
+    return per_replica * max(1, ranks // others)
+
+
+def _space(cluster: ClusterSpec | None, ranks: int | None, model: ModelSpec | None) -> str:
+    nodes = cluster.num_nodes if cluster else -(-(ranks or 1) // NODE)
+    if model is not None and model.num_experts:
+        return "moe-multi-node"
+    if (cluster.num_gpus if cluster else ranks) == 1:
+        return "single-gpu"
+    return "dense-multi-node" if nodes > 1 else "dense-single-node"
+
+
+def _beyond_a_launch(
+    subject: Trainer,
+    reading: Reading,
+    options: Mapping[str, Any],
+    model: ModelSpec | None,
+    ranks: int | None,
+    batch: int | None,
+) -> tuple[dict[str, Any], list[str]]:
+    """(the settings that a launch would not write by itself, what a launch adds or changes in words)"""
+    if not (model and ranks and batch and reading.seq_len):
+        return dict(reading.settings), []
+    try:
+        nodes, per_node = (1, ranks) if ranks <= NODE else (-(-ranks // NODE), NODE)
+        workload = Workload(
+            model=model,
+            cluster=catalog.cluster_of(STAND_IN_CLUSTER, num_nodes=nodes, gpus_per_node=per_node),
+            seq_len=reading.seq_len,
+            global_batch_size=batch,
+            optimizer=reading.optimizer or "adamw",
+            trainer=subject.name,
+        )
+        config = ParallelConfig(**{k: v for k, v in reading.knobs.items() if k in KNOBS})
+        again = subject.read_config(Present.of_launch(subject.launch(workload, config, options)))
+    except AutotuneError as error:
+        return dict(reading.settings), [f"an export of this configuration is refused for now: {error}"]
+    settings = without_equal(reading.settings, again.settings)
+    notes = []
+    changed = {k: v for k, v in again.knobs.items() if k in reading.knobs and reading.knobs[k] != v}
+    if changed:
+        notes.append("an export changes " + ", ".join(f"{k}: {reading.knobs[k]} to {v}" for k, v in changed.items()))
+    if added := sorted(set(dotted(again.settings)) - set(dotted(reading.settings))):
+        notes.append(
+            f"an export also writes {', '.join(added)}, which the present configuration leaves at their defaults"
+        )
+    return settings, notes

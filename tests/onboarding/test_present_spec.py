@@ -1,0 +1,114 @@
+"""A trainer's present configuration becomes a spec that loads, and whose export carries the same configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import api
+from autotune.onboarding.draft import Draft
+from autotune.onboarding.present_files import read_present, recognized
+from autotune.onboarding.present_spec import import_draft
+from autotune.spec import ClusterSpec, ParallelConfig, Workload, catalog
+from autotune.trainers import trainer, write_launch
+from autotune.trainers.effective import effective
+
+CLUSTER = "h100-sxm-2x8"
+WORKLOAD = Workload(
+    model=catalog.model("llama-1b"),
+    cluster=ClusterSpec.of("h100-sxm", num_nodes=2, gpus_per_node=8),
+    seq_len=2048,
+    global_batch_size=64,
+)
+CONFIG = ParallelConfig(dp=16, micro_batch_size=2, accumulation_steps=2, zero_stage=2, recompute="full")
+NEEDS: dict[str, dict[str, Any]] = {
+    "torchtitan": {"hf_assets_path": "assets"},
+    "nanotron": {"entrypoint": "run_train.py"},
+}
+TRAINERS = ("accelerate", "deepspeed", "hf_trainer", "megatron", "nanotron", "native")
+
+
+def drafted(path: Path, name: str, **known: Any) -> Draft:
+    return import_draft(read_present(path), name, path, folder=path.parent, **known)
+
+
+def exported(name: str, folder: Path, **settings: Any) -> ParallelConfig:
+    """Writes a launch into the folder; returns what was launched."""
+    subject = trainer(name)
+    given = {"nearest": True, "learning_rate": 1e-5, **NEEDS.get(name, {}), **settings}
+    limits = subject.limits(WORKLOAD, CONFIG, given)
+    launched = ParallelConfig.from_dict({**CONFIG.to_dict(), **{limit.knob: limit.nearest for limit in limits}})
+    write_launch(subject.launch(WORKLOAD, launched, given), folder)
+    return launched
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_an_exported_folder_becomes_a_spec_with_that_baseline(name: str, tmp_path: Path) -> None:
+    launched = exported(name, tmp_path / "launch")
+    draft = drafted(tmp_path / "launch", name, cluster=CLUSTER)
+    assert draft.fill_in == ()
+    study = api.load_study(draft.document, base=tmp_path)
+    assert study.baseline is not None
+    assert effective(study.baseline) == effective(launched)
+    assert study.workload.seq_len == 2048
+    assert study.trainer_options["learning_rate"] == 1e-5
+    assert "settings" not in study.trainer_options  # what a launch writes anyway is not repeated
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_the_text_is_the_document(name: str, tmp_path: Path) -> None:
+    import yaml
+
+    exported(name, tmp_path / "launch")
+    draft = drafted(tmp_path / "launch", name)
+    assert yaml.safe_load(draft.text) == draft.document
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_folder_is_recognized_by_its_contents(name: str, tmp_path: Path) -> None:
+    exported(name, tmp_path / "launch")
+    assert recognized(read_present(tmp_path / "launch")) == name
+
+
+def test_a_setting_that_somebody_changed_is_kept_and_written_again(tmp_path: Path) -> None:
+    exported("deepspeed", tmp_path / "launch")
+    path = tmp_path / "launch" / "ds_config.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"gradient_clipping": 0.25, "communication_data_type": "fp32"}))
+    draft = drafted(tmp_path / "launch", "deepspeed", cluster=CLUSTER)
+    kept = {"gradient_clipping": 0.25, "communication_data_type": "fp32"}
+    assert draft.document["trainer"]["settings"] == kept
+    assert (
+        "kept as they are, and written again by every export: gradient_clipping, communication_data_type" in draft.notes
+    )
+    study = api.load_study(draft.document, base=tmp_path)
+    assert study.baseline is not None
+    launch = trainer("deepspeed").launch(study.workload, study.baseline, study.trainer_options)
+    again = json.loads(launch.files["ds_config.json"])
+    assert {key: again[key] for key in kept} == kept
+    assert again["train_batch_size"] == 64
+
+
+def test_what_a_single_file_cannot_tell_is_to_be_filled_in(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true}}')
+    draft = drafted(tmp_path / "ds.json", "deepspeed")
+    assert draft.fill_in == ("model", "cluster", "workload.seq_len", "workload.global_batch_size")
+    assert draft.text.count("fill in:") == 3
+    assert "dp" not in draft.document["baseline"].split("=")
+
+
+def test_options_fill_in_what_the_file_does_not_tell(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 3}}'
+    (tmp_path / "ds.json").write_text(text)
+    draft = drafted(tmp_path / "ds.json", "deepspeed", model="llama-8b", cluster="h100-sxm-1x8")
+    assert draft.fill_in == ("workload.seq_len",)
+    study = api.load_study(draft.document, base=tmp_path)
+    assert (study.workload.global_batch_size, study.baseline and study.baseline.dp) == (64, 8)
+
+
+def test_a_shape_of_the_catalog_is_named(tmp_path: Path) -> None:
+    exported("megatron", tmp_path / "launch")
+    assert drafted(tmp_path / "launch", "megatron").document["model"] == "llama-1b"

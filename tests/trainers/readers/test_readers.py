@@ -1,0 +1,134 @@
+"""Configurations as people write them, which no export has written."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.errors import SpecError
+from autotune.trainers import trainer, trainer_names
+from autotune.trainers.present import Present
+
+MEGATRON = """#!/bin/bash
+GPUS=8; NODES=2
+NODES=2
+GPUS=8
+LAUNCH=(--nproc_per_node $GPUS
+        --nnodes ${NODES})
+MODEL="--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --swiglu"  # 7B
+MODEL_ARGS="$MODEL --ffn-hidden-size 11008 --seq-length 4096 --vocab-size 32000 --untie-embeddings-and-output-weights"
+torchrun ${LAUNCH[@]} pretrain_gpt.py \\
+    $MODEL_ARGS --position-embedding-type rope --micro-batch-size 1 --global-batch-size 256 \\
+    --tensor-model-parallel-size=4 --pipeline-model-parallel-size 2 --sequence-parallel --bf16 \\
+    --use-distributed-optimizer --recompute-activations \\
+    --data-path 0.3 /data/a 0.7 /data/b --save ${SAVE_TO} --distributed-timeout-minutes 60
+"""
+
+
+def test_all_trainers_but_the_users_own_program_read_a_configuration() -> None:
+    assert {name for name in trainer_names() if not trainer(name).imports} <= {"command", *FOREIGN}
+
+
+FOREIGN = frozenset(name for name in trainer_names() if not type(trainer(name)).__module__.startswith("autotune."))
+"""trainers that other packages have registered"""
+
+
+def test_a_megatron_script_is_read_without_being_run() -> None:
+    reading = trainer("megatron").read_config(Present(files={"run.sh": MEGATRON}))
+    assert reading.knobs == {
+        "tp": 4,
+        "pp": 2,
+        "cp": 1,
+        "ep": 1,
+        "dp": 2,
+        "micro_batch_size": 1,
+        "accumulation_steps": 128,
+        "precision": "bf16",
+        "recompute": "selective",
+        "zero_stage": 1,
+        "sequence_parallel": True,
+        "pp_schedule": "1f1b",
+        "virtual_stages": 1,
+    }
+    assert (reading.model["num_layers"], reading.model["gated_mlp"], reading.seq_len) == (32, True, 4096)
+    assert reading.options["data_path"] == "0.3 /data/a 0.7 /data/b"
+    assert reading.settings == {"save": "${SAVE_TO}", "distributed-timeout-minutes": 60}
+    assert reading.remarks == ("run.sh: $SAVE_TO is not set there: write its value into the spec",)
+
+
+def test_a_text_file_of_flags_is_a_configuration_of_megatron() -> None:
+    text = "--tensor-model-parallel-size 2\n--micro-batch-size 4\n--fp16\n"
+    reading = trainer("megatron").read_config(Present(files={"args.txt": text}))
+    assert (reading.knobs["tp"], reading.knobs["micro_batch_size"], reading.knobs["precision"]) == (2, 4, "fp16")
+    assert "dp" not in reading.knobs
+
+
+def test_several_datasets_and_settings_go_back_onto_the_command() -> None:
+    subject = trainer("megatron")
+    launch = subject.with_settings(
+        trainer_launch("megatron", data_path="0.3 /data/a 0.7 /data/b"),
+        {"split": "98,1,1", "no-flag": True, "two": [1, 2]},
+    )
+    assert "--data-path 0.3 /data/a 0.7 /data/b" in " ".join(launch.argv)
+    assert " ".join(launch.argv).endswith("--split 98,1,1 --no-flag --two 1 2")
+
+
+def trainer_launch(name: str, **options: str):  # type: ignore[no-untyped-def]
+    from autotune.spec import ParallelConfig
+    from autotune.testing.trainers import WORKLOAD
+
+    config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4)
+    given = {"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "t.model", **options}
+    return trainer(name).launch(WORKLOAD, config, given)
+
+
+def test_deepspeed_values_that_the_program_fills_in_are_named() -> None:
+    text = '{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}'
+    reading = trainer("deepspeed").read_config(Present(files={"ds.json": text}))
+    assert reading.knobs["zero_stage"] == 3
+    assert "micro_batch_size" not in reading.knobs
+    assert reading.remarks == ("ds.json: train_micro_batch_size_per_gpu='auto': the program fills it in",)
+    assert reading.settings == {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+
+
+def test_a_contradictory_batch_is_an_error_that_shows_it() -> None:
+    text = '{"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}'
+    with pytest.raises(
+        SpecError, match=r"micro_batch_size=4 \* accumulation_steps=2 must divide the global batch of 10"
+    ):
+        trainer("deepspeed").read_config(Present(files={"ds.json": text}))
+
+
+@pytest.mark.parametrize(("strategy", "stage"), [("FULL_SHARD", 3), ("SHARD_GRAD_OP", 2), ("2", 2), ("NO_SHARD", 0)])
+def test_fsdp1_strategies_of_accelerate_are_zero_stages(strategy: str, stage: int) -> None:
+    text = f"distributed_type: FSDP\nnum_processes: 16\nmixed_precision: no\nfsdp_config: {{fsdp_sharding_strategy: {strategy}}}\n"
+    reading = trainer("accelerate").read_config(Present(files={"acc.yaml": text}))
+    assert (reading.knobs["zero_stage"], reading.knobs["dp"], reading.knobs["precision"]) == (stage, 16, "fp32")
+
+
+def test_torchtitan_says_that_a_flavor_is_not_carried() -> None:
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ntensor_parallel_degree = 2\n[training]\nlocal_batch_size = 2\n'
+    reading = trainer("torchtitan").read_config(Present(files={"job.toml": text}))
+    assert (reading.knobs["tp"], reading.knobs["zero_stage"], reading.knobs["micro_batch_size"]) == (2, 3, 2)
+    assert "flavor='8B'" in reading.remarks[0]
+
+
+def test_training_arguments_name_a_deepspeed_file_that_is_not_read() -> None:
+    text = '{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bf16": true, "deepspeed": "ds.json", "warmup_steps": 10}'
+    reading = trainer("hf_trainer").read_config(Present(files={"args.json": text}))
+    assert (reading.knobs["micro_batch_size"], reading.knobs["precision"]) == (4, "bf16")
+    assert "ds.json" in reading.remarks[0]
+    assert reading.settings["warmup_steps"] == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [("deepspeed", "a.json", "["), ("nanotron", "a.yaml", "- 1"), ("torchtitan", "a.toml", "=")],
+)
+def test_a_file_that_is_not_the_trainers_is_an_error_that_names_it(name: str, file: str, text: str) -> None:
+    with pytest.raises(SpecError, match=file):
+        trainer(name).read_config(Present(files={file: text}))
+
+
+def test_a_file_with_another_ending_is_named() -> None:
+    with pytest.raises(SpecError, match=r"none of the files notes.txt ends in .json"):
+        trainer("deepspeed").read_config(Present(files={"notes.txt": ""}))
