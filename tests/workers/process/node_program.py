@@ -1,0 +1,68 @@
+"""One node's part of a program over several nodes, without any launcher: it prints a log, and one node of it misbehaves when told to.
+
+python node_program.py --node N --micro-batch M [--step-s S] [--fault KIND@NODE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+
+STEPS = 12
+FLOOD_LINE = "x" * 99 + "\n"
+
+
+def fall(kind: str) -> None:
+    """The fault itself."""
+    if kind == "exit":
+        print("ValueError: the cause", flush=True)
+        raise SystemExit(1)
+    if kind == "silence":
+        time.sleep(3600)
+    elif kind == "children":
+        subprocess.Popen(
+            [sys.executable, __file__, "--node=9", "--micro-batch=1", "--fault=silence@9"], start_new_session=True
+        )
+        raise SystemExit(1)
+    elif kind == "kill":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(3600)
+    elif kind == "flood":
+        for _ in range(200):
+            sys.stdout.write(FLOOD_LINE * 10_000)  # 200 MB in all
+        print("RuntimeError: the last words", flush=True)
+        raise SystemExit(1)
+
+
+def main() -> None:
+    """Prints one step after the other; a peer of a node that failed sees a broken connection."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--micro-batch", type=int, required=True)
+    parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument("--fault", default="")
+    arguments = parser.parse_args()
+    kind, _, where = arguments.fault.partition("@")
+    is_mine = bool(kind) and arguments.node == int(where)
+    print(
+        f"told {sorted(f'{k}={v}' for k, v in os.environ.items() if k.startswith(('PET_', 'MASTER_', 'NODE_', 'GLOO_')))}"
+    )
+    for step in range(STEPS):
+        if is_mine and step == 3:
+            fall(kind)
+        if kind == "exit" and step == 3:
+            print("RuntimeError: Connection reset by peer", flush=True)
+            raise SystemExit(1)
+        if kind and step == 5:
+            time.sleep(3600)  # waits for its peer
+        time.sleep(arguments.step_s)
+        print(f"iteration {step}: loss = {5.0 - 0.01 * step:.4f}", flush=True)
+        print(f"iteration {step}: {10 + arguments.node:.3f} ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()

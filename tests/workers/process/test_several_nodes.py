@@ -1,0 +1,132 @@
+"""Programs over two nodes of this machine: each failure gets its kind, from the node that failed, and nothing is left on any node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.ports import AttemptEnded, LogRead, TrialRequest
+from autotune.spec import FailureKind
+from autotune.testing.runners import ended, events_until_ended
+from autotune_workers.runners.local import LocalRunner
+from tests.workers.process.test_program_runner import METRICS
+from tests.workers.requests import DOUBLE, PATIENT
+from tests.workers.requests import request as asking
+
+pytestmark = pytest.mark.alone
+
+HERE = Path(__file__).parent
+HASTY = replace(PATIENT, min_steps=6, max_steps=8, precision=0.0, step_timeout_s=3.0)
+READ = {name: pattern for name, pattern in METRICS.items() if name != "peak_memory_gib"}
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[LocalRunner]:
+    with LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE) as runner:
+        yield runner
+
+
+def on_two_nodes(number: int, argv: list[str], **fields: Any) -> TrialRequest:
+    """A trial of two nodes with one rank each."""
+    options = {"argv": argv, "metrics": READ, "fixed": {"dp": 2}, "env": {"OMP_NUM_THREADS": "1"}}
+    config = {"precision": "bf16"}
+    asked = asking(number, dp=2, trainer="command", trainer_options=options, config=config, **fields)
+    cluster = replace(asked.workload.cluster, num_nodes=2, gpus_per_node=1)
+    return replace(asked, workload=replace(asked.workload, cluster=cluster))
+
+
+def program(number: int, *arguments: str, **fields: Any) -> TrialRequest:
+    argv = [sys.executable, str(HERE / "node_program.py"), "--node={node_rank}", "--micro-batch={micro_batch_size}"]
+    return on_two_nodes(number, [*argv, *arguments], measure=HASTY, **fields)
+
+
+def one(runner: LocalRunner, asked: TrialRequest) -> AttemptEnded:
+    runner.start(asked)
+    return ended(events_until_ended(runner, [asked.id]))
+
+
+def left() -> list[str]:
+    """Command lines of what is left of the programs."""
+    found = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{entry}/cmdline").read_bytes() if entry.isdigit() else b""
+            if os.fsencode(HERE / "node_program.py") in words:
+                found.append(words.decode())
+    return found
+
+
+def test_each_node_is_told_its_number_and_where_all_meet_and_one_is_measured(runner: LocalRunner) -> None:
+    asked = replace(program(0), with_log=True)
+    runner.start(asked)
+    events = events_until_ended(runner, [asked.id])
+    end = ended(events)
+    assert end.failure is None, end.failure
+    assert end.measurement is not None
+    assert len(set(end.measurement.step_times_s)) == 1, "steps of one node"
+    assert end.measurement.peak_memory_bytes, "seen by the keepers"
+    logs = [event for event in events if isinstance(event, LogRead)]
+    told = {event.node: line for event in logs for line in event.lines if line.startswith("told")}
+    for node in (0, 1):
+        assert f"'PET_NODE_RANK={node}'" in told[node]
+        assert f"'NODE_RANK={node}'" in told[node]
+        for words in ("PET_NNODES=2", "PET_NPROC_PER_NODE=1", "MASTER_ADDR=127.0.0.1", "GLOO_SOCKET_IFNAME=lo"):
+            assert words in told[node]
+
+
+FAULTS = {
+    "exit@1": (FailureKind.ERROR, "on node 1 (127.0.0.1)", "[node 1] ValueError: the cause"),
+    "exit@0": (FailureKind.ERROR, "on node 0 (127.0.0.1)", "[node 0] ValueError: the cause"),
+    "silence@1": (FailureKind.HANG, "step_timeout_s", "[node 0] iteration 4"),
+    "children@1": (FailureKind.ERROR, "on node 1", "[node 1] iteration 2"),
+    "kill@1": (FailureKind.WORKER_LOST, "node 1 (127.0.0.1): its keeper was lost", "[node 1] iteration 2"),
+    "flood@1": (FailureKind.ERROR, "on node 1", "[node 1] RuntimeError: the last words"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_gets_the_kind_of_the_node_that_failed(runner: LocalRunner, fault: str) -> None:
+    kind, says, logged = FAULTS[fault]
+    began_s = time.monotonic()
+    failure = one(runner, program(1, f"--fault={fault}")).failure
+    took_s = time.monotonic() - began_s
+    assert failure is not None
+    assert failure.kind is kind, failure
+    assert says in failure.message
+    assert any(line.startswith(logged) for line in failure.log_tail), failure.log_tail
+    assert left() == [], "nothing is left on any node"
+    assert took_s < 30
+    assert one(runner, program(2)).failure is None
+
+
+def test_a_program_that_one_node_lacks_is_refused_there(runner: LocalRunner, tmp_path: Path) -> None:
+    script = tmp_path / "train"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    failure = one(runner, on_two_nodes(0, [str(script), "{micro_batch_size}"])).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.ERROR
+    assert failure.message.startswith("the program cannot be started on node ")
+
+
+def test_standalone_would_stay_on_one_node(runner: LocalRunner) -> None:
+    failure = one(runner, on_two_nodes(0, ["torchrun", "--standalone", "x.py", "{micro_batch_size}"])).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.INVALID
+    assert "leave --standalone out" in failure.message
+
+
+def test_a_plain_torchrun_command_runs_on_two_nodes_as_it_is(runner: LocalRunner) -> None:
+    argv = ["torchrun", str(HERE / "gloo_program.py"), "--micro-batch={micro_batch_size}"]
+    end = one(runner, on_two_nodes(0, argv))
+    assert end.failure is None, end.failure
+    assert end.measurement is not None
+    assert end.measurement.num_ranks == 2
