@@ -100,14 +100,15 @@ class LogReader(threading.Thread):
     def _take(self, chunk: bytes, now_s: float) -> None:
         self._budget = min(BURST_BYTES, self._budget + (now_s - self._filled_s) * RATE_BYTES_PER_S)
         self._filled_s = now_s
-        if len(chunk) > self._budget:
-            self._leave_out(chunk)
-            return
-        self._budget -= len(chunk)
-        self._last = b""
-        *lines, rest = _LINE_END.split(self._line + chunk)
-        self._line = rest[:LINE_BYTES]
-        self._send(lines, now_s)
+        passed = len(chunk) if len(chunk) <= self._budget else chunk.rfind(b"\n", 0, int(self._budget)) + 1
+        if passed:
+            self._budget -= passed
+            self._last = b""
+            *lines, rest = _LINE_END.split(self._line + chunk[:passed])
+            self._line = rest[:LINE_BYTES]
+            self._send(lines, now_s)
+        if passed < len(chunk):
+            self._leave_out(chunk[passed:])
 
     def _leave_out(self, chunk: bytes) -> None:
         """Counts the lines; what comes after the last line end begins a line that may be passed on."""

@@ -1,0 +1,242 @@
+"""The keeper of a program: its lease, its bounded log, its end; the readings that it takes on its node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.trainers.launch_files import FOLDER
+from autotune_workers.gang.wire import Lines, Message
+from autotune_workers.process import gpu_memory, keeper_log
+from autotune_workers.process.gpu_memory import GpuMemory
+from autotune_workers.process.keeper_log import LogReader, Outbox
+from autotune_workers.process.keeper_process import KeeperProcess
+from autotune_workers.process.machine import descendants, is_alive
+from autotune_workers.process.network_interface import interface_of
+from autotune_workers.process.program_places import ProgramOrder
+
+pytestmark = pytest.mark.alone
+
+SLEEPS = "import time; print('here', flush=True); time.sleep(3600)"
+
+
+@pytest.fixture
+def keeper() -> Iterator[KeeperProcess]:
+    keeper = KeeperProcess()
+    yield keeper
+    keeper.close(30.0)
+
+
+def until(
+    keeper: KeeperProcess, event: str, timeout_s: float = 30.0, every: Callable[[], None] = lambda: None
+) -> list[Message]:
+    """Messages up to the first one of this event."""
+    heard: list[Message] = []
+    end_s = time.monotonic() + timeout_s
+    while not any(message["event"] == event for message in heard):
+        assert time.monotonic() < end_s, heard
+        every()
+        heard += keeper.receive()
+        time.sleep(0.02)
+    return heard
+
+
+def begin(keeper: KeeperProcess, code: str, *arguments: str, lease_s: float | None = None, **order: Any) -> None:
+    keeper.begin(
+        ProgramOrder(argv=(sys.executable, "-c", code, *arguments), **order), address="127.0.0.1", lease_s=lease_s
+    )
+
+
+def pid_in(messages: list[Message]) -> int:
+    return next(int(message["pid"]) for message in messages if message["event"] == "started")
+
+
+def test_a_lease_that_nobody_renews_ends_the_program(keeper: KeeperProcess) -> None:
+    begin(keeper, SLEEPS, lease_s=1.0)
+    pid = pid_in(until(keeper, "lines"))
+    end_s = time.monotonic() + 3.0
+    while time.monotonic() < end_s:
+        keeper.renew()
+        assert is_alive(pid), "a renewed lease lasts"
+        time.sleep(0.2)
+    ended = until(keeper, "ended", 10.0)[-1]
+    assert (ended["code"], ended["left"]) == (-signal.SIGTERM, [])
+    assert not is_alive(pid)
+
+
+def test_the_time_for_which_a_machine_stands_still_is_not_counted(keeper: KeeperProcess) -> None:
+    begin(keeper, SLEEPS, lease_s=2.0)
+    pid = pid_in(until(keeper, "lines"))
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(parent, signal.SIGSTOP)
+    time.sleep(4.0)
+    os.kill(parent, signal.SIGCONT)
+    time.sleep(0.5)
+    assert is_alive(pid)
+    until(keeper, "ended", 10.0)
+
+
+def test_a_keeper_is_nobodys_child_and_what_it_wrote_is_gone_with_the_program(keeper: KeeperProcess) -> None:
+    code = "import os, sys; print(open(sys.argv[1]).read(), os.getcwd())"
+    before = set(descendants(os.getpid()))
+    begin(keeper, code, f"{FOLDER}/sub/a.txt", files={"sub/a.txt": "text"})
+    heard = until(keeper, "ended")
+    assert set(descendants(os.getpid())) <= before
+    (line,) = [line for message in heard if message["event"] == "lines" for _, line in message["lines"]]
+    text, folder = line.split()
+    assert text == "text"
+    assert not Path(folder).exists()
+    assert heard[-1]["code"] == 0
+    assert heard[-1]["peak_bytes"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "cwd", "says"),
+    [(("/no/python",), "", "trainer.python"), ((sys.executable,), "/no/folder", "trainer.cwd")],
+)
+def test_what_is_not_on_the_node_is_refused_with_what_to_do(
+    keeper: KeeperProcess, argv: tuple[str, ...], cwd: str, says: str
+) -> None:
+    keeper.begin(ProgramOrder(argv=argv, cwd=cwd), address="127.0.0.1")
+    reason = until(keeper, "refused")[-1]["reason"]
+    assert says in reason
+    assert socket.gethostname() in reason
+
+
+def test_a_keeper_that_is_killed_takes_the_program_with_it(keeper: KeeperProcess) -> None:
+    begin(keeper, SLEEPS)
+    pid = pid_in(until(keeper, "lines"))
+    os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    assert until(keeper, "gone")[-1] == {"event": "gone", "why": "its keeper was lost"}
+    end_s = time.monotonic() + 10.0
+    while is_alive(pid) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    assert not is_alive(pid)
+
+
+def sent(log: bytes, *, pieces: int = 1) -> list[Message]:
+    """What a log reader sends of a log that is written in so many pieces."""
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    heard, lines = [], Lines()
+    with ours, theirs:
+        reader = LogReader(reading, Outbox(theirs))
+        reader.start()
+        size = -(-len(log) // pieces)
+        for piece in range(pieces):
+            os.write(writing, log[piece * size : (piece + 1) * size])
+        os.close(writing)
+        reader.join(30.0)
+        theirs.shutdown(socket.SHUT_WR)
+        while chunk := ours.recv(1 << 16):
+            heard += lines.feed(chunk)
+    return heard
+
+
+def test_lines_end_by_carriage_returns_and_the_last_one_needs_no_end() -> None:
+    messages = sent(b"1/3\r2/3\r3/3\r\nend", pieces=4)
+    assert [line for message in messages for _, line in message["lines"]] == ["1/3", "2/3", "3/3", "end"]
+    stamps = [at_s for message in messages for at_s, _ in message["lines"]]
+    assert stamps == sorted(stamps)
+    assert time.monotonic() - 30 < stamps[0] <= time.monotonic()
+
+
+def test_more_than_can_be_passed_on_is_left_out_and_counted_and_the_last_lines_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper_log, "BURST_BYTES", 1000)
+    monkeypatch.setattr(keeper_log, "RATE_BYTES_PER_S", 0)
+    monkeypatch.setattr(keeper_log, "LAST_BYTES", 200)
+    log = b"".join(b"line %03d\n" % number for number in range(500))
+    messages = sent(log, pieces=9)
+    lines = [line for message in messages for _, line in message["lines"]]
+    left_out = sum(message.get("left_out", 0) for message in messages)
+    assert lines[0] == "line 000"
+    assert lines[-1] == "line 499"
+    assert len(lines) + left_out == pytest.approx(500, abs=1), "the one that is cut may count twice"
+    assert len("".join(lines)) < 1400
+
+
+def test_an_owner_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_log, "BACKLOG_BYTES", 1000)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        outbox = Outbox(theirs)
+        taken = [outbox.send({"event": "lines", "lines": [[0.0, "x" * 100]]}, may_drop=True) for _ in range(10_000)]
+        assert outbox.send({"event": "ended"}), "what must arrive is kept"
+        assert not all(taken)
+        heard, lines = [], Lines()
+        while not any(message["event"] == "ended" for message in heard):
+            heard += lines.feed(ours.recv(1 << 16))
+            outbox.flush()
+        assert len(heard) == sum(taken) + 1
+
+
+def test_the_interface_of_an_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.7") == ""
+
+
+@dataclass
+class FakeNvml:
+    """Two GPUs as pynvml shows them."""
+
+    used: list[int]
+    processes: list[dict[int, int | None]]
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.used)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> Any:  # noqa: N802
+        return SimpleNamespace(used=self.used[gpu])
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> list[Any]:  # noqa: N802
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.processes[gpu].items()]
+
+
+def test_gpu_memory_is_that_of_the_programs_processes_on_the_fullest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_memory, "SAMPLE_S", 0.0)
+    nvml = FakeNvml(used=[100, 0], processes=[{}, {}])
+    memory = GpuMemory(nvml)
+    memory.begin("0,1")
+    assert memory.peak_bytes is None
+    nvml.processes = [{7: 10, 99: 500}, {7: 20, 8: 15}]
+    memory.look([7, 8])
+    nvml.processes = [{7: 12}, {}]
+    memory.look([7, 8])
+    assert memory.peak_bytes == 35
+
+
+def test_where_the_driver_names_no_process_what_was_added_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_memory, "SAMPLE_S", 0.0)
+    nvml = FakeNvml(used=[100, 400], processes=[{}, {4_000_000: None}])
+    memory = GpuMemory(nvml)
+    memory.begin(None)
+    nvml.used = [150, 700]
+    memory.look([7])
+    nvml.used = [150, 500]
+    memory.look([7])
+    assert memory.peak_bytes == 300
+
+
+def test_a_program_without_gpus_has_no_reading() -> None:
+    memory = GpuMemory(FakeNvml(used=[1], processes=[{}]))
+    memory.begin("")
+    memory.look([7])
+    assert memory.peak_bytes is None

@@ -1,0 +1,323 @@
+"""Programs on places that are not there: what is told to each node, who is to blame, and how long one waits. No process is started."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from autotune.errors import AutotuneError, RunnerError
+from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, RunnerEvent, TrialRequest
+from autotune.spec import Failure, FailureKind
+from autotune_workers.gang import placement_wait
+from autotune_workers.gang.ladder import Patience
+from autotune_workers.gang.wire import Message
+from autotune_workers.process import program_attempt
+from autotune_workers.process.program_attempt import ProgramAttempt
+from autotune_workers.process.program_launch import prepare
+from autotune_workers.process.program_places import ProgramOrder, ProgramPlace
+from autotune_workers.process.program_runner import ProgramRunner
+from tests.workers.requests import PATIENT
+from tests.workers.requests import request as asking
+
+METRICS = {"step": r"^step (\d+)", "step_time_s": r"time ([\d.]+)", "loss": r"loss ([\d.]+)"}
+
+
+class FakeNode:
+    """A keeper that does as it is told, when the test says so."""
+
+    def __init__(self, address: str, port: int = 4000) -> None:
+        self.name, self.address, self.port, self.ready = address, address, port, False
+        self.order: ProgramOrder | None = None
+        self.told_to_end = False
+
+    def begin(self, order: ProgramOrder) -> None:
+        self.order = order
+
+    def end(self) -> None:
+        self.told_to_end = True
+
+
+def asked(measure: Any = PATIENT, **options: Any) -> TrialRequest:
+    argv = [sys.executable, "train.py", "--mb={micro_batch_size}", "--dp={dp}"]
+    chosen = {"argv": argv, "metrics": METRICS, **options}
+    request = asking(0, dp=4, trainer="command", trainer_options=chosen, config={"precision": "bf16"}, measure=measure)
+    cluster = replace(request.workload.cluster, num_nodes=2, gpus_per_node=2)
+    return replace(request, workload=replace(request.workload, cluster=cluster))
+
+
+class Two:
+    """An attempt on two fake nodes, and what it says."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.nodes = [FakeNode("10.0.0.1", 4000), FakeNode("10.0.0.2", 5000)]
+        place = ProgramPlace(handles=self.nodes)
+        self.attempt = ProgramAttempt(prepare(asked(**fields), is_local=True), place, 0.0)
+        self.now_s = 0.0
+
+    def say(self, node: int, event: str, **fields: Any) -> None:
+        self.attempt.hear(self.nodes[node], {"event": event, **fields}, self.now_s)
+
+    def begin(self) -> None:
+        for node in (0, 1):
+            self.say(node, "ready")
+        for node in (0, 1):
+            self.say(node, "started", pid=1, program="/p")
+
+    def lines(self, node: int, *lines: str) -> None:
+        self.say(node, "lines", lines=[[1000.0 * node, line] for line in lines])
+
+    def ended(self, node: int, code: int | None, **fields: Any) -> None:
+        readings = {"peak_bytes": 10 * (node + 1), "gpu_peak_bytes": None, "kernel_oom": False, "left": [], **fields}
+        self.say(node, "ended", code=code, **readings)
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.attempt.tick(self.now_s)
+
+    @property
+    def end(self) -> AttemptEnded:
+        assert self.attempt.over
+        (end,) = [event for event in self.attempt.events() if isinstance(event, AttemptEnded)]
+        return end
+
+    @property
+    def failure(self) -> Failure:
+        failure = self.end.failure
+        assert failure is not None
+        return failure
+
+
+def test_all_start_when_all_are_ready_and_meet_at_node_0() -> None:
+    two = Two()
+    two.say(1, "ready")
+    assert two.nodes[1].order is None
+    two.say(0, "ready")
+    first, second = (node.order for node in two.nodes)
+    assert first is not None
+    assert second is not None
+    assert second.env["PET_NODE_RANK"] == second.env["NODE_RANK"] == "1"
+    assert (second.env["MASTER_ADDR"], second.env["MASTER_PORT"]) == ("10.0.0.1", "4000")
+    assert first.env["PET_NODE_RANK"] == "0"
+    assert second.nodes == 2
+    two.say(0, "started", pid=1, program="/p")
+    assert two.attempt.events() == []
+    two.say(1, "started", pid=1, program="/p")
+    assert [type(event) for event in two.attempt.events()] == [AttemptStarted]
+
+
+def test_torchrun_takes_these_variables_and_an_argument_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = prepare(asked(), is_local=True).order(1, master_addr="10.0.0.1", master_port=4000)
+    for name, value in order.env.items():
+        monkeypatch.setenv(name, value)
+    told = get_args_parser().parse_args(["train.py"])
+    assert (told.nnodes, told.nproc_per_node, int(told.node_rank)) == ("2", "2", 1)
+    assert (told.master_addr, int(told.master_port)) == ("10.0.0.1", 4000)
+    assert get_args_parser().parse_args(["--nproc-per-node=1", "train.py"]).nproc_per_node == "1"
+
+
+def test_the_first_node_that_ends_a_step_is_measured_and_memory_is_that_of_all() -> None:
+    two = Two()
+    two.begin()
+    for step in range(12):
+        two.lines(1, f"step {step} time 2.0 loss 3.0")
+        two.lines(0, f"step {step} time 1.0 loss 3.0")
+    two.wait(0.0)
+    assert all(node.told_to_end for node in two.nodes)
+    two.ended(0, -15)
+    two.ended(1, -15)
+    end = two.end
+    assert end.failure is None
+    assert end.measurement is not None
+    assert set(end.measurement.step_times_s) == {2.0}
+    assert end.measurement.peak_memory_bytes == 20
+
+
+def test_a_node_that_merely_lost_its_peer_is_no_cause() -> None:
+    two = Two()
+    two.begin()
+    two.lines(0, "RuntimeError: [gloo] Connection closed by peer [10.0.0.2]")
+    two.ended(0, 1)
+    two.lines(1, "ValueError: the cause")
+    two.wait(1.0)
+    assert not two.nodes[1].told_to_end, "what it says may be the cause"
+    two.ended(1, 1)
+    failure = two.failure
+    assert failure.kind is FailureKind.ERROR
+    assert "on node 1 (10.0.0.2)" in failure.message
+    assert failure.log_tail[0] == "[node 1] ValueError: the cause"
+    assert failure.log_tail[1].startswith("[node 0] RuntimeError")
+
+
+def test_a_node_that_goes_on_alone_is_ended() -> None:
+    two = Two()
+    two.begin()
+    two.ended(0, 3)
+    two.wait(program_attempt.PEERS_S)
+    assert two.nodes[1].told_to_end
+    two.ended(1, -15)
+    assert two.failure.message.endswith("exit code 3 on node 0 (10.0.0.1)")
+
+
+def test_a_lost_node_ends_the_others_at_once_and_is_the_cause_of_their_end() -> None:
+    two = Two()
+    two.begin()
+    two.lines(1, "RuntimeError: out of luck")
+    two.ended(1, 1)
+    two.say(0, "gone", why="no sign of life for 10 s")
+    failure = two.failure
+    assert failure.kind is FailureKind.WORKER_LOST
+    assert "node 0 (10.0.0.1): no sign of life for 10 s" in failure.message
+    assert not two.attempt.healthy
+
+
+def test_a_trial_that_was_late_because_a_node_was_lost_is_no_hang() -> None:
+    two = Two(measure=replace(PATIENT, start_timeout_s=5.0))
+    two.begin()
+    two.wait(6.0)
+    two.ended(0, -15)
+    two.say(1, "gone", why="no sign of life for 10 s")
+    assert two.failure.kind is FailureKind.WORKER_LOST
+
+
+def test_a_keeper_that_does_not_confirm_the_end_is_given_up() -> None:
+    two = Two(measure=replace(PATIENT, start_timeout_s=5.0))
+    two.begin()
+    two.wait(6.0)
+    two.ended(0, -15)
+    two.wait(program_attempt.GONE_S)
+    assert two.failure.kind is FailureKind.WORKER_LOST
+    assert not two.attempt.healthy
+
+
+def test_left_out_lines_show_in_the_log() -> None:
+    two = Two()
+    two.begin()
+    two.say(0, "lines", lines=[[0.0, "the end"]], left_out=7)
+    two.ended(0, 1)
+    two.ended(1, 1)
+    assert two.failure.log_tail[:2] == (
+        "[node 0] [autotune left out 7 lines here: more than it can read]",
+        "[node 0] the end",
+    )
+
+
+def test_a_program_is_looked_for_in_the_environment_that_is_named_and_nowhere_else_later(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("python3", "mytrain"):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    argv = ["mytrain", "{micro_batch_size}", "{dp}"]
+    for python in (tmp_path, tmp_path / "bin" / "python3"):
+        order = prepare(asked(argv=argv, python=str(python)), is_local=True).order(0, master_addr="a", master_port=1)
+        assert order.argv[0] == str(tmp_path / "bin" / "mytrain")
+        assert order.env["PATH"].startswith(f"{tmp_path / 'bin'}:")
+    with pytest.raises(AutotuneError, match="python must be an absolute path"):
+        prepare(asked(argv=argv, python="env"), is_local=True)
+    there = prepare(asked(argv=argv, python="/only/there"), is_local=False)
+    assert there.launch.argv[0] == "/only/there/bin/mytrain"
+    with pytest.raises(RunnerError, match="no such program here"):
+        prepare(asked(argv=argv), is_local=False)
+
+
+def test_an_uploaded_folder_is_named_once_and_the_program_runs_in_its_copy(tmp_path: Path) -> None:
+    argv = ["./train.sh", "{micro_batch_size}", "{dp}"]
+    job = prepare(asked(argv=argv, cwd=str(tmp_path), working_dir="upload"), is_local=False)
+    order = job.order(0, master_addr="a", master_port=1)
+    assert (job.upload, order.cwd, order.argv[0]) == (str(tmp_path), ".", "./train.sh")
+    shared = prepare(asked(argv=argv, cwd=str(tmp_path)), is_local=False)
+    assert (shared.upload, shared.launch.cwd, shared.launch.argv[0]) == ("", str(tmp_path), str(tmp_path / "train.sh"))
+    with pytest.raises(RunnerError, match="no such folder here"):
+        prepare(asked(argv=argv, cwd="/no/such", working_dir="upload"), is_local=False)
+
+
+class Elsewhere:
+    """Two nodes that somebody else uses until `free`."""
+
+    is_local, capacity = True, 4
+
+    def __init__(self) -> None:
+        self.free, self.short = False, ""
+        self.places: list[ProgramPlace] = []
+        self.disbanded: list[tuple[ProgramPlace, bool]] = []
+
+    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> ProgramPlace:
+        self.places.append(ProgramPlace(handles=[FakeNode(f"10.0.0.{node}") for node in range(nodes)]))
+        return self.places[-1]
+
+    def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
+        time.sleep(min(timeout_s, 0.005))
+        said: list[tuple[Any, Message]] = []
+        for node in (node for place in self.places for node in place.handles if self.free and not node.ready):
+            node.ready = True
+            said += [(node, {"event": "ready"}), (node, {"event": "gone", "why": "the test is over"})]
+        return said
+
+    def is_placed(self, place: ProgramPlace) -> bool:
+        return self.free
+
+    def shortage(self, place: ProgramPlace) -> str:
+        return self.short
+
+    def disband(self, place: ProgramPlace, healthy: bool) -> None:
+        self.disbanded.append((place, healthy))
+
+    def close(self) -> None:
+        pass
+
+
+def poll_until(runner: ProgramRunner, done: Callable[[list[RunnerEvent]], bool]) -> list[RunnerEvent]:
+    events: list[RunnerEvent] = []
+    end_s = time.monotonic() + 30
+    while not done(events):
+        assert time.monotonic() < end_s, events
+        events += runner.poll(0.01)
+    return events
+
+
+def is_over(events: list[RunnerEvent]) -> bool:
+    return any(isinstance(event, AttemptEnded) for event in events)
+
+
+HASTY = replace(PATIENT, start_timeout_s=0.05, trial_timeout_s=0.1)
+
+
+def test_waiting_for_a_place_outlasts_every_deadline_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement_wait, "QUEUED_EVERY_S", 0.02)
+    places = Elsewhere()
+    runner = ProgramRunner(places)
+    runner.start(asked(measure=HASTY))
+    events = poll_until(runner, lambda events: len(events) > 10)
+    assert all(isinstance(event, AttemptQueued) and "2 nodes with 2 ranks each" in event.reason for event in events)
+    places.free = True
+    (end,) = [event for event in poll_until(runner, is_over) if isinstance(event, AttemptEnded)]
+    assert end.failure is not None
+    assert end.failure.kind is FailureKind.WORKER_LOST
+    assert places.disbanded == [(places.places[0], False)]
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("short", "patience", "kind", "says"),
+    [
+        ("the cluster has one node", Patience(), FailureKind.INVALID, "the cluster has one node"),
+        ("", Patience(placement_s=0.1), FailureKind.WORKER_LOST, "must be placed within 0.1 s"),
+    ],
+)
+def test_a_place_that_cannot_be_had_is_an_end(short: str, patience: Patience, kind: FailureKind, says: str) -> None:
+    places = Elsewhere()
+    places.short = short
+    runner = ProgramRunner(places, patience=patience)
+    runner.start(asked(measure=HASTY))
+    (end,) = [event for event in poll_until(runner, is_over) if isinstance(event, AttemptEnded)]
+    assert end.failure is not None
+    assert end.failure.kind is kind
+    assert says in end.failure.message
+    assert places.places[0].handles[0].order is None, "nothing was started"
+    runner.close()
