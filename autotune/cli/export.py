@@ -21,13 +21,23 @@ def export(
     to: Annotated[
         str, typer.Option("--to", metavar="TRAINER", help="Trainer to launch; `autotune trainers` lists them.")
     ],
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            metavar="SCHEDULER",
+            help="What starts it on its nodes: shell (launch.sh), slurm (job.sbatch), ray (ray_job.py) or kubernetes (job.yaml).",
+        ),
+    ] = "shell",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder to write the files to. Default: print them.")
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
-            "--option", metavar="KEY=VALUE", help="Option of the trainer, e.g. data_path=/data; may be repeated."
+            "--option",
+            metavar="KEY=VALUE",
+            help="Option of the trainer or scheduler, e.g. data_path=/data or partition=gpu; may be repeated.",
         ),
     ] = None,
     store: StoreOption = None,
@@ -36,13 +46,15 @@ def export(
 ) -> None:
     """Writes the best config as a launch of a trainer.
 
-    A launch is a command, its environment and its configuration files.
+    A launch is a command, its environment and its configuration files. `launch.sh` is the command of one node; with --on, a job of the
+    cluster's scheduler starts it on all of them. The files begin with what was tuned and how it was measured.
     """
     import shlex
 
     from autotune.cli.source import open_source
     from autotune.errors import SpecError
     from autotune.trainers import Launch, trainer, write_launch
+    from autotune.trainers.schedulers import scheduler
 
     options = {}
     for pair in option or ():
@@ -52,9 +64,9 @@ def export(
                 f"--option must be KEY=VALUE, but is {pair!r}", remedy="e.g. --option data_path=/data", field="--option"
             )
         options[key] = value
-    target = trainer(to)
+    target, starter = trainer(to), scheduler(on)
     with open_source(store, url) as source:
-        found = source.export(study, target.name, options)
+        found = source.export(study, target.name, options, on=starter.name)
     launch = Launch(
         argv=tuple(found["argv"]),
         env=found["env"],
@@ -62,19 +74,25 @@ def export(
         cwd=found.get("cwd", ""),
         python=found.get("python", ""),
         notes=tuple(found["notes"]),
+        tuned=found.get("tuned", {}),
     )
-    written = write_launch(launch, output) if output else []
+    job = found.get("job", {"files": {}, "notes": []})
+    written = write_launch(launch, output, job=job) if output else []
     if json:
         emit({**found, "written": [str(path) for path in written]})
         return
-    for remark in launch.notes:
+    for remark in (*launch.notes, *job["notes"]):
         note(f"note: {remark}")
     if output:
         for path in written:
             note(f"wrote {path}")
     else:
-        for name, text in launch.files.items():
+        for name, text in {**launch.files, **job["files"]}.items():
             print(f"# --- {name}\n{text}")
+    if job["files"]:
+        where = f"cd {shlex.quote(str(output))} && " if output else ""
+        print(f"{where}{job['start']}")
+        return
     launch = launch.placed(str((output or Path()).absolute()))
     if launch.cwd not in ("", "."):
         print(f"cd {shlex.quote(launch.cwd)} && ", end="")

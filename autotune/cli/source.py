@@ -80,8 +80,8 @@ class Source(Protocol):
         """Best configs across all studies, by speed or by the objective named: {study, best, configs, source, ...}."""
         ...
 
-    def export(self, study_id: str, trainer: str, options: Mapping[str, Any]) -> Document:
-        """The best config as a launch of that trainer: {trainer, config, argv, env, files, notes}."""
+    def export(self, study_id: str, trainer: str, options: Mapping[str, Any], *, on: str = "") -> Document:
+        """The best config as a launch of that trainer, on that scheduler: {trainer, config, argv, env, files, notes, tuned, job}."""
         ...
 
     def close(self) -> None:
@@ -154,11 +154,11 @@ class LocalSource:
 
         return best_known(self.store, Asked(**asked, metric=metric or ""), top=top)
 
-    def export(self, study_id: str, trainer: str, options: Mapping[str, Any]) -> Document:
+    def export(self, study_id: str, trainer: str, options: Mapping[str, Any], *, on: str = "") -> Document:
         """The best config as a launch of that trainer."""
         from autotune import api
 
-        return api.export_document(self.store, study_id, trainer, options)
+        return api.export_document(self.store, study_id, trainer, options, on=on)
 
     def close(self) -> None:
         """Closes the database."""

@@ -138,10 +138,12 @@ class Operations(ABC, Generic[One, Many]):
         objective = {"metric": metric or None, "stability_weight": stability_weight}
         return self._ask(Call(path="/best", params=_given(asked | sizes | objective)))
 
-    def export(self, study_id: str, trainer: str, options: Mapping[str, Any] | None = None) -> One:
-        """The best config as a launch of that trainer: {trainer, config, argv, env, files, notes}."""
+    def export(self, study_id: str, trainer: str, options: Mapping[str, Any] | None = None, *, on: str = "") -> One:
+        """The best config as a launch of that trainer, on that scheduler (default: shell): {trainer, config, argv, env, files, notes, tuned, job}."""
         pairs = [f"{key}={value}" for key, value in (options or {}).items()]
-        return self._ask(Call(path=of(study_id, "export", trainer), params={"option": pairs}))
+        return self._ask(
+            Call(path=of(study_id, "export", trainer), params={"option": pairs, **({"on": on} if on else {})})
+        )
 
     def plan(self, spec: Mapping[str, Any], *, top: int = 10) -> One:
         """The feasible configs ranked by the cost model: {configs, feasible, infeasible}."""

@@ -212,21 +212,30 @@ def past_studies(
     return [{"study": study_document(record), "best": trial_document(trial)} for record, trial in found]
 
 
-def export_document(store: StudyReader, study_id: str, trainer: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files, notes}. Nothing is written or started.
+def export_document(
+    store: StudyReader, study_id: str, trainer: str, options: Mapping[str, Any], *, on: str = ""
+) -> dict[str, Any]:
+    """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files, notes, tuned, job}. Nothing is written or started.
 
-    For the study's own trainer the options of the study hold, unless `options` say otherwise. Raises `NotFoundError` when nothing has been measured yet, `CatalogError` for an unknown trainer, and `SpecError` or `ExportError`.
+    `on`: the scheduler whose job starts it on its nodes (`autotune.trainers.schedulers`; default: shell); `options` may hold options of that
+    too. For the study's own trainer the options of the study hold, unless `options` say otherwise. Raises `NotFoundError` when nothing has been
+    measured yet, `CatalogError` for an unknown trainer or scheduler, and `SpecError` or `ExportError`.
     """
+    from autotune.results.provenance import provenance
     from autotune.trainers import trainer as trainer_of
+    from autotune.trainers.schedulers import DEFAULT, job_of, scheduler, split_options
 
-    target = trainer_of(trainer)
+    target, starter = trainer_of(trainer), scheduler(on or DEFAULT)
     result = result_of(store, study_id)
     if result.best is None:
         raise NotFoundError(f"study {result.record.id} has no measured config to export", remedy="let it run first")
     study = result.record.study
     own = study.trainer_options if target.name == study.trainer else {}
+    options, job_options = split_options(starter, options)
     launch = target.launch(study.workload, result.best.config, {**own, **options})
-    return {"trainer": target.name, "config": result.best.config.to_dict(), **launch.to_dict()}
+    launch = replace(launch, tuned=provenance(result))
+    job = job_of(starter, launch, study.workload, result.best.config, job_options)
+    return {"trainer": target.name, "config": result.best.config.to_dict(), **launch.to_dict(), "job": job}
 
 
 def explain(store: StudyReader, study_id: str, number: int | None = None) -> dict[str, Any]:

@@ -214,7 +214,7 @@ class PlanAnswer(Answer):
 
 
 class ExportAnswer(Answer):
-    """A config as a launch of a trainer."""
+    """A config as a launch of a trainer, and the job of a scheduler that starts it."""
 
     trainer: str
     config: Plain
@@ -222,6 +222,8 @@ class ExportAnswer(Answer):
     env: dict[str, str]
     files: dict[str, str]
     notes: list[str]
+    tuned: Plain
+    job: Plain
 
 
 class HealthAnswer(Answer):

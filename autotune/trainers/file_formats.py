@@ -26,6 +26,22 @@ def to_yaml(document: Mapping[str, Any]) -> str:
     return text
 
 
+def to_yaml_documents(*documents: Mapping[str, Any]) -> str:
+    """The documents as one YAML stream, in the order of their keys; texts of several lines as blocks, which people can read."""
+    import yaml
+
+    class Blocks(yaml.SafeDumper):
+        """Writes texts of several lines as literal blocks."""
+
+    def text(dumper: Any, value: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Blocks.add_representer(str, text)
+    Blocks.ignore_aliases = lambda self, data: True  # type: ignore[method-assign]
+    stream: str = yaml.dump_all(map(dict, documents), Dumper=Blocks, sort_keys=False, default_flow_style=False)
+    return stream
+
+
 def to_toml(document: Mapping[str, Any]) -> str:
     """The document as TOML 1.0: values first, then each section. TOML has no null: keys without a value are left out."""
     lines: list[str] = []

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import ExportError
+from autotune.trainers.tuned import comments
 
 MANIFEST = "launch.json"
 SCRIPT = "launch.sh"
@@ -55,6 +56,8 @@ class Launch:
     """interpreter or environment whose programs are started before those of PATH; empty: PATH alone"""
     notes: tuple[str, ...] = ()
     """what a person should know before the start"""
+    tuned: Mapping[str, Any] = field(default_factory=dict)
+    """how its config was found and measured, from `autotune.results.provenance`; empty: it was not tuned"""
 
     def __post_init__(self) -> None:
         if not self.argv or any("\0" in argument for argument in self.argv):
@@ -74,6 +77,7 @@ class Launch:
             "cwd": self.cwd,
             "python": self.python,
             "notes": list(self.notes),
+            **({"tuned": dict(self.tuned)} if self.tuned else {}),
         }
 
     def placed(self, folder: str) -> Launch:
@@ -128,6 +132,7 @@ class Launch:
         by the same script on each node, with the variables that it asks for."""
         lines = [
             "#!/bin/sh",
+            *(f"# {line}" for line in comments(self.tuned)),
             "# Written by autotune export; arguments given to it are appended to the command.",
             "set -e",
         ]
@@ -176,8 +181,10 @@ def check_file_name(name: str) -> str:
     return name
 
 
-def write_launch(launch: Launch, directory: str | Path) -> tuple[Path, ...]:
+def write_launch(launch: Launch, directory: str | Path, *, job: Mapping[str, Any] | None = None) -> tuple[Path, ...]:
     """Writes the files of the launch, `launch.sh` and `launch.json` into `directory` and returns their paths, manifest last.
+
+    `job`: a scheduler's job of this launch (`schedulers.job_of`), whose files are written beside the others.
 
     Each file is written atomically. An existing file is replaced only if an earlier export wrote it and nobody changed it since. Any other
     file, link or folder in the way raises `ExportError` before anything is written.
@@ -188,9 +195,10 @@ def write_launch(launch: Launch, directory: str | Path) -> tuple[Path, ...]:
         root = folder.resolve(strict=True)
     except OSError as error:
         raise _unwritable(folder, error) from None
-    texts = {**launch.files, SCRIPT: launch.script}
+    texts = {**launch.files, SCRIPT: launch.script, **(job["files"] if job else {})}
     digests = {name: _digest(text.encode()) for name, text in texts.items()}
-    texts[MANIFEST] = json.dumps({**launch.to_dict(), "sha256": digests}, indent=2) + "\n"
+    manifest = {**launch.to_dict(), **({"job": dict(job)} if job else {}), "sha256": digests}
+    texts[MANIFEST] = json.dumps(manifest, indent=2) + "\n"
     mine = _manifest(root)
     for name in texts:
         _check_free(root, name, texts[name], mine)

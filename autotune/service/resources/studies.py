@@ -209,13 +209,16 @@ async def export(
     trainer: str,
     service: TheService,
     caller: Reader,
-    option: Annotated[list[str], Query(max_length=50, description="an option of the trainer, KEY=VALUE")] = [],  # noqa: B006
+    option: Annotated[
+        list[str], Query(max_length=50, description="an option of the trainer or of the scheduler, KEY=VALUE")
+    ] = [],  # noqa: B006
+    on: Annotated[Word, Query(description="scheduler whose job starts it: shell, slurm, ray or kubernetes")] = "",
 ) -> Response:
-    """The best config as a launch of that trainer: command, environment, files. Nothing is written or started."""
-    return StrictJSONResponse(await service.work(lambda: exported(service, study_id, trainer, option)))
+    """The best config as a launch of that trainer: command, environment, files, and the job of a scheduler. Nothing is written or started."""
+    return StrictJSONResponse(await service.work(lambda: exported(service, study_id, trainer, option, on)))
 
 
-def exported(service: ServiceState, study_id: str, trainer: str, pairs: list[str]) -> dict[str, Any]:
+def exported(service: ServiceState, study_id: str, trainer: str, pairs: list[str], on: str = "") -> dict[str, Any]:
     """The launch as plain values."""
     from autotune import api
     from autotune.trainers import trainer_names
@@ -234,7 +237,7 @@ def exported(service: ServiceState, study_id: str, trainer: str, pairs: list[str
                 field="option",
             )
         options[key] = value
-    return api.export_document(service.store, study_id, trainer, options)
+    return api.export_document(service.store, study_id, trainer, options, on=on)
 
 
 @router.post("/studies/{study_id}/{action}", responses=responses(404, 409, model=StudyAnswer))
