@@ -1,7 +1,7 @@
 """The package's functions: a spec becomes a study, a study runs, what is known becomes an answer.
 
     load_study, read_document, open_store     specs and stores          plan_of, what_if_of, estimate_of   answers without hardware
-    cannot_run_here                           what this machine lacks for a study
+    prepare_check, run_check                  a few real steps         cannot_run_here                      what this machine lacks
     tune, submit_study, run_study, act        studies                   calibrate                          measures this cluster
     result_of, document, best_document, ...   what came out (`autotune.results`)
 
@@ -42,6 +42,8 @@ from autotune.space import Launchable, SearchSpace
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
 from autotune.spec.plain import fingerprint, study_to_dict
 from autotune.study import preflight
+from autotune.study.check_verdict import verdict_of as check_verdict
+from autotune.study.checking import check_document, prepare_check, run_check
 from autotune.study.progress import OnEvent
 from autotune.study.running import ACTIONS, act, run_study, submit_study
 
@@ -269,6 +271,8 @@ __all__ = [
     "best_document",
     "calibrate",
     "cannot_run_here",
+    "check_document",
+    "check_verdict",
     "document",
     "estimate_of",
     "explain",
@@ -280,10 +284,12 @@ __all__ = [
     "pareto",
     "past_studies",
     "plan_of",
+    "prepare_check",
     "read_document",
     "rerank",
     "result_from",
     "result_of",
+    "run_check",
     "run_study",
     "study_document",
     "submit_study",

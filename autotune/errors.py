@@ -7,6 +7,7 @@
     ├── InfeasibleError (ValueError)      no configuration of the space is legal or fits (a valid answer, exit code 1)
     ├── ExportError (ValueError)          a trainer cannot express the configuration
     ├── MissingExtraError (ImportError)   an optional dependency is not installed; the remedy names the extra that brings it
+    ├── ProgramError (RuntimeError)       the study's program does not work with any config (exit code 1)
     ├── RunnerError (RuntimeError)        trials cannot run here: Ray does not start, no ranks, missing data
     ├── StoreError (RuntimeError)         the results database failed
     │   ├── StoreUnavailableError         it cannot be reached or written now; a later attempt may succeed
@@ -69,6 +70,10 @@ class MissingExtraError(AutotuneError, ImportError):
 
 class RunnerError(AutotuneError, RuntimeError):
     """Trials cannot be run here."""
+
+
+class ProgramError(AutotuneError, RuntimeError):
+    """The study's program does not work, whatever the config."""
 
 
 class StoreError(AutotuneError, RuntimeError):

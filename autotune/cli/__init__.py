@@ -2,6 +2,7 @@
 
     tune.py       tune                                  best.py       best, explain
     plan.py       plan, estimate                        export.py     export, report, compare
+    check.py      check
     calibrate.py  calibrate                             serve.py      serve, token create, list, revoke, audit
     jobs.py       submit, list, status, watch, logs,    catalogs.py   knobs, searchers, models, clusters, spaces, trainers, runners
                   pause, resume, stop, cancel           store.py      store check, backup, export, vacuum
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 SUMMARY = """Finds the fastest stable configuration to train a model on a cluster, in about ten short real trials.
 
-Start with `autotune doctor`, then `autotune plan SPEC` (needs no hardware) and `autotune tune SPEC`."""
+Start with `autotune doctor`, then `autotune plan SPEC` (needs no hardware), `autotune check SPEC` (five steps) and `autotune tune SPEC`."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -72,6 +73,7 @@ def application() -> typer.Typer:
         best,
         calibrate,
         catalogs,
+        check,
         doctor,
         export,
         first_spec,
@@ -106,6 +108,6 @@ def application() -> typer.Typer:
     ) -> None:
         """Options that stand before the command."""
 
-    for module in (first_spec, tune, plan, calibrate, jobs, best, export, serve, store, catalogs, doctor):
+    for module in (first_spec, check, tune, plan, calibrate, jobs, best, export, serve, store, catalogs, doctor):
         module.register(app)
     return app

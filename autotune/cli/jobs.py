@@ -9,6 +9,7 @@ import typer
 
 from autotune.cli.output import (
     JsonOption,
+    NoCheckOption,
     SpecArgument,
     StoreOption,
     StudyArgument,
@@ -35,6 +36,7 @@ def submit(
     key: Annotated[
         str | None, typer.Option("--idempotency-key", help="Submitting twice with the same key makes one study.")
     ] = None,
+    no_check: NoCheckOption = False,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -44,7 +46,8 @@ def submit(
     from autotune.schema import read_spec
 
     with open_source(store, url) as source:
-        document = source.submit(read_spec(spec), idempotency_key=key)
+        asked = read_spec(spec) | ({"check": False} if no_check else {})
+        document = source.submit(asked, idempotency_key=key)
         study = document["study"]
         if wait:
             note(f"study {study['id']} is submitted")

@@ -34,6 +34,12 @@ UrlOption = Annotated[
 SpecArgument = Annotated[
     str, typer.Argument(metavar="SPEC", help="Study spec: a YAML or JSON file, or - for standard input.")
 ]
+NoCheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-check", help="Begin without trying a program that the store has never seen for a few steps first."
+    ),
+]
 StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="Study: id, start of the id, or name.")]
 
 
@@ -85,12 +91,12 @@ def note(text: str) -> None:
 def report_error(error: Exception, *, as_json: bool) -> int:
     """Prints an error, with --json also as an error document on stdout, and returns the exit code."""
     from autotune.cli.exit_codes import BAD_INPUT, FAILED
-    from autotune.errors import AutotuneError, ConflictError, InfeasibleError, ServiceError
+    from autotune.errors import AutotuneError, ConflictError, InfeasibleError, ProgramError, ServiceError
 
     if isinstance(error, AutotuneError):
         body = {"kind": error.kind, "message": error.message, "field": error.field, "remedy": error.remedy}
         text = str(error)
-        code = FAILED if isinstance(error, InfeasibleError | ConflictError | ServiceError) else BAD_INPUT
+        code = FAILED if isinstance(error, InfeasibleError | ConflictError | ProgramError | ServiceError) else BAD_INPUT
     else:
         text = error.format_message() if hasattr(error, "format_message") else str(error)
         if type(error).__name__ == "NoArgsIsHelpError":  # `autotune` alone: the text is the help

@@ -185,6 +185,8 @@ def history_line(event: Mapping[str, Any]) -> str:
         failure = data.get("failure") or {}
         why = ": ".join(str(failure[name]) for name in ("kind", "message") if failure.get(name))
         return f"trial {data.get('number')}: attempt {data.get('attempt')} ended" + (f": {why}" if why else "")
+    if kind == "program.checked":
+        return f"program checked: {data.get('message', '')}"
     if kind.startswith("study."):
         message = data.get("message") or data.get("status") or ""
         return f"study {kind.removeprefix('study.')}" + (f": {message}" if message else "")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, SpecArgument, StoreOption, emit, note
+from autotune.cli.output import JsonOption, NoCheckOption, SpecArgument, StoreOption, emit, note
 
 
 def register(app: typer.Typer) -> None:
@@ -35,6 +35,7 @@ def tune(
     new: Annotated[
         bool, typer.Option("--new", help="Start a new study, even if the store has an unfinished one of this spec.")
     ] = False,
+    no_check: NoCheckOption = False,
     json: JsonOption = False,
 ) -> None:
     """Runs a study on this machine until it ends.
@@ -56,6 +57,7 @@ def tune(
         "budget.max_trials": max_trials,
         "budget.train_tokens": train_tokens,
         "seed": seed,
+        "check": False if no_check else None,
     }
     overrides: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
     study = api.load_study(document if spec == "-" else spec, overrides=overrides)

@@ -126,6 +126,7 @@ def parse_study(
         same_data=trainer(trainer_name).same_data or bool(trainer_options.get(SAME_DATA.name)),
         runner=runner,
         runner_options=runner_options,
+        check=asked.check,
         seed=asked.seed,
         data=asked.data if asked.data is None or base is None else find_data(asked.data, base),
         baseline=baseline,

@@ -221,6 +221,10 @@ class StudyDocument(Document):
     searcher: Name = "bayesian"
     trainer: Kind = "native"
     runner: Kind = "ray"
+    check: StrictBool = Field(
+        default=True,
+        description="whether a program that the store has never seen is tried for a few steps before the search begins",
+    )
     seed: Annotated[StrictInt, Field(ge=0, lt=1 << 31)] = 0
     data: Text | None = Field(
         default=None, description="text or .bin file to train on; the text that ships when left out"

@@ -152,3 +152,5 @@ class Study:
     """configs that the user wants to try first"""
     left_out: tuple[str, ...] = ()
     """enqueued configs that were dropped because this cluster cannot run them, each with the reason in words"""
+    check: bool = True
+    """whether a program that the store has never seen is tried for a few steps before the search begins"""

@@ -19,6 +19,7 @@ from autotune.study.loop import Loop
 from autotune.study.preflight import check_here, check_runner
 from autotune.study.progress import Notice, OnEvent, StudyOpened
 from autotune.study.references import keep_losses, known_losses
+from autotune.study.unseen_program import check_unseen, needs_check
 
 if TYPE_CHECKING:
     from autotune.search import SearcherFactory
@@ -156,6 +157,8 @@ def _run(
         if record.status is not StudyStatus.STOPPING:
             record = lease.move(StudyStatus.RUNNING, "")
         past = lease.told_in_order()
+        if needs_check(study, store, record.id, past):
+            check_unseen(assembly, runner, lease, tell, stop)
         controller = Controller(
             study_id=record.id,
             study=study,

@@ -1,0 +1,143 @@
+"""`autotune check`: whether a study's program can be tuned: its launch, five real steps, and what is understood of its log."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, note
+
+if TYPE_CHECKING:
+    from autotune.study.check_verdict import Verdict
+    from autotune.study.checking import Checked
+    from autotune.study.program_check import LogLine
+
+SHOWN_LINES = 100
+"""of a log, as they come; understood ones are always shown"""
+COLUMN = 34
+"""characters of what was understood of a line"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(check)
+
+
+def check(
+    spec: SpecArgument,
+    store: StoreOption = None,
+    runner: Annotated[
+        str | None, typer.Option("--runner", help="Runner to use instead of the spec's: ray or local.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Tries a spec before it is tuned: five real steps of the default config.
+
+    Shows the rendered launch and which lines of the program's log are understood. Where no step is understood it proposes patterns.
+    """
+    from autotune import api
+    from autotune.cli.exit_codes import FAILED
+
+    study = api.load_study(spec, overrides={"runner": runner} if runner else None)
+    database = api.open_store(store)
+    try:
+        shown = _LogView()
+        checked = api.prepare_check(study, store=database)
+        if not json:
+            _print_launch(checked)
+        found = api.run_check(checked, on_line=(lambda _: None) if json else shown.show, on_wait=note)
+    finally:
+        database.close()
+    verdict = api.check_verdict(found)
+    if json:
+        emit(api.check_document(checked, found))
+    else:
+        shown.end()
+        _print_end(found.proposal, verdict)
+    if not verdict.ready:
+        raise typer.Exit(FAILED)
+
+
+class _LogView:
+    """The log as it comes: left what was understood, right the line."""
+
+    def __init__(self) -> None:
+        self._shown = self._left_out = 0
+
+    def show(self, line: LogLine) -> None:
+        """Prints a line."""
+        if not self._shown:
+            print(f"\n{'understood':{COLUMN}} log")
+        if not line.metrics and self._shown >= SHOWN_LINES:
+            self._left_out += 1
+            return
+        self._shown += 1
+        node = f"[node {line.node}] " if line.node else ""
+        text = "".join(sign if sign.isprintable() else " " for sign in line.text)
+        print(f"{_said(line):{COLUMN}} {node}{text}", flush=True)
+
+    def end(self) -> None:
+        """Says how many lines were not shown."""
+        if self._left_out:
+            print(f"{'':{COLUMN}} ({self._left_out:,} more lines that were not understood)")
+
+
+def _said(line: LogLine) -> str:
+    from autotune.report.terminal import format_bytes, format_duration
+
+    words = []
+    for name, value in line.metrics.items():
+        if name == "step_time_s":
+            words.append(format_duration(value))
+        elif name == "peak_memory_bytes":
+            words.append(format_bytes(value))
+        elif isinstance(value, bool):
+            words.append({"ends_step": "a step"}.get(name, name))
+        else:
+            words.append(f"{name} {value:.6g}")
+    return ", ".join(words) or "-"
+
+
+def _print_launch(checked: Checked) -> None:
+    from autotune.spec import config_label
+
+    study, launch = checked.study, checked.launch
+    rows: list[tuple[str, str]] = [
+        (
+            "study",
+            f"{study.name}: {study.workload.model.name} on {study.workload.cluster.name}, trainer {study.trainer}, runner {study.runner}",
+        ),
+        ("space", f"{checked.legal:,} legal configs"),
+        ("config", f"{config_label(checked.config)} ({checked.why_config})"),
+    ]
+    if launch is None:
+        rows.append(("command", "none: the runner's own ranks train it"))
+    else:
+        rows.append(("command", shlex.join(launch.argv)))
+        rows.append(("folder", checked.folder))
+        rows.append(("program", checked.program or f"{launch.argv[0]} is not on this machine"))
+        rows += [("Python", checked.python)] if checked.python else []
+        rows += [("variable", f"{name}={value}") for name, value in launch.env.items()]
+        rows += [("note", text) for text in launch.notes]
+    out, _ = consoles()
+    for name, text in rows:
+        out.print(f"{name:9} {text}", markup=False, soft_wrap=True)
+    for name, text in launch.files.items() if launch is not None else ():
+        out.print(f"file      {name}", markup=False, soft_wrap=True)
+        for line in text.splitlines():
+            out.print(f"          {line}", markup=False, soft_wrap=True)
+    sys.stdout.flush()
+
+
+def _print_end(proposal: Any, verdict: Verdict) -> None:
+    from autotune.study.check_verdict import quoted
+
+    if proposal:
+        print("\nproposed patterns, which read these lines; write them into the spec under `trainer`:\n")
+        print("  metrics:")
+        for name, pattern in proposal.items():
+            print(f"    {name}: {quoted(pattern)}")
+    print(f"\n{verdict}" if verdict.ready else f"\nnot ready: {verdict}")

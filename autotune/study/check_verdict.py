@@ -1,0 +1,144 @@
+"""The verdict on a checked program: one line in words, ready or what is wrong, with the remedy."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.spec import Failure, FailureKind
+from autotune.spec.duration import format_duration
+from autotune.spec.size import format_bytes
+from autotune.study.program_check import ProgramCheck
+from autotune.trainers import trainer
+
+JSON_LINE = '{"step": 3, "step_time_s": 0.41, "loss": 2.31}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the check comes to."""
+
+    ready: bool
+    """whether the study can begin"""
+    message: str
+    """the steps that were read, or what is wrong"""
+    remedy: str = ""
+    """what to do about it"""
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+_REMEDIES = (
+    (
+        r"ModuleNotFoundError|ImportError|No module named",
+        "install it for the Python that runs the program, or start the program with another Python",
+    ),
+    (
+        r"unrecognized arguments|no such option|unexpected (?:keyword )?argument|invalid choice|the following arguments are required",
+        "correct trainer.argv: the program does not take these arguments",
+    ),
+    (r"KeyError: '[A-Z][A-Z0-9_]+'|environment variable", "set the variable under trainer.env"),
+    (
+        r"No such file|can't open file|FileNotFoundError",
+        "paths are relative to the folder in which the program runs: set trainer.cwd, or write the whole path",
+    ),
+    (r"[Aa]ddress already in use", "let torchrun choose its port: write --standalone"),
+    (r"[Pp]ermission denied", "make the program executable, or start it by its interpreter"),
+)
+"""what to do about failures that programs have before their first step, by their words"""
+
+
+def verdict_of(check: ProgramCheck) -> Verdict:
+    """What the check comes to, in words."""
+    failure = check.failure
+    if check.interrupted:
+        return Verdict(ready=False, message="the check was interrupted")
+    if failure is None:
+        return Verdict(ready=True, message=_ready(check))
+    if failure.kind is FailureKind.OUT_OF_MEMORY:
+        return Verdict(
+            ready=False,
+            message=_failed("the program starts, but the default config runs out of memory", failure),
+            remedy="name a config that fits as `baseline`",
+        )
+    if check.step_times_s:
+        return _after_steps(check, failure)
+    if failure.kind in (FailureKind.METRICS_MISSING, FailureKind.HANG):
+        return _not_understood(check, failure)
+    return Verdict(
+        ready=False, message=_failed("the program failed before its first step", failure), remedy=_remedy(failure)
+    )
+
+
+def _ready(check: ProgramCheck) -> str:
+    steps, time_s, memory = len(check.step_times_s), check.step_time_s, check.peak_memory_bytes
+    words = [f"ready: {steps} steps were read"]
+    if time_s is not None:
+        source = {"log": " by its log", "rate": " by the rate in its log", "arrival": " by when its lines arrive"}
+        words.append(f"{format_duration(time_s)} each{source.get(check.time_from, '')}")
+    is_known = any(map(math.isfinite, check.losses))
+    words.append("with losses" if is_known else "without losses, so stability is judged by time and memory alone")
+    if memory is not None:
+        words.append(f"peak memory {format_bytes(memory)}")
+    return ", ".join(words)
+
+
+def _after_steps(check: ProgramCheck, failure: Failure) -> Verdict:
+    done = len(check.step_times_s)
+    if failure.kind is FailureKind.METRICS_MISSING:
+        needed = check.study.measure.warmup_steps + check.study.measure.min_steps
+        return Verdict(
+            ready=False,
+            message=f"the program ended well, but its log says only {done} steps, and a trial must measure at least {needed}",
+            remedy="pass {steps} to the program, so that it runs long enough, and let it log every step",
+        )
+    return Verdict(
+        ready=False, message=_failed(f"the program failed after {done} steps", failure), remedy=_remedy(failure)
+    )
+
+
+def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
+    count, options = len(check.lines), {option.name for option in trainer(check.study.trainer).options}
+    if not count:
+        message, remedy = (
+            _failed("the program printed nothing", failure),
+            f"let it print a line for each step, such as {JSON_LINE}",
+        )
+    else:
+        message = f"none of the {count} lines that the program printed was understood as a step"
+        remedy = (
+            f"let it print one JSON object for each step, such as {JSON_LINE}, or describe its lines in trainer.metrics"
+        )
+        if check.needs_no_patterns and "metrics" in options:
+            remedy = "leave trainer.metrics out: these lines are understood without it"
+        elif check.proposal and "metrics" in options:
+            remedy = f"add the patterns that read them to trainer: {_flow(check.proposal)}"
+        elif check.proposal:
+            remedy = f"this release of it prints other lines than the trainer knows: start it by `kind: command`, with {_flow(check.proposal)}"
+    return Verdict(ready=False, message=message, remedy=remedy)
+
+
+def quoted(pattern: str) -> str:
+    """A pattern as YAML takes it as it is."""
+    return "'" + pattern.replace("'", "''") + "'"
+
+
+def _flow(proposal: Mapping[str, str]) -> str:
+    """Patterns as a line of YAML."""
+    return f"metrics: {{{', '.join(f'{name}: {quoted(pattern)}' for name, pattern in proposal.items())}}}"
+
+
+def _failed(what: str, failure: Failure) -> str:
+    return f"{what}: {failure.message}" + (
+        ""
+        if failure.exception in ("", failure.message) or failure.exception in failure.message
+        else f" ({failure.exception})"
+    )
+
+
+def _remedy(failure: Failure) -> str:
+    text = "\n".join((failure.message, failure.exception, *failure.log_tail))
+    return next((remedy for words, remedy in _REMEDIES if re.search(words, text)), "its last lines say more")

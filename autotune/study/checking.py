@@ -1,0 +1,145 @@
+"""`autotune check`: a study's default config as a launch, and a few real steps of it.
+
+prepare_check    legality, the rendered launch, and what this machine lacks: nothing is started
+run_check        the steps, on the study's own runner
+check_document   both as plain values
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.ports import CalibrationStore
+from autotune.spec import ParallelConfig, Study
+from autotune.study.assembly import Assembly, assemble, make_runner_of
+from autotune.study.check_verdict import verdict_of
+from autotune.study.preflight import check_here
+from autotune.study.program_check import LogLine, ProgramCheck, check_program, launch_of, request_of
+from autotune.study.unseen_program import NATIVE, config_to_check
+from autotune.trainers import Launch
+from autotune.trainers.executable import find_executable, python_of
+
+ANSWER_S = 10.0
+"""for a Python to say which one it is"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What is going to be tried."""
+
+    assembly: Assembly
+    """the study, worked out"""
+    config: ParallelConfig
+    """of which the steps are"""
+    why_config: str
+    """what it is in the study: the default config, or the smallest one"""
+    launch: Launch | None
+    """what its first node starts; None for the native trainer"""
+    folder: str
+    """in which it runs"""
+    program: str
+    """the file that is started, where this machine has it"""
+    python: str
+    """the Python that runs it, and its release; empty when it is none's, or on another machine"""
+
+    @property
+    def study(self) -> Study:
+        """What was asked."""
+        return self.assembly.study
+
+    @property
+    def legal(self) -> int:
+        """Configs of the space."""
+        return len(self.assembly.space)
+
+
+def prepare_check(study: Study, *, store: CalibrationStore | None = None) -> Checked:
+    """What the check is going to try. Raises `InfeasibleError` for an empty space, `SpecError`, and `RunnerError` for what this machine cannot run."""
+    assembly = assemble(study, store)
+    assembly.check_fit()
+    check_here(study, assembly.space)
+    config = config_to_check(assembly)
+    launch = None
+    if study.trainer != NATIVE:
+        launch = launch_of(request_of(study, config))
+    program = find_executable(launch) if launch is not None else ""
+    if launch is None:
+        folder = ""
+    elif launch.cwd or not launch.files:
+        folder = os.path.abspath(launch.cwd)
+    else:
+        folder = "FILES: a new one for each trial, with the files below"
+    return Checked(
+        assembly=assembly,
+        config=config,
+        why_config="the default config" if config == assembly.baseline else "the smallest config of the space",
+        launch=launch.placed("FILES") if launch is not None else None,
+        folder=folder,
+        program=program,
+        python=_described(python_of(program, launch.env)) if launch is not None and program else "",
+    )
+
+
+def _described(python: str) -> str:
+    """The interpreter itself, also where `python` only chooses one (pyenv's shims), and its release."""
+    if not python:
+        return ""
+    command = [python, "-I", "-c", "import sys; print(f'{sys.executable} ({sys.version.split()[0]})')"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return python
+    return answer.stdout.strip() or python
+
+
+def run_check(
+    checked: Checked,
+    *,
+    on_line: Callable[[LogLine], None] = lambda _: None,
+    on_wait: Callable[[str], None] = lambda _: None,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> ProgramCheck:
+    """Runs the steps. Raises `RunnerError` when nothing can be run."""
+    with closing(make_runner_of(checked.assembly)) as runner:
+        return check_program(
+            checked.study, runner, checked.config, on_line=on_line, on_wait=on_wait, interrupted=interrupted
+        )
+
+
+def check_document(checked: Checked, found: ProgramCheck) -> dict[str, Any]:
+    """All of it as plain JSON values."""
+    study, launch, verdict = checked.study, checked.launch, verdict_of(found)
+    return {
+        "study": study.name,
+        "trainer": study.trainer,
+        "runner": study.runner,
+        "legal": checked.legal,
+        "config": checked.config.to_dict(),
+        "launch": None
+        if launch is None
+        else {
+            **launch.to_dict(),
+            "command": shlex.join(launch.argv),
+            "folder": checked.folder,
+            "program": checked.program,
+            "python": checked.python,
+        },
+        "lines": [{"node": line.node, "text": line.text, "metrics": dict(line.metrics)} for line in found.lines],
+        "metrics": list(found.metrics),
+        "steps": len(found.step_times_s),
+        "step_time_s": found.step_time_s,
+        "time_from": found.time_from,
+        "losses": list(found.losses),
+        "peak_memory_bytes": found.peak_memory_bytes,
+        "failure": found.failure.to_dict() if found.failure is not None else None,
+        "proposal": dict(found.proposal),
+        "ready": verdict.ready,
+        "message": verdict.message,
+        "remedy": verdict.remedy,
+    }

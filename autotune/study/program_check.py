@@ -1,0 +1,239 @@
+"""The check of a program: five real steps of one config on the study's own runner, and what of its log was understood.
+
+It is no trial: nothing of it is stored or counted. The program is told the study's own number of steps, so that it logs as it will in trials, and is ended
+after `STEPS` of them; sooner when its lines are plainly those of steps and none of them is understood.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from autotune.ports import AttemptEnded, AttemptQueued, LogRead, StepsReported, TrialRequest, TrialRunner
+from autotune.spec import Failure, FailureKind, ParallelConfig, Study
+from autotune.trainers import Launch, StepMetrics, trainer
+from autotune.trainers.log_formats import stock_reader
+from autotune.trainers.pattern_proposals import TIMES, ends_step, propose_patterns, steps_read
+from autotune.trainers.trainer import LineReader
+
+STEPS = 5
+"""that are run, the first of them as warm-up"""
+KEPT_LINES = 500
+"""of the log: the last ones"""
+PLAIN_STEPS = 5
+"""lines that a proposal reads, after which a program whose log is not understood need not go on"""
+FIRST_NODE, MEETING_PORT = "FIRST-NODE", 29500
+"""what stands for the place where the nodes of a launch meet, which a trial is told when it starts"""
+POLL_S = 0.2
+LOOK_S = 1.0
+"""between two looks at lines that were not understood"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line of the program's log."""
+
+    node: int
+    """on which node, from 0"""
+    text: str
+    """as it was printed"""
+    metrics: Mapping[str, Any]
+    """what was understood, by the names of `StepMetrics`; empty for nothing"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCheck:
+    """What became of the steps."""
+
+    study: Study
+    """whose program"""
+    config: ParallelConfig
+    """that was run"""
+    lines: tuple[LogLine, ...]
+    """of the log, the last ones; without any for trainers whose runner reports none"""
+    step_times_s: tuple[float, ...]
+    """of the steps that were read, with the first"""
+    losses: tuple[float, ...]
+    """of the same steps; nan where the log says none"""
+    time_from: str
+    """what the times were taken from: log, rate or arrival; empty when nothing was measured"""
+    peak_memory_bytes: float | None
+    """largest of all ranks; None when it is not known"""
+    failure: Failure | None
+    """why it ended early"""
+    interrupted: bool
+    """whether somebody ended it"""
+    proposal: Mapping[str, str]
+    """patterns that would read its log, where nothing did"""
+    needs_no_patterns: bool
+    """whether its log is read without the study's own patterns, which read nothing"""
+
+    @property
+    def understood(self) -> tuple[LogLine, ...]:
+        """Lines of which something was read."""
+        return tuple(line for line in self.lines if line.metrics)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What the log was understood to say."""
+        return tuple(dict.fromkeys(name for line in self.lines for name in line.metrics))
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Median of the steps after the first."""
+        return median(self.step_times_s[1:]) if len(self.step_times_s) > 1 else None
+
+    @property
+    def is_programs_fault(self) -> bool:
+        """Whether no other config can be expected to do better. A config that runs out of memory, diverges or loses its worker says nothing of others."""
+        if self.failure is None or self.interrupted:
+            return False
+        hangs = self.failure.kind is FailureKind.HANG and not self.step_times_s
+        return hangs or self.failure.kind in _OF_THE_PROGRAM
+
+
+_OF_THE_PROGRAM = frozenset({FailureKind.ERROR, FailureKind.INVALID, FailureKind.METRICS_MISSING})
+
+
+def check_program(
+    study: Study,
+    runner: TrialRunner,
+    config: ParallelConfig,
+    *,
+    study_id: str = "check",
+    on_line: Callable[[LogLine], None] = lambda _: None,
+    on_wait: Callable[[str], None] = lambda _: None,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> ProgramCheck:
+    """Runs the steps and returns what came of them. `interrupted()` is asked several times a second. Raises `RunnerError` when nothing can be run."""
+    request = request_of(study, config, study_id)
+    reading = _Reading(study, on_line)
+    runner.start(request)
+    is_cancelled = is_unread = False
+    looked_s = time.monotonic()
+    while (end := reading.end) is None:
+        for event in runner.poll(POLL_S):
+            if event.id == request.id:
+                reading.hear(event, on_wait)
+        if not is_cancelled and interrupted():
+            is_cancelled = True
+            runner.cancel(request.id)
+        elif not (is_cancelled or is_unread) and time.monotonic() - looked_s >= LOOK_S:
+            looked_s = time.monotonic()
+            if is_unread := reading.is_plainly_unread:
+                runner.cancel(request.id)
+    return reading.result(config, end, interrupted=is_cancelled, is_unread=is_unread)
+
+
+def request_of(study: Study, config: ParallelConfig, study_id: str = "check") -> TrialRequest:
+    """The steps as a request to a runner. Attempt 0 is none of a trial's: they count from 1."""
+    known = {option.name for option in trainer(study.trainer).options if not option.export_only}
+    steps = {"steps": study.measure.warmup_steps + study.measure.max_steps} if "steps" in known else {}
+    measured = STEPS - 1
+    return TrialRequest(
+        study=study_id,
+        number=0,
+        attempt=0,
+        workload=study.workload,
+        config=config,
+        measure=replace(study.measure, warmup_steps=1, first_look=0, min_steps=measured, max_steps=measured),
+        seed=study.seed,
+        trainer=study.trainer,
+        trainer_options={**steps, **study.trainer_options},
+        data=study.data,
+        with_log=True,
+    )
+
+
+def launch_of(request: TrialRequest) -> Launch:
+    """What the first node starts for it, as a trial would. Raises `ExportError` when the trainer cannot express the config."""
+    own = trainer(request.trainer)
+    known = {option.name for option in own.options}
+    seed = {"seed": request.seed} if "seed" in known else {}
+    launch = own.launch(request.workload, request.config, {**seed, **request.trainer_options})
+    return launch.on_node(0, master_addr=FIRST_NODE, master_port=MEETING_PORT) if launch.is_spread else launch
+
+
+class _Reading:
+    """What has been heard of the steps so far."""
+
+    def __init__(self, study: Study, on_line: Callable[[LogLine], None]) -> None:
+        self._study, self._on_line = study, on_line
+        self._readers: dict[int, LineReader] = {}
+        self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._is_read = False
+        self._times: list[float] = []
+        self._losses: list[float] = []
+        self.end: AttemptEnded | None = None
+
+    def hear(self, event: Any, on_wait: Callable[[str], None]) -> None:
+        """An event of the runner."""
+        match event:
+            case LogRead(node=node, lines=lines):
+                for line in lines:
+                    self._read(node, line)
+            case StepsReported(step_times_s=times, losses=losses):
+                self._times += times
+                self._losses += losses
+            case AttemptQueued(reason=reason):
+                on_wait(reason)
+            case AttemptEnded():
+                self.end = event
+
+    def _read(self, node: int, text: str) -> None:
+        if node not in self._readers:
+            self._readers[node] = trainer(self._study.trainer).reader(self._study.trainer_options)
+        found = self._readers[node](text)
+        self._is_read = self._is_read or (found is not None and ends_step(found))
+        line = LogLine(node=node, text=text, metrics=_said(found) if found is not None else {})
+        self._lines.append(line)
+        self._on_line(line)
+
+    @property
+    def is_plainly_unread(self) -> bool:
+        """Whether the lines are plainly those of steps, and none of them was understood."""
+        if self._is_read or not self._lines:
+            return False
+        texts = self._texts()
+        proposal = propose_patterns(texts)
+        is_plain = "loss" in proposal or any(name in proposal for name in TIMES)
+        return is_plain and steps_read(proposal, texts) >= PLAIN_STEPS
+
+    def result(self, config: ParallelConfig, end: AttemptEnded, *, interrupted: bool, is_unread: bool) -> ProgramCheck:
+        """All of it, after the end."""
+        failure, measured = end.failure, end.measurement
+        if failure is not None and not self._lines:  # of a runner that reports no lines
+            for line in failure.log_tail:
+                self._read(0, line)
+        texts = self._texts()
+        if is_unread:
+            message = "the program prints steps, but none of its lines was understood"
+            failure = Failure(kind=FailureKind.METRICS_MISSING, message=message, log_tail=tuple(texts[-20:]))
+        is_silent = not self._is_read and not self._times
+        stock = stock_reader()
+        return ProgramCheck(
+            study=self._study,
+            config=config,
+            lines=tuple(self._lines),
+            step_times_s=tuple(self._times),
+            losses=tuple(self._losses),
+            time_from=measured.time_from if measured is not None else "",
+            peak_memory_bytes=measured.peak_memory_bytes if measured is not None else None,
+            failure=failure,
+            interrupted=interrupted,
+            proposal=propose_patterns(texts) if is_silent else {},
+            needs_no_patterns=is_silent and any(m is not None and ends_step(m) for m in map(stock, texts)),
+        )
+
+    def _texts(self) -> list[str]:
+        return [line.text for line in self._lines]
+
+
+def _said(found: StepMetrics) -> dict[str, Any]:
+    """What a line says, without what it does not say."""
+    silent = asdict(StepMetrics())
+    return {name: value for name, value in asdict(found).items() if value != silent[name] and name != "resolution_s"}

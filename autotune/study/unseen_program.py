@@ -1,0 +1,99 @@
+"""A program that this store has never seen is checked before its study begins: a few steps show what a budget of trials would.
+
+A program is known when a study of this store measured a trial with the same trainer, options and runner. The native trainer and simulated trials need
+no check, nor does a study that has begun: its trials, or the line `program.checked` in its history, say that it passed.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Callable, Sequence
+
+from autotune.errors import AutotuneError, ProgramError
+from autotune.ports import StudyReader, TrialRunner
+from autotune.spec import ParallelConfig, Study, StudyStatus, Trial, TrialStatus
+from autotune.spec.plain import canonical
+from autotune.spec.study import SIMULATED
+from autotune.study.assembly import Assembly
+from autotune.study.check_verdict import verdict_of
+from autotune.study.lease import StudyLease
+from autotune.study.preflight import smallest_config
+from autotune.study.program_check import STEPS, check_program, launch_of, request_of
+from autotune.study.progress import Notice, OnEvent
+
+NATIVE = "native"
+CHECKED = "program.checked"
+"""kind of the history's line that says it passed"""
+LOOKED_AT = 200
+"""newest studies of the same trainer and runner that are asked"""
+GLANCE_S = 1.0
+"""between two looks at what people want of the study"""
+_MEASURED = (TrialStatus.COMPLETED, TrialStatus.STOPPED)
+
+
+def needs_check(study: Study, store: StudyReader, study_id: str, past: Sequence[Trial]) -> bool:
+    """Whether nothing is known of the study's program."""
+    if not study.check or study.trainer == NATIVE or study.runner == SIMULATED or past:
+        return False
+    if any(event.kind == CHECKED for event in store.events(study_id)):
+        return False
+    earlier = store.studies(trainer=study.trainer, runner=study.runner, limit=LOOKED_AT)
+    options = _options(study)
+    return not any(
+        _options(record.study) == options and any(record.trial_counts.get(status) for status in _MEASURED)
+        for record in earlier
+    )
+
+
+def check_unseen(
+    assembly: Assembly, runner: TrialRunner, lease: StudyLease, tell: OnEvent, stop: Callable[[], bool]
+) -> None:
+    """Runs a few steps of the default config. Raises `ProgramError` when the program does not work with any config; a config that does not work is
+    a matter of the study. Ends early when the study is to pause or end."""
+    study, config = assembly.study, config_to_check(assembly, runner.capacity)
+    glanced_s = time.monotonic()
+    is_wanted = True
+
+    def interrupted() -> bool:
+        nonlocal glanced_s, is_wanted
+        lease.come_round()
+        if time.monotonic() - glanced_s >= GLANCE_S:
+            glanced_s = time.monotonic()
+            record = lease.glance()
+            is_wanted = record is None or record.status is StudyStatus.RUNNING
+        return stop() or not is_wanted
+
+    tell(
+        Notice(message=f"this store has not seen this program yet: {STEPS} steps of it first{_command(study, config)}")
+    )
+    found = check_program(study, runner, config, study_id=lease.study_id, interrupted=interrupted)
+    if found.interrupted:
+        return
+    verdict = verdict_of(found)
+    if found.is_programs_fault:
+        raise ProgramError(
+            f"the study has not begun, because its program does not work: {verdict.message}",
+            remedy=f"{verdict.remedy}; `autotune check SPEC` shows the log, and --no-check begins all the same",
+        )
+    tell(Notice(message=str(verdict) if verdict.ready else f"the study begins, but {verdict}"))
+    lease.store.record_event(lease.study_id, CHECKED, {"message": verdict.message})
+
+
+def config_to_check(assembly: Assembly, capacity: float = math.inf) -> ParallelConfig:
+    """The default config; where it needs more ranks than there are, or the trainer refuses it, the smallest of the space."""
+    default = assembly.baseline
+    is_runnable = default.world_size <= capacity and not assembly.refuse(default)
+    return default if is_runnable else smallest_config(assembly.space)
+
+
+def _command(study: Study, config: ParallelConfig) -> str:
+    try:
+        return f": {shlex.join(launch_of(request_of(study, config)).argv)}"
+    except AutotuneError:
+        return ""
+
+
+def _options(study: Study) -> str:
+    return canonical(dict(study.trainer_options))
