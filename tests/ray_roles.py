@@ -2,6 +2,8 @@
 
     python -m tests.ray_roles head                         starts a cluster, prints its address, stays
     python -m tests.ray_roles node ADDRESS CPUS FOLDER     joins it as a node at a loopback address of its own, says so, stays
+    python -m tests.ray_roles janitor ADDRESS LABEL ABANDONED_S
+                                                           joins it as a driver and starts the janitor of these groups, says so, stays
     python -m tests.ray_roles study ADDRESS [STEPS [ABANDONED_S [ATTEMPTS]]]
                                                            joins it as a driver and goes on with the trial that is there, or runs one; prints
                                                            what happens, and why it ends
@@ -59,6 +61,18 @@ def node(address: str, num_cpus: str, folder: str) -> None:
     Node(parameters, head=False, shutdown_at_exit=False, spawn_reaper=False)
     write_ray_address(address, folder)
     print("joined", flush=True)
+    signal.pause()
+
+
+def janitor(address: str, label: str, abandoned_s: str) -> None:
+    """A driver that has a janitor, but sends no heartbeats."""
+    from autotune_workers.ray.janitor import start_janitor
+    from autotune_workers.runners.ray import RayRunner
+
+    die_with_parent(os.getppid())
+    runner = RayRunner(address=address)
+    start_janitor(label, float(abandoned_s))
+    print("started", runner.address, flush=True)
     signal.pause()
 
 
@@ -155,4 +169,4 @@ def go_away(process: subprocess.Popen[str]) -> None:
 
 
 if __name__ == "__main__":
-    {"head": head, "node": node, "study": study}[sys.argv[1]](*sys.argv[2:])
+    {"head": head, "node": node, "janitor": janitor, "study": study}[sys.argv[1]](*sys.argv[2:])

@@ -285,3 +285,18 @@ def test_a_failed_trial_keeps_what_it_measured(late: float) -> None:
     measurement = end(it).measurement
     assert measurement is not None
     assert len(measurement.step_times_s) == 2
+
+
+@pytest.mark.parametrize("host_lost", [True, False], ids=["its node was lost", "its actor was ended by us"])
+def test_a_lost_node_is_the_cause_of_a_hang_that_was_noticed_first(host_lost: bool) -> None:
+    it = running()
+    step(it, 0, 2.0)
+    it.hear(0, {"event": "heartbeat", "run": RUN, "phase": "step", "step": 1}, 11.5)
+    it.tick(12.5)
+    assert (1, "where") in doings(it)
+    it.lose(1, 13.0, code=None, why="node n gave no sign of life", host_lost=host_lost)
+    it.tick(13.6)
+    idle(it, 0, now_s=14.0)
+    failure = end(it).failure
+    assert failure is not None
+    assert failure.kind is (FailureKind.WORKER_LOST if host_lost else FailureKind.HANG)

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.ports import AttemptEnded, AttemptQueued, RunnerEvent
 from autotune.spec import FailureKind
+from autotune.trainers.torchrun import Placement
 from autotune_workers.gang import placement_wait
 from autotune_workers.gang.gang_runner import GangRunner
 from autotune_workers.gang.ladder import Patience
@@ -49,11 +50,14 @@ class Elsewhere:
 
     def __init__(self) -> None:
         self.free, self.asked = False, 0
+        self.away = ""
+        self.placements: list[Placement] = []
         self.disbanded: list[RankPool] = []
         self._pools: list[RankPool] = []
 
-    def form(self, size: int, study: str) -> RankPool:
-        self._pools.append(RankPool(handles=[Rank() for _ in range(size)]))
+    def form(self, placement: Placement, study: str) -> RankPool:
+        self.placements.append(placement)
+        self._pools.append(RankPool(handles=[Rank() for _ in range(placement.world_size)]))
         return self._pools[-1]
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
@@ -71,8 +75,11 @@ class Elsewhere:
         self.asked += 1
         return self.free
 
-    def shortage(self, pool: RankPool) -> str:
-        return "too large" if len(pool.handles) > self.capacity else ""
+    def shortage(self, placement: Placement) -> str:
+        return "too large" if placement.world_size > self.capacity else ""
+
+    def absence(self, placement: Placement) -> str:
+        return self.away
 
     def disband(self, pool: RankPool, healthy: frozenset[int]) -> None:
         self.disbanded.append(pool)
@@ -121,6 +128,41 @@ def test_more_than_the_cluster_has_is_refused_after_the_start_timeout() -> None:
         assert end.failure is not None
         assert (end.failure.kind, end.failure.message) == (FailureKind.INVALID, "too large")
         assert len(pools.disbanded) == 1
+
+
+def test_a_config_of_several_nodes_is_placed_on_whole_nodes() -> None:
+    pools = Elsewhere()
+    asked = request(dp=4)
+    cluster = replace(asked.workload.cluster, num_nodes=2, gpus_per_node=2)
+    with GangRunner(pools) as runner:
+        runner.start(asked)
+        runner.start(replace(asked, number=1, workload=replace(asked.workload, cluster=cluster)))
+    shapes = [(placement.nnodes, placement.nproc_per_node) for placement in pools.placements]
+    assert shapes == [(1, 4), (2, 2)]
+
+
+def test_a_config_that_does_not_fit_the_described_cluster_is_invalid() -> None:
+    pools = Elsewhere()
+    with GangRunner(pools) as runner:
+        runner.start(request(dp=16))
+        (end,) = [e for e in heard(runner, 0.1) if isinstance(e, AttemptEnded)]
+        assert end.failure is not None
+        assert end.failure.kind is FailureKind.INVALID
+        assert "16 ranks do not fit 1 nodes of 8" in end.failure.message
+
+
+def test_a_config_waits_for_nodes_that_are_away() -> None:
+    pools = Elsewhere()
+    pools.away = "one of its 2 nodes is away"
+    with GangRunner(pools, patience=Patience(placement_s=0.3)) as runner:
+        runner.start(request(measure=HASTY))
+        *waits, end = heard(runner, 0.6)
+        assert waits
+        assert all(isinstance(e, AttemptQueued) and pools.away in e.reason for e in waits)
+        assert isinstance(end, AttemptEnded)
+        assert end.failure is not None
+        assert end.failure.kind is FailureKind.WORKER_LOST
+        assert pools.away in end.failure.message
 
 
 def test_waiting_for_a_placement_has_a_deadline() -> None:

@@ -60,7 +60,7 @@ def test_what_the_last_trial_log_is_kept_for_a_later_owner() -> None:
 
 def a_host(process: Talker) -> Any:
     host: Any = object.__new__(RankHost)
-    host._size = 1
+    host._size = host._nodes = 1
     host._prepare("first")
     host._rank = process
     host._read(process, 0)

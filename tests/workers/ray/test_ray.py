@@ -18,7 +18,6 @@ from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.process.machine import is_alive
 from autotune_workers.ray.connection import answers_on_loopback
-from autotune_workers.ray.janitor import start_janitor
 from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import go_away, played, played_head, played_node
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
@@ -281,7 +280,10 @@ def test_a_placement_group_without_actors_is_removed(cluster: str, free_cluster:
             assert heard(driver, "AttemptEnded") == "AttemptEnded measured"
             heard(driver, "closed")
     else:
-        start_janitor(label, 2.0)
+        with played("janitor", cluster, label, "2") as driver:
+            heard(driver, "started")
+            time.sleep(8.0)
+            assert placement_group_table(group)["state"] == "CREATED", "its driver lives, however silent"
     end = time.monotonic() + 30
     while (state := placement_group_table(group)["state"]) != "REMOVED" and time.monotonic() < end:
         time.sleep(0.2)

@@ -159,8 +159,10 @@ class Gang:
         log_tail: Sequence[str] = (),
         kernel_oom: bool = False,
         why: str = "",
+        host_lost: bool = False,
     ) -> None:
-        """The process of that rank is gone; after our own kill that is what was wanted. A `code` of None: its host is lost, which is not."""
+        """The process of that rank is gone; after our own kill that is what was wanted. A `code` of None: its host is gone, which is not.
+        `host_lost`: the host went by itself, so that it is the cause of whatever else was found."""
         member = self._members[rank]
         if member.gone:
             return
@@ -180,6 +182,7 @@ class Gang:
                     why=why,
                 ),
                 now_s,
+                is_cause=host_lost,
             )
         self._close_when_over()
 
@@ -261,8 +264,8 @@ class Gang:
         if self.phase is GangPhase.RUNNING and all(m.done for m in self._members):
             self._end(now_s, "clean-up")
 
-    def _note(self, evidence: Evidence, now_s: float) -> None:
-        if self._was_late and evidence.weight not in ("verdict", "memory"):
+    def _note(self, evidence: Evidence, now_s: float, *, is_cause: bool = False) -> None:
+        if self._was_late and not is_cause and evidence.weight not in ("verdict", "memory"):
             evidence = replace(evidence, weight="echo")  # what breaks when a hung trial is torn down is no cause
         self._evidence.append(evidence)
         if self.phase in (GangPhase.READY, GangPhase.RUNNING):

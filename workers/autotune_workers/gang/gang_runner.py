@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from autotune.errors import RunnerError
+from autotune.errors import ExportError, RunnerError
 from autotune.ports import AttemptEnded, AttemptId, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind
+from autotune.trainers.torchrun import Placement, place
 from autotune_workers.gang.gang import Gang
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.placement_wait import PlacementWait
@@ -31,6 +32,7 @@ LONGEST_TURN_S = 0.5
 @dataclass(slots=True, eq=False)
 class _RunningGang:
     gang: Gang
+    placement: Placement
     pool: RankPool
     waiting: PlacementWait
     rank_of: dict[int, int] = field(default_factory=dict)
@@ -157,6 +159,7 @@ class GangRunner:
                 log_tail=handle.log_tail(),
                 kernel_oom=message["kernel_oom"],
                 why=message["why"],
+                host_lost=message.get("host_lost", False),
             )
             return
         if message["event"] == "ready" and gang.is_unready and all(h.ready for h in running.pool.handles):
@@ -179,7 +182,8 @@ class GangRunner:
         said = running.waiting.look(
             self._now_s,
             placement_s=self._patience.placement_s,
-            shortage=lambda: self._pools.shortage(running.pool),
+            shortage=lambda: self._pools.shortage(running.placement),
+            absence=lambda: self._pools.absence(running.placement),
         )
         if isinstance(said, Failure):
             gang.refuse(said.kind, said.message, self._now_s)
@@ -209,17 +213,22 @@ class GangRunner:
         """Starts waiting attempts in their order, until one does not fit."""
         while self._waiting:
             request = self._waiting[0]
-            pool = self._pools.form(request.config.world_size, request.study)
-            if pool is None:
-                if request.config.world_size <= self.capacity:
+            why, pool = "", None
+            try:
+                placement = place(request.workload.cluster, request.config)
+                pool = self._pools.form(placement, request.study)
+                if pool is None and not (why := self._pools.shortage(placement)):
                     return
-                self._waiting.popleft()
-                self._events.append(AttemptEnded(id=request.id, failure=too_large(request, self.capacity)))
-                continue
+            except ExportError as error:
+                why = str(error)
             self._waiting.popleft()
-            self._launch(request, pool)
+            if pool is None:
+                failure = Failure(kind=FailureKind.INVALID, message=why)
+                self._events.append(AttemptEnded(id=request.id, failure=failure))
+            else:
+                self._launch(request, placement, pool)
 
-    def _launch(self, request: TrialRequest, pool: RankPool) -> None:
+    def _launch(self, request: TrialRequest, placement: Placement, pool: RankPool) -> None:
         self._launches += 1
         gang = Gang(
             request,
@@ -228,7 +237,7 @@ class GangRunner:
             patience=self._patience,
             faults=[f for f in self._faults if f.meets(request.number, request.attempt)],
         )
-        running = self._run(gang, pool)
+        running = self._run(gang, placement, pool)
         for rank, handle in enumerate(pool.handles):
             handle.begin()
             if handle.ready:
@@ -238,14 +247,14 @@ class GangRunner:
     def _take_over(self, pool: RankPool, gang: Gang, run: int) -> None:
         """Goes on with an attempt that another runner launched on this pool, with launch number `run`."""
         self._launches = max(self._launches, run)
-        running = self._run(gang, pool)
+        running = self._run(gang, place(gang.request.workload.cluster, gang.request.config), pool)
         running.placed = True
         self._carry_out(running)
 
-    def _run(self, gang: Gang, pool: RankPool) -> _RunningGang:
+    def _run(self, gang: Gang, placement: Placement, pool: RankPool) -> _RunningGang:
         rank_of = {id(h): r for r, h in enumerate(pool.handles)}
         waiting = PlacementWait(gang.request, f"{len(pool.handles)} ranks", self._now_s)
-        running = _RunningGang(gang=gang, pool=pool, waiting=waiting, rank_of=rank_of)
+        running = _RunningGang(gang=gang, placement=placement, pool=pool, waiting=waiting, rank_of=rank_of)
         self._running[gang.request.id] = running
         self._owner.update({id(handle): running for handle in pool.handles})
         return running
@@ -253,10 +262,12 @@ class GangRunner:
 
 def too_large(request: TrialRequest, capacity: int) -> Failure:
     """What becomes of a config that needs more ranks than there are."""
-    return Failure(
-        kind=FailureKind.INVALID,
-        message=(
-            "a config may use as many ranks as the runner has, but this one needs "
-            f"{request.config.world_size} and there are {capacity}; use a smaller world size or more ranks"
-        ),
+    return Failure(kind=FailureKind.INVALID, message=too_many(request.config.world_size, capacity))
+
+
+def too_many(ranks: int, capacity: int) -> str:
+    """Why so many ranks cannot be had."""
+    return (
+        "a config may use as many ranks as the runner has, but this one needs "
+        f"{ranks} and there are {capacity}; use a smaller world size or more ranks"
     )

@@ -1,4 +1,4 @@
-"""The wait of one attempt for its place on a cluster that others use. All times in seconds on the runner's clock."""
+"""The wait of one attempt for its place on a cluster that others use, or that has lost nodes. All times in seconds on the runner's clock."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ QUEUED_EVERY_S = 5.0
 
 @final
 class PlacementWait:
-    """Ends with a failure when the cluster is too small, or when others use it for too long."""
+    """Ends with a failure when the cluster never was large enough, or when others use it, or nodes are away, for too long."""
 
     def __init__(self, request: TrialRequest, what: str, now_s: float) -> None:
         """`what`: is to be placed, in words, such as "4 ranks"."""
         self._request, self._what = request, what
         self._began_s = self._said_s = now_s
 
-    def look(self, now_s: float, *, placement_s: float, shortage: Callable[[], str]) -> Failure | AttemptQueued | None:
-        """What there is to say of an attempt that has no place yet. `placement_s`: longest wait; `shortage`: why it can never be placed."""
+    def look(
+        self, now_s: float, *, placement_s: float, shortage: Callable[[], str], absence: Callable[[], str] = str
+    ) -> Failure | AttemptQueued | None:
+        """What there is to say of an attempt that has no place yet. `placement_s`: longest wait; `shortage`: why it can never be placed; `absence`:
+        what is missing of nodes that were there."""
         waited_s = now_s - self._began_s
         if waited_s >= self._request.measure.start_timeout_s and (why := shortage()):
             return Failure(kind=FailureKind.INVALID, message=why)
         if waited_s >= placement_s:
             message = (
-                f"{self._what} must be placed within {placement_s:g} s, but others use the cluster; "
+                f"{self._what} must be placed within {placement_s:g} s, but {absence() or 'others use the cluster'}; "
                 "use fewer ranks, or a larger cluster"
             )
             return Failure(kind=FailureKind.WORKER_LOST, message=message)
         if now_s - self._said_s < QUEUED_EVERY_S:
             return None
         self._said_s = now_s
-        reason = f"its {self._what} wait for a placement on the cluster, which others use"
+        reason = f"its {self._what} wait for a placement on the cluster: {absence() or 'others use it'}"
         return AttemptQueued(id=self._request.id, reason=reason)

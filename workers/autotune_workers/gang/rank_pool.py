@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.wire import Message
 
 
@@ -58,8 +59,8 @@ class RankPools(Protocol):
         """Ranks that can be in use at once."""
         ...
 
-    def form(self, size: int, study: str) -> RankPool | None:
-        """A pool of that size, warm where possible; its ranks may still be starting. None when there are not enough free ranks now.
+    def form(self, placement: Placement, study: str) -> RankPool | None:
+        """A pool of ranks placed like this, warm where possible; its ranks may still be starting. None when there are not enough free ranks now.
         `study`: part of the name of a new one."""
         ...
 
@@ -75,8 +76,12 @@ class RankPools(Protocol):
         """Whether the pool has its place on the cluster, so that its ranks can start; asked until the first yes."""
         ...
 
-    def shortage(self, pool: RankPool) -> str:
-        """Why this pool can never be placed, in words; empty when it is only a matter of time."""
+    def shortage(self, placement: Placement) -> str:
+        """Why ranks can never be placed like this, in words; empty when it is only a matter of time."""
+        ...
+
+    def absence(self, placement: Placement) -> str:
+        """What is missing now of nodes that were there, in words; empty when all others are."""
         ...
 
     def close(self) -> None:

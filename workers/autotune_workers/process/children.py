@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autotune_workers.gang.wire import Lines, to_line
+from autotune_workers.process.network_interface import interface_of
 
 _PRIVATE = ("AUTOTUNE_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_")
 _LOOPBACK = re.compile(r"127\.|::1$")
@@ -59,13 +60,18 @@ def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:
     kept = inherited_environment()
     roots = {str(Path(sys.modules[name].__path__[0]).resolve().parent) for name in ("autotune", "autotune_workers")}
     path = os.pathsep.join([*sorted(roots), *filter(None, [kept.get("PYTHONPATH", "")])])
-    loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if _LOOPBACK.match(host) else {}
+    if _LOOPBACK.match(host):
+        interface = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    elif "GLOO_SOCKET_IFNAME" not in kept and (name := interface_of(host)):
+        interface = {"GLOO_SOCKET_IFNAME": name}  # where the own host name does not resolve, gloo would take loopback
+    else:
+        interface = {}
     return {
         **kept,
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",  # the trial itself says how many threads it has
-        **loopback,
+        **interface,
         **extra,
     }
 

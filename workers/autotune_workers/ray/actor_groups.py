@@ -49,7 +49,7 @@ class Shape:
     kind: Literal["gang", "program"]
     """ranks of the native trainer, or nodes for programs; part of the names"""
     nodes: int
-    """bundles of the placement group"""
+    """among which the ranks are divided"""
     ranks_per_node: int
     content: str = ""
     """what its actors were given: a package of the program's folder"""
@@ -180,6 +180,10 @@ class ActorGroups:
             if any(handle.dead for handle in held.place.handles):
                 self.remove(held.place)
         return received
+
+    def is_silent(self, handle: ActorHandle, for_s: float) -> bool:
+        """Whether the actor has given no sign of life for so long."""
+        return handle.silence.lasts_s(self._clock.look()) > for_s
 
     def disband(self, place: Any, *, is_usable: bool) -> bool:
         """Takes a place back after its attempt. Whether it stays, idle: a place with a lost actor does not, nor one that others wait for."""

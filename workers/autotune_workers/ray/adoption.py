@@ -28,6 +28,8 @@ class AdoptedGang:
     """A gang that an earlier runner of the study left behind, complete and ours from now on."""
 
     pool: RankPool
+    nodes: int
+    """see `HostState`"""
     request: TrialRequest | None
     """what its ranks are training, or have trained last; None: not known for certain"""
     run: int
@@ -101,6 +103,7 @@ def _adopt(gang: str, names: list[str], ours: ActorGroups) -> AdoptedGang | None
     is_told = all(s.ready and not (s.is_ending or s.was_replaced) for s in known)
     return AdoptedGang(
         pool=RankPool(handles=[seats.get(n) or others.pop(0) for n in range(len(known))], token=group),
+        nodes=known[0].nodes,
         request=request_from_plain(order["request"]) if order is not None and is_told else None,
         run=run,
         begun=set(seats),

@@ -1,5 +1,9 @@
 """Capacity of a cluster that others use too: how much there is, whether a placement group is placed yet, and whether others wait for theirs.
 
+    sizes    ranks that fit on each living node, the largest first; without nodes for which one rank is too large
+
+A cluster that loses nodes may get them back: what it was large enough for once can only wait. Never large enough is a fact about the config.
+
 Ray places a group as soon as its resources are free, not in the order of asking, and a gang that stays warm never frees its own. The study
 that came first would therefore keep the others waiting until it ends. So a runner which sees that somebody else's group has waited for
 `WAITED_S` gives its gang back at the end of the trial, and asks again only after `YIELD_S`, so that the others can be placed.
@@ -12,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from autotune.trainers.torchrun import Placement
 from autotune_workers.ray.connection import RayCluster
 
 CACHED_S = 2.0
@@ -29,7 +34,9 @@ class ClusterCapacity:
         """`bundle`: resources of one rank; `label`: part of the names of our own groups."""
         self._cluster, self._label = cluster, label
         self.bundle = dict(bundle)
-        self._totals: dict[str, float] = {}
+        self._nodes: list[dict[str, float]] = []
+        self._seen: set[tuple[int, ...]] = set()
+        """all sizes so far"""
         self._counted_s = self._looked_s = self._yielded_s = -1e9
         self._waiting_since_s: dict[str, float] = {}
 
@@ -38,27 +45,56 @@ class ClusterCapacity:
         """Ranks that fit on all nodes together, by their last answer. Raises nothing."""
         with contextlib.suppress(Exception):  # unreachable now: what was true before will do
             self.count()
-        return min(int(self._totals.get(k, 0.0) / v + 1e-9) for k, v in self.bundle.items())
+        return sum(self._sizes)
 
     def count(self, *, anew: bool = False) -> None:
         """Asks how large the cluster is, unless that was just done. Raises `RunnerError` when the head does not answer."""
         now_s = time.monotonic()
         if anew or now_s - self._counted_s > CACHED_S:
             self._counted_s = now_s
-            self._totals = self._cluster.totals()
+            self._nodes = self._cluster.nodes()
+            self._seen.add(self._sizes)
 
-    def shortage(self, size: int) -> str:
-        """Why `size` ranks can never be placed, when all nodes together are too small for them; else empty."""
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(sorted(filter(None, map(self._size, self._nodes)), reverse=True))
+
+    def _size(self, node: Mapping[str, float]) -> int:
+        return min(int(node.get(k, 0.0) / v + 1e-9) for k, v in self.bundle.items())
+
+    def _total(self, resource: str) -> float:
+        return sum(node.get(resource, 0.0) for node in self._nodes)
+
+    def shortage(self, placement: Placement) -> str:
+        """Why ranks can never be placed like this, when the cluster never was large enough for them; else empty."""
         with contextlib.suppress(Exception):
             self.count(anew=True)
-        if size <= self.ranks:
+        if any(_holds(sizes, placement) for sizes in self._seen):
             return ""
-        asks = " and ".join(f"{size * v:g} {k}" for k, v in self.bundle.items())
-        has = " and ".join(f"{self._totals.get(k, 0.0):g} {k}" for k in self.bundle)
+        ranks, nodes = placement.world_size, placement.nnodes
+        if nodes == 1:
+            asks = " and ".join(f"{ranks * v:g} {k}" for k, v in self.bundle.items())
+            has = "all nodes together have " + " and ".join(f"{self._total(k):g} {k}" for k in self.bundle)
+        else:
+            each = " and ".join(f"{placement.nproc_per_node * v:g} {k}" for k, v in self.bundle.items())
+            asks, has = f"{nodes} nodes with {each} each", f"the cluster has {self._large_enough(placement)} such nodes"
         return (
-            f"{size} ranks can never be placed: they ask for {asks}, but all nodes together have {has}; "
-            "use fewer ranks, or a larger cluster"
+            f"{ranks} ranks can never be placed: they ask for {asks}, but {has}; use fewer ranks, or a larger cluster"
         )
+
+    def absence(self, placement: Placement) -> str:
+        """What the cluster has lost since it was large enough for ranks that are placed like this; empty when it is large enough."""
+        with contextlib.suppress(Exception):
+            self.count()
+        if _holds(self._sizes, placement) or not any(_holds(sizes, placement) for sizes in self._seen):
+            return ""
+        had, has = max(map(len, self._seen)), len(self._sizes)
+        if has < had:
+            return f"{had - has} of its {had} nodes are away" if had - has > 1 else f"one of its {had} nodes is away"
+        return "its nodes have become smaller"
+
+    def _large_enough(self, placement: Placement) -> int:
+        return sum(size >= placement.nproc_per_node for size in self._sizes)
 
     def is_placed(self, group: Any) -> bool:
         """Whether the group is placed. An unreachable head counts as no."""
@@ -92,7 +128,7 @@ class ClusterCapacity:
         for bundle in group["bundles"].values():
             for name, amount in bundle.items():
                 asks[name] = asks.get(name, 0.0) + amount
-        return all(amount <= self._totals.get(name, 0.0) for name, amount in asks.items())
+        return all(amount <= self._total(name) for name, amount in asks.items())
 
     def yield_to_others(self) -> None:
         """A gang is given back so that others can be placed."""
@@ -102,3 +138,10 @@ class ClusterCapacity:
     def is_yielding(self) -> bool:
         """Whether the others still have time to be placed."""
         return time.monotonic() - self._yielded_s < YIELD_S
+
+
+def _holds(sizes: Iterable[int], placement: Placement) -> bool:
+    """Whether nodes of these sizes have room for ranks that are placed like this: on one node means wherever there is room."""
+    if placement.nnodes == 1:
+        return sum(sizes) >= placement.world_size
+    return sum(size >= placement.nproc_per_node for size in sizes) >= placement.nnodes

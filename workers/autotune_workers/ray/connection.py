@@ -137,6 +137,12 @@ class RayCluster:
 
         return self.ask(ray.cluster_resources)
 
+    def nodes(self) -> list[dict[str, float]]:
+        """Resources of each living node. Raises `RunnerError` when the head does not answer."""
+        import ray
+
+        return [dict(node["Resources"]) for node in self.ask(ray.nodes) if node["Alive"]]
+
     @property
     def is_silent(self) -> bool:
         """Whether the head accepted no connection at the last check."""

@@ -3,6 +3,9 @@
 A driver asks for a placement group first and then for the actors that run in it. Both are detached from the driver, so that the next
 controller of the study can adopt the gang. Killed between the two, a driver leaves a group that nobody else removes. Gangs whose actors
 have started end themselves (`rank_host`).
+
+Silence is no death: a driver whose link is down lives on. So the janitor runs on the node of the head, and asks the head whether the driver's job
+has ended before it removes anything. It goes on waiting while the job lives, and returns to silence once it hears from the driver again.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from autotune_workers.ray.connection import RayCluster
 from autotune_workers.ray.names import group_of
 
 LOOK_S = 2.0
-"""between two searches for what a driver has left"""
+"""between two searches for what a driver has left, and between two questions whether it lives"""
+HEAD = {"node:__internal_head__": 0.001}
+"""a resource that Ray gives to the node of the head only"""
 
 
 def orphaned_groups(part: str, *, without: str = "") -> list[str]:
@@ -55,14 +60,22 @@ def _groups(part: str) -> dict[str, str]:
     return {str(group["name"]): str(group["state"]) for group in groups if part in str(group["name"])}
 
 
+def has_ended(job: str) -> bool:
+    """Whether that job's driver has ended, by the head's own account, which forgets jobs long after their end. Raises when the head does not answer."""
+    from ray._private.state import jobs
+
+    return all(entry["IsDead"] for entry in jobs() if entry["JobID"] == job)
+
+
 class Janitor:
     """Waits until its driver is gone, and then removes its groups until nothing is left."""
 
     def __init__(self, label: str, abandoned_s: float) -> None:
-        """`label`: part of the names of all the driver's groups. `abandoned_s`: time without a heartbeat after which the driver is gone."""
+        """`label`: part of the names of all the driver's groups. `abandoned_s`: time without a heartbeat after which the driver may be gone."""
         import ray
 
-        self._self = ray.get_runtime_context().current_actor
+        context = ray.get_runtime_context()
+        self._self, self._job = context.current_actor, context.get_job_id()
         self._label, self._abandoned_s, self._silent_s = label, abandoned_s, 0.0
         threading.Thread(target=self._watch, name="autotune-janitor", daemon=True).start()
 
@@ -73,10 +86,8 @@ class Janitor:
     def _watch(self) -> None:
         import ray
 
-        round_s = min(1.0, self._abandoned_s / 4)
-        while self._silent_s < self._abandoned_s:
-            time.sleep(round_s)
-            self._silent_s += round_s
+        while not self._driver_is_gone():
+            time.sleep(LOOK_S)
         is_left = True
         while is_left:  # the head may be away, and gangs with actors take their time
             with contextlib.suppress(Exception):
@@ -85,12 +96,22 @@ class Janitor:
             time.sleep(LOOK_S)
         ray.kill(self._self)
 
+    def _driver_is_gone(self) -> bool:
+        """Waits until the driver is silent, and tells whether its job has ended. A head that is away has told nothing."""
+        round_s = min(1.0, self._abandoned_s / 4)
+        while self._silent_s < self._abandoned_s:
+            time.sleep(round_s)
+            self._silent_s += round_s
+        with contextlib.suppress(Exception):
+            return has_ended(self._job)
+        return False
+
 
 def start_janitor(label: str, abandoned_s: float) -> Any:
     """The actor, known to the cluster when this returns."""
     import ray
 
-    kind = ray.remote(num_cpus=0, max_restarts=0)(Janitor)
+    kind = ray.remote(num_cpus=0, resources=HEAD, max_restarts=0)(Janitor)
     name = f"autotune-janitor-{label.rstrip('-')}-{secrets.token_hex(4)}"
     return kind.options(name=name, lifetime="detached").remote(label, abandoned_s)
 

@@ -42,8 +42,8 @@ class RayRank(ActorHandle):
         return f"{place} {f'did not answer for {HOST_KILL_S:g} s' if self.given_up else words}"
 
     def gone(self, why: str) -> Message:
-        """Its last message, on its behalf."""
-        return {"event": "gone", "code": None, "kernel_oom": False, "why": why}
+        """Its last message, on its behalf. Its host was lost, unless we ended it ourselves."""
+        return {"event": "gone", "code": None, "kernel_oom": False, "why": why, "host_lost": not self.given_up}
 
     def accept(self, messages: list[Message]) -> list[Message]:
         """The messages of the process that is there now."""

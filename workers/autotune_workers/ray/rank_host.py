@@ -27,6 +27,8 @@ class HostState:
 
     size: int
     """of its gang"""
+    nodes: int
+    """whole nodes over which that was spread; 1: it was placed wherever there was room"""
     generation: int
     """of its rank's process"""
     ready: bool
@@ -50,12 +52,20 @@ class RankHost(OwnedActor):
     its process."""
 
     def __init__(
-        self, *, owner: str, size: int, name: str, device: str, trial: str, abandoned_s: float | None = None
+        self,
+        *,
+        owner: str,
+        size: int,
+        name: str,
+        device: str,
+        trial: str,
+        abandoned_s: float | None = None,
+        nodes: int = 1,
     ) -> None:
-        """Starts the rank's process. `device`: cpu or cuda; Ray has set CUDA_VISIBLE_DEVICES. `abandoned_s`: None when it ends with its driver."""
+        """Starts the rank's process. `size`, `nodes`: see `HostState`. `device`: cpu or cuda; Ray has set CUDA_VISIBLE_DEVICES. `abandoned_s`: None when it ends with its driver."""
         import ray
 
-        self._size, self._name = size, name
+        self._size, self._nodes, self._name = size, nodes, name
         self._starter = RankStarter(device=device, host=ray.util.get_node_ip_address(), trial=trial)
         self._prepare(owner)
         self._rank = self._start(0)
@@ -145,6 +155,7 @@ class RankHost(OwnedActor):
             self._owner, self._silent_s = owner, 0.0
             return HostState(
                 size=self._size,
+                nodes=self._nodes,
                 generation=self._generation,
                 ready=self._ready,
                 host=self._host,

@@ -1,4 +1,8 @@
-"""Rank pools on a Ray cluster: one placement group with an actor per rank. `rank_host` is the actors' side, `adoption` what others left behind."""
+"""Rank pools on a Ray cluster: one placement group with an actor per rank. `rank_host` is the actors' side, `adoption` what others left behind.
+
+Ranks of one node may run on any nodes that have room, as near to one another as possible: a cluster that is described as one node may consist of
+several smaller ones. Ranks of several nodes have whole nodes (`placement`), with equally many ranks on each.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ import time
 from functools import partial
 from typing import Any
 
+from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.rank_pool import RankPool
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_groups import ActorGroups, Shape
 from autotune_workers.ray.adoption import AdoptedGang, adopt_gangs
+from autotune_workers.ray.placement import place_nodes
 from autotune_workers.ray.rank_handle import HOST_KILL_S, RayRank
 
 
@@ -26,21 +32,24 @@ class RayRankPools:
         """Ranks that fit on the cluster, by its last answer."""
         return self._groups.capacity.ranks
 
-    def form(self, size: int, study: str) -> RankPool | None:
-        """A warm gang of that size, else a new placement group. Raises `RunnerError` when the head is gone."""
-        return self._groups.form(self._shape(size), study, partial(self._place, size))
+    def form(self, placement: Placement, study: str) -> RankPool | None:
+        """A warm gang of that shape, else a new placement group. Raises `RunnerError` when the head is gone."""
+        return self._groups.form(_shape(placement), study, partial(self._place, placement))
 
-    def _shape(self, size: int) -> Shape:
-        return Shape(kind="gang", nodes=size, ranks_per_node=1)
-
-    def _place(self, size: int, name: str) -> RankPool:
+    def _place(self, placement: Placement, name: str) -> RankPool:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from autotune_workers.ray.rank_host import remote_host
 
         groups, bundle = self._groups, self._groups.capacity.bundle
-        group = placement_group([bundle] * size, strategy="PACK", name=name, lifetime=groups.lifetime)
+        nodes, size, ranks_per_bundle = placement.nnodes, placement.world_size, 1
+        if nodes == 1:
+            group = placement_group([bundle] * size, strategy="PACK", name=name, lifetime=groups.lifetime)
+        else:
+            ranks_per_bundle = placement.nproc_per_node
+            whole = {resource: amount * ranks_per_bundle for resource, amount in bundle.items()}
+            group = place_nodes(nodes, whole, name=name, lifetime=groups.lifetime)
         host = remote_host()
         handles = []
         for index in range(size):
@@ -51,11 +60,12 @@ class RayRankPools:
                 max_restarts=0,
                 lifetime=groups.lifetime,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=group, placement_group_bundle_index=index
+                    placement_group=group, placement_group_bundle_index=index // ranks_per_bundle
                 ),
             ).remote(
                 owner=groups.owner,
                 size=size,
+                nodes=nodes,
                 name=f"{name}-rank-{index}",
                 device="cuda" if bundle.get("GPU") else "cpu",
                 trial=self._trial,
@@ -70,12 +80,14 @@ class RayRankPools:
             return []
         return adopt_gangs(self._groups, study)
 
-    def take(self, pool: RankPool, study: str, *, busy: bool, keep: bool = True) -> None:
-        """Takes an adopted gang among the busy ones or the idle ones, or removes it."""
-        if not keep:
-            self._groups.remove(pool)
+    def take(self, gang: AdoptedGang, study: str, *, busy: bool) -> None:
+        """Takes an adopted gang among the busy ones or the idle ones; one that shall be idle, but is not, is removed."""
+        if busy or gang.is_idle:
+            ranks = len(gang.pool.handles) // gang.nodes
+            shape = _shape(Placement(nnodes=gang.nodes, nproc_per_node=ranks))
+            self._groups.take(gang.pool, shape, study, busy=busy)
         else:
-            self._groups.take(pool, self._shape(len(pool.handles)), study, busy=busy)
+            self._groups.remove(gang.pool)
 
     def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
         """Messages of the ranks, after `timeout_s` at the latest, whatever Ray does. Raises `RunnerError` when the head of the cluster is gone."""
@@ -84,7 +96,8 @@ class RayRankPools:
         now_s = time.monotonic()
         for rank in self._groups.handles("gang"):
             is_late = rank.kill_asked_s is not None and now_s - rank.kill_asked_s > HOST_KILL_S
-            if is_late and not self._groups.cluster.is_silent:
+            # an actor that itself is silent is not to blame for its rank: it will be found lost
+            if is_late and not self._groups.cluster.is_silent and not self._groups.is_silent(rank, HOST_KILL_S):
                 rank.kill_asked_s, rank.given_up = None, True
                 with contextlib.suppress(Exception):
                     ray.kill(rank.actor, no_restart=True)
@@ -105,10 +118,18 @@ class RayRankPools:
         """Whether Ray has placed the gang; until then its ranks cannot start."""
         return self._groups.is_placed(pool)
 
-    def shortage(self, pool: RankPool) -> str:
-        """Why the gang can never be placed; empty when the cluster is large enough."""
-        return self._groups.capacity.shortage(len(pool.handles))
+    def shortage(self, placement: Placement) -> str:
+        """Why such a gang can never be placed; empty when the cluster is, or was, large enough."""
+        return self._groups.capacity.shortage(placement)
+
+    def absence(self, placement: Placement) -> str:
+        """What the cluster has lost that such a gang needs."""
+        return self._groups.capacity.absence(placement)
 
     def close(self) -> None:
         """Kills all actors and removes all placement groups, except those that somebody else has adopted."""
         self._groups.close()
+
+
+def _shape(placement: Placement) -> Shape:
+    return Shape(kind="gang", nodes=placement.nnodes, ranks_per_node=placement.nproc_per_node)

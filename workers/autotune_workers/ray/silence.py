@@ -43,9 +43,13 @@ class Silence:
         """A sign of life."""
         self._heard_s = now_s
 
+    def lasts_s(self, now_s: float) -> float:
+        """For how long; 0 before the first sign of life."""
+        return 0.0 if self._heard_s is None else now_s - self._heard_s
+
     def lasts_too_long(self, now_s: float) -> bool:
         """Whether the node of the actor is lost."""
-        return self._heard_s is not None and now_s - self._heard_s >= self._lost_s
+        return self.lasts_s(now_s) >= self._lost_s
 
     def reason(self, address: str) -> str:
         """Why the node at that address is lost, in words."""

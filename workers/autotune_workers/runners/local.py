@@ -18,7 +18,8 @@ from autotune.ports import AttemptId, RunnerEvent, TrialRequest
 from autotune.spec import ParallelConfig, Study
 from autotune.spec.checks import one_of, positive_int
 from autotune.trainers import trainer_names
-from autotune_workers.gang.gang_runner import LONGEST_TURN_S, NATIVE, GangRunner
+from autotune.trainers.torchrun import Placement
+from autotune_workers.gang.gang_runner import LONGEST_TURN_S, NATIVE, GangRunner, too_many
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.rank_pool import RankPool
 from autotune_workers.gang.wire import Message
@@ -119,8 +120,9 @@ class LocalRankPools:
         """Ranks that can be in use at once."""
         return self._capacity
 
-    def form(self, size: int, study: str) -> RankPool | None:
-        """The warmest free slots, for any study: ranks that are ready, then those that are starting, then new ones."""
+    def form(self, placement: Placement, study: str) -> RankPool | None:
+        """The warmest free slots, for any study: ranks that are ready, then those that are starting, then new ones. All are on this machine."""
+        size = placement.world_size
         free = [p for p in range(self._capacity) if p not in self._busy]
         if len(free) < size:
             return None
@@ -164,8 +166,13 @@ class LocalRankPools:
         """Always: a free slot is a place."""
         return True
 
-    def shortage(self, pool: RankPool) -> str:
-        """Empty: a pool is only formed when there are enough slots."""
+    def shortage(self, placement: Placement) -> str:
+        """Why there never are so many slots."""
+        size = placement.world_size
+        return too_many(size, self._capacity) if size > self._capacity else ""
+
+    def absence(self, placement: Placement) -> str:
+        """Empty: slots do not go away."""
         return ""
 
     def close(self) -> None:

@@ -112,7 +112,7 @@ class RayRunner(GangRunner):
         for adopted_gang in self._ray_pools.adopt(study):
             request = adopted_gang.request
             if request is not None and request.id in attempts:
-                self._ray_pools.take(adopted_gang.pool, study, busy=True)
+                self._ray_pools.take(adopted_gang, study, busy=True)
                 gang = Gang.adopted(
                     request,
                     now_s=self._now_s,
@@ -125,7 +125,7 @@ class RayRunner(GangRunner):
                 adopted.append(request.id)
             else:
                 self._launches = max(self._launches, adopted_gang.run)
-                self._ray_pools.take(adopted_gang.pool, study, busy=False, keep=adopted_gang.is_idle)
+                self._ray_pools.take(adopted_gang, study, busy=False)
         return adopted
 
     @property

@@ -1,0 +1,67 @@
+"""What a cluster has room for, now and at its largest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.trainers.torchrun import Placement
+from autotune_workers.ray import capacity as module
+from autotune_workers.ray.capacity import ClusterCapacity
+
+
+class Cluster:
+    """The living nodes, as the head tells them."""
+
+    is_silent = False
+
+    def __init__(self, *cpus: int) -> None:
+        self.cpus = list(cpus)
+
+    def nodes(self) -> list[dict[str, float]]:
+        return [{"CPU": float(count), "memory": 1e9} for count in self.cpus]
+
+
+@pytest.fixture(autouse=True)
+def asked_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CACHED_S", -1.0)
+
+
+def seen(cluster: Any) -> ClusterCapacity:
+    capacity = ClusterCapacity(cluster, bundle={"CPU": 1.0}, label="ours")
+    capacity.count()
+    return capacity
+
+
+TWO_BY_TWO = Placement(nnodes=2, nproc_per_node=2)
+FOUR = Placement(nnodes=1, nproc_per_node=4)
+
+
+def test_ranks_of_one_node_may_lie_on_several_and_those_of_several_need_whole_ones() -> None:
+    capacity = seen(Cluster(0, 1, 3))
+    assert capacity.ranks == 4
+    assert capacity.shortage(FOUR) == ""
+    assert capacity.shortage(TWO_BY_TWO) == (
+        "4 ranks can never be placed: they ask for 2 nodes with 2 CPU each, but the cluster has 1 such nodes; "
+        "use fewer ranks, or a larger cluster"
+    )
+
+
+def test_a_part_of_a_processor_is_no_place_for_a_rank() -> None:
+    capacity = ClusterCapacity(Cluster(3, 3), bundle={"CPU": 2.0}, label="ours")  # type: ignore[arg-type]
+    assert capacity.ranks == 2
+
+
+@pytest.mark.parametrize("placement", [FOUR, TWO_BY_TWO])
+def test_what_the_cluster_was_large_enough_for_is_absent_and_never_short(placement: Placement) -> None:
+    cluster = Cluster(0, 2, 2)
+    capacity = seen(cluster)
+    assert capacity.absence(placement) == ""
+    cluster.cpus = [0, 2]
+    assert capacity.shortage(placement) == ""
+    assert capacity.absence(placement) == "one of its 2 nodes is away"
+    assert capacity.ranks == 2
+    assert capacity.shortage(Placement(nnodes=1, nproc_per_node=5)) != ""
+    cluster.cpus = [0, 2, 2]
+    assert capacity.absence(placement) == ""
