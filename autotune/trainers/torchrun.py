@@ -50,6 +50,19 @@ def meeting(options: Mapping[str, Any]) -> tuple[str, str]:
     return options["master_addr"] or MASTER_ADDR, str(options["master_port"] or MASTER_PORT)
 
 
+def meeting_variables(placement: Placement) -> dict[str, str]:
+    """Where the nodes of a program that is told nothing by arguments meet, as launchers read it by themselves; empty for one node.
+
+    torchrun takes the default of an option --some-name from PET_SOME_NAME (torch/distributed/argparse_util.py, class `env`); an option that is given
+    wins. So a plain `torchrun train.py` runs on several nodes as it is.
+    """
+    if placement.nnodes == 1:
+        return {}
+    meeting = {"NODE_RANK": NODE_RANK, "MASTER_ADDR": MASTER_ADDR, "MASTER_PORT": MASTER_PORT}
+    ranks = {"PET_NNODES": str(placement.nnodes), "PET_NPROC_PER_NODE": str(placement.nproc_per_node)}
+    return {**meeting, **ranks, **{f"PET_{name}": word for name, word in meeting.items()}}
+
+
 def torchrun(placement: Placement, *, master_addr: str, master_port: int, max_restarts: int = 0) -> tuple[str, ...]:
     """The beginning of the command; the program and its arguments follow. Without address or port the words that stand for them are written."""
     if placement.nnodes == 1:

@@ -57,6 +57,19 @@ class TestCommand(TrainerContract):
         two = trainer("command").launch(WORKLOAD, ParallelConfig(dp=16, micro_batch_size=4), {"argv": argv})
         assert two.is_spread
         assert two.on_node(1, master_addr="n0", master_port=7).argv[3:] == ("1", "n0:7")
+
+    def test_a_command_that_names_no_node_is_told_by_the_environment(self) -> None:
+        argv = ["torchrun", "train.py", "{micro_batch_size}", "{world_size}"]
+        one = trainer("command").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8), {"argv": argv})
+        assert one.env == {}
+        options = {"argv": argv, "env": {"PET_NPROC_PER_NODE": "4"}}
+        two = trainer("command").launch(WORKLOAD, ParallelConfig(dp=16, micro_batch_size=4), options)
+        assert two.is_spread, "an export asks for what a trial is told"
+        assert two.env["PET_NPROC_PER_NODE"] == "4", "what the spec says wins"
+        told = two.on_node(1, master_addr="n0", master_port=7).env
+        assert (told["PET_NNODES"], told["PET_NODE_RANK"], told["MASTER_ADDR"]) == ("2", "1", "n0")
+
+    def test_files_are_the_same_on_all_nodes(self) -> None:
         with pytest.raises(SpecError, match=r"no placeholder \{node_rank\}"):
             trainer("command").check_own_knobs(
                 (), {"argv": ["x", "{files}"], "files": {"a.json": {"x": "{node_rank}"}}}

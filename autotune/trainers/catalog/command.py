@@ -30,7 +30,7 @@ from autotune.trainers.log_formats import pattern_reader, stock_reader
 from autotune.trainers.placeholders import Values, check_names, null_inside, parse, word
 from autotune.trainers.program_files import check_templates, expressions, render
 from autotune.trainers.steplines import parse_step_line
-from autotune.trainers.torchrun import place
+from autotune.trainers.torchrun import meeting_variables, place
 from autotune.trainers.trainer import (
     PYTHON,
     SAME_DATA,
@@ -165,14 +165,18 @@ class CommandTrainer(Trainer):
         needs(options, "argv", "the trainer `command` starts the program of argv")
         self.reader(options)
         known = self._values(workload, config, options)
-        node = _node(place(workload.cluster, config).nnodes)
+        placement = place(workload.cluster, config)
+        node = _node(placement.nnodes)
         files = {"files": FOLDER} if options["files"] else {}
         values = Values(known={**known, **node, **files}, written=_written(options["values"], frozenset(known)))
         filled = [values.fill(argument) for argument in options["argv"]]
         variables = {str(name): values.fill(str(text)) for name, text in options["env"].items()}
         return Launch(
             argv=tuple(argument for argument in filled if argument is not None),
-            env={name: text for name, text in variables.items() if text is not None},
+            env={
+                **meeting_variables(placement),
+                **{name: text for name, text in variables.items() if text is not None},
+            },
             files=render(options["files"], replace(values, known=known)),
             cwd="" if options["cwd"] == _IN_FILES else options["cwd"] or ("." if options["files"] else ""),
         )

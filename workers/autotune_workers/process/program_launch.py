@@ -1,8 +1,6 @@
 """What each node of an attempt is told to start: a trainer's launch as orders.
 
-A trial is launched as an export is, but that the runner says where the nodes meet. Launchers that read no arguments of ours find the same in
-their environment: torchrun takes the default of an option --some-name from PET_SOME_NAME (torch/distributed/argparse_util.py, class `env`), and an
-option that is given wins. So a plain `torchrun train.py` runs on several nodes as it is.
+A trial is launched as an export is, but that the runner says where the nodes meet, and which file the program is.
 """
 
 from __future__ import annotations
@@ -45,10 +43,9 @@ class ProgramJob:
     def order(self, node: int, *, master_addr: str, master_port: int) -> ProgramOrder:
         """What node `node` starts, when all meet at that address."""
         launch = self.launch.on_node(node, master_addr=master_addr, master_port=master_port)
-        told = _meeting_variables(self.placement, node, master_addr, master_port) if self.placement.nnodes > 1 else {}
         return ProgramOrder(
             argv=launch.argv,
-            env={**told, **launch.env},
+            env=launch.env,
             files=launch.files,
             cwd=launch.cwd,
             nodes=self.placement.nnodes,
@@ -100,18 +97,3 @@ def _program(name: str, launch: Launch, cwd: str, *, upload: bool) -> str:
         remedy="name the environment that the nodes have with trainer.python, or name the program by its path",
         field="trainer",
     )
-
-
-def _meeting_variables(placement: Placement, node: int, master_addr: str, master_port: int) -> dict[str, str]:
-    """Where the nodes meet, as launchers read it by themselves."""
-    address, port, rank = master_addr, str(master_port), str(node)
-    return {
-        "PET_NNODES": str(placement.nnodes),
-        "PET_NPROC_PER_NODE": str(placement.nproc_per_node),
-        "PET_NODE_RANK": rank,
-        "PET_MASTER_ADDR": address,
-        "PET_MASTER_PORT": port,
-        "NODE_RANK": rank,
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
-    }
