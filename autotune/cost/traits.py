@@ -49,6 +49,7 @@ TRAITS = {
     "torchtitan": Traits(master_weights=False, fused=False, selective="operators", stops_early=True),
     "accelerate": Traits(master_weights=False, fused=False, stops_early=True),
     "hf_trainer": Traits(master_weights=False, fused=False, stops_early=True),
+    "lightning": Traits(master_weights=False, fused=False, stops_early=True),
     "native": Traits(master_weights=False, fused=False, selective="attention", stops_early=True),
 }
 """traits by trainer; a trainer that is not listed has those of `native`"""

@@ -21,7 +21,9 @@ RUNNER_OPTIONS: Mapping[str, frozenset[str]] = {
 }
 """Runners that a submitted spec may name, each with the options that it may set. Options that name addresses or modules are left out on purpose."""
 
-TRAINERS = frozenset({"native", "megatron", "torchtitan", "deepspeed", "nanotron", "accelerate", "hf_trainer"})
+TRAINERS = frozenset(
+    {"native", "megatron", "torchtitan", "deepspeed", "nanotron", "accelerate", "hf_trainer", "lightning"}
+)
 """Trainers that a submitted spec may name: all but `command`, which runs any program."""
 
 

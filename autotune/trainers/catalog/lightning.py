@@ -1,0 +1,204 @@
+"""PyTorch Lightning 2.6: `lightning.yaml` in the form that LightningCLI reads, and a training program.
+
+    ZeRO 0   ddp                         ZeRO 2   FSDPStrategy, SHARD_GRAD_OP
+    ZeRO 1   deepspeed_stage_1           ZeRO 3   FSDPStrategy, FULL_SHARD
+    tp > 1   ModelParallelStrategy: `configure_model` of your own program shards the model over its mesh
+
+The option `script` names a program of your own that is a LightningCLI: it is started as `script fit --config lightning.yaml`, and gets the micro-batch
+under the key `batch_key`. Its progress bar counts batches; the launch refreshes it once per optimizer step, which is how its steps are timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from autotune.spec import ParallelConfig, Workload
+from autotune.trainers.effective import cpu_note, effective, word_limit
+from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json, to_yaml
+from autotune.trainers.launch_files import Launch
+from autotune.trainers.lightning_bars import bar_reader
+from autotune.trainers.limit import Limit
+from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.programs import program
+from autotune.trainers.readers import lightning_yaml
+from autotune.trainers.steplines import parse_step_line
+from autotune.trainers.torchrun import Placement, place, tf32_environment, torchrun
+from autotune.trainers.trainer import SHARED_OPTIONS, LineReader, Option, StepMetrics, Trainer, needs
+
+PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+"""values of Trainer's `precision`"""
+SHARDING = {2: "SHARD_GRAD_OP", 3: "FULL_SHARD"}
+"""sharding strategy of FSDPStrategy by ZeRO stage"""
+BAR = "lightning.pytorch.callbacks.TQDMProgressBar"
+
+
+class LightningTrainer(Trainer):
+    """Lightning's Trainer."""
+
+    name = "lightning"
+    reads_config_json = True
+    summary = "Lightning's Trainer, lightning.yaml for LightningCLI or for a program that comes along"
+    checked_against = "lightning 2.6.6"
+    imports = True
+    settings_file = "lightning.yaml"
+    reads = frozenset({
+        "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
+        "recompute", "zero_stage", "sequence_parallel", "compile",
+    })  # fmt: skip
+    neutral: ClassVar = {
+        "pp_schedule": "it has no pipeline: pp above 1 is refused",
+        "virtual_stages": "it has no pipeline: pp above 1 is refused",
+    }
+    options = (
+        *SHARED_OPTIONS,
+        SETTINGS,
+        Option(
+            name="script",
+            meaning="your own LightningCLI program; default: one that trains a Hugging Face model",
+            default="",
+        ),
+        Option(name="script_args", meaning="arguments of your own program, after `fit`", default=()),
+        Option(name="batch_key", meaning="your program's key of the micro-batch size", default="data.batch_size"),
+        Option(name="layer_class", meaning="import path of your layer class that FSDP wraps", default=""),
+        Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default=""),
+    )
+
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+        """Pipelines, experts, context parallelism; tensor parallelism without the option script; fp8; selective recomputation."""
+        c = effective(config)
+        limits = [
+            *word_limit(
+                c, "precision", {"fp8": "bf16"}, "its fp8 replaces layers of one device by Transformer Engine's"
+            ),
+            *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
+        ]
+
+        def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
+            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
+
+        if c.precision == "fp16" and workload.cluster.gpu.is_cpu:
+            limit("precision", "fp16", "Lightning trains in bf16 instead on a CPU", "bf16")
+        if c.pp > 1:
+            limit("pp", c.pp, "Lightning has no pipeline")
+        if c.cp > 1:
+            limit("cp", c.cp, "Lightning has no context parallelism")
+        if c.ep > 1:
+            limit("ep", c.ep, "Lightning has no expert parallelism", 1)
+        if c.tp > 1:
+            if not options["script"]:
+                message = "needs a program whose configure_model shards the model: name your own with the option script"
+                limit("tp", c.tp, message)
+            if c.dp > 1 and c.zero_stage != 3:
+                limit("zero_stage", c.zero_stage, "ModelParallelStrategy shards over its data-parallel ranks", 3)
+            if c.precision == "fp16":
+                limit("precision", "fp16", "ModelParallelStrategy scales no losses", "bf16")
+            if c.sequence_parallel:
+                limit("sequence_parallel", True, "the configure_model of your program decides about it", False)
+        return tuple(limits)
+
+    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+        """torchrun, the program and lightning.yaml."""
+        c = effective(config)
+        placement = place(workload.cluster, c)
+        start = torchrun(placement, master_addr=options["master_addr"], master_port=options["master_port"])
+        trainer = _trainer(workload, c, placement, options)
+        env, notes = (
+            tf32_environment(c.precision),
+            list(cpu_note(workload, "ZeRO of Lightning") if c.zero_stage else ()),
+        )
+        document: dict[str, Any] = {"seed_everything": options["seed"], "trainer": trainer}
+        if options["script"]:
+            _nest(document, options["batch_key"], c.micro_batch_size)
+            if c.compile:
+                notes.append("your program must call torch.compile: lightning.yaml cannot")
+            if c.recompute == "full" and (c.zero_stage < 2 or c.tp > 1):
+                notes.append("your program must recompute the layers: lightning.yaml switches that on for FSDP only")
+            command = (options["script"], "fit", *map(str, options["script_args"]), "--config", "lightning.yaml")
+            bar = (f"--trainer.callbacks+={BAR}", f"--trainer.callbacks.refresh_rate={c.accumulation_steps}")
+            files = {"lightning.yaml": to_yaml(document)}
+            return Launch(argv=(*start, *command, *bar), env=env, files=files, notes=tuple(notes))
+        trainer |= {
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "use_distributed_sampler": False,
+        }
+        files = {
+            "lightning.yaml": to_yaml(document),
+            "model/config.json": to_json(hf_config(workload.model, workload.seq_len)),
+            "train.py": program("train_lightning.py"),
+            "batches.py": program("batches.py"),
+        }
+        if not options["data"]:
+            notes.append("it trains on random tokens; set the option data to train on your own")
+        arguments = {
+            "config": "lightning.yaml",
+            "model": "model/config.json",
+            "layer": hf_layer_class(workload.model),
+            "seq-len": workload.seq_len,
+            "micro-batch-size": c.micro_batch_size,
+            "learning-rate": options["learning_rate"],
+            "optimizer": workload.optimizer,
+            **({"data": options["data"]} if options["data"] else {}),
+        }
+        words = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
+        if c.recompute == "full":
+            words.append("--recompute" if c.zero_stage < 2 else "--recompute-layers")
+        if c.compile:
+            words.append("--compile")
+        return Launch(argv=(*start, "train.py", *words), env=env, files=files, notes=tuple(notes))
+
+    def read_config(self, present: Present) -> Reading:
+        """lightning.yaml, and the arguments of the program."""
+        return lightning_yaml.read(present)
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """The program's JSON lines."""
+        return parse_step_line(line)
+
+    def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
+        """The JSON lines, or the progress bar of a program of your own."""
+        return bar_reader() if (options or {}).get("script") else self.parse_line
+
+
+def _trainer(workload: Workload, c: ParallelConfig, placement: Placement, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of Trainer."""
+    return {
+        "accelerator": "cpu" if workload.cluster.gpu.is_cpu else "gpu",
+        "devices": placement.nproc_per_node,
+        "num_nodes": placement.nnodes,
+        "strategy": _strategy(c, options),
+        "precision": PRECISIONS[c.precision],
+        "accumulate_grad_batches": c.accumulation_steps,
+        "max_steps": options["steps"],
+    }
+
+
+def _strategy(c: ParallelConfig, options: Mapping[str, Any]) -> str | dict[str, Any]:
+    if c.tp > 1:
+        sizes = {"data_parallel_size": c.dp, "tensor_parallel_size": c.tp}
+        return {"class_path": "lightning.pytorch.strategies.ModelParallelStrategy", "init_args": sizes}
+    if c.zero_stage >= 2:
+        arguments: dict[str, Any] = {"sharding_strategy": SHARDING[c.zero_stage]}
+        if options["script"]:
+            layers = [needs(options, "layer_class", "FSDP wraps the layers of your model")]
+            arguments["auto_wrap_policy"] = layers
+            if c.recompute == "full":
+                arguments["activation_checkpointing_policy"] = layers
+        return {"class_path": "lightning.pytorch.strategies.FSDPStrategy", "init_args": arguments}
+    if c.zero_stage == 1:
+        return "deepspeed_stage_1"
+    return "ddp" if c.world_size > 1 else "auto"
+
+
+def _nest(document: dict[str, Any], path: str, value: Any) -> None:
+    """Sets a value under keys that are joined by dots."""
+    *sections, key = path.split(".")
+    for section in sections:
+        document = document.setdefault(section, {})
+    document[key] = value
+
+
+TRAINER = LightningTrainer()

@@ -1,0 +1,114 @@
+"""Lightning's configuration as LightningCLI reads it (lightning.yaml), and the arguments of the program.
+
+strategy    auto, ddp: ZeRO 0; deepspeed_stage_N: N; FSDPStrategy: 2 or 3 by its sharding strategy; ModelParallelStrategy: its two degrees
+devices     ranks of a node, times num_nodes
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.readers.batch_law import batch_of, completed
+from autotune.trainers.readers.program_arguments import exported_program, own_program, program_of
+
+PRECISIONS = {
+    "32-true": "fp32", "32": "fp32", 32: "fp32", "bf16-mixed": "bf16", "bf16-true": "bf16", "bf16": "bf16",
+    "16-mixed": "fp16", "16-true": "fp16", "16": "fp16", 16: "fp16", "transformer-engine": "fp8",
+}  # fmt: skip
+"""our precisions; the weights of a `-true` one are 16-bit too, which an export makes mixed"""
+STAGES = {
+    "auto": 0,
+    "ddp": 0,
+    "ddp_find_unused_parameters_true": 0,
+    "fsdp": 3,
+    "deepspeed": 2,
+    **{f"deepspeed_stage_{stage}": stage for stage in (1, 2, 3)},
+}
+"""ZeRO stage of the strategies that are named by a word"""
+SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3}
+WRITTEN_ANEW = (
+    "accelerator", "num_nodes", "logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary",
+    "use_distributed_sampler",
+)  # fmt: skip
+"""keys of an export's trainer section that are the same in each, or follow from the cluster"""
+
+
+def read(present: Present) -> Reading:
+    """What the file and the command say."""
+    name, text = present.named(".yaml", ".yml")
+    keys = KeyReader(read_document(name, text), name)
+    stage, degrees, recompute = _strategy(keys)
+    precision = keys.word("trainer.precision", PRECISIONS) or "fp32"
+    devices, nodes = keys.count("trainer.devices"), keys.count("trainer.num_nodes") or 1
+    program = exported_program(present)
+    own = own_program(present, "--config")
+    knobs: dict[str, Any] = {
+        **degrees,
+        "precision": "tf32" if precision == "fp32" and present.tf32 else precision,
+        "zero_stage": stage,
+        "accumulation_steps": keys.count("trainer.accumulate_grad_batches") or 1,
+    }
+    options: dict[str, Any] = {"steps": keys.count("trainer.max_steps"), "seed": keys.count("seed_everything")}
+    if own is not None:
+        options |= _own(present)
+        knobs["micro_batch_size"] = keys.count(str(options.get("batch_key", "data.batch_size")))
+        if layers := keys.find("trainer.strategy.init_args.auto_wrap_policy"):
+            options["layer_class"] = layers[0]
+        keys.drop(
+            "trainer.strategy.init_args.auto_wrap_policy",
+            "trainer.strategy.init_args.activation_checkpointing_policy",
+        )
+    else:
+        knobs |= {"recompute": "none", "compile": False} if program_of(present.argv) else {}
+        knobs |= program.knobs
+        if "--recompute-layers" in present.argv:
+            recompute = True
+        keys.drop(*(f"trainer.{key}" for key in WRITTEN_ANEW))
+    keys.drop("trainer.accelerator")
+    if recompute:
+        knobs["recompute"] = "full"
+    knobs = completed(knobs, ranks=devices * nodes if devices else present.ranks)
+    return Reading(
+        knobs=knobs,
+        model_file=program.model_file,
+        seq_len=program.seq_len,
+        global_batch_size=batch_of(knobs),
+        optimizer=program.optimizer,
+        options={**program.options, **{option: value for option, value in options.items() if value is not None}},
+        settings=keys.left,
+        remarks=tuple(keys.remarks),
+    )
+
+
+def _strategy(keys: KeyReader) -> tuple[int, dict[str, int | None], bool]:
+    """(ZeRO stage, degrees that the strategy states, whether every layer is recomputed)"""
+    written = keys.find("trainer.strategy")
+    if not isinstance(written, dict):
+        return keys.word("trainer.strategy", STAGES) or 0, {"tp": 1}, False
+    kind = str(keys.text("trainer.strategy.class_path")).rpartition(".")[2]
+    inner = "trainer.strategy.init_args"
+    if kind == "FSDPStrategy":
+        recompute = bool(keys.find(f"{inner}.activation_checkpointing_policy"))
+        found = keys.word(f"{inner}.sharding_strategy", SHARDING)
+        return 3 if found is None else found, {"tp": 1}, recompute
+    if kind == "ModelParallelStrategy":
+        degrees = {"tp": keys.count(f"{inner}.tensor_parallel_size"), "dp": keys.count(f"{inner}.data_parallel_size")}
+        return 3, degrees, False
+    if kind == "DeepSpeedStrategy":
+        return keys.count(f"{inner}.stage") or 2, {"tp": 1}, False
+    if kind != "DDPStrategy":
+        keys.remarks.append(f"{keys.name}: trainer.strategy={kind} is not known here; read as ddp")
+    return 0, {"tp": 1}, False
+
+
+def _own(present: Present) -> dict[str, Any]:
+    """The user's program and its arguments, without `fit` and what an export adds."""
+    script, *words = program_of(present.argv)
+    kept = [word for word in words if not word.startswith("--trainer.callbacks")]
+    if "--config" in kept and kept[kept.index("--config") + 1 :][:1] == ["lightning.yaml"]:
+        at = kept.index("--config")
+        del kept[at : at + 2]
+    arguments = kept[1:] if kept[:1] == ["fit"] else kept
+    return {"script": script, **({"script_args": arguments} if arguments else {})}
