@@ -8,7 +8,7 @@ import pytest
 
 from autotune.report.notes import SHARED_BY, notes_of
 from autotune.report.terminal import trials_table
-from autotune.spec import Trial, TrialStatus
+from autotune.spec import Failure, FailureKind, Trial, TrialStatus
 from tests.report.test_terminal import shown
 from tests.report.worlds import out_of_memory, trial
 
@@ -68,3 +68,20 @@ def test_other_notes_stay_in_their_rows(found: list[Trial]) -> None:
 def test_the_view_of_a_running_study_writes_nothing_under_its_table() -> None:
     text = shown(trials_table([stopped(number) for number in range(9)], one_line=True), width=200)
     assert "cannot win (9" not in text
+
+
+def test_errors_of_different_causes_are_all_seen() -> None:
+    def failed(number: int, exception: str) -> Trial:
+        failure = Failure(kind=FailureKind.ERROR, message=f"rank {number} raised {exception}", exception=exception)
+        return replace(out_of_memory(number), failure=failure)
+
+    data = [failed(n, f"FileNotFoundError: shard {n}") for n in range(4)]
+    shape = [failed(n, "ValueError: 7 heads") for n in range(4, 7)]
+    other = [failed(9, "KeyError: 'tokens'")]
+    notes = notes_of([*data, *shape, *other])
+    assert notes.shared == (
+        "ERROR (4 trials, such as 0): rank 0 raised FileNotFoundError: shard 0",
+        "ERROR (1) (3 trials, such as 4): rank 4 raised ValueError: 7 heads",
+    )
+    assert (notes.cells[0], notes.cells[4]) == ("ERROR", "ERROR (1)")
+    assert notes.cells[9] == "ERROR: rank 9 raised KeyError: 'tokens'"

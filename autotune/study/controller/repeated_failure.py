@@ -6,10 +6,16 @@ Running out of memory, divergence, hangs and lost workers say something of the c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from autotune.spec import Failure, FailureKind, Trial
 
+_UNKNOWN_OPTIONS = re.compile(
+    "unrecognized arguments|not used by the HfArgumentParser|No such option|Unrecognized option"
+)
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
+_PLACE = re.compile(r"/tmp/[^\s'\"]+|\b0x[0-9a-f]+\b|\[?[\w.:]+\]?:\d{4,5}\b")
 SAME_FAILURES = 3
 """configs that fail alike before the search ends"""
 KINDS = frozenset({FailureKind.ERROR, FailureKind.INVALID, FailureKind.METRICS_MISSING})
@@ -33,5 +39,9 @@ def repeated_failure(trials: Iterable[Trial]) -> str:
 
 
 def _cause(failure: Failure) -> tuple[str, str, int]:
-    """What makes two failures the same: kind, exception, and the step, counted from 0."""
-    return failure.kind, failure.exception or failure.message, failure.step or 0
+    """What makes two failures the same: kind, exception, and the step, counted from 0. Of options that the program does not know the names count,
+    since their values are the config's; folders, addresses and ports are other ones in each attempt."""
+    text = failure.exception or failure.message
+    if _UNKNOWN_OPTIONS.search(text):
+        text = " ".join(_OPTION.findall(text))
+    return failure.kind, _PLACE.sub("...", text), failure.step or 0

@@ -53,6 +53,24 @@ def test_failures_that_depend_on_the_config_never_count(kind: FailureKind) -> No
     assert not repeated_failure([failed(number, kind=kind) for number in range(9)])
 
 
+@pytest.mark.parametrize(
+    "exception",
+    [
+        "unrecognized arguments: --micro-batch {n} --dp={n}",
+        "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--per_device', '{n}']",
+        "FileNotFoundError: /tmp/autotune-launch-{n}/train.json",
+        "RuntimeError: [127.0.0.1]:2971{n}: address already in use",
+    ],
+)
+def test_values_of_options_that_the_program_does_not_know_folders_and_ports_make_no_other_cause(exception: str) -> None:
+    assert repeated_failure([failed(n, exception=exception.format(n=n)) for n in range(SAME_FAILURES)])
+
+
+def test_figures_that_are_the_configs_make_another_cause() -> None:
+    heads = "ValueError: tp={n} must divide 12 heads"
+    assert not repeated_failure([failed(n, exception=heads.format(n=n)) for n in range(SAME_FAILURES)])
+
+
 def test_the_same_config_again_is_no_other_config() -> None:
     again = [replace(failed(0), number=number) for number in range(5)]
     assert not repeated_failure(again)

@@ -117,7 +117,7 @@ def test_without_a_word_of_memory_the_fullest_process_counts(runner: LocalRunner
 HASTY = replace(PATIENT, start_timeout_s=30.0, step_timeout_s=2.0)
 FAULTS = {
     "exit@3": (FailureKind.ERROR, "exit code 3", 3),
-    "raise@3": (FailureKind.ERROR, "exit code 1", 3),
+    "raise@3": (FailureKind.ERROR, "raised ", 3),
     "oom@3": (FailureKind.OUT_OF_MEMORY, "out of memory", 3),
     "kill@3": (FailureKind.WORKER_LOST, "SIGKILL", 3),
     "sleep@3": (FailureKind.HANG, "step_timeout_s", 3),

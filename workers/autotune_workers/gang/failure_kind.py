@@ -93,7 +93,9 @@ def divergence(losses: Sequence[float], vocab_size: int) -> str:
     )
 
 
-def of_exception(report: Mapping[str, Any], *, rank: int, phase: str = "", log_tail: Sequence[str] = ()) -> Evidence:
+def of_exception(
+    report: Mapping[str, Any], *, rank: int | None, phase: str = "", log_tail: Sequence[str] = ()
+) -> Evidence:
     """Evidence of an exception that a rank reported: `type`, `text`, `errno`, `step`, and `failure` when the trainer named it itself."""
     step = report.get("step")
     where = place(rank, step, phase)

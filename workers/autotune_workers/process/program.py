@@ -1,7 +1,7 @@
 """One attempt of somebody's own program as a state machine: log lines and time in, steps and the verdict out. No clock, no I/O.
 
 Each node's log is read for itself (`program_log`); the first one that ends a step is the one that is measured, because every node takes part in
-every step. Deadlines, stop rule and divergence are those of a gang (`gang`). Peak memory comes from the logs; without it, on a CPU, from the
+every step. Why a program failed is read from the logs too (`failure_cause`). Deadlines, stop rule and divergence are those of a gang (`gang`). Peak memory comes from the logs; without it, on a CPU, from the
 fullest process, and on GPUs from the driver, as the keepers saw it.
 """
 
@@ -16,7 +16,8 @@ from autotune.ports import AttemptEnded, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.stopping import trial_decision
 from autotune.trainers.trainer import LineReader
-from autotune_workers.gang.failure_kind import divergence
+from autotune_workers.gang.failure_kind import divergence, weigh
+from autotune_workers.process.failure_cause import CauseReader
 from autotune_workers.process.program_evidence import NodeEnd, explain, log_tail
 from autotune_workers.process.program_log import LoggedStep, ProgramLog
 
@@ -28,6 +29,8 @@ class ProgramTrial:
         """`readers`: the trainer's reader of log lines, one for each node."""
         self.request, self.ending = request, False
         self._logs = [ProgramLog(request, read) for read in readers]
+        ranks_per_node = request.config.world_size // len(readers)
+        self._causes = [CauseReader(first_rank=node * ranks_per_node) for node in range(len(readers))]
         self._measured_node: int | None = None
         self._launched_s = self._progress_s = now_s
         self._setup_s = 0.0
@@ -49,6 +52,7 @@ class ProgramTrial:
         """A line of a node's log; the step that it ends. What comes after the verdict says nothing more. `arrived_s`: on the node's own clock."""
         if self.ending:
             return None
+        self._causes[node].hear(line, len(self._times))
         step = self._logs[node].hear(line, arrived_s)
         if step is None or self._measured_node not in (None, node):
             return None
@@ -125,8 +129,8 @@ class ProgramTrial:
         done = len(self._times)
         is_late = self._failure is not None and self._failure.kind in (FailureKind.HANG, FailureKind.TIMEOUT)
         if self.ending and not (is_late and any(end.gone for end in ends)):
-            return self._failure
-        evidence = explain(ends, done or None)
+            return self._failure and self._with_exception(self._failure)
+        evidence = explain(ends, self._causes, done)
         if evidence is not None:
             return evidence.failure()
         counted, least = max(0, done - self.request.measure.warmup_steps), self.request.measure.min_steps
@@ -134,7 +138,15 @@ class ProgramTrial:
             return None
         words = f"{done} steps with a time" if done else "no step with a time"
         law = f"the program ended well, but its log says {words}, and {least} after warm-up must be measured"
-        return Failure(kind=FailureKind.METRICS_MISSING, message=law, step=done or None)
+        return self._with_exception(Failure(kind=FailureKind.METRICS_MISSING, message=law, step=done or None))
+
+    def _with_exception(self, failure: Failure) -> Failure:
+        """A program that fell silent, with the exception that its log speaks of: one of its ranks may have raised and not ended."""
+        told = weigh(e for cause in self._causes for e in cause.evidence(len(self._times)))
+        if told is None or failure.kind not in (FailureKind.HANG, FailureKind.TIMEOUT, FailureKind.METRICS_MISSING):
+            return failure
+        message = f"{failure.message}; before that {told.message}"
+        return replace(failure, message=message, exception=told.exception, rank=told.rank, log_tail=told.log_tail)
 
     def _fail(self, kind: FailureKind, message: str, *, step: int | None = None, exception: str = "") -> None:
         self._failure = Failure(kind=kind, message=message, exception=exception, step=step)

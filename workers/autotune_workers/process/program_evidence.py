@@ -1,7 +1,8 @@
 """What the end of each node of a program says, weighed: the node that failed counts, not one that merely lost its peer.
 
 gone      the keeper was lost: WORKER_LOST, whatever the others say of broken connections
-failed    the program of the node ended by itself with an exit code other than 0; of several the first one counts
+failed    the program of the node ended by itself with an exit code other than 0; of several the first one counts. What its log says of the
+          cause (`failure_cause`) takes the place of the exit code, which is the launcher's
 echo      as failed, but its log speaks of a peer that is gone: counts only when nothing else does
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autotune_workers.gang.failure_kind import PEER_GONE, Evidence, of_death, weigh
+from autotune_workers.process.failure_cause import CauseReader
 
 OTHER_NODES = 15
 """other nodes whose last lines are kept in a failure"""
@@ -47,36 +49,47 @@ class NodeEnd:
         return bool(self.gone) or (not self.was_told and self.code != 0)
 
 
-def explain(ends: Sequence[NodeEnd], step: int | None) -> Evidence | None:
-    """The evidence of the node that failed first; None when all ended well. `ends`: in the order of their ending; `step`: in which it was."""
+def explain(ends: Sequence[NodeEnd], causes: Sequence[CauseReader], steps_done: int) -> Evidence | None:
+    """The evidence of the node that failed first; None when all ended well. `ends`: in the order of their ending; `causes`: what was read of
+    each node's log."""
     failed = sorted((end for end in ends if end.failed), key=lambda end: not end.gone)
-    found = [(_of_node(end, step, len(ends)), end) for end in failed]
+    found = [(_of_node(end, causes[end.node], steps_done, len(ends)), end) for end in failed]
     cause = weigh(evidence for evidence, _ in found)
     if cause is None:
         return None
     blamed = next(end for evidence, end in found if evidence is cause)
-    return replace(cause, log_tail=log_tail(ends, blamed))
+    return replace(cause, log_tail=log_tail(ends, replace(blamed, log_tail=cause.log_tail or blamed.log_tail)))
 
 
 def log_tail(ends: Sequence[NodeEnd], first: NodeEnd | None = None) -> tuple[str, ...]:
     """The last lines of the nodes' logs, those of `first` (default: node 0) whole; each with its node where there are several."""
     if len(ends) == 1:
-        return ends[0].log_tail
+        return (first or ends[0]).log_tail
     by_node = sorted(ends, key=lambda end: end.node)
     first = first or by_node[0]
-    others = [end for end in by_node if end is not first][:OTHER_NODES]
+    others = [end for end in by_node if end.node != first.node][:OTHER_NODES]
     kept = [(first, first.log_tail), *((end, end.log_tail[-OTHER_LINES:]) for end in others)]
     return tuple(f"[node {end.node}] {line}" for end, lines in kept for line in lines)
 
 
-def _of_node(end: NodeEnd, step: int | None, nodes: int) -> Evidence:
+def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> Evidence:
     where = f"node {end.node} ({end.address})" if end.address else f"node {end.node}"
+    step = steps_done or None
     if end.gone:
         why = f"{where}: {end.gone}" if nodes > 1 else end.gone
         return of_death(rank=None, code=None, step=step, log_tail=end.log_tail, why=why)
-    evidence = of_death(rank=None, code=end.code, step=step, log_tail=end.log_tail, kernel_oom=end.kernel_oom)
+    death = of_death(rank=None, code=end.code, step=step, log_tail=end.log_tail, kernel_oom=end.kernel_oom)
+    told = weigh(causes.evidence(steps_done, kernel_oom=end.kernel_oom))
+    if told is None or (death.weight == "memory" and told.weight != "memory"):
+        evidence = death
+    elif told.weight == "echo":
+        evidence = replace(death, message=f"{death.message}: {told.exception}"[:400], log_tail=told.log_tail)
+    else:
+        evidence = told
     if nodes == 1:
         return evidence
-    text = "\n".join(end.log_tail)
-    weight = "echo" if evidence.weight == "death" and PEER_GONE.search(text) else evidence.weight
+    is_echo = evidence.weight == "death" and (
+        evidence is not told and (told is not None or PEER_GONE.search("\n".join(end.log_tail)))
+    )
+    weight = "echo" if is_echo else evidence.weight
     return replace(evidence, weight=weight, message=f"{evidence.message} on {where}")
