@@ -21,7 +21,7 @@ from autotune.trainers.pattern_proposals import TIMES, ends_step, propose_patter
 from autotune.trainers.trainer import LineReader
 
 STEPS = 5
-"""that are run, the first of them as warm-up"""
+"""that are run, the first of them as warm-up; fewer where a trial of the study is shorter"""
 KEPT_LINES = 500
 """of the log: the last ones"""
 PLAIN_STEPS = 5
@@ -132,8 +132,9 @@ def check_program(
 def request_of(study: Study, config: ParallelConfig, study_id: str = "check") -> TrialRequest:
     """The steps as a request to a runner. Attempt 0 is none of a trial's: they count from 1."""
     known = {option.name for option in trainer(study.trainer).options if not option.export_only}
-    steps = {"steps": study.measure.warmup_steps + study.measure.max_steps} if "steps" in known else {}
-    measured = STEPS - 1
+    of_trial = study.measure.warmup_steps + study.measure.max_steps
+    steps = {"steps": of_trial} if "steps" in known else {}
+    measured = max(1, min(STEPS, of_trial) - 1)
     return TrialRequest(
         study=study_id,
         number=0,

@@ -35,7 +35,9 @@ _MEASURED = (TrialStatus.COMPLETED, TrialStatus.STOPPED)
 
 def needs_check(study: Study, store: StudyReader, study_id: str, past: Sequence[Trial]) -> bool:
     """Whether nothing is known of the study's program."""
-    if not study.check or study.trainer == NATIVE or study.runner == SIMULATED or past:
+    if not study.check or study.trainer == NATIVE or study.runner == SIMULATED:
+        return False
+    if any(trial.is_measured or trial.failure is not None for trial in past):
         return False
     if any(event.kind == CHECKED for event in store.events(study_id)):
         return False

@@ -1,0 +1,112 @@
+"""`autotune check` tries a spec for five steps: what it prints, what it proposes, and its exit codes."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+
+import pytest
+import yaml
+
+from autotune import api
+from tests.program_specs import PROGRAM, program_spec
+
+
+@pytest.fixture
+def write_program(tmp_path):
+    """Writes a program with its spec, changed by keyword, and returns the spec's path."""
+
+    def write(program=PROGRAM, trainer=(), **changes):
+        document = program_spec(tmp_path, program, **dict(trainer)) | {"measure": {}} | changes
+        path = tmp_path / "spec.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return path
+
+    return write
+
+
+def test_a_program_that_is_understood_is_ready(run, write_program, tmp_path):
+    template = {"train.json": {"batch": "{micro_batch_size}"}}
+    path = write_program(trainer={"files": template, "env": {"CONFIG": "{files}/train.json"}})
+    done = run("check", path)
+    assert done.code == 0, done.err
+    command = f"{sys.executable} {tmp_path}/train.py --steps=32 --batch=1 --accum=4"
+    assert f"command   {command}" in done.out.splitlines()
+    for line in (
+        "space     2 legal configs",
+        "config    tp1 pp1 dp1 mb1 acc4 fp32 (the default config)",
+        f"program   {sys.executable}",
+        "variable  CONFIG=FILES/train.json",
+        "file      train.json",
+        '            "batch": 1',
+        f"{'-':34} loading data",
+        f"{'step 3, 10 ms, loss 9.7':34} iter 3: loss 9.70, time 10.03ms",
+    ):
+        assert line in done.out.splitlines(), line
+    assert ".".join(map(str, sys.version_info[:3])) in done.out
+    assert done.out.splitlines()[-1].startswith("ready: 5 steps were read, 10 ms each by its log, with losses")
+    assert run("list", "--json").document["studies"] == [], "it is no study"
+
+
+def test_patterns_are_proposed_for_a_log_that_is_not_understood(run, write_program):
+    done = run("check", write_program(trainer={"metrics": {}}))
+    assert done.code == 1
+    assert done.out.splitlines()[-1].startswith("not ready: none of the ")
+    block = done.out[done.out.index("  metrics:") : done.out.index("not ready")]
+    proposed = yaml.safe_load(block)["metrics"]
+    assert set(proposed) == {"step", "step_time_ms", "loss"}
+    assert run("check", write_program(trainer={"metrics": proposed})).code == 0
+
+
+def test_one_document_with_json(run, write_program):
+    done = run("check", write_program(), "--json")
+    assert (done.code, done.err) == (0, "")
+    document = done.document
+    assert document["ready"]
+    assert document["steps"] == 5
+    assert document["metrics"] == ["step", "step_time_s", "loss"]
+    assert document["launch"]["command"].endswith("--batch=1 --accum=4")
+    assert document["lines"][0] == {"node": 0, "text": "loading data", "metrics": {}}
+    done = run("check", write_program("import sys; print('error: unrecognized arguments: --x'); sys.exit(2)"), "--json")
+    assert done.code == 1
+    assert not done.document["ready"]
+    assert "does not take these arguments" in done.document["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"runner": "slurm"}, 2, "no runner is called"),
+        ({"runner": {"kind": "local", "device": "cpu", "max_rank": 1}}, 2, "max_ranks"),
+        ({"cluster": "h100-sxm-1x1", "runner": "local"}, 2, "no GPU is visible"),
+        ({"space": {"tp": [5], "precision": ["fp32"]}}, 1, "tp"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_before_anything_is_started(
+    run, write_program, monkeypatch, changes, code, words
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    done = run("check", write_program(**changes))
+    assert done.code == code
+    assert words in done.err
+
+
+def test_tune_says_what_is_wrong_with_a_program_and_begins_without_the_check_when_told(run, write_program):
+    path = write_program("print('hello')", budget={"max_trials": 1})
+    done = run("tune", path)
+    assert done.code == 1
+    assert "error: the study has not begun, because its program does not work: none of the 1 lines" in done.err
+    assert "trial 0" not in done.err
+    done = run("tune", path, "--no-check")
+    assert done.code == 1
+    assert "METRICS_MISSING" in done.err
+
+
+def test_submit_leaves_the_check_to_the_service_and_can_switch_it_off(run, write_program):
+    path = write_program("print('hello')")
+    assert run("submit", path, "--json").code == 0
+    study = run("submit", path, "--no-check", "--json").document["study"]["id"]
+    with closing(api.open_store()) as database:
+        assert not database.study(study).study.check
+        assert all(record.study.check for record in database.studies() if record.id != study)

@@ -1,0 +1,94 @@
+"""A program that the store has never seen is tried before its study begins; one that does not work ends the study with that cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune import api
+from autotune.errors import ProgramError
+from autotune.ports import Store
+from autotune.spec import StudyStatus
+from autotune.store import MemoryStore
+from autotune.study.progress import LoopEvent, Notice
+from autotune.study.unseen_program import CHECKED
+from tests.program_specs import PROGRAM, program_spec
+from tests.small_studies import spec
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    memory = MemoryStore()
+    yield memory
+    memory.close()
+
+
+def history(store: Store, study_id: str) -> list[str]:
+    return [event.kind for event in store.events(study_id)]
+
+
+def test_a_program_is_tried_once_for_all_studies_and_not_as_a_trial(store: Store, tmp_path: Path) -> None:
+    asked, said = program_spec(tmp_path), list[str]()
+    hear = lambda event: said.append(event.message) if isinstance(event, Notice) else None  # noqa: E731
+    first = api.tune(asked, store=store, on_event=hear)
+    assert first.record.status is StudyStatus.COMPLETED
+    assert [trial.number for trial in first.trials] == [0, 1]
+    assert history(store, first.record.id).count(CHECKED) == 1
+    assert "5 steps of it first: " in said[0]
+    assert "train.py --steps=4 --batch=1 --accum=4" in said[0], "the default config, told a trial's number of steps"
+    assert said[1].startswith("ready: 4 steps were read"), "a trial of this study has no more"
+    second = api.tune(asked, store=store)
+    assert CHECKED not in history(store, second.record.id)
+
+
+def test_a_program_that_does_not_work_ends_the_study_before_anything_is_searched(store: Store, tmp_path: Path) -> None:
+    broken = PROGRAM.replace("import sys, time", "import sys, time, no_such_module")
+    with pytest.raises(ProgramError, match="the study has not begun, because its program does not work") as raised:
+        api.tune(program_spec(tmp_path, broken), store=store)
+    assert "--no-check" in raised.value.remedy
+    record = store.studies()[0]
+    assert record.status is StudyStatus.FAILED
+    assert "install it for the Python that runs the program" in record.message
+    assert not store.trials(record.id)
+    assert CHECKED not in history(store, record.id)
+
+
+def test_without_the_check_the_study_begins(store: Store, tmp_path: Path) -> None:
+    unread = program_spec(tmp_path, metrics={"loss": "no such line ([0-9]+)"}) | {"check": False}
+    result = api.tune(unread, store=store)
+    assert [str(trial.failure.kind) for trial in result.failed if trial.failure] == ["METRICS_MISSING"] * 2
+    assert CHECKED not in history(store, result.record.id)
+
+
+def test_whoever_runs_a_submitted_study_tries_its_program(store: Store, tmp_path: Path) -> None:
+    record = api.submit_study(store, api.load_study(program_spec(tmp_path, "print('hello')")))
+    assert record.status is StudyStatus.QUEUED
+    with pytest.raises(ProgramError, match="none of the 1 lines"):
+        api.run_study(store, record.id)
+    assert "none of the 1 lines" in store.study(record.id).message
+
+
+def test_a_study_that_is_stopped_meanwhile_is_tried_again_when_it_goes_on(store: Store, tmp_path: Path) -> None:
+    asked = program_spec(tmp_path, PROGRAM.replace("time.sleep(0.01)", "time.sleep(0.3)"))
+    record = api.submit_study(store, api.load_study(asked))
+    paused = api.run_study(store, record.id, interrupted=lambda: True)
+    assert paused.record.status is StudyStatus.PAUSED
+    assert CHECKED not in history(store, record.id)
+    api.act(store, record.id, "resume")
+
+    def cancel(event: LoopEvent) -> None:
+        if isinstance(event, Notice):
+            api.act(store, record.id, "cancel")
+
+    assert api.run_study(store, record.id, on_event=cancel).record.status is StudyStatus.CANCELLED
+    assert CHECKED not in history(store, record.id)
+
+
+def test_simulated_and_native_trials_need_no_check(store: Store, tmp_path: Path) -> None:
+    simulated = program_spec(tmp_path, "broken") | {"runner": "simulated"}
+    assert api.tune(simulated, store=store).best is not None
+    assert api.tune(spec(), store=store).best is not None
+    with pytest.raises(ProgramError):
+        api.tune(program_spec(tmp_path, "broken"), store=store)
