@@ -89,6 +89,12 @@ PYTHON = Option(
     meaning="environment or interpreter whose programs (python, torchrun, ...) are started; default: those of PATH",
     default="",
 )
+WORKING_DIR = Option(
+    name="working_dir",
+    meaning="how nodes get the program's folder: shared, when all see it at one path; upload, when Ray sends it along",
+    default="shared",
+    choices=("shared", "upload"),
+)
 SHARED_OPTIONS = (
     Option(name="nearest", meaning="use the nearest values that the trainer can express", default=False),
     Option(name="steps", meaning="optimizer steps to run", default=50),
@@ -98,5 +104,6 @@ SHARED_OPTIONS = (
     Option(name="seed", meaning="seed of weights and data", default=1234),
     PYTHON,
     SAME_DATA,
+    WORKING_DIR,
 )
 """options of every trainer that torchrun starts"""

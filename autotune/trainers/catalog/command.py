@@ -41,6 +41,7 @@ from autotune.trainers.trainer import (
     Trainer,
     needs,
 )
+from autotune.trainers.trainer_option import WORKING_DIR
 
 MAX_ARGUMENTS = 512
 _IMPLIED = {
@@ -100,6 +101,7 @@ class CommandTrainer(Trainer):
         Option(name="metrics", meaning="regular expression with one group by metric name", default={}),
         Option(name="steps", meaning="what {steps} stands for", default=50),
         SAME_DATA,
+        WORKING_DIR,
         Option(name="seed", meaning="what {seed} stands for", default=1234),
     )
 

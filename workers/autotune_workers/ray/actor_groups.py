@@ -25,6 +25,7 @@ from autotune_workers.ray.capacity import ClusterCapacity
 from autotune_workers.ray.connection import RayCluster
 from autotune_workers.ray.janitor import JanitorHandle
 from autotune_workers.ray.names import study_prefix
+from autotune_workers.ray.node_environment import NOTHING_ADDED, NodeEnvironment
 from autotune_workers.ray.silence import LOST_S, ListeningClock, Silence
 
 HEARTBEAT_S = 3.0
@@ -72,10 +73,16 @@ class ActorGroups:
     """What one runner holds on one cluster."""
 
     def __init__(
-        self, cluster: RayCluster, *, bundle: Mapping[str, float], abandoned_s: float, lost_s: float = LOST_S
+        self,
+        cluster: RayCluster,
+        *,
+        bundle: Mapping[str, float],
+        abandoned_s: float,
+        lost_s: float = LOST_S,
+        environment: NodeEnvironment = NOTHING_ADDED,
     ) -> None:
         """`bundle`: resources of one rank; `abandoned_s`: see `OwnedActor`; `lost_s`: see `Silence`."""
-        self.cluster = cluster
+        self.cluster, self.environment = cluster, environment
         self.owner = secrets.token_hex(16)
         """the token that our actors obey"""
         self.label = f"{secrets.token_hex(8)}-"
@@ -196,6 +203,10 @@ class ActorGroups:
             return False
         held.is_busy = False
         return True
+
+    def shape_of(self, place: Any) -> Shape:
+        """Of a place that we hold."""
+        return self._find(place).shape
 
     def is_placed(self, place: Any) -> bool:
         """Whether Ray has placed the group; until then its actors cannot start, and idle ones are removed to free resources."""

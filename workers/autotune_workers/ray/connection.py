@@ -125,6 +125,11 @@ class RayCluster:
         return self._joined
 
     @property
+    def is_here(self) -> bool:
+        """Whether the cluster was started here, so that all of it is on this machine."""
+        return self._owned
+
+    @property
     def address(self) -> str:
         """Where others join."""
         import ray

@@ -13,7 +13,9 @@ class MessageLog:
     """Messages are kept until the owner of the actor confirms them, because an answer that Ray loses on its way is given again, and as long as
     their trial is the last one, for an owner that adopts a rank. Threads may share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_trial: bool = True) -> None:
+        """`keeps_trial`: whether confirmed messages of the last trial are kept too."""
+        self._keeps_trial = keeps_trial
         self._news = threading.Condition()
         self._messages: deque[Message] = deque()
         self._last = self._before = self._confirmed = 0
@@ -30,11 +32,18 @@ class MessageLog:
         with self._news:
             self._before = self._last
 
+    @property
+    def unheard(self) -> int:
+        """How many messages are not confirmed."""
+        with self._news:
+            return self._last - self._confirmed
+
     def after(self, number: int, timeout_s: float = 0.0) -> list[Message]:
         """The messages after `number`, which confirms those up to it; waits up to `timeout_s` for the first."""
         with self._news:
             self._confirmed = max(self._confirmed, number)
-            while self._messages and self._messages[0]["number"] <= min(self._before, self._confirmed):
+            needless = min(self._before, self._confirmed) if self._keeps_trial else self._confirmed
+            while self._messages and self._messages[0]["number"] <= needless:
                 self._messages.popleft()
             self._news.wait_for(lambda: self._last > number, timeout_s)
             first = self._messages[0]["number"] if self._messages else 0

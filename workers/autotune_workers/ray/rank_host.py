@@ -18,6 +18,7 @@ from typing import Any
 
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.rank_processes import RankProcess, RankStarter
+from autotune_workers.ray.node_environment import NOTHING_ADDED, NodeEnvironment
 from autotune_workers.ray.owned_actor import LISTEN_S, OwnedActor, remote_actor
 
 
@@ -59,6 +60,7 @@ class RankHost(OwnedActor):
         name: str,
         device: str,
         trial: str,
+        environment: NodeEnvironment = NOTHING_ADDED,
         abandoned_s: float | None = None,
         nodes: int = 1,
     ) -> None:
@@ -66,7 +68,9 @@ class RankHost(OwnedActor):
         import ray
 
         self._size, self._nodes, self._name = size, nodes, name
-        self._starter = RankStarter(device=device, host=ray.util.get_node_ip_address(), trial=trial)
+        address = ray.util.get_node_ip_address()
+        self._environment = environment.on(address)
+        self._starter = RankStarter(device=device, host=address, trial=trial)
         self._prepare(owner)
         self._rank = self._start(0)
         self._watch_owner(abandoned_s)
@@ -79,7 +83,7 @@ class RankHost(OwnedActor):
         self._knows_store = self._ending = self._idle = self._lost = self._replaced = False
 
     def _start(self, generation: int) -> RankProcess:
-        rank = RankProcess(self._starter, name=self._name)
+        rank = RankProcess(self._starter, name=self._name, environment=self._environment)
         threading.Thread(target=self._read, args=(rank, generation), name="autotune-rank-reader", daemon=True).start()
         return rank
 

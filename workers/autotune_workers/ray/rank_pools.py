@@ -69,6 +69,7 @@ class RayRankPools:
                 name=f"{name}-rank-{index}",
                 device="cuda" if bundle.get("GPU") else "cpu",
                 trial=self._trial,
+                environment=groups.environment,
                 abandoned_s=groups.abandoned_s,
             )
             handles.append(RayRank(f"{name}-rank-{index}", actor, groups.owner, silence=groups.silence()))

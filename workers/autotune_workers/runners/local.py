@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autotune.errors import RunnerError, SpecError
-from autotune.ports import AttemptId, RunnerEvent, TrialRequest
+from autotune.ports import TrialRequest
 from autotune.spec import ParallelConfig, Study
 from autotune.spec.checks import one_of, positive_int
-from autotune.trainers import trainer_names
 from autotune.trainers.torchrun import Placement
-from autotune_workers.gang.gang_runner import LONGEST_TURN_S, NATIVE, GangRunner, too_many
+from autotune_workers.gang.gang_runner import NATIVE, too_many
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.rank_pool import RankPool
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.local_places import LocalPlaces
 from autotune_workers.process.machine import cpu_count
-from autotune_workers.process.program_runner import ProgramRunner
 from autotune_workers.process.rank_processes import TRIAL, RankProcess, RankStarter
+from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.machine_limits import (
     check_device,
     check_program,
@@ -40,7 +39,7 @@ MIN_CPU_RANKS = 8
 """CPU ranks may be more than CPUs: slow, but every parallel layout can be tried on a small machine"""
 
 
-class LocalRunner(GangRunner):
+class LocalRunner(AnyTrainerRunner):
     """Runs trials on ranks of this machine."""
 
     def __init__(
@@ -59,8 +58,12 @@ class LocalRunner(GangRunner):
         gpus, capacity = _resources(max_ranks, device)
         self.on_gpu = bool(gpus)
         """whether ranks have a GPU each"""
-        super().__init__(LocalRankPools(capacity, gpus=gpus, trial=trial), faults=faults, patience=patience)
-        self._programs = ProgramRunner(LocalPlaces(capacity, gpus=gpus), patience=patience)
+        super().__init__(
+            LocalRankPools(capacity, gpus=gpus, trial=trial),
+            LocalPlaces(capacity, gpus=gpus),
+            faults=faults,
+            patience=patience,
+        )
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
@@ -72,36 +75,11 @@ class LocalRunner(GangRunner):
         check_ranks(study, smallest, capacity)
         check_program(study, smallest)
 
-    @property
-    def trainers(self) -> Sequence[str]:
-        """Every trainer; whether its program is installed shows when a trial starts it."""
-        return (NATIVE, *(name for name in trainer_names() if name != NATIVE))
-
     def start(self, request: TrialRequest) -> None:
         """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` or `MissingExtraError` when nothing can be run."""
-        self.check(request)
         if request.trainer == NATIVE:
             check_torch("local")
-            super().start(request)
-        else:
-            self._programs.start(request)
-
-    def poll(self, timeout_s: float) -> list[RunnerEvent]:
-        """Events since the last call; waits up to `timeout_s` for the first one."""
-        if not self._programs.busy:
-            return super().poll(timeout_s)
-        events = super().poll(0.0)
-        return [*events, *self._programs.poll(0.0 if events else min(timeout_s, LONGEST_TURN_S))]
-
-    def cancel(self, attempt: AttemptId) -> None:
-        """Ends the attempt: cooperative stop, then kill. Unknown ids are ignored."""
-        super().cancel(attempt)
-        self._programs.cancel(attempt)
-
-    def close(self) -> None:
-        """Kills what runs and frees everything."""
-        super().close()
-        self._programs.close()
+        super().start(request)
 
 
 class LocalRankPools:

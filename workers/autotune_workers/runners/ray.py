@@ -1,8 +1,8 @@
-"""The `ray` runner: gangs of rank actors on a Ray cluster, one placement group per gang.
+"""The `ray` runner: gangs of rank actors for the native trainer, and whole nodes for the programs of all others, on a Ray cluster.
 
-A gang's actors stay in their placement group between trials, so that a trial of the same size starts warm; a group whose resources are needed
-for another size is removed. On a cluster that was joined, gangs outlive the runner for a while: the runner of the study's next controller adopts
-them with what they are running (`adoption`). The runner never waits for Ray without a deadline: it listens to all ranks at once with `ray.wait`,
+Each has a placement group. Its actors stay between trials, so that a trial of the same shape starts warm; a group whose resources are needed
+for another shape is removed. On a cluster that was joined, gangs outlive the runner for a while: the runner of the study's next controller adopts
+them with what they are running (`adoption`); programs end. The runner never waits for Ray without a deadline: it listens to all ranks at once with `ray.wait`,
 and a call that Ray cannot answer now (unreachable is not dead) is repeated; the actor keeps its rank's messages until they are confirmed.
 """
 
@@ -14,29 +14,33 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from autotune.errors import RunnerError
 from autotune.extras import require_extra
 from autotune.ports import AttemptId
 from autotune.spec import ParallelConfig, Study
 from autotune.spec.checks import positive, positive_int
 from autotune_workers.gang.gang import Gang
-from autotune_workers.gang.gang_runner import NATIVE, GangRunner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.rank_processes import TRIAL
 from autotune_workers.ray.actor_groups import ActorGroups
 from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.node_environment import NodeEnvironment
+from autotune_workers.ray.node_places import RayProgramPlaces
+from autotune_workers.ray.program_folder import MB
 from autotune_workers.ray.rank_pools import RayRankPools
 from autotune_workers.ray.silence import LOST_S
+from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.local import MIN_CPU_RANKS
-from autotune_workers.runners.machine_limits import check_device, check_ranks, check_torch, visible_gpus
+from autotune_workers.runners.machine_limits import check_device, check_folder, check_program, check_ranks, visible_gpus
 from autotune_workers.training.faults import Fault
 
 ABANDONED_S = 30.0
 """a gang whose runner sends no heartbeat for so long ends itself"""
+UPLOAD_LIMIT_MB = 100
+"""Ray keeps what is sent along in memory, on the head and on every node"""
 
 
-class RayRunner(GangRunner):
+class RayRunner(AnyTrainerRunner):
     """Runs trials on a Ray cluster."""
 
     def __init__(
@@ -52,42 +56,48 @@ class RayRunner(GangRunner):
         patience: Patience | None = None,
         abandoned_s: float = ABANDONED_S,
         lost_s: float = LOST_S,
+        env: Mapping[str, str] | None = None,
+        node_env: Mapping[str, Mapping[str, str]] | None = None,
+        upload_limit_mb: int = UPLOAD_LIMIT_MB,
         trial: str = TRIAL,
     ) -> None:
         """Joins the cluster at `address` (or in RAY_ADDRESS), else starts one on this machine with `num_cpus` and `num_gpus`.
 
         `gpus_per_rank`: None means 1 where the cluster has GPUs, else 0. `dashboard`: also start Ray's dashboard, on loopback. `abandoned_s`: how
         long gangs wait for the next controller when this one is gone, on a cluster that was joined. `lost_s`: how long a node may give no sign of
-        life before it counts as lost. Raises `RunnerError` when Ray cannot be joined or started.
+        life before it counts as lost. `env`, `node_env`: variables for ranks and programs on all nodes, and on one by its hostname or address.
+        `upload_limit_mb`: most that a program's folder may have to be sent along. Raises `RunnerError` when Ray cannot be joined or started.
         """
         positive("runner.abandoned_s", abandoned_s)
         positive("runner.lost_s", lost_s)
+        positive_int("runner.upload_limit_mb", upload_limit_mb)
+        environment = NodeEnvironment.of(env, node_env)
         _check_sizes(num_cpus=num_cpus, num_gpus=num_gpus, cpus_per_rank=cpus_per_rank)
         self._cluster = RayCluster(address=address, num_cpus=_cpus(num_cpus), num_gpus=num_gpus, dashboard=dashboard)
         gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
         bundle = {k: v for k, v in (("CPU", cpus_per_rank), ("GPU", gpus)) if v}
-        self._groups = ActorGroups(self._cluster, bundle=bundle, abandoned_s=abandoned_s, lost_s=lost_s)
+        self._groups = ActorGroups(
+            self._cluster, bundle=bundle, abandoned_s=abandoned_s, lost_s=lost_s, environment=environment
+        )
         self._ray_pools = RayRankPools(self._groups, trial=trial)
-        super().__init__(self._ray_pools, faults=faults, patience=patience)
+        places = RayProgramPlaces(self._groups, upload_limit_bytes=upload_limit_mb * MB)
+        super().__init__(self._ray_pools, places, faults=faults, patience=patience)
 
     @classmethod
     def preflight(cls, study: Study) -> None:
-        """Raises `RunnerError` for a trainer that gangs of ranks do not run."""
-        if study.trainer != NATIVE:
-            raise RunnerError(
-                f"the runner 'ray' cannot run the trainer {study.trainer!r}, only {NATIVE}",
-                remedy="choose runner: local, or use `autotune plan` and `autotune export`, which run nothing",
-                field="runner",
-            )
+        """Raises `SpecError` for options that no cluster can have."""
+        NodeEnvironment.of(study.runner_options.get("env"), study.runner_options.get("node_env"))
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
-        """Raises `RunnerError` where no cluster is named and the one that would be started on this machine is too small.
+        """Raises `RunnerError` for a folder that is too large to be sent along, and where no cluster is named and the one that would be started on
+        this machine is too small, or lacks the program.
 
         A cluster that is joined, or was joined already, is asked once the study runs.
         """
         require_extra("ray", "the runner 'ray'")
         options = study.runner_options
+        check_folder(study, smallest, limit_bytes=options.get("upload_limit_mb", UPLOAD_LIMIT_MB) * MB)
         if options.get("address") or os.environ.get("RAY_ADDRESS") or _is_connected():
             return
         sizes = {name: options.get(name) for name in ("num_cpus", "num_gpus", "cpus_per_rank", "gpus_per_rank")}
@@ -100,8 +110,7 @@ class RayRunner(GangRunner):
         of_gpu = float(gpus >= 1) if per_rank is None else per_rank
         capacity = min((n / of for n, of in ((cpus, of_cpu), (gpus, of_gpu)) if of), default=math.inf)
         check_ranks(study, smallest, capacity)
-        if study.trainer == NATIVE:
-            check_torch("ray")
+        check_program(study, smallest)
 
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
         """Takes over the gangs that an earlier runner left behind for this study. Returns those of `attempts` that they run, or have ended.

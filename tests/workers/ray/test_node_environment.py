@@ -1,0 +1,50 @@
+"""The environment of programs and ranks on a node of a Ray cluster."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from autotune.errors import SpecError
+from autotune_workers.ray.node_environment import NodeEnvironment
+
+
+def test_the_variables_of_a_node_come_after_those_of_all_nodes() -> None:
+    environment = NodeEnvironment.of(
+        {"NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "eth0"},
+        {"10.0.0.7": {"GLOO_SOCKET_IFNAME": "ib0"}, socket.gethostname(): {"NCCL_IB_HCA": "mlx5_0"}},
+    )
+    everywhere = {"NCCL_DEBUG": "WARN", "NCCL_IB_HCA": "mlx5_0"}
+    assert environment.on("10.0.0.8") == {**everywhere, "GLOO_SOCKET_IFNAME": "eth0"}
+    assert environment.on("10.0.0.7") == {**everywhere, "GLOO_SOCKET_IFNAME": "ib0"}
+    assert NodeEnvironment.of(None, None).on("10.0.0.7") == {}
+
+
+@pytest.mark.parametrize(
+    ("env", "node_env", "words"),
+    [
+        (["A=1"], None, "runner.env must be variables by name"),
+        ({"A-B": "1"}, None, "'A-B' is not a valid name"),
+        ({"A": True}, None, "A must be text, but is True; put it in quotes"),
+        (None, ["node-1"], "node_env must be variables by hostname or address"),
+        (None, {"node-1": "ib0"}, "runner.node_env.node-1 must be variables by name"),
+    ],
+)
+def test_what_is_no_environment_is_refused(env: Any, node_env: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        NodeEnvironment.of(env, node_env)
+
+
+@pytest.mark.parametrize(("given", "left"), [({}, "None"), ({"OMP_NUM_THREADS": "3"}, "3")])
+def test_threads_that_the_administrator_set_stay_and_those_that_ray_set_go(given: dict[str, str], left: str) -> None:
+    code = (
+        "import os; from autotune_workers.ray.node_environment import forget_rays_threads;"
+        "os.environ.setdefault('OMP_NUM_THREADS', '8'); forget_rays_threads(); print(os.environ.get('OMP_NUM_THREADS'))"
+    )
+    path = {"PYTHONPATH": ":".join(sys.path)}
+    told = subprocess.run([sys.executable, "-c", code], env={**path, **given}, capture_output=True, text=True)
+    assert told.stdout.strip() == left, told.stderr

@@ -1,0 +1,169 @@
+"""The Ray actor of one node of a program: holds the node's resources, starts a keeper for each attempt, and relays its messages to the runner.
+
+The program belongs to the keeper, not to the actor (`process.keeper`): however the actor ends, the keeper sees its channel close and ends the
+program. The owner's heartbeats renew the keeper's lease. Each message carries the `attempt` that it belongs to, counted by the owner.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import tempfile
+import threading
+import time
+from typing import Any
+
+from autotune_workers.gang.wire import Message
+from autotune_workers.process.keeper_process import KeeperProcess
+from autotune_workers.process.local_places import free_port
+from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.ray.message_log import MessageLog
+from autotune_workers.ray.node_environment import NodeEnvironment, forget_rays_threads
+from autotune_workers.ray.owned_actor import LISTEN_S, OwnedActor, remote_actor
+from autotune_workers.ray.program_folder import unpack
+
+MOST_UNHEARD = 256
+"""messages that wait for the owner; beyond that the keeper keeps back the log, and leaves out what is too much"""
+WAIT_S = 0.05
+"""between two looks whether the owner has listened"""
+END_S = 30.0
+"""for the program of an owner that is gone to end, before its keeper is killed"""
+
+
+class NodeHost(OwnedActor):
+    """One keeper at a time. A thread of its own reads the keeper's messages."""
+
+    def __init__(
+        self,
+        *,
+        owner: str,
+        environment: NodeEnvironment,
+        package: list[Any],
+        abandoned_s: float | None = None,
+    ) -> None:
+        """`package`: a reference to the packed folder of the program, or nothing. `abandoned_s`: None when it ends with its driver."""
+        import ray
+
+        forget_rays_threads()
+        self._address: str = ray.util.get_node_ip_address()
+        self._environment = environment.on(self._address)
+        self._package = package
+        self._lease_s = abandoned_s
+        self._prepare(owner)
+        self._watch_owner(abandoned_s)
+
+    def _prepare(self, owner: str) -> None:
+        super()._prepare(owner)
+        self._log = MessageLog(keeps_trial=False)
+        self._attempt = 0
+        self._keeper: KeeperProcess | None = None
+        self._reader: threading.Thread | None = None
+
+    def prepare(self, owner: str, attempt: int) -> None:
+        """The place serves another attempt: what is left of the last one ends."""
+        with self._lock:
+            if not self._is_owner(owner):
+                return
+            self._attempt = attempt
+        self._end_program()
+        self._tell({"event": "ready", "address": self._address, "port": free_port(self._address)}, attempt)
+
+    def begin(self, owner: str, attempt: int, order: ProgramOrder) -> None:
+        """Starts the program of that attempt."""
+        if not self._is_owner(owner) or attempt != self._attempt:
+            return
+        try:
+            folder = self._unpacked()
+            keeper = KeeperProcess()
+        except OSError as error:
+            self._tell({"event": "refused", "reason": f"node {self._address}: {error}"}, attempt)
+            return
+        with self._lock:
+            self._keeper = keeper
+            keeper.begin(
+                order,
+                address=self._address,
+                folder=folder,
+                environment=self._environment,
+                lease_s=self._lease_s,
+            )
+        self._reader = threading.Thread(
+            target=self._relay, args=(keeper, attempt, folder), name="autotune-keeper-reader", daemon=True
+        )
+        self._reader.start()
+
+    def _unpacked(self) -> str:
+        """A new folder with the files of the program; empty when none were sent along."""
+        import ray
+
+        if not self._package:
+            return ""
+        folder = tempfile.mkdtemp(prefix="autotune-folder-")
+        unpack(ray.get(self._package[0]), folder)
+        return folder
+
+    def _relay(self, keeper: KeeperProcess, attempt: int, folder: str) -> None:
+        """Logs the messages of that keeper until its last one."""
+        while keeper.fileno() >= 0:
+            select.select([keeper.fileno()], [], [], LISTEN_S)
+            while self._log.unheard > MOST_UNHEARD and self._attempt == attempt:
+                time.sleep(WAIT_S)
+            for message in keeper.receive():
+                if message["event"] == "refused":
+                    message["reason"] = f"node {self._address}: {message['reason']}"
+                self._tell(message, attempt)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _tell(self, message: Message, attempt: int) -> None:
+        self._log.add({**message, "attempt": attempt})
+
+    def listen(self, owner: str, heard: int = 0) -> list[Message]:
+        """As every `OwnedActor`; lines that wait together come as one message."""
+        merged: list[Message] = []
+        for message in super().listen(owner, heard):
+            last = merged[-1] if merged else {}
+            if message["event"] == last.get("event") == "lines" and message["attempt"] == last["attempt"]:
+                left_out = last.get("left_out", 0) + message.get("left_out", 0)
+                merged[-1] = {**message, "lines": last["lines"] + message["lines"]}
+                if left_out:
+                    merged[-1]["left_out"] = left_out
+            else:
+                merged.append(message)
+        return merged
+
+    def end(self, owner: str) -> None:
+        """Ends the program; `ended` follows."""
+        with self._lock:
+            if self._is_owner(owner) and self._keeper is not None:
+                self._keeper.end()
+
+    def heartbeat(self, owner: str) -> None:
+        """The owner lives, and so may the program."""
+        with self._lock:
+            if self._is_owner(owner) and self._keeper is not None:
+                self._keeper.renew()
+
+    def _end_program(self) -> None:
+        """Ends the program, and waits until it is gone. Its reader reads to the last message, also when nobody listens."""
+        with self._lock:
+            keeper, reader = self._keeper, self._reader
+            self._keeper = self._reader = None
+        if keeper is not None and reader is not None:
+            keeper.end()
+            reader.join(END_S)
+            keeper.close()
+
+    def _abandon(self) -> None:
+        self._attempt = 0
+        self._end_program()
+
+    def pid(self, owner: str) -> int:
+        """Process number of the actor."""
+        return os.getpid()
+
+
+def remote_node_host() -> Any:
+    """The actor class."""
+    return remote_actor(NodeHost, "AutotuneNode", ("prepare", "begin", "end", "pid"))

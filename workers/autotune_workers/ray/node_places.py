@@ -1,0 +1,129 @@
+"""Program places on a Ray cluster: one placement group of whole nodes with an actor per node (`node_host`). Groups stay warm between attempts."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from functools import partial
+from typing import Any
+
+from autotune_workers.gang.wire import Message
+from autotune_workers.process.program_places import ProgramPlace
+from autotune_workers.ray.actor_groups import ActorGroups, Shape
+from autotune_workers.ray.node_handle import RayNode
+from autotune_workers.ray.placement import place_nodes, too_few_nodes
+from autotune_workers.ray.program_folder import PackedFolder, pack
+
+GONE_S = 10.0
+"""for programs to end when the runner is closed; their keepers go on ending them"""
+
+
+class RayProgramPlaces:
+    """Placement groups with an actor per node; `ProgramPlaces`."""
+
+    def __init__(self, groups: ActorGroups, *, upload_limit_bytes: int) -> None:
+        """`upload_limit_bytes`: most that a program's folder may have to be sent along."""
+        self._groups, self._limit_bytes = groups, upload_limit_bytes
+        self._packed: dict[str, PackedFolder] = {}
+        """by folder: all trials of a runner run the same files, also when somebody edits them meanwhile"""
+        self._sent: dict[str, Any] = {}
+        """references to the packages that Ray has, by digest"""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every node is this machine."""
+        return self._groups.cluster.is_here
+
+    @property
+    def capacity(self) -> int:
+        """Ranks that fit on the cluster, by its last answer."""
+        return self._groups.capacity.ranks
+
+    def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> ProgramPlace | None:
+        """So many whole nodes, warm where possible. Raises `RunnerError` when the head is gone, or the folder is too large to be sent along."""
+        digest = self._pack(folder).digest if folder else ""
+        shape = Shape(kind="program", nodes=nodes, ranks_per_node=ranks_per_node, content=digest)
+        place: ProgramPlace | None = self._groups.form(shape, study, partial(self._place, shape))
+        if place is not None:
+            for node in place.handles:
+                node.prepare()
+        return place
+
+    def _pack(self, folder: str) -> PackedFolder:
+        if folder not in self._packed:
+            self._packed[folder] = pack(folder, limit_bytes=self._limit_bytes)
+        return self._packed[folder]
+
+    def _place(self, shape: Shape, name: str) -> ProgramPlace:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from autotune_workers.ray.node_host import remote_node_host
+
+        groups = self._groups
+        bundle = self._bundle(shape)
+        package = [self._reference(shape.content)] if shape.content else []
+        group = place_nodes(shape.nodes, bundle, name=name, lifetime=groups.lifetime)
+        host = remote_node_host()
+        handles = []
+        for index in range(shape.nodes):
+            actor = host.options(
+                name=f"{name}-node-{index}",
+                num_cpus=bundle.get("CPU", 0),
+                num_gpus=bundle.get("GPU", 0),
+                max_restarts=0,
+                lifetime=groups.lifetime,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=index
+                ),
+            ).remote(
+                owner=groups.owner,
+                environment=groups.environment,
+                package=package,
+                abandoned_s=groups.abandoned_s,
+            )
+            handles.append(RayNode(f"{name}-node-{index}", actor, groups.owner, silence=groups.silence()))
+        return ProgramPlace(handles=handles, token=group)
+
+    def _reference(self, digest: str) -> Any:
+        """The package as Ray has it; it is sent to each node that needs it, once."""
+        import ray
+
+        if digest not in self._sent:
+            data = next(packed.data for packed in self._packed.values() if packed.digest == digest)
+            self._sent[digest] = ray.put(data)
+        return self._sent[digest]
+
+    def _bundle(self, shape: Shape) -> dict[str, float]:
+        return {name: amount * shape.ranks_per_node for name, amount in self._groups.capacity.bundle.items()}
+
+    def wait(self, timeout_s: float) -> list[tuple[Any, Message]]:
+        """Messages of the nodes, after `timeout_s` at the latest, whatever Ray does. Raises `RunnerError` when the head of the cluster is gone."""
+        return self._groups.listen("program", timeout_s)
+
+    def disband(self, place: ProgramPlace, healthy: bool) -> None:
+        """Keeps healthy nodes for the next attempt of their shape, unless others wait for them."""
+        for node in place.handles:
+            node.end()
+        self._groups.disband(place, is_usable=healthy)
+
+    def is_placed(self, place: ProgramPlace) -> bool:
+        """Whether Ray has placed the nodes."""
+        return self._groups.is_placed(place)
+
+    def shortage(self, place: ProgramPlace) -> str:
+        """Why the nodes can never be placed; empty when the cluster has enough that are large enough."""
+        import ray
+
+        shape = self._groups.shape_of(place)
+        return too_few_nodes(self._groups.cluster.ask(ray.nodes), shape.nodes, self._bundle(shape))
+
+    def close(self) -> None:
+        """Ends all programs, waits until they are gone, and removes the groups."""
+        end_s = time.monotonic() + GONE_S
+        for node in self._groups.handles("program"):
+            node.end()
+        with contextlib.suppress(Exception):  # without a head their keepers end them
+            while any(node.is_running for node in self._groups.handles("program")) and time.monotonic() < end_s:
+                self.wait(0.1)
+        self._groups.close()
+        self._sent.clear()

@@ -1,0 +1,130 @@
+"""The folder of a program that is sent along to the nodes: packed once, unpacked for each attempt.
+
+    left out   what `.gitignore` and `.rayignore` files name, as Ray reads them, and `.git`, `.venv`, `venv`, `__pycache__`
+    size       of the files that are left, before they are packed
+
+Ray's own `working_dir` is not used: for an actor it takes only packages that its private functions have uploaded, and it puts the folder first
+in the module path of the actor, where a program's `queue.py` would take the place of Python's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import RunnerError
+
+ALWAYS_LEFT_OUT = frozenset({".git", ".venv", "venv", "__pycache__"})
+IGNORE_FILES = (".gitignore", ".rayignore")
+MB = 1_000_000
+SHOWN = 3
+"""largest entries that an error names"""
+
+Matcher = Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedFolder:
+    """A folder's files as a zip archive."""
+
+    digest: str
+    """of names, modes and contents"""
+    data: bytes
+    """the archive"""
+
+
+def pack(folder: str | Path, *, limit_bytes: int) -> PackedFolder:
+    """The folder without what is left out. Raises `RunnerError` when it is larger than `limit_bytes`, or cannot be read."""
+    root = Path(folder).resolve()
+    try:
+        return _packed(root, files_of(root, limit_bytes=limit_bytes))
+    except OSError as error:
+        raise RunnerError(
+            f"the program's folder {root} cannot be sent along: {error}",
+            remedy=f"make it readable, or name it in {root / IGNORE_FILES[1]}",
+            field="trainer.working_dir",
+        ) from None
+
+
+def files_of(root: Path, *, limit_bytes: int) -> list[Path]:
+    """The files that are sent along. Raises `RunnerError` when they are larger than `limit_bytes`, `OSError` when they cannot be read."""
+    files = sorted(_files(root, root, []))
+    sizes = {path: path.stat().st_size for path in files}
+    if sum(sizes.values()) > limit_bytes:
+        raise _too_large(root, sizes, limit_bytes)
+    return files
+
+
+def _packed(root: Path, files: list[Path]) -> PackedFolder:
+    digest, archive = hashlib.sha256(), io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+        for path in files:
+            name, mode, data = path.relative_to(root).as_posix(), stat.S_IMODE(path.stat().st_mode), path.read_bytes()
+            digest.update(f"{name}\0{mode}\0{len(data)}\0".encode() + data)
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = (stat.S_IFREG | mode) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            packed.writestr(entry, data)
+    return PackedFolder(digest=digest.hexdigest()[:16], data=archive.getvalue())
+
+
+def unpack(data: bytes, folder: str | Path) -> None:
+    """Writes the files into this folder, executable ones as such."""
+    with zipfile.ZipFile(io.BytesIO(data)) as packed:
+        for entry in packed.infolist():
+            path = packed.extract(entry, folder)
+            os.chmod(path, stat.S_IMODE(entry.external_attr >> 16) | stat.S_IWUSR)
+
+
+def _files(root: Path, folder: Path, above: list[tuple[Path, Matcher]]) -> Iterator[Path]:
+    """The files at any depth; links are followed, but not to a folder above."""
+    rules = above + [(folder, matcher) for name in IGNORE_FILES if (matcher := _matcher(folder / name))]
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        path = Path(entry.path)
+        is_folder = entry.is_dir()
+        end = "/" if is_folder else ""
+        if entry.name in ALWAYS_LEFT_OUT or any(
+            matches(path.relative_to(base).as_posix() + end) for base, matches in rules
+        ):
+            continue
+        if is_folder and not folder.resolve().is_relative_to(path.resolve()):
+            yield from _files(root, path, rules)
+        elif entry.is_file():
+            yield path
+
+
+def _matcher(file: Path) -> Matcher | None:
+    from ray._private.thirdparty.pathspec import PathSpec
+
+    if not file.is_file():
+        return None
+    lines = file.read_text(errors="replace").splitlines()
+    matches: Matcher = PathSpec.from_lines("gitwildmatch", lines).match_file
+    return matches
+
+
+def _too_large(root: Path, sizes: dict[Path, int], limit_bytes: int) -> RunnerError:
+    parts: Counter[str] = Counter()
+    for path, size in sizes.items():
+        first, *rest = path.relative_to(root).parts
+        parts[f"{first}/" if rest else first] += size
+    largest = ", ".join(f"{name} ({_mb(size)})" for name, size in parts.most_common(SHOWN))
+    return RunnerError(
+        f"at most {_mb(limit_bytes)} of a program's folder are sent along, but {root} has {_mb(sum(sizes.values()))}; largest: {largest}",
+        remedy=(
+            f"name what the program does not need in {root / IGNORE_FILES[1]}, put the folder on a file system that all nodes share "
+            "(trainer.working_dir: shared), or raise runner.upload_limit_mb"
+        ),
+        field="trainer.working_dir",
+    )
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / MB:.3g} MB"

@@ -1,0 +1,62 @@
+"""What the `local` and the `ray` runner share: the native trainer runs on gangs of warm ranks, all others as the programs that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from autotune.ports import AttemptId, RunnerEvent, TrialRequest
+from autotune.trainers import trainer_names
+from autotune_workers.gang.gang_runner import LONGEST_TURN_S, NATIVE, GangRunner
+from autotune_workers.gang.ladder import Patience
+from autotune_workers.gang.rank_pool import RankPools
+from autotune_workers.process.program_places import ProgramPlaces
+from autotune_workers.process.program_runner import ProgramRunner
+from autotune_workers.training.faults import Fault
+
+
+class AnyTrainerRunner(GangRunner):
+    """Runs trials of every trainer."""
+
+    def __init__(
+        self,
+        pools: RankPools,
+        places: ProgramPlaces,
+        *,
+        faults: Iterable[Fault | Mapping[str, Any]] = (),
+        patience: Patience | None = None,
+    ) -> None:
+        """`pools`: where ranks come from; `places`: where nodes for programs come from."""
+        super().__init__(pools, faults=faults, patience=patience)
+        self._programs = ProgramRunner(places, patience=patience)
+
+    @property
+    def trainers(self) -> Sequence[str]:
+        """Every trainer; whether its program is installed shows when a trial starts it."""
+        return (NATIVE, *(name for name in trainer_names() if name != NATIVE))
+
+    def start(self, request: TrialRequest) -> None:
+        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when nothing can be run."""
+        self.check(request)
+        if request.trainer == NATIVE:
+            super().start(request)
+        else:
+            self._programs.start(request)
+
+    def poll(self, timeout_s: float) -> list[RunnerEvent]:
+        """Events since the last call; waits up to `timeout_s` for the first one."""
+        if not self._programs.busy:
+            return super().poll(timeout_s)
+        events = super().poll(0.0)
+        return [*events, *self._programs.poll(0.0 if events else min(timeout_s, LONGEST_TURN_S))]
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Ends the attempt: cooperative stop, then kill. Unknown ids are ignored."""
+        super().cancel(attempt)
+        self._programs.cancel(attempt)
+
+    def close(self) -> None:
+        """Ends what runs and frees everything."""
+        if not self._closed:
+            self._programs.close()
+            super().close()
