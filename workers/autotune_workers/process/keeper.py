@@ -6,12 +6,12 @@ adopts every orphan below it (`PR_SET_CHILD_SUBREAPER` of prctl(2)), knows all d
 has ended, when it is told to, when its owner is gone, and when the owner's lease runs out. It forks away from whoever starts it, because Ray kills
 the direct children of an actor before they could end anything. It imports the standard library only and starts in milliseconds.
 
-    owner -> keeper   {"command": "start", "argv": [...], "env": {...}, "cwd": PATH, "files": {NAME: TEXT}, "folder_word": W, "lease_s": S}
+    owner -> keeper   {"command": "start", "argv": [...], "env": {...}, "cwd": PATH, "files": {NAME: TEXT}, "folder_word": W, "remove": [PATH, ...], "lease_s": S}
                       {"command": "alive"}   {"command": "end"}   the end of the channel means `end` too
     keeper -> owner   {"event": "keeper", "pid": N}, then as in `program_places`: started or refused, lines, at last ended
 
 `files` are written into a temporary folder, whose path takes the place of `folder_word` in arguments and variables, and in which the program runs
-where `cwd` is empty. `lease_s`: without `alive` for so long everything ends; it is counted in rounds of the loop, so that the time for which this
+where `cwd` is empty. `remove`: folders that are removed at the end. `lease_s`: without `alive` for so long everything ends; it is counted in rounds of the loop, so that the time for which this
 machine stood still counts as one round. Without it there is no lease.
 """
 
@@ -72,8 +72,11 @@ def main() -> None:
     while not commands.closed and commands.order is None:
         select.select([owner], [], [])
         commands.read()
-    if commands.order is not None and not commands.end:
-        _Keeper(commands, outbox).run(commands.order)
+    if commands.order is not None:
+        if not commands.end:
+            _Keeper(commands, outbox).run(commands.order)
+        for folder in commands.order["remove"]:
+            shutil.rmtree(folder, ignore_errors=True)
     outbox.drain(TOLD_S)
 
 

@@ -64,11 +64,12 @@ class KeeperProcess:
         *,
         address: str,
         folder: str = "",
+        is_folder_ours: bool = False,
         environment: Mapping[str, str] | None = None,
         lease_s: float | None = None,
     ) -> None:
-        """Starts the program. `address`: of this node; `folder`: to which a relative `cwd` belongs; `environment`: of the node, below that of the
-        order; `lease_s`: without `renew` for so long everything ends; None: never."""
+        """Starts the program. `address`: of this node; `folder`: to which a relative `cwd` belongs, removed at the end if it `is_folder_ours`;
+        `environment`: of the node, below that of the order; `lease_s`: without `renew` for so long everything ends; None: never."""
         variables = {**inherited_environment(), "PYTHONUNBUFFERED": "1", **(environment or {}), **order.env}
         if order.nodes > 1 and "GLOO_SOCKET_IFNAME" not in variables and (name := interface_of(address)):
             variables["GLOO_SOCKET_IFNAME"] = name
@@ -79,6 +80,7 @@ class KeeperProcess:
             "cwd": os.path.join(folder, order.cwd) if order.cwd else "",
             "files": dict(order.files),
             "folder_word": FOLDER,
+            "remove": [folder] if is_folder_ours else [],
             "lease_s": lease_s,
         })  # fmt: skip
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import tempfile
 import threading
 import time
@@ -85,11 +84,12 @@ class NodeHost(OwnedActor):
                 order,
                 address=self._address,
                 folder=folder,
+                is_folder_ours=bool(folder),
                 environment=self._environment,
                 lease_s=self._lease_s,
             )
         self._reader = threading.Thread(
-            target=self._relay, args=(keeper, attempt, folder), name="autotune-keeper-reader", daemon=True
+            target=self._relay, args=(keeper, attempt), name="autotune-keeper-reader", daemon=True
         )
         self._reader.start()
 
@@ -103,7 +103,7 @@ class NodeHost(OwnedActor):
         unpack(ray.get(self._package[0]), folder)
         return folder
 
-    def _relay(self, keeper: KeeperProcess, attempt: int, folder: str) -> None:
+    def _relay(self, keeper: KeeperProcess, attempt: int) -> None:
         """Logs the messages of that keeper until its last one."""
         while keeper.fileno() >= 0:
             select.select([keeper.fileno()], [], [], LISTEN_S)
@@ -113,8 +113,6 @@ class NodeHost(OwnedActor):
                 if message["event"] == "refused":
                     message["reason"] = f"node {self._address}: {message['reason']}"
                 self._tell(message, attempt)
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _tell(self, message: Message, attempt: int) -> None:
         self._log.add({**message, "attempt": attempt})
