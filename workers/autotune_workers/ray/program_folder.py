@@ -9,6 +9,7 @@ in the module path of the actor, where a program's `queue.py` would take the pla
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -19,7 +20,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import RunnerError
+from autotune.errors import AutotuneError, RunnerError
+from autotune.spec import ParallelConfig, Study
+from autotune.trainers import trainer
+from autotune_workers.process.program_launch import UPLOAD
 
 ALWAYS_LEFT_OUT = frozenset({".git", ".venv", "venv", "__pycache__"})
 IGNORE_FILES = (".gitignore", ".rayignore")
@@ -73,6 +77,20 @@ def _packed(root: Path, files: list[Path]) -> PackedFolder:
             entry.compress_type = zipfile.ZIP_DEFLATED
             packed.writestr(entry, data)
     return PackedFolder(digest=digest.hexdigest()[:16], data=archive.getvalue())
+
+
+def check_upload(study: Study, config: ParallelConfig, *, limit_bytes: int) -> None:
+    """Raises `RunnerError` when the study's program is to be sent along and is too large for that."""
+    if study.trainer_options.get("working_dir") != UPLOAD:
+        return
+    try:
+        launch = trainer(study.trainer).launch(study.workload, config, study.trainer_options)
+    except AutotuneError:  # of the config, not of the folder
+        return
+    root = Path(launch.cwd).resolve()
+    if root.is_dir():
+        with contextlib.suppress(OSError):  # said when it is packed
+            files_of(root, limit_bytes=limit_bytes)
 
 
 def unpack(data: bytes, folder: str | Path) -> None:

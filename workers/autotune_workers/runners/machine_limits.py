@@ -5,9 +5,7 @@ All raise `RunnerError` (or `MissingExtraError`) with the law, the values and th
 
 from __future__ import annotations
 
-import contextlib
 import os
-from pathlib import Path
 
 from autotune.errors import AutotuneError, RunnerError
 from autotune.extras import require_extra
@@ -15,8 +13,6 @@ from autotune.spec import ParallelConfig, Study
 from autotune.trainers import Launch, trainer
 from autotune.trainers.executable import find_executable
 from autotune_workers.gang.gang_runner import NATIVE
-from autotune_workers.process.program_launch import UPLOAD
-from autotune_workers.ray.program_folder import files_of
 from autotune_workers.training.torch_version import check_torch_version
 
 
@@ -74,20 +70,6 @@ def check_program(study: Study, config: ParallelConfig) -> None:
     except AutotuneError:
         return
     check_launch(study.trainer, launch)
-
-
-def check_folder(study: Study, config: ParallelConfig, *, limit_bytes: int) -> None:
-    """A program's folder that is to be sent along must be small enough."""
-    if study.trainer_options.get("working_dir") != UPLOAD:
-        return
-    try:
-        launch = trainer(study.trainer).launch(study.workload, config, study.trainer_options)
-    except AutotuneError:
-        return
-    root = Path(launch.cwd).resolve()
-    if root.is_dir():
-        with contextlib.suppress(OSError):  # said when it is packed
-            files_of(root, limit_bytes=limit_bytes)
 
 
 def check_launch(name: str, launch: Launch) -> None:

@@ -26,12 +26,12 @@ from autotune_workers.ray.actor_groups import ActorGroups
 from autotune_workers.ray.connection import RayCluster
 from autotune_workers.ray.node_environment import NodeEnvironment
 from autotune_workers.ray.node_places import RayProgramPlaces
-from autotune_workers.ray.program_folder import MB
+from autotune_workers.ray.program_folder import MB, check_upload
 from autotune_workers.ray.rank_pools import RayRankPools
 from autotune_workers.ray.silence import LOST_S
 from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.local import MIN_CPU_RANKS
-from autotune_workers.runners.machine_limits import check_device, check_folder, check_program, check_ranks, visible_gpus
+from autotune_workers.runners.machine_limits import check_device, check_program, check_ranks, visible_gpus
 from autotune_workers.training.faults import Fault
 
 ABANDONED_S = 30.0
@@ -97,7 +97,7 @@ class RayRunner(AnyTrainerRunner):
         """
         require_extra("ray", "the runner 'ray'")
         options = study.runner_options
-        check_folder(study, smallest, limit_bytes=options.get("upload_limit_mb", UPLOAD_LIMIT_MB) * MB)
+        check_upload(study, smallest, limit_bytes=options.get("upload_limit_mb", UPLOAD_LIMIT_MB) * MB)
         if options.get("address") or os.environ.get("RAY_ADDRESS") or _is_connected():
             return
         sizes = {name: options.get(name) for name in ("num_cpus", "num_gpus", "cpus_per_rank", "gpus_per_rank")}
