@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from autotune.spec import Failure, FailureKind
 from autotune_workers.gang import placement_wait
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
-from autotune_workers.process import program_attempt
+from autotune_workers.process import attempt_logs, program_attempt
+from autotune_workers.process.attempt_logs import NodeLog, keep_logs
 from autotune_workers.process.program_attempt import ProgramAttempt
 from autotune_workers.process.program_launch import prepare
 from autotune_workers.process.program_places import ProgramOrder, ProgramPlace
@@ -208,6 +210,41 @@ def test_left_out_lines_show_in_the_log() -> None:
     )
 
 
+def test_the_logs_of_a_failed_attempt_are_kept_and_the_failure_says_where(tmp_path: Path) -> None:
+    places = Elsewhere()
+    places.free = True
+    places.last_words = ["step 0 time 1.0 loss 2.0", "the last words"]
+    runner = ProgramRunner(places, logs=tmp_path)
+    runner.start(asked())
+    (end,) = [event for event in poll_until(runner, is_over) if isinstance(event, AttemptEnded)]
+    assert end.failure is not None
+    assert end.failure.log_tail[-1] == f"[autotune keeps the logs of all nodes in {tmp_path / 's' / '0-1'}]"
+    kept = [(tmp_path / "s" / "0-1" / f"node-{node}.log").read_text() for node in (0, 1)]
+    assert kept[0] == "step 0 time 1.0 loss 2.0\nthe last words\n"
+    runner.close()
+
+
+def test_a_log_keeps_its_beginning_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt_logs, "FIRST_CHARACTERS", 10)
+    monkeypatch.setattr(attempt_logs, "LAST_CHARACTERS", 12)
+    log = NodeLog()
+    for number in range(9):
+        log.add(f"line{number}")
+    assert log.text == "line0\n[autotune left out 6 lines here]\nline7\nline8\n"
+
+
+def test_only_the_newest_attempts_keep_their_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt_logs, "KEPT", 2)
+    for number, study in enumerate(("old", "new", "new")):
+        place = keep_logs(tmp_path, (study, number, 1), [NodeLog()])
+        os.utime(place, (number, number))
+    keep_logs(tmp_path, ("new", 3, 1), [NodeLog()])
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")) == ["new/2-1", "new/3-1"]
+    assert not (tmp_path / "old").exists()
+    (tmp_path / "file").write_text("")
+    assert keep_logs(tmp_path / "file", ("s", 0, 1), [NodeLog()]) == "", "a failure is told without its logs"
+
+
 def test_a_program_is_looked_for_in_the_environment_that_is_named_and_nowhere_else_later(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     for name in ("python3", "mytrain"):
@@ -244,6 +281,7 @@ class Elsewhere:
 
     def __init__(self) -> None:
         self.free, self.short = False, ""
+        self.last_words: list[str] = []
         self.places: list[ProgramPlace] = []
         self.disbanded: list[tuple[ProgramPlace, bool]] = []
 
@@ -256,7 +294,8 @@ class Elsewhere:
         said: list[tuple[Any, Message]] = []
         for node in (node for place in self.places for node in place.handles if self.free and not node.ready):
             node.ready = True
-            said += [(node, {"event": "ready"}), (node, {"event": "gone", "why": "the test is over"})]
+            lines = {"event": "lines", "lines": [[0.0, line] for line in self.last_words]}
+            said += [(node, {"event": "ready"}), (node, lines), (node, {"event": "gone", "why": "the test is over"})]
         return said
 
     def is_placed(self, place: ProgramPlace) -> bool:

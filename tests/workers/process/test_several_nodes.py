@@ -87,7 +87,7 @@ FAULTS = {
     "exit@0": (FailureKind.ERROR, "on node 0 (127.0.0.1)", "[node 0] ValueError: the cause"),
     "silence@1": (FailureKind.HANG, "step_timeout_s", "[node 0] iteration 4"),
     "children@1": (FailureKind.ERROR, "on node 1", "[node 1] iteration 2"),
-    "kill@1": (FailureKind.WORKER_LOST, "node 1 (127.0.0.1): its keeper was lost", "[node 1] iteration 2"),
+    "kill@1": (FailureKind.WORKER_LOST, "node 1 (127.0.0.1): its keeper was lost", "[node 1] iteration 0"),
     "flood@1": (FailureKind.ERROR, "on node 1", "[node 1] RuntimeError: the last words"),
 }
 

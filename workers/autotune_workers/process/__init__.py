@@ -12,6 +12,7 @@ program_attempt.py   one attempt on its nodes: messages of the keepers in, order
 program.py           one attempt of a program as a state machine: log lines in, steps and verdict out
 program_log.py       one node's log: lines in, steps out
 program_evidence.py  how the nodes ended -> the one failure
+attempt_logs.py      the logs of a failed attempt's nodes, kept on disk
 keeper.py            starts a program on its node and ends all that it leaves behind
 keeper_log.py        the log on its way from the keeper: stamped and bounded
 keeper_process.py    the owner's side of a keeper

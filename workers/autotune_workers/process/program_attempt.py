@@ -19,6 +19,7 @@ from autotune.ports import AttemptStarted, LogRead, RunnerEvent
 from autotune.spec import FailureKind
 from autotune.trainers.trainer import MAX_LINE
 from autotune_workers.gang.wire import Message
+from autotune_workers.process.attempt_logs import NodeLog
 from autotune_workers.process.program import ProgramTrial
 from autotune_workers.process.program_evidence import NodeEnd
 from autotune_workers.process.program_launch import ProgramJob
@@ -43,6 +44,7 @@ class _Node:
     """to end"""
     over: bool = False
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
+    log: NodeLog = field(default_factory=NodeLog)
 
 
 @final
@@ -71,6 +73,11 @@ class ProgramAttempt:
         """Events since the last call; the last one of all is `AttemptEnded`."""
         events, self._events = self._events, []
         return events
+
+    @property
+    def logs(self) -> list[NodeLog]:
+        """Of each node."""
+        return [node.log for node in self._nodes]
 
     def begin_when_ready(self) -> None:
         """Starts the program on all nodes as soon as all are ready."""
@@ -136,10 +143,12 @@ class ProgramAttempt:
                 self._note_end(NodeEnd(**self._who(node), gone=why), now_s)
 
     def _read(self, node: _Node, message: Message, now_s: float) -> None:
-        if left_out := message.get("left_out"):
-            node.tail.append(f"[autotune left out {left_out} lines here: more than it can read]")
+        left_out = message.get("left_out")
+        gap = [f"[autotune left out {left_out} lines here: more than it can read]"] if left_out else []
         texts = [(arrived_s, line[:MAX_LINE]) for arrived_s, line in message["lines"]]
-        node.tail.extend(line for _, line in texts[-LOG_TAIL_LINES:])
+        for line in (*gap, *(line for _, line in texts)):
+            node.tail.append(line)
+            node.log.add(line)
         if self.job.request.with_log and texts:
             lines = tuple(line for _, line in texts)
             self._events.append(LogRead(id=self.job.request.id, node=node.number, lines=lines))

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
+from pathlib import Path
 
 from autotune.errors import AutotuneError, RunnerError
 from autotune.ports import AttemptEnded, AttemptId, RunnerEvent, TrialRequest
+from autotune.settings import data_folder
 from autotune.spec import Failure, FailureKind
 from autotune_workers.gang.gang_runner import LONGEST_TURN_S, too_large
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.placement_wait import PlacementWait
+from autotune_workers.process.attempt_logs import keep_logs
 from autotune_workers.process.program_attempt import ProgramAttempt
 from autotune_workers.process.program_launch import ProgramJob, prepare
 from autotune_workers.process.program_places import ProgramPlaces
@@ -24,9 +28,10 @@ from autotune_workers.process.program_places import ProgramPlaces
 class ProgramRunner:
     """Runs programs at once as long as there are places for them. A `TrialRunner` but for the trainers, which its owner names."""
 
-    def __init__(self, places: ProgramPlaces, *, patience: Patience | None = None) -> None:
-        """`places`: closed with the runner."""
+    def __init__(self, places: ProgramPlaces, *, patience: Patience | None = None, logs: Path | None = None) -> None:
+        """`places`: closed with the runner; `logs`: where logs of failed attempts are kept, by default in the user's data folder."""
         self._places, self._patience = places, patience or Patience()
+        self._logs = logs
         self._waiting: deque[ProgramJob] = deque()
         self._running: dict[AttemptId, tuple[ProgramAttempt, PlacementWait]] = {}
         self._owner: dict[int, ProgramAttempt] = {}
@@ -120,7 +125,18 @@ class ProgramRunner:
             for handle in attempt.place.handles:
                 self._owner.pop(id(handle), None)
             self._places.disband(attempt.place, attempt.healthy)
-        self._events += attempt.events()
+        self._events += [self._with_logs(attempt, event) for event in attempt.events()]
+
+    def _with_logs(self, attempt: ProgramAttempt, event: RunnerEvent) -> RunnerEvent:
+        """The event; a failure says where the logs of its nodes are kept."""
+        failure = event.failure if isinstance(event, AttemptEnded) else None
+        if not isinstance(event, AttemptEnded) or failure is None or not failure.log_tail:
+            return event
+        folder = keep_logs(self._logs or data_folder() / "logs", event.id, attempt.logs)
+        tail = (
+            (*failure.log_tail, f"[autotune keeps the logs of all nodes in {folder}]") if folder else failure.log_tail
+        )
+        return replace(event, failure=replace(failure, log_tail=tail))
 
     def _launch_what_fits(self) -> None:
         """Starts waiting attempts in their order, until one does not fit."""
