@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Annotated, Any
 
@@ -33,6 +34,7 @@ def plan(
     """Ranks all feasible configs by predicted speed; needs no GPU."""
     from autotune import api
     from autotune.errors import SpecError
+    from autotune.spec.study import SIMULATED
 
     if tokens is not None and gpus is None:
         raise SpecError(
@@ -54,6 +56,8 @@ def plan(
         _print_plan(study, found, sizes)
         if not_here:
             note(f"`autotune tune` would refuse this spec on this machine: {not_here}")
+        elif found.rows and spec != "-":
+            note(f"next: autotune {'tune' if study.runner == SIMULATED else 'check'} {shlex.quote(spec)}")
     if not found.rows:
         raise typer.Exit(1)
 

@@ -106,9 +106,34 @@ def exports_of(result: Result) -> list[str]:
     return [name for name in _trainers(result) if _launches(result, name, {})]
 
 
-def next_export(able: Sequence[str]) -> dict[str, Any] | None:
-    """{trainer, options}: the first trainer that can launch the best config; `able`: `exports_of`. None when there is none."""
+def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
+    """{trainer, options}: how to launch the best config next: by the study's own trainer, else by the first of `able` (`exports_of`). None when there is
+    none. An option that the study's trainer still needs, because its trials were only simulated, has its name in capitals as its value."""
+    study = result.record.study
+    if result.best is not None and study.trainer not in able and (missing := _missing_options(result)):
+        return {"trainer": study.trainer, "options": missing}
     return next(({"trainer": name, "options": {}} for name in able), None)
+
+
+def _missing_options(result: Result) -> dict[str, str]:
+    """What the study's own trainer must be told before it can launch the best config; empty when options do not help."""
+    from autotune.trainers import trainer
+
+    study, best = result.record.study, result.best
+    assert best is not None
+    own, told = trainer(study.trainer), dict[str, str]()
+    names = {option.name for option in own.options}
+    while True:
+        try:
+            own.launch(study.workload, best.config, {**study.trainer_options, **told})
+        except ExportError as error:
+            if error.field not in names or error.field in told:
+                return {}
+            told[error.field] = error.field.upper()
+        except (SpecError, RunnerError, MissingExtraError):
+            return {}
+        else:
+            return told
 
 
 def _trainers(result: Result) -> list[str]:
@@ -184,7 +209,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
         "final_rounds": result.final_rounds,
         "notes": list(result.notes),
         "exports": exports,
-        "next_export": next_export(exports),
+        "next_export": next_export(result, exports),
     }
     if top > 0:
         answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(_standings(result)[:top], 1)]

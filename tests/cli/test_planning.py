@@ -130,6 +130,15 @@ def test_a_plan_for_another_cluster_says_what_this_machine_cannot_run(run, write
     assert "would refuse this spec on this machine: runner: the cluster a100-40gb-1x8 has GPUs" in done.err
     assert "no GPU is visible" in run("plan", write(runner="local"), "--json").document["cannot_run_here"]
     assert run("plan", write(), "--json").document["cannot_run_here"] == ""
+    assert done.err.splitlines()[-1].startswith("`autotune tune` would refuse"), "no next step that would fail"
+
+
+@pytest.mark.parametrize(("runner", "command"), [("simulated", "tune"), ({"kind": "local", "device": "cpu"}, "check")])
+def test_the_next_step_of_a_plan_can_be_pasted(run, write, runner, command):
+    path = write(runner=runner)
+    assert run("plan", path).err.splitlines()[-1] == f"next: autotune {command} {path}"
+    if command == "tune":
+        assert run(command, path).code == 0
 
 
 @pytest.mark.parametrize(

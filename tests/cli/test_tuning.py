@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from autotune.trainers import trainer_names
+
 
 def test_tune_answers_with_study_best_baseline_and_speedup(run, write):
     done = run("tune", write(), "--json")
@@ -122,3 +126,18 @@ def test_the_version(run):
     done = run("--version")
     assert done.code == 0
     assert done.out.startswith("autotune 0.")
+
+
+@pytest.mark.parametrize("cluster", ["h100-sxm-1x8", "h100-sxm-2x8"])
+@pytest.mark.parametrize("name", trainer_names())
+def test_the_next_step_that_is_printed_names_the_studys_trainer_and_works_when_pasted(run, write, name, cluster):
+    argv = ["train", *(f"--{knob}={{{knob}}}" for knob in ("micro_batch_size", "accumulation_steps", "zero_stage"))]
+    trainer = {"kind": "command", "argv": argv} if name == "command" else name
+    space = {"micro_batch_size": [1, 2], "zero_stage": [0, 1, 3], "precision": ["bf16"]}
+    spec = write(trainer=trainer, cluster=cluster, model="llama-1b", space=space, budget={"max_trials": 2})
+    done = run("tune", spec)
+    pasted = next(line for line in done.err.splitlines() if "autotune export" in line).split()[1:]
+    assert pasted[pasted.index("--to") + 1] == name
+    exported = run(*pasted)
+    assert exported.code == 0, exported.err
+    assert "launch/launch.json" in exported.err

@@ -169,6 +169,14 @@ def test_a_calibration_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> None
             {"trainer": "megatron", "cluster": "h100-sxm-2x8"},
             {"trainer": "megatron", "options": {}},
         ),
+        (
+            {"trainer": "torchtitan", "model": "llama-1b"},
+            {"trainer": "torchtitan", "options": {"hf_assets_path": "HF_ASSETS_PATH"}},
+        ),
+        (
+            {"trainer": {"kind": "torchtitan", "hf_assets_path": "/a"}, "model": "llama-1b"},
+            {"trainer": "torchtitan", "options": {}},
+        ),
     ],
 )
 def test_the_next_step_names_the_studys_trainer_with_what_it_needs(change: dict[str, Any], target: Any) -> None:
