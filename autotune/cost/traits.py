@@ -42,9 +42,12 @@ class Traits:
     """number of collectives into which ZeRO's gather (or reduction) of one layer's weights is split"""
 
 
+MEGATRON = Traits(gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0, scores_kept_in=("fp16",))
+
 TRAITS = {
     "nanotron": Traits(split="by_cost", collectives_per_layer=6.0),
-    "megatron": Traits(gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0, scores_kept_in=("fp16",)),
+    "megatron": MEGATRON,
+    "megatron_bridge": MEGATRON,
     "deepspeed": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0),
     "torchtitan": Traits(master_weights=False, fused=False, selective="operators", stops_early=True),
     "accelerate": Traits(master_weights=False, fused=False, stops_early=True),

@@ -22,7 +22,17 @@ RUNNER_OPTIONS: Mapping[str, frozenset[str]] = {
 """Runners that a submitted spec may name, each with the options that it may set. Options that name addresses or modules are left out on purpose."""
 
 TRAINERS = frozenset(
-    {"native", "megatron", "torchtitan", "deepspeed", "nanotron", "accelerate", "hf_trainer", "lightning"}
+    {
+        "native",
+        "megatron",
+        "torchtitan",
+        "deepspeed",
+        "nanotron",
+        "accelerate",
+        "hf_trainer",
+        "lightning",
+        "megatron_bridge",
+    }
 )
 """Trainers that a submitted spec may name: all but `command`, which runs any program."""
 

@@ -12,6 +12,7 @@
     pattern_proposals.py  patterns guessed from the lines of a log that nothing else could read
     executable.py     which file a launch starts on this machine, and which Python runs it
     file_formats.py   TOML, YAML and JSON files; Hugging Face's config.json of a model
+    megatron_core.py  what Megatron-LM and Megatron-Bridge share
     lightning_bars.py Lightning's progress bar as optimizer steps
     python_source.py  a configuration that is Python source
     torchtitan_*.py   torchtitan's job file (0.2) and Python configuration (0.3), and what both share

@@ -6,29 +6,20 @@ global_batch_size / (micro_batch_size * dp). ZeRO 1 is the distributed optimizer
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.model_figures import figures_of
-from autotune.trainers.effective import cpu_note, effective, word_limit
+from autotune.trainers.effective import cpu_note, effective
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
+from autotune.trainers.megatron_core import SHARDING, core_limits, parse_iteration
 from autotune.trainers.present import SETTINGS, Present, Reading
 from autotune.trainers.readers import megatron_flags
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
-from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
-
-_ITERATION = re.compile(r"\biteration +(\d+)/ *(?:\d+|infinity) +\|")
-_FIELD = {
-    "time": re.compile(r"elapsed time per iteration \(ms\): *([0-9.]+)"),
-    "loss": re.compile(r"\blm loss: *([-+0-9.eEnaif]+)"),
-    "norm": re.compile(r"\| grad norm: *([-+0-9.eEnaif]+)"),
-    "skipped": re.compile(r"number of skipped iterations: *(\d+)"),
-}
-_MEMORY = re.compile(r"\bmemory \(MB\) \|.{0,400}?max reserved: *([0-9.]+)")
+from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
 
 
 class MegatronTrainer(Trainer):
@@ -63,45 +54,13 @@ class MegatronTrainer(Trainer):
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """Schedules other than (interleaved) 1F1B, torch.compile, uneven stages, and the combinations that its checks refuse."""
-        c, model = effective(config), workload.model
-        limits = [
-            *word_limit(
-                c,
-                "pp_schedule",
-                {"gpipe": "1f1b", "interleaved_zero_bubble": "interleaved_1f1b"},
-                "Megatron-LM has the schedules 1f1b and interleaved_1f1b",
-            )
-        ]
-
-        def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
-            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
-
-        if c.compile:
-            limit("compile", True, "Megatron-LM has fused kernels of its own and no switch for torch.compile", False)
-        if model.num_layers % (c.pp * c.virtual_stages):
-            limit("pp", c.pp, f"{model.num_layers} layers cannot be split evenly into {c.pp * c.virtual_stages} stages")
-        if c.virtual_stages > 1 and c.accumulation_steps % c.pp:
-            limit(
-                "virtual_stages",
-                c.virtual_stages,
-                f"interleaving needs a multiple of pp={c.pp} micro-batches, but accumulation_steps={c.accumulation_steps}",
-            )
-        if c.cp > 1 and workload.seq_len % (2 * c.cp):
-            limit("cp", c.cp, f"seq_len={workload.seq_len} must be a multiple of 2 * cp")
-        if c.zero_stage == 1 and workload.optimizer == "sgd":
-            limit("zero_stage", 1, "the distributed optimizer supports only Adam", 0)
-        if c.zero_stage >= 2 and c.pp > 1:
-            limit("zero_stage", c.zero_stage, "Megatron-FSDP is not launched together with pipeline stages here", 1)
-        if model.num_experts and c.tp > 1 and not c.sequence_parallel:
-            limit("sequence_parallel", False, "experts with tensor parallelism need sequence parallelism", True)
-        if c.ep > 1 and not model.num_experts:
-            limit("ep", c.ep, "a dense model has no experts", 1)
-        if c.ep > 1 and c.precision == "fp16":
-            limit("precision", "fp16", "expert parallelism does not train in fp16", "bf16")
+        """Megatron Core's rules (`megatron_core.py`), and fp8 without Transformer Engine."""
+        c = effective(config)
+        limits = core_limits(workload, c)
         if c.precision == "fp8" and options["transformer_impl"] != "transformer_engine":
-            limit("precision", "fp8", "fp8 needs transformer_impl=transformer_engine", "bf16")
-        return tuple(limits)
+            message = "fp8 needs transformer_impl=transformer_engine"
+            return (*limits, Limit(knob="precision", value="fp8", message=message, nearest="bf16"))
+        return limits
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """torchrun, pretrain_gpt.py and its flags; no files."""
@@ -142,25 +101,8 @@ class MegatronTrainer(Trainer):
         return Present(argv=("pretrain_gpt.py", *_spell(settings)))
 
     def parse_line(self, line: str) -> StepMetrics | None:
-        """` iteration 122/ 250000 | ... | elapsed time per iteration (ms): 865.2 | ... | lm loss: 2.5E+00 | ...`, and memory reports."""
-        text = clean(line)
-        memory = _MEMORY.search(text)
-        if memory:
-            mib = number(memory[1])
-            return None if mib is None else StepMetrics(peak_memory_bytes=mib * (1 << 20))
-        iteration = _ITERATION.search(text)
-        if not iteration:
-            return None
-        found = {name: pattern.search(text) for name, pattern in _FIELD.items()}
-        values = {name: number(match[1]) if match else None for name, match in found.items()}
-        milliseconds = values["time"]
-        return StepMetrics(
-            step=int(iteration[1]),
-            step_time_s=None if milliseconds is None else milliseconds / 1e3,
-            loss=values["loss"],
-            grad_norm=values["norm"],
-            skipped=bool(values["skipped"]),
-        )
+        """Its line of each iteration, and its memory reports (`megatron_core.py`)."""
+        return parse_iteration(line)
 
 
 def _model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
@@ -224,7 +166,7 @@ def _parallel_flags(c: ParallelConfig, *, overlap: bool) -> dict[str, Any]:
         flags |= {
             "use-megatron-fsdp": True,
             "use-distributed-optimizer": True,
-            "data-parallel-sharding-strategy": "optim_grads" if c.zero_stage == 2 else "optim_grads_params",
+            "data-parallel-sharding-strategy": SHARDING[c.zero_stage],
             "no-gradient-accumulation-fusion": True,
             "ckpt-format": "fsdp_dtensor",
         }

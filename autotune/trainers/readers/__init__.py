@@ -8,6 +8,7 @@ accelerate_yaml.py       the file of `accelerate config`
 lightning_yaml.py        the configuration that LightningCLI reads
 training_arguments.py    TrainingArguments of transformers, as JSON
 megatron_flags.py        Megatron-LM's argument list: a shell script, a text file or a command
+bridge_yaml.py           settings of Megatron-Bridge
 trial_request.py         the native trainer's request
 batch_law.py             knobs that follow from the world size and the global batch
 """

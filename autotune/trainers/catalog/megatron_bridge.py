@@ -1,0 +1,162 @@
+"""Megatron-Bridge: `bridge.yaml` with the settings that change a ConfigContainer, and a program that calls `pretrain()`.
+
+What is changed is the configuration of the model in model/config.json on mock data, or a recipe of yours (option `recipe`). The program refuses a setting
+that the installed release does not know. Precision is a recipe of its mixed precision by name; without one the program sets fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
+from autotune.spec.model_figures import figures_of
+from autotune.trainers.effective import cpu_note, effective
+from autotune.trainers.file_formats import hf_config, to_json, to_yaml
+from autotune.trainers.launch_files import Launch
+from autotune.trainers.limit import Limit
+from autotune.trainers.megatron_core import SHARDING, core_limits, parse_iteration
+from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.programs import program
+from autotune.trainers.readers import bridge_yaml
+from autotune.trainers.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer
+
+PRECISIONS = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed"}
+"""recipes of mixed precision (megatron/bridge/training/mixed_precision.py)"""
+FAMILIES = frozenset({
+    "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma", "gemma2", "gemma3_text", "deepseek_v2", "deepseek_v3",
+    "glm4_moe", "gpt_oss", "olmoe", "nemotron",
+})  # fmt: skip
+"""values of `model_type` for which AutoBridge has a bridge (`register_bridge` in megatron/bridge/models)"""
+
+
+class MegatronBridgeTrainer(Trainer):
+    """Megatron-Bridge's pretraining."""
+
+    name = "megatron_bridge"
+    reads_config_json = True
+    summary = "Megatron-Bridge, a model's config.json or a recipe with bridge.yaml"
+    checked_against = "Megatron-Bridge 0.3.1 with Megatron Core 0.16.1; names also in its main branch"
+    limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
+    imports = True
+    settings_file = "bridge.yaml"
+    reads = frozenset({
+        "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
+        "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+    })  # fmt: skip
+    options = (
+        *SHARED_OPTIONS,
+        SETTINGS,
+        Option(name="recipe", meaning="import path of a recipe; default: the spec's model on mock data", default=""),
+        Option(name="overlap", meaning="overlap gradient and weight communication with compute", default=True),
+    )
+
+    def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
+        """Megatron Core's rules (`megatron_core.py`), and models without a bridge."""
+        c = effective(config)
+        limits = core_limits(workload, c)
+        return limits if options["recipe"] else (*limits, *_model_limits(workload.model, c))
+
+    def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
+        """torchrun, the program, bridge.yaml and the model's config."""
+        c = effective(config)
+        start = torchrun(
+            place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
+        )
+        files = {
+            "bridge.yaml": to_yaml(_settings(workload, c, options)),
+            "train.py": program("train_megatron_bridge.py"),
+        }
+        command: tuple[str, ...] = ("train.py", "--settings", "bridge.yaml")
+        notes = [*cpu_note(workload, "Megatron-Bridge")]
+        if options["recipe"]:
+            command += ("--recipe", options["recipe"])
+            notes.append(f"model and data are those of the recipe {options['recipe']}")
+        else:
+            command += ("--model", "model/config.json")
+            files["model/config.json"] = to_json(hf_config(workload.model, workload.seq_len))
+            notes.append("it trains on mock data; name a recipe, or set `dataset` in the option settings")
+        connections = c.zero_stage < 2 and c.tp * c.cp > 1
+        env = {**tf32_environment(c.precision), **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if connections else {})}
+        return Launch(argv=(*start, *command), env=env, files=files, notes=tuple(notes))
+
+    def read_config(self, present: Present) -> Reading:
+        """bridge.yaml, or the YAML of overrides that Megatron-Bridge's own programs take."""
+        return bridge_yaml.read(present)
+
+    def parse_line(self, line: str) -> StepMetrics | None:
+        """Its line of each iteration, which is Megatron-LM's (`megatron_core.py`)."""
+        return parse_iteration(line)
+
+
+def _model_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
+    figures = figures_of(model)
+    if figures is not None and figures.family not in FAMILIES:
+        message = f"Megatron-Bridge has no bridge for this family; it knows {', '.join(sorted(FAMILIES))}"
+        return (Limit(knob="model.family", value=figures.family, message=message),)
+    if figures is None and not model.gated_mlp:
+        message = "Megatron-Bridge has no bridge for GPT-2; a model by its shape alone is a Llama"
+        return (Limit(knob="model.gated_mlp", value=False, message=message),)
+    if figures is None and model.num_experts:
+        message = (
+            "Megatron-Bridge has no bridge for Mixtral; name the config.json of a family with experts that it knows"
+        )
+        experts = Limit(knob="model.num_experts", value=model.num_experts, message=message)
+        return (experts, Limit(knob="ep", value=c.ep, message=message)) if c.ep > 1 else (experts,)
+    return ()
+
+
+def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ConfigContainer that the config decides about."""
+    rate, steps, sharded = options["learning_rate"], options["steps"], c.zero_stage >= 2
+    model: dict[str, Any] = {
+        "tensor_model_parallel_size": c.tp,
+        "pipeline_model_parallel_size": c.pp,
+        "virtual_pipeline_model_parallel_size": c.virtual_stages if c.virtual_stages > 1 else None,
+        "context_parallel_size": c.cp,
+        "expert_model_parallel_size": c.ep,
+        "sequence_parallel": c.sequence_parallel,
+        "seq_length": workload.seq_len,
+        "recompute_granularity": None if c.recompute == "none" else c.recompute,
+        "recompute_method": "uniform" if c.recompute == "full" else None,
+        "recompute_num_layers": 1 if c.recompute == "full" else None,
+    }
+    if sharded:
+        model["gradient_accumulation_fusion"] = False
+    overlap = options["overlap"] and c.dp * c.cp > 1
+    settings: dict[str, Any] = {
+        "model": model,
+        "train": {
+            "micro_batch_size": c.micro_batch_size,
+            "global_batch_size": c.global_batch_size,
+            "train_iters": steps,
+        },
+        "mixed_precision": PRECISIONS.get(c.precision),
+        "optimizer": {
+            "optimizer": "adam" if workload.optimizer == "adamw" else "sgd",
+            "lr": rate,
+            "min_lr": rate / 10,
+            "use_distributed_optimizer": c.zero_stage > 0,
+        },
+        "scheduler": {"lr_warmup_iters": max(1, steps // 10)},
+        "ddp": {
+            "use_distributed_optimizer": c.zero_stage > 0,
+            "use_megatron_fsdp": sharded,
+            "data_parallel_sharding_strategy": SHARDING[c.zero_stage] if sharded else "no_shard",
+            "overlap_grad_reduce": overlap,
+            "overlap_param_gather": overlap and c.zero_stage > 0,
+        },
+        "dist": {"use_megatron_fsdp": sharded},
+        "dataset": {"seq_length": workload.seq_len, "random_seed": options["seed"]},
+        "rng": {"seed": options["seed"]},
+        "logger": {"log_interval": 1},
+        "checkpoint": {"save": None, "load": None},
+    }
+    if sharded:
+        settings["ddp"]["average_in_collective"] = False
+        settings["checkpoint"]["ckpt_format"] = "fsdp_dtensor"
+    return settings
+
+
+TRAINER = MegatronBridgeTrainer()

@@ -1,0 +1,85 @@
+"""Settings of Megatron-Bridge's ConfigContainer, as YAML: bridge.yaml, or the overrides that its own programs take.
+
+The names are those of Megatron Core, under `model`, `train`, `ddp` and so on. dp follows from the world size, and accumulation from the global batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.readers.batch_law import batch_of, completed
+from autotune.trainers.readers.megatron_flags import STRATEGIES
+
+WRITTEN_ANEW = (
+    "model.recompute_method", "model.recompute_num_layers", "model.gradient_accumulation_fusion", "model.seq_length",
+    "optimizer.use_distributed_optimizer", "optimizer.min_lr", "scheduler.lr_warmup_iters", "dist.use_megatron_fsdp",
+    "dataset.random_seed", "dataset.seq_length", "logger.log_interval", "checkpoint.save", "checkpoint.load",
+    "checkpoint.ckpt_format", "ddp.average_in_collective", "ddp.data_parallel_sharding_strategy", "ddp.use_megatron_fsdp",
+    "model.virtual_pipeline_model_parallel_size", "model.recompute_granularity",
+)  # fmt: skip
+"""keys that every launch writes by itself"""
+
+
+def read(present: Present) -> Reading:
+    """What the file and the command say."""
+    name, text = present.named(".yaml", ".yml")
+    keys = KeyReader(read_document(name, text), name)
+    stages = keys.find("model.virtual_pipeline_model_parallel_size") or 1
+    batch = keys.count("train.global_batch_size")
+    knobs: dict[str, Any] = {
+        "tp": keys.count("model.tensor_model_parallel_size") or 1,
+        "pp": keys.count("model.pipeline_model_parallel_size") or 1,
+        "cp": keys.count("model.context_parallel_size") or 1,
+        "ep": keys.count("model.expert_model_parallel_size") or 1,
+        "micro_batch_size": keys.count("train.micro_batch_size"),
+        "sequence_parallel": bool(keys.flag("model.sequence_parallel")),
+        "virtual_stages": stages,
+        "pp_schedule": "interleaved_1f1b" if stages > 1 else "1f1b",
+        "precision": _precision(keys, tf32=present.tf32),
+        "recompute": keys.find("model.recompute_granularity") or "none",
+        "zero_stage": _zero(keys),
+        "compile": False,
+    }
+    knobs = completed(knobs, ranks=present.ranks, batch=batch)
+    overlaps = [keys.flag(f"ddp.{name}") for name in ("overlap_grad_reduce", "overlap_param_gather")]
+    options: dict[str, Any] = {
+        "steps": keys.count("train.train_iters"),
+        "learning_rate": keys.number("optimizer.lr"),
+        "seed": keys.count("rng.seed"),
+        "recipe": present.option("recipe"),
+        "overlap": None if overlaps == [None, None] or knobs.get("dp", 2) * knobs["cp"] == 1 else any(overlaps),
+    }
+    sequence = keys.count("model.seq_length") or keys.count("dataset.seq_length")
+    optimizer = keys.word("optimizer.optimizer", {"adam": "adamw", "sgd": "sgd"}) or ""
+    keys.drop(*WRITTEN_ANEW)
+    return Reading(
+        knobs=knobs,
+        model_file=present.option("model") or "",
+        seq_len=sequence,
+        global_batch_size=batch or batch_of(knobs),
+        optimizer=optimizer,
+        options={option: value for option, value in options.items() if value is not None},
+        settings=keys.left,
+        remarks=tuple(keys.remarks),
+    )
+
+
+def _precision(keys: KeyReader, *, tf32: bool) -> str:
+    written = keys.text("mixed_precision")
+    if written is None:
+        keys.drop("mixed_precision")
+        return "tf32" if tf32 else "fp32"
+    if "fp8" in written:
+        return "fp8"
+    if written not in ("bf16_mixed", "fp16_mixed"):
+        keys.remarks.append(f"{keys.name}: mixed_precision={written} has no knob of its own; read as {written[:4]}")
+    return written[:4]
+
+
+def _zero(keys: KeyReader) -> int:
+    sharded = bool(keys.flag("ddp.use_distributed_optimizer"))
+    if keys.find("ddp.use_megatron_fsdp") or keys.find("dist.use_megatron_fsdp"):
+        return STRATEGIES.get(str(keys.find("ddp.data_parallel_sharding_strategy")), 3)
+    return 1 if sharded else 0
