@@ -26,7 +26,28 @@ ClusterOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
+    app.command()(init)
     app.command("import")(import_)
+
+
+def init(
+    file: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="A training script, or a trainer's configuration file.")
+    ],
+    output: OutputOption = None,
+    model: ModelOption = None,
+    cluster: ClusterOption = None,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Makes a first spec of your own training script, or of a trainer's configuration.
+
+    The script is read, not run. Comments in the spec say what was found in which line, and what to fill in.
+    """
+    from autotune.onboarding.first_spec import first_draft
+
+    folder = output.parent if output else Path()
+    _hand_over(first_draft(file, model=model, cluster=cluster, folder=folder), output, force=force, json=json)
 
 
 def import_(
@@ -69,7 +90,7 @@ def _hand_over(draft: Draft, output: Path | None, *, force: bool, json: bool) ->
         note(f"note: {remark}")
     if draft.fill_in:
         note(f"fill in: {', '.join(draft.fill_in)}")
-    elif problem:
+    if problem and "cluster" not in draft.fill_in:
         note(f"the spec does not load yet: {problem}")
     if output:
         note(f"wrote {output}; next: autotune plan {output}")

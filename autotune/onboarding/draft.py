@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.errors import SpecError
 from autotune.schema.files import name_of
 
 WIDTH = 110
-"""characters of a line of the draft, where it can be broken"""
+"""characters of a mapping that stands on one line"""
 COMMENT_COLUMN = 44
 """column at which the comments begin"""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An entry of a list."""
+
+    value: str
+    """a text"""
+    comment: str = ""
+    """where it was found, or what to fill in"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +37,8 @@ class Entry:
     """where it was found, or what to fill in"""
     parts: tuple[Entry, ...] = ()
     """the keys inside, each on a line of its own"""
+    items: tuple[Item, ...] = ()
+    """the entries of a list, each on a line of its own"""
     below: tuple[str, ...] = ()
     """comments under it"""
 
@@ -77,6 +89,8 @@ def file_name(path: str) -> str:
 
 
 def _value(entry: Entry) -> Any:
+    if entry.items:
+        return [item.value for item in entry.items]
     return {part.key: _value(part) for part in entry.parts} if entry.parts else entry.value
 
 
@@ -85,10 +99,16 @@ def _lines(entry: Entry, indent: str) -> Iterator[str]:
         yield _commented(f"{indent}{entry.key}:", entry.comment)
         for part in entry.parts:
             yield from _lines(part, indent + "  ")
+    elif entry.items:
+        yield _commented(f"{indent}{entry.key}:", entry.comment)
+        for item in entry.items:
+            yield _commented(f"{indent}  - {_flow(item.value)}", item.comment)
+    elif isinstance(entry.value, dict) and len(_flow(entry.value)) > WIDTH:
+        inside = tuple(Entry(key=_flow(key), value=value) for key, value in entry.value.items())
+        yield from _lines(replace(entry, value=None, parts=inside), indent)
+        return
     else:
-        first, *more = _flow(entry.value).splitlines()
-        yield _commented(f"{indent}{entry.key}: {first}", entry.comment)
-        yield from (f"{indent}    {line.strip()}" for line in more)
+        yield _commented(f"{indent}{entry.key}: {_flow(entry.value)}", entry.comment)
     yield from (f"{indent}# {line}" for line in entry.below)
 
 
@@ -100,8 +120,8 @@ def _commented(line: str, comment: str) -> str:
 
 
 def _flow(value: Any) -> str:
-    """A value in one line of YAML, or in several where it is long."""
+    """A value in one line of YAML."""
     import yaml  # imported here because it is slow to import
 
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=WIDTH, allow_unicode=True)
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1 << 20, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")

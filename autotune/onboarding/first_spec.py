@@ -1,0 +1,31 @@
+"""Init: what somebody has, a script or a trainer's configuration, as a draft."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.errors import SpecError
+from autotune.onboarding.draft import Draft
+from autotune.onboarding.present_files import importing_trainers, read_present, recognized
+from autotune.onboarding.present_spec import import_draft
+from autotune.onboarding.script import read_script
+from autotune.onboarding.script_spec import script_draft
+
+
+def first_draft(path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path) -> Draft:
+    """The draft for the file; `folder`: of the spec. Raises `SpecError` for a file that is neither."""
+    present = read_present(path)
+    name = recognized(present)
+    is_script = path.suffix == ".py"
+    if name is None or is_script:
+        if not is_script:
+            raise SpecError(
+                f"{path.name} is neither a Python script nor a configuration of {', '.join(importing_trainers())}",
+                remedy="name the trainer with `autotune import --from TRAINER FILE`, or give the script that trains",
+                field="FILE",
+            )
+        script = read_script(path.name, present.files[path.name])
+        return script_draft(script, path, model=model, cluster=cluster, folder=folder)
+    draft = import_draft(present, name, path, model=model, cluster=cluster, folder=folder)
+    return replace(draft, notes=(f"{path.name} is a configuration of {name}, so it is imported", *draft.notes))

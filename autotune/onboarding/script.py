@@ -1,0 +1,163 @@
+"""A training script, read without running it: its options, its imports, how it is started, and what it prints.
+
+Only the syntax tree is looked at. What the script computes (an option's default from another variable, options added in a loop) stays unknown.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.errors import SpecError
+from autotune.onboarding.script_options import ScriptOption, constants_of, options_of
+from autotune.onboarding.syntax import called_name, literal, literal_or_none
+
+_DISTRIBUTED = re.compile(r"\b(LOCAL_RANK|init_process_group|DistributedDataParallel|init_device_mesh|fully_shard)\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What a script's text says."""
+
+    name: str
+    """file name"""
+    options: tuple[ScriptOption, ...]
+    """what can be given on its command line, in the order in which it is declared"""
+    parser: str
+    """what reads them: argparse, dataclass, click, typer, configurator, absl, fire, LightningCLI; empty: nothing does"""
+    imports: frozenset[str]
+    """top-level names of the packages that it imports"""
+    is_distributed: bool
+    """whether it expects torchrun's environment"""
+    divided: frozenset[str] = frozenset()
+    """names that it divides by the number of ranks, as nanoGPT its accumulation steps"""
+    constants: tuple[ScriptOption, ...] = ()
+    """numbers that it sets in its own text, which no option changes"""
+    printed: tuple[tuple[Any, ...], ...] = field(default=())
+    """lines that it prints: literal texts, and (expression, format) for what is put between them"""
+
+    @property
+    def launcher(self) -> str:
+        """torchrun, accelerate or python."""
+        if "accelerate" in self.imports:
+            return "accelerate"
+        starts_ranks = self.is_distributed or "lightning" in self.imports or "pytorch_lightning" in self.imports
+        return "torchrun" if starts_ranks or self.parser == "HfArgumentParser" else "python"
+
+
+def read_script(name: str, text: str) -> Script:
+    """The script of that text. Raises `SpecError` where it is no Python."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None)
+        where = f"{name}:{line}" if line else name
+        raise SpecError(
+            f"{where} is not Python: {getattr(error, 'msg', error)}",
+            remedy="give the training script, or a trainer's configuration file",
+            field="FILE",
+        ) from None
+    parser, options = options_of(tree)
+    return Script(
+        name=name,
+        options=options,
+        parser=parser,
+        imports=frozenset(_imports(tree)),
+        is_distributed=_DISTRIBUTED.search(text) is not None,
+        divided=frozenset(_divided(tree)),
+        constants=() if parser == "configurator" else constants_of(tree),
+        printed=tuple(_printed(tree)),
+    )
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def _divided(tree: ast.Module) -> Iterator[str]:
+    """Names in `x //= world_size` and `x = x // world_size`."""
+    for node in ast.walk(tree):
+        target: ast.expr
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.FloorDiv):
+            target, divisor = node.target, node.value
+        elif (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.BinOp)
+            and isinstance(node.value.op, ast.FloorDiv | ast.Div)
+        ):
+            target, divisor = node.value.left, node.value.right
+        else:
+            continue
+        if "world" in ast.unparse(divisor).lower():
+            yield ast.unparse(target).rpartition(".")[2]
+
+
+def _printed(tree: ast.Module) -> Iterator[tuple[Any, ...]]:
+    """The lines of print and logger calls whose text holds numbers."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        if re.fullmatch(r"print\w*|info|write|debug|main_print|master_print|rank0_print", called_name(node)):
+            parts = tuple(_parts(node.args[0], node.args[1:]))
+            if any(isinstance(part, tuple) for part in parts):
+                yield parts
+
+
+def _parts(text: ast.expr, more: list[ast.expr]) -> Iterator[Any]:
+    if isinstance(text, ast.JoinedStr):
+        for value in text.values:
+            if isinstance(value, ast.FormattedValue):
+                yield ast.unparse(value.value), _format(value.format_spec)
+            else:
+                yield str(literal(value))
+    elif isinstance(text, ast.BinOp) and isinstance(text.op, ast.Mod):
+        values = text.right.elts if isinstance(text.right, ast.Tuple) else [text.right]
+        yield from _percent(str(literal_or_none(text.left) or ""), values)
+    elif isinstance(text, ast.BinOp) and isinstance(text.op, ast.Add):
+        yield from _parts(text.left, [])
+        yield from _parts(text.right, [])
+    elif isinstance(text, ast.Call) and isinstance(text.func, ast.Attribute) and text.func.attr == "format":
+        yield from _braces(str(literal_or_none(text.func.value) or ""), text.args)
+    elif isinstance(value := literal_or_none(text), str):
+        if "%" in value and more:  # logger.info("step %d", step)
+            yield from _percent(value, more)
+        else:  # print("step", step)
+            yield value
+            for other in more:
+                yield " "
+                known = literal_or_none(other)
+                yield known if isinstance(known, str) else (ast.unparse(other), "")
+
+
+def _percent(text: str, values: list[ast.expr]) -> Iterator[Any]:
+    rest = iter(values)
+    for literal_text, code in re.findall(r"([^%]*)(%[-+ 0-9.]*[a-zA-Z]|%%|$)", text):
+        if literal_text:
+            yield literal_text
+        if code == "%%":
+            yield "%"
+        elif code and (value := next(rest, None)) is not None:
+            yield ast.unparse(value), "" if code[-1] in "sr" else code[1:].replace("i", "d")
+
+
+def _braces(text: str, values: list[ast.expr]) -> Iterator[Any]:
+    rest = iter(values)
+    for literal_text, spec in re.findall(r"([^{]*)(?:\{[0-9]*(?::([^}]*))?\}|$)", text):
+        if literal_text:
+            yield literal_text
+        if (value := next(rest, None)) is not None:
+            yield ast.unparse(value), spec
+
+
+def _format(spec: ast.expr | None) -> str:
+    if not isinstance(spec, ast.JoinedStr):
+        return ""
+    parts = [part.value for part in spec.values if isinstance(part, ast.Constant)]
+    return "".join(map(str, parts))

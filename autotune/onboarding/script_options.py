@@ -1,0 +1,334 @@
+"""The options of a script's command line, by the parser that reads them.
+
+argparse            parser.add_argument("--batch-size", type=int, default=8)
+HfArgumentParser    the fields of its dataclasses, and those of TrainingArguments
+tyro, simple_parsing, jsonargparse   the fields of a dataclass
+click, typer, fire  decorators, or the parameters of a function
+absl                flags.DEFINE_integer("batch_size", 8, ...)
+configurator        nanoGPT's: constants of the module, overridden as --name=value
+LightningCLI        trainer.*, and the parameters of the module's own classes
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autotune.onboarding.library_options import LIGHTNING_TRAINER, TRAINING_ARGUMENTS
+from autotune.onboarding.syntax import called_name, keywords_of, last_name, literal_or_none
+
+DATACLASS_PARSERS = ("HfArgumentParser", "TrlParser", "tyro", "simple_parsing", "ArgumentParser", "CLI")
+CONFIGURATOR = "configurator.py"
+_KINDS = {"int": "int", "float": "float", "str": "text", "bool": "flag"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptOption:
+    """One option, or a constant of the script."""
+
+    name: str
+    """its name without dashes, words joined by underscores"""
+    prefix: str = ""
+    """what stands before its value on the command line: `--batch-size=`; empty for a flag without a value"""
+    on: str | None = None
+    """what makes a flag true: its value, or the whole word where it has none; None: leaving it out does"""
+    off: str | None = None
+    """what makes a flag false, likewise"""
+    kind: str = "text"
+    """int, float, text or flag"""
+    default: Any = None
+    """its value when it is left out, where the text says it"""
+    choices: tuple[Any, ...] = ()
+    """what it may be"""
+    is_required: bool = False
+    """whether the script refuses to start without it"""
+    help: str = ""
+    """its description"""
+    line: int = 0
+    """of the script"""
+
+    @property
+    def shown(self) -> str:
+        """The option as people write it."""
+        return (self.prefix or self.on or self.off or self.name).rstrip("=")
+
+
+def options_of(tree: ast.Module) -> tuple[str, tuple[ScriptOption, ...]]:
+    """(the parser, its options); an empty name where nothing reads options."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    readers = (
+        ("configurator", _configurator),
+        ("HfArgumentParser", _hugging_face),
+        ("LightningCLI", _lightning),
+        ("argparse", _argparse),
+        ("dataclass", _dataclasses),
+        ("absl", _absl),
+        ("click", _click),
+        ("typer", _typer),
+        ("fire", _fire),
+    )
+    for parser, read in readers:
+        if found := tuple(sorted(read(tree, calls), key=lambda option: option.line)):
+            return parser, found
+    return "", ()
+
+
+def constants_of(tree: ast.Module) -> tuple[ScriptOption, ...]:
+    """Numbers that the text assigns to names and attributes."""
+    found: dict[str, ScriptOption] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            name, value = last_name(node.targets[0]), literal_or_none(node.value)
+            if name and isinstance(value, int | float) and not isinstance(value, bool):
+                found.setdefault(name, ScriptOption(name=name, default=value, kind=_kind(value), line=node.lineno))
+    return tuple(found.values())
+
+
+def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
+    for call in calls:
+        if called_name(call) != "add_argument":
+            continue
+        names = [value for node in call.args if isinstance(value := literal_or_none(node), str)]
+        if not names:
+            continue
+        given = keywords_of(call)
+        long = next((name for name in names if name.startswith("--")), names[0])
+        kind = (
+            _KINDS.get(last_name(given["type"]), "flag" if "bool" in ast.unparse(given["type"]) else "text")
+            if "type" in given
+            else ""
+        )
+        base = ScriptOption(
+            name=_plain(long),
+            default=literal_or_none(given.get("default")),
+            choices=tuple(literal_or_none(given.get("choices")) or ()),
+            is_required=bool(literal_or_none(given.get("required"))) or not long.startswith("-"),
+            help=str(literal_or_none(given.get("help")) or ""),
+            line=call.lineno,
+        )
+        action = given.get("action")
+        action_name = "" if action is None else str(literal_or_none(action) or last_name(action))
+        if action_name == "store_true":
+            yield replace(base, kind="flag", on=long, default=base.default or False)
+        elif action_name == "store_false":
+            name = _plain(str(literal_or_none(given.get("dest")) or long))
+            yield replace(base, name=name, kind="flag", off=long, default=True)
+        elif action_name == "BooleanOptionalAction":
+            yield replace(base, kind="flag", on=long, off=f"--no-{long[2:]}")
+        elif kind == "flag":
+            yield _text_flag(base, long)
+        elif not long.startswith("-"):
+            yield replace(base, kind=kind or "text")
+        else:
+            prefix = f"{long}=" if long.startswith("--") else long
+            yield replace(base, kind=kind or _kind(base.default), prefix=prefix)
+
+
+def _hugging_face(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
+    parser = next((call for call in calls if called_name(call) in ("HfArgumentParser", "TrlParser")), None)
+    if parser is None:
+        return
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    named = [last_name(node) for argument in parser.args for node in ast.walk(argument) if isinstance(node, ast.Name)]
+    for name in named:
+        declared = classes.get(name)
+        bases = [last_name(base) for base in declared.bases] if declared else [name]
+        if any(base.endswith(("TrainingArguments", "SFTConfig", "GRPOConfig", "DPOConfig")) for base in bases):
+            line = declared.lineno if declared else parser.lineno
+            yield from (
+                replace(option_of(declared_name, kind, default), line=line)
+                for declared_name, kind, default in TRAINING_ARGUMENTS
+            )
+        if declared:
+            yield from _fields(declared, classes, style="hf")
+
+
+def _dataclasses(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    for call in calls:
+        text = ast.unparse(call.func)
+        if text in ("tyro.cli", "jsonargparse.CLI", "CLI", "simple_parsing.parse", "parse") and call.args:
+            root = classes.get(last_name(call.args[0]))
+            if root is not None:
+                yield from _fields(root, classes, style="tyro" if "tyro" in text else "plain")
+        elif called_name(call) == "add_arguments" and call.args:  # simple_parsing
+            root = classes.get(last_name(call.args[0]))
+            if root is not None:
+                yield from _fields(root, classes, style="plain")
+
+
+def _fields(
+    declared: ast.ClassDef, classes: dict[str, ast.ClassDef], *, style: str, prefix: str = ""
+) -> Iterator[ScriptOption]:
+    for node in declared.body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        inner = classes.get(last_name(node.annotation))
+        if inner is not None:
+            yield from _fields(inner, classes, style=style, prefix=f"{prefix}{node.target.id}.")
+            continue
+        value, help_text, has_default = node.value, "", node.value is not None
+        if isinstance(value, ast.Call) and called_name(value) == "field":
+            given = keywords_of(value)
+            has_default = "default" in given or "default_factory" in given
+            metadata = literal_or_none(given.get("metadata"))
+            help_text = str(metadata.get("help", "")) if isinstance(metadata, dict) else ""
+            value = given.get("default")
+        default = literal_or_none(value)
+        kind = next((k for word, k in _KINDS.items() if word in ast.unparse(node.annotation)), _kind(default))
+        option = option_of(f"{prefix}{node.target.id}", kind, default, style=style)
+        choices = _choices(node.annotation)
+        yield replace(option, is_required=not has_default, help=help_text, line=node.lineno, choices=choices)
+
+
+def _choices(annotation: ast.expr) -> tuple[Any, ...]:
+    """The values of `Literal["a", "b"]`."""
+    if isinstance(annotation, ast.Subscript) and last_name(annotation.value) == "Literal":
+        found = literal_or_none(annotation.slice)
+        return found if isinstance(found, tuple) else () if found is None else (found,)
+    return ()
+
+
+def option_of(name: str, kind: str, default: Any, *, style: str = "hf") -> ScriptOption:
+    """An option that is a field: `--name=value`, a flag by true and false, or by `--name` and `--no-name` for tyro."""
+    base = ScriptOption(name=_plain(name), kind=kind, default=default)
+    flag = f"--{name}"
+    if kind != "flag":
+        return replace(base, prefix=f"{flag}=")
+    if style == "tyro":
+        head, dot, last = name.rpartition(".")
+        return replace(base, on=flag, off=f"--{head}{dot}no-{last}")
+    return _text_flag(base, flag)
+
+
+def _lightning(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
+    cli = next((call for call in calls if called_name(call) == "LightningCLI"), None)
+    if cli is None:
+        return
+    for name, kind, default in LIGHTNING_TRAINER:
+        yield replace(option_of(f"trainer.{name}", kind, default), line=cli.lineno)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        bases = " ".join(ast.unparse(base) for base in node.bases)
+        part = "data" if "DataModule" in bases else "model" if "LightningModule" in bases else ""
+        init = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
+        if part and init:
+            yield from _parameters(init, prefix=f"{part}.")
+
+
+def _absl(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
+    kinds = {
+        "DEFINE_integer": "int",
+        "DEFINE_float": "float",
+        "DEFINE_string": "text",
+        "DEFINE_bool": "flag",
+        "DEFINE_boolean": "flag",
+        "DEFINE_enum": "text",
+    }
+    for call in calls:
+        kind, name = kinds.get(called_name(call)), literal_or_none(call.args[0]) if call.args else None
+        if kind is None or not isinstance(name, str):
+            continue
+        default = literal_or_none(call.args[1]) if len(call.args) > 1 else None
+        option = ScriptOption(name=name, kind=kind, default=default, line=call.lineno)
+        if kind == "flag":
+            yield replace(option, on=f"--{name}", off=f"--no{name}")
+        else:
+            yield replace(option, prefix=f"--{name}=")
+
+
+def _click(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
+    for call in calls:
+        if ast.unparse(call.func) not in ("click.option", "option"):
+            continue
+        names = [value for node in call.args if isinstance(value := literal_or_none(node), str)]
+        long = next((name for name in names if name.startswith("--")), "")
+        if not long:
+            continue
+        given = keywords_of(call)
+        on, slash, off = long.partition("/")
+        default = literal_or_none(given.get("default"))
+        choice = given.get("type")
+        choices = literal_or_none(choice.args[0]) if isinstance(choice, ast.Call) and choice.args else ()
+        option = ScriptOption(
+            name=_plain(on),
+            default=default,
+            choices=tuple(choices or ()),
+            is_required=bool(literal_or_none(given.get("required"))),
+            help=str(literal_or_none(given.get("help")) or ""),
+            line=call.lineno,
+        )
+        if slash or literal_or_none(given.get("is_flag")):
+            yield replace(option, kind="flag", on=on, off=off or None, default=bool(default))
+        else:
+            kind = _KINDS.get(last_name(choice), "") if isinstance(choice, ast.expr) else ""
+            yield replace(option, kind=kind or _kind(default), prefix=f"{on}=")
+
+
+def _typer(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
+    run = {last_name(call.args[0]) for call in calls if ast.unparse(call.func) == "typer.run" and call.args}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            decorated = any(isinstance(d, ast.Call) and called_name(d) == "command" for d in node.decorator_list)
+            if decorated or node.name in run:
+                yield from _parameters(node, dashes=True)
+
+
+def _fire(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
+    main = next((call.args[0] for call in calls if ast.unparse(call.func) in ("fire.Fire", "Fire") and call.args), None)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for node in functions:
+        if main is not None and node.name == last_name(main):
+            yield from _parameters(node)
+
+
+def _parameters(function: ast.FunctionDef, *, prefix: str = "", dashes: bool = False) -> Iterator[ScriptOption]:
+    """The parameters with their defaults; `dashes`: typer's names and flags."""
+    parameters = [parameter for parameter in function.args.args if parameter.arg not in ("self", "cls")]
+    count = len(parameters) - len(function.args.defaults)
+    defaults = [None] * count + list(function.args.defaults)
+    for parameter, node in zip(parameters, defaults, strict=True):
+        if isinstance(node, ast.Call) and node.args:  # typer.Option(8, "--batch-size")
+            node = node.args[0]
+        default = literal_or_none(node)
+        annotation = "" if parameter.annotation is None else ast.unparse(parameter.annotation)
+        kind = next((k for word, k in _KINDS.items() if word in annotation), _kind(default))
+        name = f"{prefix}{parameter.arg}"
+        option = option_of(name.replace("_", "-") if dashes else name, kind, default, style="tyro" if dashes else "hf")
+        yield replace(option, is_required=node is None and not prefix, line=parameter.lineno)
+
+
+def _configurator(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
+    """nanoGPT's constants, which `exec(open('configurator.py').read())` overrides. Their types must stay."""
+    at = next((call.lineno for call in calls if called_name(call) == "exec" and CONFIGURATOR in ast.unparse(call)), 0)
+    for node in tree.body:
+        if node.lineno >= at or not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        name, value = node.targets[0].id, literal_or_none(node.value)
+        if isinstance(value, bool):
+            yield replace(_text_flag(ScriptOption(name=name, default=value), f"--{name}"), line=node.lineno)
+        elif isinstance(value, int | float | str):
+            yield ScriptOption(name=name, prefix=f"--{name}=", kind=_kind(value), default=value, line=node.lineno)
+
+
+def _text_flag(option: ScriptOption, flag: str) -> ScriptOption:
+    return replace(option, kind="flag", prefix=f"{flag}=", on="True", off="False")
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+def _kind(value: Any) -> str:
+    return (
+        "flag"
+        if isinstance(value, bool)
+        else "int"
+        if isinstance(value, int)
+        else "float"
+        if isinstance(value, float)
+        else "text"
+    )

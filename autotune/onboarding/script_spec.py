@@ -1,0 +1,360 @@
+"""Init: a first spec of a training script. The script is read, not run; each value's comment says where it was found.
+
+    argv      the launcher, the script, and one word for each option that stands for a knob or a figure of the workload
+    space     the values that the script can be told; a knob without an option has one value
+    baseline  the script's own defaults
+
+What the script does not say (its cluster, often its model) stands there as a stand-in, and is listed as to be filled in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import AutotuneError
+from autotune.onboarding.draft import Draft, Entry, Item, file_name
+from autotune.onboarding.option_names import SHAPE, Meaning, is_performance_choice, meaning_of
+from autotune.onboarding.printed_lines import patterns_of
+from autotune.onboarding.script import Script
+from autotune.onboarding.script_options import ScriptOption
+from autotune.spec import KNOBS, catalog
+
+MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
+"""what stands in for what the script does not say"""
+BATCH, RANKS = 8, 8
+"""sequences per micro-batch, and ranks, where nothing tells them"""
+FILL_IN = "FILL-IN"
+"""value of an option that the script requires and that nobody but its owner knows"""
+MAX_IDEAS = 4
+"""options that are suggested as knobs of the study's own"""
+DEGREES = ("tp", "pp", "cp", "ep")
+_SUPPLIED = ("local_rank", "rank", "node_rank", "master_addr", "master_port")
+"""options that the launcher fills in by the environment"""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the options came to."""
+
+    script: Script
+    """where they are from"""
+    used: dict[str, tuple[ScriptOption, Meaning]] = field(default_factory=dict)
+    """by target: the option that stands for it, the first where several do"""
+    precision_flags: list[tuple[ScriptOption, Meaning]] = field(default_factory=list)
+    """flags that switch one number format on"""
+    ideas: list[ScriptOption] = field(default_factory=list)
+    """options that look like performance choices"""
+    required: list[ScriptOption] = field(default_factory=list)
+    """options that the script insists on and that autotune has no value for"""
+
+    def default(self, target: str) -> Any:
+        """The script's own value of a knob or figure, by option or constant; None where it does not say."""
+        return self.used[target][1].default if target in self.used else self.constant(target)
+
+    def constant(self, target: str) -> Any:
+        """A constant of the script's text."""
+        meanings = ((constant, meaning_of(constant)) for constant in self.script.constants)
+        return next((c.default for c, meaning in meanings if meaning is not None and meaning.target == target), None)
+
+
+def script_draft(
+    script: Script, path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path
+) -> Draft:
+    """The draft for a script; `path`: where it is, `folder`: of the spec, against which its paths are read."""
+    found = _findings(script)
+    fill_in: list[str] = []
+    shape = _model(found, model)
+    if shape is None or "fill in" in shape.comment:
+        fill_in.append("model")
+    items = list(_argv(found))
+    values = _values(found)
+    metrics = patterns_of(script.printed)
+    relative = os.path.relpath(path.resolve().parent, folder.resolve())
+    trainer = [
+        Entry(key="kind", value="command"),
+        Entry(key="cwd", value=relative, comment="where it runs, relative to this file"),
+        Entry(key="argv", items=tuple(items), below=tuple(_ideas(found))),
+    ]
+    if values:
+        trainer.append(Entry(key="values", value=values))
+    if metrics:
+        trainer.append(Entry(key="metrics", value=metrics, comment="from its print statements"))
+    if found.required:
+        fill_in.append("trainer.argv")
+    notes = [_what_reads(script)]
+    if not found.used and not found.precision_flags:
+        fill_in.append("trainer.argv")
+        notes.append(_how_to_be_told(found))
+    workload = _workload(found, cluster)
+    if not ("seq_len" in found.used or found.constant("seq_len")):
+        fill_in.append("workload.seq_len")
+    heading = (
+        f"A first spec of {script.name}, by `autotune init`. Nothing was run; lines are those of {script.name}.",
+        "Then: autotune check SPEC (five real steps), autotune tune SPEC.",
+    )
+    entries = (
+        Entry(key="name", value=file_name(script.name)),
+        shape or Entry(key="model", value=MODEL, comment="fill in: `autotune models`, a config.json, or the shape"),
+        Entry(
+            key="cluster", value=cluster or "local", comment="" if cluster else "this machine; else e.g. h100-sxm-1x8"
+        ),
+        workload,
+        Entry(key="space", value=_space(found)),
+        *_baseline(found),
+        Entry(key="trainer", parts=tuple(trainer)),
+        Entry(key="runner", value=_runner(cluster)),
+    )
+    return Draft(heading=heading, entries=entries, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
+
+
+def _findings(script: Script) -> Findings:
+    found = Findings(script=script)
+    for option in script.options:
+        meaning = meaning_of(option, script.divided)
+        if option.name.rpartition(".")[2] in _SUPPLIED:
+            continue
+        if meaning is None:
+            if is_performance_choice(option):
+                found.ideas.append(option)
+            elif option.is_required:
+                found.required.append(option)
+        elif meaning.target == "precision" and option.kind == "flag":
+            found.precision_flags.append((option, meaning))
+        elif meaning.target in (*SHAPE, "model"):
+            if option.is_required:
+                found.required.append(option)
+            found.used.setdefault(meaning.target, (option, meaning))
+        elif not _is_launched_otherwise(meaning.target, script):
+            found.used.setdefault(meaning.target, (option, meaning))
+    if "precision" in found.used:
+        found.precision_flags.clear()
+    return found
+
+
+def _is_launched_otherwise(target: str, script: Script) -> bool:
+    """Options that count ranks are the launcher's business, except where the script starts its ranks itself."""
+    starts_its_own = not script.imports.isdisjoint(
+        {"lightning", "pytorch_lightning"}
+    )  # it compares them with torchrun's
+    return target in ("nnodes", "nproc_per_node", "world_size") and not starts_its_own
+
+
+def _argv(found: Findings) -> Iterator[Item]:
+    script = found.script
+    ranks = "--nproc-per-node={nproc_per_node}"
+    starts = {
+        "python": ["python"],
+        "torchrun": ["torchrun", "--standalone", ranks],
+        "accelerate": ["accelerate", "launch", "--num_processes={world_size}"],
+    }
+    reasons = {"torchrun": "it expects torchrun's environment", "accelerate": "it imports accelerate", "python": ""}
+    first, *more = starts[script.launcher]
+    yield Item(first, reasons[script.launcher])
+    yield from (Item(word) for word in more)
+    yield Item(script.name)
+    if script.parser == "LightningCLI":
+        yield Item("fit")
+    for target, (option, meaning) in found.used.items():
+        if target in (*SHAPE, "model") or (option.kind == "flag" and len(meaning.values) < 2):
+            continue
+        word = "{%s}" % (meaning.expression or target)
+        yield Item(f"{option.prefix}{word}", _where(option, meaning))
+    if found.precision_flags:
+        named = ", ".join(f"{option.shown} (line {option.line})" for option, _ in found.precision_flags)
+        yield Item("{precision}", named)
+    if script.parser == "HfArgumentParser":
+        yield Item("--logging_steps=1", "a loss for every step")
+    for option in found.required:
+        yield Item(f"{option.prefix}{FILL_IN}", f"fill in: the script requires it (line {option.line})")
+
+
+def _where(option: ScriptOption, meaning: Meaning) -> str:
+    default = "" if option.default is None else f", default {option.default}"
+    assumed = ""
+    if meaning.target == "micro_batch_size":
+        assumed = ", over all ranks" if meaning.expression else ", taken as sequences per rank"
+    elif meaning.target == "accumulation_steps" and meaning.expression:
+        assumed = ", which it divides by its ranks"
+    shown = "" if option.prefix else f"{option.shown}, "
+    return f"{shown}line {option.line}{default}{assumed}"
+
+
+def _ideas(found: Findings) -> Iterator[str]:
+    """Comments: options that could be knobs of the study's own."""
+    for option in found.ideas[:MAX_IDEAS]:
+        if option.kind == "flag":
+            yield f'could be tuned (line {option.line}): knobs: {{{option.name}: [false, true]}}, here "{{{option.name}}}" and values below'
+        else:
+            values = (
+                option.choices or ((option.default or 0), *((2, 4) if not option.default else (option.default * 2,)))
+                if option.kind == "int"
+                else option.choices
+            )
+            if values:
+                text = ", ".join(map(str, values))
+                yield f'could be tuned (line {option.line}): knobs: {{{option.name}: [{text}]}}, here "{option.prefix}{{{option.name}}}"'
+
+
+def _values(found: Findings) -> dict[str, dict[Any, Any]]:
+    """The option `values`: the script's words by knob."""
+    said: dict[str, dict[Any, Any]] = {}
+    for target, (_, meaning) in found.used.items():
+        if meaning.words and len(meaning.values) > 1:
+            said[target] = {_key(value): word for value, word in meaning.words.items()}
+    if found.precision_flags:
+        said["precision"] = _precision_words(found.precision_flags)
+    return said
+
+
+def _key(value: str) -> Any:
+    return {"true": True, "false": False}.get(value, int(value) if value.isdecimal() else value)
+
+
+def _precision_words(flags: list[tuple[ScriptOption, Meaning]]) -> dict[Any, Any]:
+    """The whole argument for each number format. Of flags that are on by default the first alone counts: one word cannot switch two."""
+    on = [(option, meaning.values[0]) for option, meaning in flags if option.default]
+    if on:
+        option, precision = on[0]
+        return {precision: None} if option.off is None else {precision: None, "fp32": f"{option.prefix}{option.off}"}
+    return {**{meaning.values[0]: f"{option.prefix}{option.on}" for option, meaning in flags}, "fp32": None}
+
+
+def _precisions(found: Findings) -> list[Any]:
+    """The number formats that it can be told, its default first."""
+    if "precision" in found.used:
+        default = found.used["precision"][1].default
+        return [value for value in found.used["precision"][1].values if value != "fp8" or default == "fp8"]
+    words = _precision_words(found.precision_flags) if found.precision_flags else {"fp32": None}
+    default = next((value for value, word in words.items() if word is None), "fp32")
+    return sorted(words, key=lambda value: value != default)
+
+
+def _space(found: Findings) -> dict[str, Any]:
+    space: dict[str, Any] = {}
+    if found.script.launcher == "python":
+        space["world_sizes"] = [1]
+    micro = found.default("micro_batch_size")
+    if "micro_batch_size" in found.used:
+        around = micro if isinstance(micro, int) and micro > 0 else BATCH
+        space["micro_batch_size"] = sorted({max(1, around // 4), max(1, around // 2), around, 2 * around, 4 * around})
+    elif isinstance(micro, int) and micro > 0:
+        space["micro_batch_size"] = [micro]
+    if "accumulation_steps" not in found.used and "global_batch_size" not in found.used:
+        space["accumulation_steps"] = [1]
+    for target in DEGREES:
+        if target in found.used:
+            space[target] = {"powers_of_two": [1, 8]}
+    space["precision"] = _precisions(found)
+    for target in ("recompute", "zero_stage", "compile", "sequence_parallel"):
+        if target in found.used and found.used[target][1].values:
+            space[target] = list(found.used[target][1].values)
+    return space
+
+
+def _batches(found: Findings, cluster: str | None) -> tuple[Any, str]:
+    """(the global batch, where it is from)"""
+    micro = found.default("micro_batch_size")
+    micro = micro if isinstance(micro, int) and micro > 0 else BATCH
+    steps = found.default("accumulation_steps")
+    steps = steps if isinstance(steps, int) and steps > 0 else 1
+    ranks = _ranks(found, cluster)
+    stated = found.used.get("global_batch_size")
+    if stated and isinstance(stated[1].default, int):
+        in_tokens = bool(stated[1].expression)
+        seq_len = found.default("seq_len") or SEQ_LEN
+        return (stated[1].default // seq_len if in_tokens else stated[1].default), f"line {stated[0].line}"
+    is_total = "accumulation_steps" in found.used and bool(found.used["accumulation_steps"][1].expression)
+    is_over_all = "micro_batch_size" in found.used and bool(found.used["micro_batch_size"][1].expression)
+    whole = micro * steps * (1 if is_total or is_over_all else ranks)
+    if "accumulation_steps" in found.used:
+        return whole, "sequences per optimizer step: its defaults" + (
+            "" if is_total or ranks == 1 else f" on {ranks} ranks"
+        )
+    sizes = sorted(
+        {max(1, micro // 4) * ranks, max(1, micro // 2) * ranks, micro * ranks, 2 * micro * ranks, 4 * micro * ranks}
+    )
+    if "micro_batch_size" not in found.used:
+        return micro * ranks, "sequences per optimizer step"
+    return sizes, "it cannot accumulate, so each micro-batch is a batch"
+
+
+def _ranks(found: Findings, cluster: str | None) -> int:
+    if found.script.launcher == "python":
+        return 1
+    try:
+        return catalog.cluster(cluster).num_gpus if cluster and cluster != "local" else RANKS
+    except AutotuneError:
+        return RANKS
+
+
+def _workload(found: Findings, cluster: str | None) -> Entry:
+    batch, why = _batches(found, cluster)
+    seq_len = found.default("seq_len")
+    length = f"seq_len: line {found.used['seq_len'][0].line}" if "seq_len" in found.used else "seq_len: its constant"
+    told = length if isinstance(seq_len, int) else "fill in: seq_len, tokens per sequence"
+    value = {"seq_len": seq_len if isinstance(seq_len, int) else SEQ_LEN, "global_batch_size": batch}
+    return Entry(key="workload", value=value, comment=f"{told}; batch: {why}")
+
+
+def _baseline(found: Findings) -> Iterator[Entry]:
+    """The script's own defaults, as far as it says them."""
+    micro = found.default("micro_batch_size")
+    if "micro_batch_size" not in found.used or not isinstance(micro, int):
+        return
+    alone = {"dp": 1} if found.script.launcher == "python" else {}
+    values: dict[str, Any] = {**alone, "micro_batch_size": micro, "precision": _precisions(found)[0]}
+    for target in ("recompute", "zero_stage", "compile", "sequence_parallel"):
+        if target in found.used and found.used[target][1].values:
+            values[target] = found.used[target][1].values[0]
+    shown = {k: v for k, v in values.items() if KNOBS[k].always_shown or v != KNOBS[k].default}
+    text = ",".join(f"{name}={KNOBS[name].text(value)}" for name, value in shown.items())
+    yield Entry(key="baseline", value=text, comment="the script's defaults")
+
+
+def _model(found: Findings, asked: str | None) -> Entry | None:
+    if asked is not None:
+        return Entry(key="model", value=asked)
+    named = found.default("model")
+    if isinstance(named, str) and (named in catalog.model_names() or named.lower() in catalog.hub_models()):
+        return Entry(key="model", value=named, comment=f"line {found.used['model'][0].line}")
+    sizes = {target: found.default(target) for target in SHAPE}
+    if all(isinstance(sizes[target], int) for target in SHAPE[:3]):
+        vocab = sizes["vocab_size"] or VOCAB_SIZE
+        return Entry(
+            key="model",
+            value={**sizes, "vocab_size": vocab},
+            comment="" if sizes["vocab_size"] else "fill in: vocab_size",
+        )
+    return None
+
+
+def _runner(cluster: str | None) -> str:
+    try:
+        return "ray" if cluster and cluster != "local" and catalog.cluster(cluster).num_nodes > 1 else "local"
+    except AutotuneError:
+        return "local"
+
+
+def _what_reads(script: Script) -> str:
+    if not script.options:
+        return f"{script.name} has no options that could be found"
+    return f"{script.name} reads {len(script.options)} options by {script.parser}; those that argv does not name keep their defaults"
+
+
+def _how_to_be_told(found: Findings) -> str:
+    """What to do with a script that cannot be told anything."""
+    fixed = ((constant, meaning_of(constant)) for constant in found.script.constants)
+    named = [
+        f"{c.name}={c.default} (line {c.line})"
+        for c, meaning in fixed
+        if meaning is not None and meaning.target not in SHAPE
+    ]
+    settled = f": it sets {', '.join(named[:6])} itself" if named else ""
+    return (
+        f"nothing can be tuned yet{settled}. Let it read such values from its command line, from a JSON, YAML or TOML file (`files:`), "
+        "or from the environment (`env:`), and name them in argv"
+    )

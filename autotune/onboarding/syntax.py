@@ -1,0 +1,42 @@
+"""Small questions about Python's syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+
+def called_name(call: ast.Call) -> str:
+    """The last part of what is called: `add_argument` for `parser.add_argument(...)`."""
+    return last_name(call.func)
+
+
+def last_name(node: ast.expr) -> str:
+    """The last part of a dotted name; empty for other expressions."""
+    if isinstance(node, ast.Call):
+        return last_name(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def literal(node: ast.expr) -> Any:
+    """The value of a literal, or of products of numbers such as `5 * 8`. Of `a if c else b` it is a. Raises `ValueError`."""
+    if isinstance(node, ast.IfExp):
+        return literal(node.body)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        left, right = literal(node.left), literal(node.right)
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            return left * right
+    return ast.literal_eval(node)
+
+
+def literal_or_none(node: ast.expr | None) -> Any:
+    """The value of a literal; None for anything that has to be computed."""
+    try:
+        return None if node is None else literal(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def keywords_of(call: ast.Call) -> dict[str, ast.expr]:
+    """The keyword arguments by name."""
+    return {word.arg: word.value for word in call.keywords if word.arg}

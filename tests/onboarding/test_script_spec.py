@@ -1,0 +1,224 @@
+"""A first spec of a script loads, and what it launches is what the script's own parser accepts and understands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune import api
+from autotune.errors import SpecError
+from autotune.onboarding.draft import Draft
+from autotune.onboarding.first_spec import first_draft
+from autotune.spec import ParallelConfig, Study
+from autotune.trainers import trainer
+
+SCRIPTS = Path(__file__).parent / "scripts"
+NAMES = ("nanogpt", "torchrun_ddp", "run_clm", "lightning_args", "accelerate_nlp", "mingpt")
+WITH_OPTIONS = NAMES[:-1]
+CLUSTER = "a100-80gb-1x8"
+Drafted = Callable[[str], Draft]
+
+
+@pytest.fixture
+def drafted(tmp_path: Path) -> Drafted:
+    """The draft of a script that lies in a folder beside the spec."""
+
+    def draft(name: str) -> Draft:
+        folder = tmp_path / "code"
+        folder.mkdir(exist_ok=True)
+        for script in (name, "configurator"):
+            (folder / f"{script}.py").write_text((SCRIPTS / f"{script}.py.txt").read_text())
+        return first_draft(folder / f"{name}.py", cluster=CLUSTER, folder=tmp_path)
+
+    return draft
+
+
+def loaded(draft: Draft, folder: Path) -> Study:
+    (folder / "spec.yaml").write_text(draft.text.replace("FILL-IN", "data"))
+    return api.load_study(folder / "spec.yaml")
+
+
+def arguments(study: Study, config: ParallelConfig) -> list[str]:
+    """What the script gets on its command line."""
+    options = {**study.trainer_options, "steps": 7, "seed": 3}
+    argv = trainer("command").launch(study.workload, config, options).argv
+    at = next(i for i, word in enumerate(argv) if word.endswith(".py"))
+    return list(argv[at + 1 :])
+
+
+def parsed(name: str, words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the script's own parser makes of these words. Raises `SystemExit` where it refuses them."""
+    text = (SCRIPTS / f"{name}.py.txt").read_text()
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+    monkeypatch.chdir(folder / "code")
+    module: dict[str, Any] = {"__name__": name, "__file__": f"{name}.py"}
+    monkeypatch.setitem(sys.modules, name, type(sys)(name))
+    sys.modules[name].__dict__.update(module)
+    space = sys.modules[name].__dict__
+    if name == "nanogpt":  # options are the module's own names; what follows them trains
+        exec(text.partition("config = {k:")[0], space)
+        return space
+    exec(text, space)
+    found = space["parse_args"]()
+    return {
+        key: value for part in (found if isinstance(found, tuple) else (found,)) for key, value in vars(part).items()
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_loads_and_is_planned(name: str, drafted: Drafted, tmp_path: Path) -> None:
+    draft = drafted(name)
+    assert yaml.safe_load(draft.text) == draft.document
+    assert len(draft.text.splitlines()) <= 45
+    study = loaded(draft, tmp_path)
+    assert api.plan_of(study, top=1).rows
+
+
+@pytest.mark.slow  # imports transformers and lightning
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing. is deprecated:FutureWarning")  # in 5; the only name in 4
+@pytest.mark.parametrize("name", ["run_clm", "lightning_args", "accelerate_nlp"])
+def test_programs_of_large_libraries_understand_every_config(
+    name: str, drafted: Drafted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_every_config(name, drafted, tmp_path, monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # nanoGPT leaves configurator.py open
+@pytest.mark.parametrize("name", ["nanogpt", "torchrun_ddp"])
+def test_the_script_understands_every_config(
+    name: str, drafted: Drafted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_every_config(name, drafted, tmp_path, monkeypatch)
+
+
+MICRO = ("batch_size", "per_device_train_batch_size")
+ACCUMULATION = ("gradient_accumulation_steps", "grad_accum", "accumulate_grad_batches")
+STEPS = ("max_steps", "max_iters", "max_train_steps")
+
+
+def check_every_config(name: str, drafted: Drafted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = loaded(drafted(name), tmp_path)
+    configs = [row.config for row in api.plan_of(study, top=1000).rows]
+    for config in configs[:: max(1, len(configs) // 12)]:
+        here = ["--use_cpu=True"] if name == "run_clm" else []  # TrainingArguments refuse bf16 on a CPU otherwise
+        values = parsed(name, [*arguments(study, config), *here], tmp_path, monkeypatch)
+
+        def told(names: tuple[str, ...], values: dict[str, Any] = values) -> Any:
+            return next(values[key] for key in names if key in values)
+
+        assert told(MICRO) == config.micro_batch_size
+        per_rank = told(ACCUMULATION) // (config.dp if name == "nanogpt" else 1)
+        assert per_rank == config.accumulation_steps
+        assert told(STEPS) == 7
+        for switch in ("compile", "torch_compile"):
+            assert values.get(switch, config.compile) == config.compile
+
+
+def test_globals_of_a_configurator_are_options_of_their_own_types(drafted: Drafted, tmp_path: Path) -> None:
+    draft = drafted("nanogpt")
+    study = loaded(draft, tmp_path)
+    words = arguments(study, ParallelConfig(dp=8, micro_batch_size=12, accumulation_steps=5, precision="fp16"))
+    assert words == [
+        *("--gradient_accumulation_steps=40", "--batch_size=12", "--block_size=1024", "--max_iters=7"),
+        *("--dtype=float16", "--compile=False"),
+    ]
+    assert study.workload.model.num_layers == 12
+    assert study.trainer_options["metrics"]["step_time_ms"] == r"\btime ([0-9.]+)ms"
+    assert "line 24, default 12" in draft.text
+
+
+def test_print_statements_become_patterns_that_read_their_lines(drafted: Drafted, tmp_path: Path) -> None:
+    study = loaded(drafted("torchrun_ddp"), tmp_path)
+    read = trainer("command").reader(study.trainer_options)
+    found = read("step 12/1000 | loss 3.1250 | grad norm 0.812 | step time 0.250 s | 131072 tok/s")
+    assert found is not None
+    assert (found.step, found.loss, found.grad_norm, found.step_time_s) == (12, 3.125, 0.812, 0.25)
+
+
+def test_a_hub_id_in_the_script_is_the_model(drafted: Drafted, tmp_path: Path) -> None:
+    draft = drafted("run_clm")
+    assert draft.document["model"] == "Qwen/Qwen2.5-0.5B"
+    assert draft.fill_in == ("trainer.argv",)
+    assert "--train_file=FILL-IN" in draft.text
+
+
+def test_performance_options_are_suggested_with_their_lines(drafted: Drafted, tmp_path: Path) -> None:
+    text = drafted("torchrun_ddp").text
+    assert 'could be tuned (line 24): knobs: {num_workers: [4, 8]}, here "--num-workers={num_workers}"' in text
+    assert "local_rank" not in text
+
+
+def test_a_script_without_options_is_told_what_to_do(drafted: Drafted, tmp_path: Path) -> None:
+    draft = drafted("mingpt")
+    assert "trainer.argv" in draft.fill_in
+    assert any("it sets seed=3407 (line 11), batch_size=64 (line 16)" in note for note in draft.notes)
+    study = loaded(draft, tmp_path)
+    assert len(api.plan_of(study, top=10).rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "parser"),
+    [
+        (
+            "import click\n@click.command()\n@click.option('--bs', default=4)\n@click.option('--amp/--no-amp', default=False)\ndef main(bs, amp): ...",
+            ["--bs", "--amp"],
+            "click",
+        ),
+        (
+            "import typer\ndef main(batch_size: int = 4, compile: bool = False): ...\ntyper.run(main)",
+            ["--batch-size", "--compile"],
+            "typer",
+        ),
+        (
+            "from absl import flags\nflags.DEFINE_integer('batch_size', 4, 'b')\nflags.DEFINE_bool('compile', False, 'c')",
+            ["--batch_size", "--compile"],
+            "absl",
+        ),
+        (
+            "import fire\ndef train(batch_size=4, use_bf16=False): ...\nfire.Fire(train)",
+            ["--batch_size", "--use_bf16"],
+            "fire",
+        ),
+        (
+            "import tyro\nfrom dataclasses import dataclass\n@dataclass\nclass Optim:\n    lr: float = 0.1\n@dataclass\nclass Args:\n    optim: Optim\n    batch_size: int = 4\n    compile: bool = False\ntyro.cli(Args)",
+            ["--optim.lr", "--batch_size", "--compile"],
+            "dataclass",
+        ),
+    ],
+)
+def test_other_parsers_are_read(text: str, options: list[str], parser: str) -> None:
+    from autotune.onboarding.script import read_script
+
+    script = read_script("train.py", text)
+    assert (script.parser, [option.shown for option in script.options]) == (parser, options)
+
+
+def test_what_is_no_python_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("x = 1\ndef broken(:\n")
+    with pytest.raises(SpecError, match=r"train.py:2 is not Python"):
+        first_draft(tmp_path / "train.py", folder=tmp_path)
+
+
+def test_a_configuration_of_a_trainer_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}')
+    draft = first_draft(tmp_path / "ds.json", folder=tmp_path)
+    assert draft.notes[0] == "ds.json is a configuration of deepspeed, so it is imported"
+    assert draft.document["trainer"] == "deepspeed"
+
+
+def test_a_file_that_is_neither_is_refused_with_the_ways_on(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(SpecError, match="neither a Python script nor a configuration of accelerate, deepspeed"):
+        first_draft(tmp_path / "notes.txt", folder=tmp_path)
+
+
+def test_nothing_of_the_script_is_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import pathlib\npathlib.Path('ran').touch()\nraise SystemExit(1)\n")
+    first_draft(tmp_path / "train.py", folder=tmp_path)
+    assert not (tmp_path / "ran").exists()
+    assert not Path("ran").exists()
