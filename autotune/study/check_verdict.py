@@ -115,9 +115,11 @@ def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
         if check.needs_no_patterns and "metrics" in options:
             remedy = "leave trainer.metrics out: these lines are understood without it"
         elif check.proposal and "metrics" in options:
-            remedy = f"add the patterns that read them to trainer: {_flow(check.proposal)}"
+            remedy = "write the proposed patterns, which read them, into the spec under `trainer`"
         elif check.proposal:
-            remedy = f"this release of it prints other lines than the trainer knows: start it by `kind: command`, with {_flow(check.proposal)}"
+            remedy = (
+                "it prints other lines than this trainer knows: start it by `kind: command`, with the proposed patterns"
+            )
     return Verdict(ready=False, message=message, remedy=remedy)
 
 
@@ -126,7 +128,7 @@ def quoted(pattern: str) -> str:
     return "'" + pattern.replace("'", "''") + "'"
 
 
-def _flow(proposal: Mapping[str, str]) -> str:
+def in_one_line(proposal: Mapping[str, str]) -> str:
     """Patterns as a line of YAML."""
     return f"metrics: {{{', '.join(f'{name}: {quoted(pattern)}' for name, pattern in proposal.items())}}}"
 

@@ -17,7 +17,7 @@ from autotune.spec import ParallelConfig, Study, StudyStatus, Trial, TrialStatus
 from autotune.spec.plain import canonical
 from autotune.spec.study import SIMULATED
 from autotune.study.assembly import Assembly
-from autotune.study.check_verdict import verdict_of
+from autotune.study.check_verdict import in_one_line, verdict_of
 from autotune.study.lease import StudyLease
 from autotune.study.preflight import smallest_config
 from autotune.study.program_check import STEPS, check_program, launch_of, request_of
@@ -75,9 +75,10 @@ def check_unseen(
         return
     verdict = verdict_of(found)
     if found.is_programs_fault:
+        patterns = f": {in_one_line(found.proposal)}" if found.proposal else ""
         raise ProgramError(
             f"the study has not begun, because its program does not work: {verdict.message}",
-            remedy=f"{verdict.remedy}; `autotune check SPEC` shows the log, and --no-check begins all the same",
+            remedy=f"{verdict.remedy}{patterns}; `autotune check SPEC` shows the log, and --no-check begins all the same",
         )
     tell(Notice(message=str(verdict) if verdict.ready else f"the study begins, but {verdict}"))
     lease.store.record_event(lease.study_id, CHECKED, {"message": verdict.message})

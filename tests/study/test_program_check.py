@@ -20,7 +20,7 @@ from autotune.ports import (
     TrialRequest,
 )
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig, Study
-from autotune.study.check_verdict import verdict_of
+from autotune.study.check_verdict import in_one_line, verdict_of
 from autotune.study.program_check import KEPT_LINES, LogLine, ProgramCheck, check_program, request_of
 from tests.small_studies import spec
 
@@ -133,10 +133,8 @@ def test_a_program_whose_steps_are_plainly_printed_but_not_understood_is_ended_a
     verdict = verdict_of(found)
     assert not verdict.ready
     assert verdict.message == "none of the 21 lines that the program printed was understood as a step"
-    assert (
-        r"add the patterns that read them to trainer: metrics: {step: '\biter ([0-9]+)', step_time_ms:"
-        in verdict.remedy
-    )
+    assert verdict.remedy == "write the proposed patterns, which read them, into the spec under `trainer`"
+    assert r"metrics: {step: '\biter ([0-9]+)', step_time_ms: '" in in_one_line(found.proposal)
 
 
 def test_patterns_that_read_nothing_of_a_log_that_needs_none() -> None:
@@ -150,7 +148,8 @@ def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
         spec(trainer={"kind": "torchtitan"}, runner="local", space={"tp": [1], "precision": ["bf16"]})
     )
     found = check_program(other, PlayedLog(log(*PRINTED), failed(FailureKind.METRICS_MISSING)), CONFIG)
-    assert "start it by `kind: command`, with metrics: {step:" in verdict_of(found).remedy
+    assert "start it by `kind: command`, with the proposed patterns" in verdict_of(found).remedy
+    assert set(found.proposal) == {"step", "step_time_ms", "loss"}
 
 
 @pytest.mark.parametrize(
