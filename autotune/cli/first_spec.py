@@ -93,7 +93,8 @@ def _hand_over(draft: Draft, output: Path | None, *, force: bool, json: bool) ->
     if problem and "cluster" not in draft.fill_in:
         note(f"the spec does not load yet: {problem}")
     if output:
-        note(f"wrote {output}; next: autotune plan {output}")
+        step = "check" if draft.document["trainer"] != "native" and "argv" in draft.document["trainer"] else "plan"
+        note(f"wrote {output}; next: autotune {step} {output}")
 
 
 def _problem(draft: Draft, folder: Path) -> str:

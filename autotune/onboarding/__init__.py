@@ -8,6 +8,7 @@ Modules, from the parts to the whole:
     script.py            Script: a Python program's options, constants and imports, read without running it
     syntax.py, script_options.py, library_options.py   the parts of reading it
     option_names.py      which knob an option stands for, by its name
+    findings.py          what all options of a script came to
     printed_lines.py     patterns from the f-strings that a program prints
     script_spec.py       the draft of a script
     first_spec.py        init: of a script or a configuration, whichever it is

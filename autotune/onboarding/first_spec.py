@@ -17,15 +17,14 @@ def first_draft(path: Path, *, model: str | None = None, cluster: str | None = N
     """The draft for the file; `folder`: of the spec. Raises `SpecError` for a file that is neither."""
     present = read_present(path)
     name = recognized(present)
-    is_script = path.suffix == ".py"
-    if name is None or is_script:
-        if not is_script:
-            raise SpecError(
-                f"{path.name} is neither a Python script nor a configuration of {', '.join(importing_trainers())}",
-                remedy="name the trainer with `autotune import --from TRAINER FILE`, or give the script that trains",
-                field="FILE",
-            )
-        script = read_script(path.name, present.files[path.name])
+    script = read_script(path.name, present.files[path.name]) if path.suffix == ".py" else None
+    if script is not None and (name is None or script.options):  # torchtitan's configuration is Python, too
         return script_draft(script, path, model=model, cluster=cluster, folder=folder)
+    if name is None:
+        raise SpecError(
+            f"{path.name} is neither a Python script nor a configuration of {', '.join(importing_trainers())}",
+            remedy="name the trainer with `autotune import --from TRAINER FILE`, or give the script that trains",
+            field="FILE",
+        )
     draft = import_draft(present, name, path, model=model, cluster=cluster, folder=folder)
     return replace(draft, notes=(f"{path.name} is a configuration of {name}, so it is imported", *draft.notes))

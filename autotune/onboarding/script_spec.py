@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import AutotuneError
 from autotune.onboarding.draft import Draft, Entry, Item, file_name
-from autotune.onboarding.option_names import SHAPE, Meaning, is_performance_choice, meaning_of
+from autotune.onboarding.findings import Findings, findings_of
+from autotune.onboarding.option_names import SHAPE, Meaning, meaning_of
 from autotune.onboarding.printed_lines import patterns_of
 from autotune.onboarding.script import Script
 from autotune.onboarding.script_options import ScriptOption
@@ -31,46 +30,24 @@ FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""
 MAX_IDEAS = 4
 """options that are suggested as knobs of the study's own"""
+MACHINES = (
+    *("--num_machines={nnodes}", "--machine_rank={node_rank}"),
+    *("--main_process_ip={master_addr}", "--main_process_port={master_port}"),
+)
+"""options of `accelerate launch` for several nodes"""
 DEGREES = ("tp", "pp", "cp", "ep")
-_SUPPLIED = ("local_rank", "rank", "node_rank", "master_addr", "master_port")
-"""options that the launcher fills in by the environment"""
-
-
-@dataclass(slots=True)
-class Findings:
-    """What the options came to."""
-
-    script: Script
-    """where they are from"""
-    used: dict[str, tuple[ScriptOption, Meaning]] = field(default_factory=dict)
-    """by target: the option that stands for it, the first where several do"""
-    precision_flags: list[tuple[ScriptOption, Meaning]] = field(default_factory=list)
-    """flags that switch one number format on"""
-    ideas: list[ScriptOption] = field(default_factory=list)
-    """options that look like performance choices"""
-    required: list[ScriptOption] = field(default_factory=list)
-    """options that the script insists on and that autotune has no value for"""
-
-    def default(self, target: str) -> Any:
-        """The script's own value of a knob or figure, by option or constant; None where it does not say."""
-        return self.used[target][1].default if target in self.used else self.constant(target)
-
-    def constant(self, target: str) -> Any:
-        """A constant of the script's text."""
-        meanings = ((constant, meaning_of(constant)) for constant in self.script.constants)
-        return next((c.default for c, meaning in meanings if meaning is not None and meaning.target == target), None)
 
 
 def script_draft(
     script: Script, path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path
 ) -> Draft:
     """The draft for a script; `path`: where it is, `folder`: of the spec, against which its paths are read."""
-    found = _findings(script)
+    found = findings_of(script)
     fill_in: list[str] = []
     shape = _model(found, model)
     if shape is None or "fill in" in shape.comment:
         fill_in.append("model")
-    items = list(_argv(found))
+    items = list(_argv(found, is_spread=_is_spread(cluster)))
     values = _values(found)
     metrics = patterns_of(script.printed)
     relative = os.path.relpath(path.resolve().parent, folder.resolve())
@@ -94,7 +71,7 @@ def script_draft(
         fill_in.append("workload.seq_len")
     heading = (
         f"A first spec of {script.name}, by `autotune init`. Nothing was run; lines are those of {script.name}.",
-        "Then: autotune check SPEC (five real steps), autotune tune SPEC.",
+        "Next: fill in what the comments name, then `autotune check` (five real steps) and `autotune tune`.",
     )
     entries = (
         Entry(key="name", value=file_name(script.name)),
@@ -106,50 +83,18 @@ def script_draft(
         Entry(key="space", value=_space(found)),
         *_baseline(found),
         Entry(key="trainer", parts=tuple(trainer)),
-        Entry(key="runner", value=_runner(cluster)),
+        Entry(key="runner", value="ray" if _is_spread(cluster) else "local"),
     )
     return Draft(heading=heading, entries=entries, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
 
 
-def _findings(script: Script) -> Findings:
-    found = Findings(script=script)
-    for option in script.options:
-        meaning = meaning_of(option, script.divided)
-        if option.name.rpartition(".")[2] in _SUPPLIED:
-            continue
-        if meaning is None:
-            if is_performance_choice(option):
-                found.ideas.append(option)
-            elif option.is_required:
-                found.required.append(option)
-        elif meaning.target == "precision" and option.kind == "flag":
-            found.precision_flags.append((option, meaning))
-        elif meaning.target in (*SHAPE, "model"):
-            if option.is_required:
-                found.required.append(option)
-            found.used.setdefault(meaning.target, (option, meaning))
-        elif not _is_launched_otherwise(meaning.target, script):
-            found.used.setdefault(meaning.target, (option, meaning))
-    if "precision" in found.used:
-        found.precision_flags.clear()
-    return found
-
-
-def _is_launched_otherwise(target: str, script: Script) -> bool:
-    """Options that count ranks are the launcher's business, except where the script starts its ranks itself."""
-    starts_its_own = not script.imports.isdisjoint(
-        {"lightning", "pytorch_lightning"}
-    )  # it compares them with torchrun's
-    return target in ("nnodes", "nproc_per_node", "world_size") and not starts_its_own
-
-
-def _argv(found: Findings) -> Iterator[Item]:
+def _argv(found: Findings, *, is_spread: bool) -> Iterator[Item]:
+    """The launcher, the script and its options; `is_spread`: over several nodes, where torchrun is told by its environment how they meet."""
     script = found.script
-    ranks = "--nproc-per-node={nproc_per_node}"
     starts = {
         "python": ["python"],
-        "torchrun": ["torchrun", "--standalone", ranks],
-        "accelerate": ["accelerate", "launch", "--num_processes={world_size}"],
+        "torchrun": ["torchrun", *(() if is_spread else ("--standalone",)), "--nproc-per-node={nproc_per_node}"],
+        "accelerate": ["accelerate", "launch", "--num_processes={world_size}", *(MACHINES if is_spread else ())],
     }
     reasons = {"torchrun": "it expects torchrun's environment", "accelerate": "it imports accelerate", "python": ""}
     first, *more = starts[script.launcher]
@@ -285,10 +230,7 @@ def _batches(found: Findings, cluster: str | None) -> tuple[Any, str]:
 def _ranks(found: Findings, cluster: str | None) -> int:
     if found.script.launcher == "python":
         return 1
-    try:
-        return catalog.cluster(cluster).num_gpus if cluster and cluster != "local" else RANKS
-    except AutotuneError:
-        return RANKS
+    return RANKS if cluster in (None, "local") else catalog.cluster(str(cluster)).num_gpus
 
 
 def _workload(found: Findings, cluster: str | None) -> Entry:
@@ -332,11 +274,9 @@ def _model(found: Findings, asked: str | None) -> Entry | None:
     return None
 
 
-def _runner(cluster: str | None) -> str:
-    try:
-        return "ray" if cluster and cluster != "local" and catalog.cluster(cluster).num_nodes > 1 else "local"
-    except AutotuneError:
-        return "local"
+def _is_spread(cluster: str | None) -> bool:
+    """Whether the cluster has several nodes. Raises `CatalogError` for an unknown one."""
+    return cluster not in (None, "local") and catalog.cluster(str(cluster)).num_nodes > 1
 
 
 def _what_reads(script: Script) -> str:

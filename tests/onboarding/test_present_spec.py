@@ -10,7 +10,7 @@ import pytest
 
 from autotune import api
 from autotune.onboarding.draft import Draft
-from autotune.onboarding.present_files import read_present, recognized
+from autotune.onboarding.present_files import importing_trainers, read_present, recognized
 from autotune.onboarding.present_spec import import_draft
 from autotune.spec import ClusterSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import trainer, write_launch
@@ -28,7 +28,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "torchtitan": {"hf_assets_path": "assets"},
     "nanotron": {"entrypoint": "run_train.py"},
 }
-TRAINERS = ("accelerate", "deepspeed", "hf_trainer", "megatron", "nanotron", "native")
+TRAINERS = tuple(name for name in importing_trainers() if type(trainer(name)).__module__.startswith("autotune."))
 
 
 def drafted(path: Path, name: str, **known: Any) -> Draft:

@@ -222,3 +222,24 @@ def test_nothing_of_the_script_is_run(tmp_path: Path) -> None:
     first_draft(tmp_path / "train.py", folder=tmp_path)
     assert not (tmp_path / "ran").exists()
     assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("torchrun_ddp", ["torchrun", "--nproc-per-node=8"]),
+        (
+            "accelerate_nlp",
+            ["accelerate", "launch", "--num_processes=16", "--num_machines=2", "--machine_rank=@node-rank@"],
+        ),
+    ],
+)
+def test_on_several_nodes_each_is_told_where_all_meet(name: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text((SCRIPTS / f"{name}.py.txt").read_text())
+    draft = first_draft(tmp_path / f"{name}.py", cluster="a100-80gb-2x8", folder=tmp_path)
+    study = loaded(draft, tmp_path)
+    assert study.runner == "ray"
+    config = ParallelConfig(dp=16, micro_batch_size=4, accumulation_steps=study.workload.global_batch_sizes[0] // 64)
+    launch = trainer("command").launch(study.workload, config, study.trainer_options)
+    assert list(launch.argv[: len(words)]) == words
+    assert launch.env["PET_NNODES"] == "2"

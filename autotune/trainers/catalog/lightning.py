@@ -41,6 +41,7 @@ class LightningTrainer(Trainer):
     summary = "Lightning's Trainer, lightning.yaml for LightningCLI or for a program that comes along"
     checked_against = "lightning 2.6.6"
     imports = True
+    marks = ("accumulate_grad_batches:", "seed_everything:", "lightning.pytorch.strategies")
     settings_file = "lightning.yaml"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",

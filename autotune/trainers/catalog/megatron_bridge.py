@@ -40,6 +40,12 @@ class MegatronBridgeTrainer(Trainer):
     checked_against = "Megatron-Bridge 0.3.1 with Megatron Core 0.16.1; names also in its main branch"
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
     imports = True
+    marks = (
+        "tensor_model_parallel_size:",
+        "expert_model_parallel_size:",
+        "pipeline_model_parallel_size:",
+        "mixed_precision:",
+    )
     settings_file = "bridge.yaml"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",

@@ -1,0 +1,71 @@
+"""What the options of a training script came to: which stand for knobs or figures of the workload, and what is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.onboarding.option_names import SHAPE, Meaning, is_performance_choice, meaning_of
+from autotune.onboarding.script import Script
+from autotune.onboarding.script_options import ScriptOption
+
+_SUPPLIED = ("local_rank", "rank", "node_rank", "master_addr", "master_port")
+"""options that the launcher fills in by the environment"""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the options came to."""
+
+    script: Script
+    """where they are from"""
+    used: dict[str, tuple[ScriptOption, Meaning]] = field(default_factory=dict)
+    """by target: the option that stands for it, the first where several do"""
+    precision_flags: list[tuple[ScriptOption, Meaning]] = field(default_factory=list)
+    """flags that switch one number format on"""
+    ideas: list[ScriptOption] = field(default_factory=list)
+    """options that look like performance choices"""
+    required: list[ScriptOption] = field(default_factory=list)
+    """options that the script insists on and that autotune has no value for"""
+
+    def default(self, target: str) -> Any:
+        """The script's own value of a knob or figure, by option or constant; None where it does not say."""
+        return self.used[target][1].default if target in self.used else self.constant(target)
+
+    def constant(self, target: str) -> Any:
+        """A constant of the script's text."""
+        meanings = ((constant, meaning_of(constant)) for constant in self.script.constants)
+        return next((c.default for c, meaning in meanings if meaning is not None and meaning.target == target), None)
+
+
+def findings_of(script: Script) -> Findings:
+    """The findings in a script's options."""
+    found = Findings(script=script)
+    for option in script.options:
+        meaning = meaning_of(option, script.divided)
+        if option.name.rpartition(".")[2] in _SUPPLIED:
+            continue
+        if meaning is None:
+            if is_performance_choice(option):
+                found.ideas.append(option)
+            elif option.is_required:
+                found.required.append(option)
+        elif meaning.target == "precision" and option.kind == "flag":
+            found.precision_flags.append((option, meaning))
+        elif meaning.target in (*SHAPE, "model"):
+            if option.is_required:
+                found.required.append(option)
+            found.used.setdefault(meaning.target, (option, meaning))
+        elif not _is_launched_otherwise(meaning.target, script):
+            found.used.setdefault(meaning.target, (option, meaning))
+    if "precision" in found.used:
+        found.precision_flags.clear()
+    return found
+
+
+def _is_launched_otherwise(target: str, script: Script) -> bool:
+    """Options that count ranks are the launcher's business, except where the script starts its ranks itself."""
+    starts_its_own = not script.imports.isdisjoint(
+        {"lightning", "pytorch_lightning"}
+    )  # it compares them with torchrun's
+    return target in ("nnodes", "nproc_per_node", "world_size") and not starts_its_own
