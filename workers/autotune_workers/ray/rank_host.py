@@ -172,7 +172,8 @@ class RankHost(OwnedActor):
             )
 
     def _abandon(self) -> None:
-        self._rank.kill()
+        self._rank.close()
+        self._starter.close()
 
     def pids(self) -> tuple[int, int]:
         """Process numbers of the actor and of the rank."""

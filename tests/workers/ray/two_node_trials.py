@@ -1,0 +1,69 @@
+"""Trials on two nodes with two ranks each, and what the tests of such trials wait for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune.ports import AttemptEnded, RunnerEvent, StepsReported, TrialRequest
+from autotune.spec import ClusterSpec
+from autotune.testing.runners import ended, events_until_ended
+from autotune_workers.runners.ray import RayRunner
+from tests.nodes.ray_nodes import RayNodes
+from tests.workers.requests import CPU, LINK, PATIENT, request
+
+MARKS = [
+    pytest.mark.alone,
+    pytest.mark.timeout(600),
+    # Ray leaves sockets and log files to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+TWO_BY_TWO = ClusterSpec(name="cpu-2x2", gpu=CPU, num_nodes=2, gpus_per_node=2, intra_node=LINK, inter_node=LINK)
+ENDLESS = replace(PATIENT, min_steps=100_000, max_steps=100_000, trial_timeout_s=900.0, step_timeout_s=120.0)
+RANKS = "process.fork_server"
+"""part of the command line of a rank, and of the fork server that each rank has for itself"""
+LADDER_S = 10.0
+"""for the ranks that are left to leave their collectives, or to be killed"""
+
+
+def spread(number: int, **fields: Any) -> TrialRequest:
+    """Four ranks on two nodes."""
+    asked = request(number, dp=4, **fields)
+    return replace(asked, workload=replace(asked.workload, cluster=TWO_BY_TWO))
+
+
+def ranks(cluster: RayNodes) -> int:
+    """Living processes of ranks, on all nodes that are on."""
+    return sum(len(node.processes(RANKS)) for node in cluster.nodes if node.is_on)
+
+
+def until_steps(runner: RayRunner, timeout_s: float = 240.0) -> float:
+    """Waits until an attempt reports steps; returns how long that took, in seconds."""
+    began_s = time.monotonic()
+    while True:
+        events = runner.poll(0.5)
+        assert not any(isinstance(event, AttemptEnded) for event in events), events
+        if any(isinstance(event, StepsReported) for event in events):
+            return time.monotonic() - began_s
+        assert time.monotonic() - began_s < timeout_s
+
+
+def train(runner: RayRunner, asked: TrialRequest) -> None:
+    """Starts the attempt and waits until it has made some steps."""
+    runner.start(asked)
+    until_steps(runner)
+
+
+def measured(runner: RayRunner, asked: TrialRequest, timeout_s: float = 240.0) -> list[RunnerEvent]:
+    """What happens of an attempt that is measured to its end."""
+    runner.start(asked)
+    events = events_until_ended(runner, [asked.id], deadline_s=timeout_s)
+    end = ended(events)
+    assert end.failure is None, end.failure
+    assert end.measurement is not None
+    assert len(end.measurement.step_times_s) >= PATIENT.min_steps
+    return events
