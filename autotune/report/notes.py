@@ -34,8 +34,12 @@ class Notes:
 
 
 def note_of(trial: Trial) -> str:
-    """The most telling sentence about a trial: how it failed, or why it was asked."""
+    """The most telling sentence about a trial: how it failed, or why it was asked. Of an error the exception comes first: a narrow column cuts the end."""
     if trial.failure is not None:
+        failure = trial.failure
+        if failure.kind in CAUSES and ": " in failure.exception:
+            rank = "" if failure.rank is None else f" (rank {failure.rank})"
+            return f"{failure.kind}: {failure.exception.splitlines()[0]}{rank}"
         return f"{trial.failure.kind}: {trial.failure.message}"
     return trial.reason
 

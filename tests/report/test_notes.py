@@ -72,7 +72,9 @@ def test_the_view_of_a_running_study_writes_nothing_under_its_table() -> None:
 
 def test_errors_of_different_causes_are_all_seen() -> None:
     def failed(number: int, exception: str) -> Trial:
-        failure = Failure(kind=FailureKind.ERROR, message=f"rank {number} raised {exception}", exception=exception)
+        failure = Failure(
+            kind=FailureKind.ERROR, message=f"rank {number} raised {exception}", exception=exception, rank=3
+        )
         return replace(out_of_memory(number), failure=failure)
 
     data = [failed(n, f"FileNotFoundError: shard {n}") for n in range(4)]
@@ -80,8 +82,8 @@ def test_errors_of_different_causes_are_all_seen() -> None:
     other = [failed(9, "KeyError: 'tokens'")]
     notes = notes_of([*data, *shape, *other])
     assert notes.shared == (
-        "ERROR (4 trials, such as 0): rank 0 raised FileNotFoundError: shard 0",
-        "ERROR (1) (3 trials, such as 4): rank 4 raised ValueError: 7 heads",
+        "ERROR (4 trials, such as 0): FileNotFoundError: shard 0 (rank 3)",
+        "ERROR (1) (3 trials): ValueError: 7 heads (rank 3)",
     )
     assert (notes.cells[0], notes.cells[4]) == ("ERROR", "ERROR (1)")
-    assert notes.cells[9] == "ERROR: rank 9 raised KeyError: 'tokens'"
+    assert notes.cells[9] == "ERROR: KeyError: 'tokens' (rank 3)"
