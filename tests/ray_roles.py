@@ -7,6 +7,7 @@
     python -m tests.ray_roles study ADDRESS [STEPS [ABANDONED_S [ATTEMPTS]]]
                                                            joins it as a driver and goes on with the trial that is there, or runs one; prints
                                                            what happens, and why it ends
+    python -m tests.ray_roles program ADDRESS ABANDONED_S  joins it as a driver, and runs a program on two nodes; prints what happens
 
 `ray start` will not do for the node: it takes a cluster on loopback for one at the machine's own address. As it does, the node notes the cluster's
 address in its folder, where jobs that run on it look for it; else they find whatever cluster was started last on the machine.
@@ -110,6 +111,20 @@ def study(address: str, steps: str = "500", abandoned_s: str = "3", attempts: st
         print("closed", flush=True)
 
 
+def program(address: str, abandoned_s: str) -> None:
+    """A driver that ends what an earlier one of its study left, and runs a program on two nodes without end."""
+    from autotune_workers.runners.ray import RayRunner
+    from tests.workers.program_requests import on_two_nodes
+
+    runner = RayRunner(address=address, abandoned_s=float(abandoned_s))
+    asked = on_two_nodes(0, endless=True)
+    print("adopted", runner.adopt(asked.study, [asked.id]), flush=True)
+    runner.start(asked)
+    while True:
+        for event in runner.poll(0.5):
+            print(type(event).__name__, flush=True)
+
+
 @contextlib.contextmanager
 def played(*role: str, environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     """A process in that role, whose output can be read; killed at the end with all below it."""
@@ -169,4 +184,4 @@ def go_away(process: subprocess.Popen[str]) -> None:
 
 
 if __name__ == "__main__":
-    {"head": head, "node": node, "janitor": janitor, "study": study}[sys.argv[1]](*sys.argv[2:])
+    {"head": head, "node": node, "janitor": janitor, "study": study, "program": program}[sys.argv[1]](*sys.argv[2:])

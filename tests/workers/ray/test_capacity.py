@@ -48,6 +48,13 @@ def test_ranks_of_one_node_may_lie_on_several_and_those_of_several_need_whole_on
     )
 
 
+def test_a_program_on_one_node_needs_that_node_whole() -> None:
+    capacity = seen(Cluster(0, 2, 3))
+    assert capacity.shortage(FOUR) == ""
+    assert "they ask for one node with 4 CPU, but the cluster has no such node" in capacity.shortage(FOUR, whole=True)
+    assert capacity.shortage(Placement(nnodes=1, nproc_per_node=3), whole=True) == ""
+
+
 def test_a_part_of_a_processor_is_no_place_for_a_rank() -> None:
     capacity = ClusterCapacity(Cluster(3, 3), bundle={"CPU": 2.0}, label="ours")  # type: ignore[arg-type]
     assert capacity.ranks == 2

@@ -260,11 +260,6 @@ class GangRunner:
         return running
 
 
-def too_large(request: TrialRequest, capacity: int) -> Failure:
-    """What becomes of a config that needs more ranks than there are."""
-    return Failure(kind=FailureKind.INVALID, message=too_many(request.config.world_size, capacity))
-
-
 def too_many(ranks: int, capacity: int) -> str:
     """Why so many ranks cannot be had."""
     return (

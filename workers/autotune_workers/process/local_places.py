@@ -10,6 +10,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any, final
 
+from autotune.trainers.torchrun import Placement
+from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.keeper_process import KeeperProcess
 from autotune_workers.process.program_attempt import GONE_S
@@ -94,8 +96,13 @@ class LocalPlaces:
         """Always: free ranks are a place."""
         return True
 
-    def shortage(self, place: ProgramPlace) -> str:
-        """Empty: a place is only formed when there are enough ranks."""
+    def shortage(self, placement: Placement) -> str:
+        """Why there never are so many ranks."""
+        size = placement.world_size
+        return too_many(size, self._capacity) if size > self._capacity else ""
+
+    def absence(self, placement: Placement) -> str:
+        """Empty: this machine is here."""
         return ""
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.wire import Message
 
 
@@ -101,8 +102,12 @@ class ProgramPlaces(Protocol):
         """Whether the nodes are reserved, so that their keepers can start; asked until the first yes."""
         ...
 
-    def shortage(self, place: ProgramPlace) -> str:
-        """Why this place can never be had, in words; empty when it is only a matter of time."""
+    def shortage(self, placement: Placement) -> str:
+        """Why such a place can never be had, in words; empty when it is only a matter of time."""
+        ...
+
+    def absence(self, placement: Placement) -> str:
+        """What is missing now of nodes that were there, in words; empty when all others are."""
         ...
 
     def close(self) -> None:

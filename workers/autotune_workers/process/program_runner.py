@@ -16,7 +16,7 @@ from autotune.errors import AutotuneError, RunnerError
 from autotune.ports import AttemptEnded, AttemptId, RunnerEvent, TrialRequest
 from autotune.settings import data_folder
 from autotune.spec import Failure, FailureKind
-from autotune_workers.gang.gang_runner import LONGEST_TURN_S, too_large
+from autotune_workers.gang.gang_runner import LONGEST_TURN_S
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.placement_wait import PlacementWait
 from autotune_workers.process.attempt_logs import keep_logs
@@ -104,12 +104,15 @@ class ProgramRunner:
 
     def _place(self, attempt: ProgramAttempt, waiting: PlacementWait) -> None:
         """Waits while others use the cluster. A config that asks for more than the cluster has is refused."""
-        place = attempt.place
+        place, placement = attempt.place, attempt.job.placement
         attempt.placed = self._places.is_placed(place)
         if attempt.placed:
             return
         said = waiting.look(
-            self._now_s, placement_s=self._patience.placement_s, shortage=lambda: self._places.shortage(place)
+            self._now_s,
+            placement_s=self._patience.placement_s,
+            shortage=lambda: self._places.shortage(placement),
+            absence=lambda: self._places.absence(placement),
         )
         if isinstance(said, Failure):
             attempt.refuse(said.kind, said.message, self._now_s)
@@ -149,11 +152,12 @@ class ProgramRunner:
                 study=request.study,
                 folder=job.upload,
             )
-            if place is None and placement.world_size <= self._places.capacity:
+            why = self._places.shortage(placement) if place is None else ""
+            if place is None and not why:
                 return
             self._waiting.popleft()
             if place is None:
-                failure = too_large(request, self._places.capacity)
+                failure = Failure(kind=FailureKind.INVALID, message=why)
                 self._events.append(AttemptEnded(id=request.id, failure=failure))
                 continue
             attempt = ProgramAttempt(job, place, self._now_s)

@@ -204,10 +204,6 @@ class ActorGroups:
         held.is_busy = False
         return True
 
-    def shape_of(self, place: Any) -> Shape:
-        """Of a place that we hold."""
-        return self._find(place).shape
-
     def is_placed(self, place: Any) -> bool:
         """Whether Ray has placed the group; until then its actors cannot start, and idle ones are removed to free resources."""
         placed = self.capacity.is_placed(place.token)

@@ -65,28 +65,32 @@ class ClusterCapacity:
     def _total(self, resource: str) -> float:
         return sum(node.get(resource, 0.0) for node in self._nodes)
 
-    def shortage(self, placement: Placement) -> str:
-        """Why ranks can never be placed like this, when the cluster never was large enough for them; else empty."""
+    def shortage(self, placement: Placement, *, whole: bool = False) -> str:
+        """Why ranks can never be placed like this, when the cluster never was large enough for them; else empty.
+
+        `whole`: whether ranks of one node need one node, as those of several nodes always do.
+        """
         with contextlib.suppress(Exception):
             self.count(anew=True)
-        if any(_holds(sizes, placement) for sizes in self._seen):
+        if any(_holds(sizes, placement, whole) for sizes in self._seen):
             return ""
         ranks, nodes = placement.world_size, placement.nnodes
-        if nodes == 1:
+        if nodes == 1 and not whole:
             asks = " and ".join(f"{ranks * v:g} {k}" for k, v in self.bundle.items())
             has = "all nodes together have " + " and ".join(f"{self._total(k):g} {k}" for k in self.bundle)
         else:
             each = " and ".join(f"{placement.nproc_per_node * v:g} {k}" for k, v in self.bundle.items())
-            asks, has = f"{nodes} nodes with {each} each", f"the cluster has {self._large_enough(placement)} such nodes"
+            asks = f"{nodes} nodes with {each} each" if nodes > 1 else f"one node with {each}"
+            has = f"the cluster has {self._large_enough(placement) or 'no'} such node{'s' * (nodes > 1)}"
         return (
             f"{ranks} ranks can never be placed: they ask for {asks}, but {has}; use fewer ranks, or a larger cluster"
         )
 
-    def absence(self, placement: Placement) -> str:
+    def absence(self, placement: Placement, *, whole: bool = False) -> str:
         """What the cluster has lost since it was large enough for ranks that are placed like this; empty when it is large enough."""
         with contextlib.suppress(Exception):
             self.count()
-        if _holds(self._sizes, placement) or not any(_holds(sizes, placement) for sizes in self._seen):
+        if _holds(self._sizes, placement, whole) or not any(_holds(sizes, placement, whole) for sizes in self._seen):
             return ""
         had, has = max(map(len, self._seen)), len(self._sizes)
         if has < had:
@@ -140,8 +144,8 @@ class ClusterCapacity:
         return time.monotonic() - self._yielded_s < YIELD_S
 
 
-def _holds(sizes: Iterable[int], placement: Placement) -> bool:
-    """Whether nodes of these sizes have room for ranks that are placed like this: on one node means wherever there is room."""
-    if placement.nnodes == 1:
+def _holds(sizes: Iterable[int], placement: Placement, whole: bool) -> bool:
+    """Whether nodes of these sizes have room for ranks that are placed like this: on one node means wherever there is room, unless it is `whole`."""
+    if placement.nnodes == 1 and not whole:
         return sum(sizes) >= placement.world_size
     return sum(size >= placement.nproc_per_node for size in sizes) >= placement.nnodes

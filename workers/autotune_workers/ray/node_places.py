@@ -7,11 +7,12 @@ import time
 from functools import partial
 from typing import Any
 
+from autotune.trainers.torchrun import Placement
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.program_places import ProgramPlace
 from autotune_workers.ray.actor_groups import ActorGroups, Shape
 from autotune_workers.ray.node_handle import RayNode
-from autotune_workers.ray.placement import place_nodes, too_few_nodes
+from autotune_workers.ray.placement import place_nodes
 from autotune_workers.ray.program_folder import PackedFolder, pack
 
 GONE_S = 10.0
@@ -110,12 +111,13 @@ class RayProgramPlaces:
         """Whether Ray has placed the nodes."""
         return self._groups.is_placed(place)
 
-    def shortage(self, place: ProgramPlace) -> str:
-        """Why the nodes can never be placed; empty when the cluster has enough that are large enough."""
-        import ray
+    def shortage(self, placement: Placement) -> str:
+        """Why such nodes can never be placed; empty when the cluster has, or had, enough that are large enough."""
+        return self._groups.capacity.shortage(placement, whole=True)
 
-        shape = self._groups.shape_of(place)
-        return too_few_nodes(self._groups.cluster.ask(ray.nodes), shape.nodes, self._bundle(shape))
+    def absence(self, placement: Placement) -> str:
+        """What the cluster has lost that such a program needs."""
+        return self._groups.capacity.absence(placement, whole=True)
 
     def close(self) -> None:
         """Ends all programs, waits until they are gone, and removes the groups."""

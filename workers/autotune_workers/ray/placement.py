@@ -55,20 +55,5 @@ def domain_of(living: Iterable[Mapping[str, Any]], nodes: int, bundle: Mapping[s
     return next((domain for domain, size in sorted(sizes.items()) if size >= nodes), "")
 
 
-def too_few_nodes(living: Iterable[Mapping[str, Any]], nodes: int, bundle: Mapping[str, float]) -> str:
-    """Why such a group can never be placed, in words; empty when enough nodes are large enough, whether they are free now or not.
-
-    `living`: as `ray.nodes()` lists them.
-    """
-    large = sum(1 for node in living if node["Alive"] and _holds(node["Resources"], bundle))
-    if large >= nodes:
-        return ""
-    asks = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-    return (
-        f"{nodes} whole node{'s' * (nodes > 1)} with {asks} can never be placed: the cluster has {large}; "
-        "use fewer ranks, describe the cluster with fewer ranks per node, or add nodes"
-    )
-
-
 def _holds(resources: Mapping[str, float], bundle: Mapping[str, float]) -> bool:
     return all(resources.get(name, 0.0) >= amount for name, amount in bundle.items())

@@ -1,0 +1,184 @@
+"""Programs on the nodes of a Ray cluster: the runner's contract, two nodes of a torchrun job, and that nothing is left of it however it ends.
+
+One cluster of two nodes for the whole module, both on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.ports import AttemptEnded, LogRead, RunnerEvent, StepsReported, TrialRequest
+from autotune.spec import FailureKind
+from autotune.testing.runners import RunnerContract, ended, events_until_ended
+from autotune_workers.ray.names import is_node
+from autotune_workers.runners.ray import RayRunner
+from tests.ray_roles import played, played_head, played_node
+from tests.workers.program_requests import GLOO, on_one_node, on_two_nodes, running
+from tests.workers.ray.test_ray import heard
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.flaky(reruns=2),
+    pytest.mark.timeout(300),
+    # Ray leaves sockets and log files to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+SOON_S = 60.0
+ENVIRONMENT = {"env": {"COLOUR": "blue"}, "node_env": {"127.0.0.2": {"COLOUR": "red"}}}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster of two nodes with two processors each."""
+    with played_head() as (_, address), played_node(address, num_cpus=2):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def shared(cluster: str) -> Iterator[RayRunner]:
+    with RayRunner(address=cluster, **ENVIRONMENT) as runner:
+        yield runner
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + SOON_S
+    while not is_so():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.1)
+
+
+def until_nothing_runs() -> None:
+    until(lambda: not running(GLOO.name), f"processes are left: {running(GLOO.name)}")
+
+
+def measured(runner: RayRunner, asked: TrialRequest) -> list[RunnerEvent]:
+    runner.start(asked)
+    events = events_until_ended(runner, [asked.id])
+    assert ended(events).failure is None, ended(events).failure
+    assert ended(events).measurement is not None
+    return events
+
+
+def until_it_steps(runner: RayRunner, asked: TrialRequest) -> None:
+    runner.start(asked)
+    end_s = time.monotonic() + SOON_S
+    while time.monotonic() < end_s:
+        events = runner.poll(0.2)
+        assert not any(isinstance(event, AttemptEnded) for event in events), events
+        if any(isinstance(event, StepsReported) for event in events):
+            return
+    pytest.fail("no step was reported")
+
+
+def said(events: list[RunnerEvent], beginning: str) -> dict[int, str]:
+    """The first line of each node that begins so."""
+    lines = [(e.node, line) for e in events if isinstance(e, LogRead) for line in e.lines if line.startswith(beginning)]
+    return dict(reversed(lines))
+
+
+def node_actors() -> set[str]:
+    import ray
+
+    return {name for name in ray.util.list_named_actors() if is_node(name)}
+
+
+class TestProgramsOnRayKeepTheRunnersContract(RunnerContract):
+    @pytest.fixture
+    def runner(self, request: pytest.FixtureRequest, cluster: str, shared: RayRunner) -> Iterator[RayRunner]:
+        if "clos" not in request.node.name:
+            yield shared
+            return
+        with RayRunner(address=cluster) as fresh:
+            yield fresh
+
+    @pytest.fixture
+    def request_for(self):
+        return lambda number: on_one_node(number, "--step-s=0.01")
+
+
+def test_a_torchrun_script_trains_on_two_nodes_and_the_next_trial_finds_them_warm(shared: RayRunner) -> None:
+    events = measured(shared, on_two_nodes(0))
+    lines = said(events, "rank ")
+    assert {line.split()[1] for line in lines.values()} == {"0", "1"}
+    assert {line.split()[-1] for line in lines.values()} == {"blue", "red"}
+    assert len(said(events, "2 ranks")) == 1
+    until_nothing_runs()
+    warm = {name for name in node_actors() if shared._groups.label in name}
+    assert len(warm) == 2
+    measured(shared, on_two_nodes(1))
+    assert {name for name in node_actors() if shared._groups.label in name} == warm
+
+
+def test_a_folder_that_was_sent_along_is_needed_no_more(shared: RayRunner, tmp_path: Path) -> None:
+    here = tmp_path / "project"
+    here.mkdir()
+    shutil.copy(GLOO, here)
+    before = set(Path(tempfile.gettempdir()).glob("autotune-folder-*"))
+    asked = on_two_nodes(0, cwd=here, working_dir="upload")
+    events = measured(shared, asked)
+    folders = {line.split()[5] for line in said(events, "rank ").values()}
+    assert len(folders) == 2, "a folder for each node"
+    (here / GLOO.name).unlink()
+    measured(shared, on_two_nodes(1, cwd=here, working_dir="upload"))
+    until(lambda: set(Path(tempfile.gettempdir()).glob("autotune-folder-*")) <= before, "unpacked folders are left")
+
+
+def test_a_node_without_the_program_refuses_it_with_its_path(shared: RayRunner) -> None:
+    asked = on_two_nodes(0, argv=["/nowhere/bin/torchrun", "x", "--b={micro_batch_size}", "--r={dp}"])
+    shared.start(asked)
+    failure = ended(events_until_ended(shared, [asked.id])).failure
+    assert failure is not None
+    assert "node 127.0.0." in failure.message
+    assert "no program '/nowhere/bin/torchrun'" in failure.message
+    assert "trainer.python" in failure.message
+
+
+def test_a_killed_actor_is_a_lost_worker_and_nothing_is_left(shared: RayRunner) -> None:
+    import ray
+
+    asked = on_two_nodes(0, endless=True)
+    until_it_steps(shared, asked)
+    node = shared._groups.handles("program")[1]
+    os.kill(ray.get(node.actor.pid.remote(node.owner), timeout=60), signal.SIGKILL)
+    failure = ended(events_until_ended(shared, [asked.id])).failure
+    assert failure is not None
+    assert failure.kind is FailureKind.WORKER_LOST
+    assert "is lost" in failure.message
+    until_nothing_runs()
+    measured(shared, on_two_nodes(1))
+
+
+def test_a_killed_driver_leaves_nothing_running(cluster: str, shared: RayRunner) -> None:
+    while shared._groups.remove_idle():
+        pass
+    with played("program", cluster, "3") as driver:
+        heard(driver, "StepsReported")
+        assert running(GLOO.name)
+        os.kill(driver.pid, signal.SIGKILL)
+        until_nothing_runs()
+    until(lambda: not node_actors(), "actors are left")
+
+
+def test_the_next_controller_of_the_study_ends_what_an_earlier_one_left(cluster: str, shared: RayRunner) -> None:
+    while shared._groups.remove_idle():
+        pass
+    with played("program", cluster, "600") as driver:
+        heard(driver, "StepsReported")
+        left = set(running(GLOO.name))
+        os.kill(driver.pid, signal.SIGKILL)
+        with played("program", cluster, "3") as heir:
+            assert heard(heir, "adopted") == "adopted []"
+            heard(heir, "StepsReported")
+            assert not left.intersection(running(GLOO.name))
+    until_nothing_runs()
+    until(lambda: not node_actors(), "actors are left")
