@@ -158,6 +158,7 @@ def test_a_killed_actor_is_a_lost_worker_and_nothing_is_left(shared: RayRunner) 
     measured(shared, on_two_nodes(1))
 
 
+@pytest.mark.slow
 def test_a_killed_driver_leaves_nothing_running(cluster: str, shared: RayRunner) -> None:
     while shared._groups.remove_idle():
         pass
