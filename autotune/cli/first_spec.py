@@ -101,9 +101,13 @@ def _problem(draft: Draft, folder: Path) -> str:
     """Why the spec cannot be loaded; empty if it can."""
     from autotune import api
     from autotune.errors import AutotuneError
+    from autotune.schema.files import with_program_files
 
+    document = draft.document
     try:
-        api.load_study(draft.document, base=folder)
+        if isinstance(document["trainer"], dict):
+            document["trainer"] = with_program_files(document["trainer"], folder.absolute())
+        api.load_study(document, base=folder)
     except AutotuneError as error:
         return str(error)
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +33,25 @@ class Findings:
         """The script's own value of a knob or figure, by option or constant; None where it does not say."""
         return self.used[target][1].default if target in self.used else self.constant(target)
 
+    def count(self, target: str) -> int | None:
+        """The script's own value, where it is a whole number above 0."""
+        value = self.default(target)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
     def constant(self, target: str) -> Any:
         """A constant of the script's text."""
-        meanings = ((constant, meaning_of(constant)) for constant in self.script.constants)
-        return next((c.default for c, meaning in meanings if meaning is not None and meaning.target == target), None)
+        return next((constant.default for constant in self._constants(target)), None)
+
+    def where(self, target: str) -> str:
+        """The line that says the value."""
+        option = self.used[target][0] if target in self.used else next(self._constants(target))
+        return f"line {option.line}"
+
+    def _constants(self, target: str) -> Iterator[ScriptOption]:
+        for constant in self.script.constants:
+            meaning = meaning_of(constant)
+            if meaning is not None and meaning.target == target:
+                yield constant
 
 
 def findings_of(script: Script) -> Findings:

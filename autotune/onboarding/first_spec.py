@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +12,18 @@ from autotune.onboarding.present_files import importing_trainers, read_present, 
 from autotune.onboarding.present_spec import import_draft
 from autotune.onboarding.script import read_script
 from autotune.onboarding.script_spec import script_draft
+from autotune.trainers.present import Present
 
 
 def first_draft(path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path) -> Draft:
     """The draft for the file; `folder`: of the spec. Raises `SpecError` for a file that is neither."""
     present = read_present(path)
     name = recognized(present)
-    script = read_script(path.name, present.files[path.name]) if path.suffix == ".py" else None
-    if script is not None and (name is None or script.options):  # torchtitan's configuration is Python, too
+    if path.suffix == ".py":
+        script = read_script(path.name, present.files[path.name])
+        if name is not None and not script.options:  # torchtitan's configuration is Python, too
+            with suppress(SpecError):
+                return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
         return script_draft(script, path, model=model, cluster=cluster, folder=folder)
     if name is None:
         raise SpecError(
@@ -26,5 +31,11 @@ def first_draft(path: Path, *, model: str | None = None, cluster: str | None = N
             remedy="name the trainer with `autotune import --from TRAINER FILE`, or give the script that trains",
             field="FILE",
         )
+    return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
+
+
+def _imported(
+    present: Present, name: str, path: Path, *, model: str | None, cluster: str | None, folder: Path
+) -> Draft:
     draft = import_draft(present, name, path, model=model, cluster=cluster, folder=folder)
     return replace(draft, notes=(f"{path.name} is a configuration of {name}, so it is imported", *draft.notes))

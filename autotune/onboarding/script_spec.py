@@ -67,7 +67,7 @@ def script_draft(
         fill_in.append("trainer.argv")
         notes.append(_how_to_be_told(found))
     workload = _workload(found, cluster)
-    if not ("seq_len" in found.used or found.constant("seq_len")):
+    if not found.count("seq_len"):
         fill_in.append("workload.seq_len")
     heading = (
         f"A first spec of {script.name}, by `autotune init`. Nothing was run; lines are those of {script.name}.",
@@ -182,11 +182,11 @@ def _space(found: Findings) -> dict[str, Any]:
     space: dict[str, Any] = {}
     if found.script.launcher == "python":
         space["world_sizes"] = [1]
-    micro = found.default("micro_batch_size")
+    micro = found.count("micro_batch_size")
     if "micro_batch_size" in found.used:
-        around = micro if isinstance(micro, int) and micro > 0 else BATCH
+        around = micro or BATCH
         space["micro_batch_size"] = sorted({max(1, around // 4), max(1, around // 2), around, 2 * around, 4 * around})
-    elif isinstance(micro, int) and micro > 0:
+    elif micro:
         space["micro_batch_size"] = [micro]
     if "accumulation_steps" not in found.used and "global_batch_size" not in found.used:
         space["accumulation_steps"] = [1]
@@ -202,15 +202,12 @@ def _space(found: Findings) -> dict[str, Any]:
 
 def _batches(found: Findings, cluster: str | None) -> tuple[Any, str]:
     """(the global batch, where it is from)"""
-    micro = found.default("micro_batch_size")
-    micro = micro if isinstance(micro, int) and micro > 0 else BATCH
-    steps = found.default("accumulation_steps")
-    steps = steps if isinstance(steps, int) and steps > 0 else 1
+    micro, steps = found.count("micro_batch_size") or BATCH, found.count("accumulation_steps") or 1
     ranks = _ranks(found, cluster)
     stated = found.used.get("global_batch_size")
     if stated and isinstance(stated[1].default, int):
         in_tokens = bool(stated[1].expression)
-        seq_len = found.default("seq_len") or SEQ_LEN
+        seq_len = found.count("seq_len") or SEQ_LEN
         return (stated[1].default // seq_len if in_tokens else stated[1].default), f"line {stated[0].line}"
     is_total = "accumulation_steps" in found.used and bool(found.used["accumulation_steps"][1].expression)
     is_over_all = "micro_batch_size" in found.used and bool(found.used["micro_batch_size"][1].expression)
@@ -235,20 +232,21 @@ def _ranks(found: Findings, cluster: str | None) -> int:
 
 def _workload(found: Findings, cluster: str | None) -> Entry:
     batch, why = _batches(found, cluster)
-    seq_len = found.default("seq_len")
-    length = f"seq_len: line {found.used['seq_len'][0].line}" if "seq_len" in found.used else "seq_len: its constant"
-    told = length if isinstance(seq_len, int) else "fill in: seq_len, tokens per sequence"
-    value = {"seq_len": seq_len if isinstance(seq_len, int) else SEQ_LEN, "global_batch_size": batch}
+    seq_len = found.count("seq_len")
+    told = f"seq_len: {found.where('seq_len')}" if seq_len else "fill in: seq_len, tokens per sequence"
+    value = {"seq_len": seq_len or SEQ_LEN, "global_batch_size": batch}
     return Entry(key="workload", value=value, comment=f"{told}; batch: {why}")
 
 
 def _baseline(found: Findings) -> Iterator[Entry]:
     """The script's own defaults, as far as it says them."""
-    micro = found.default("micro_batch_size")
-    if "micro_batch_size" not in found.used or not isinstance(micro, int):
+    micro = found.count("micro_batch_size")
+    if "micro_batch_size" not in found.used or not micro:
         return
-    alone = {"dp": 1} if found.script.launcher == "python" else {}
-    values: dict[str, Any] = {**alone, "micro_batch_size": micro, "precision": _precisions(found)[0]}
+    values: dict[str, Any] = {"dp": 1} if found.script.launcher == "python" else {}
+    values |= {"micro_batch_size": micro, "precision": _precisions(found)[0]}
+    if "accumulation_steps" not in found.used and "global_batch_size" not in found.used:
+        values["accumulation_steps"] = 1
     for target in ("recompute", "zero_stage", "compile", "sequence_parallel"):
         if target in found.used and found.used[target][1].values:
             values[target] = found.used[target][1].values[0]

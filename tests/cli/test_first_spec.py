@@ -44,3 +44,45 @@ def test_a_trainer_without_a_configuration_of_its_own_points_to_init(run: Callab
     done = run("import", "--from", "command", "train.py")
     assert done.code == 2
     assert "`autotune init FILE` makes a first spec of a script" in done.err
+
+
+SCRIPT = """import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=4)
+parser.add_argument("--grad-accum", type=int, default=2)
+parser.add_argument("--max-steps", type=int, default=10)
+args = parser.parse_args()
+for step in range(args.max_steps):
+    print(f"step {step} loss {1 / (step + 1):.4f} time {0.01:.3f} s")
+"""
+
+
+def test_init_writes_a_spec_that_is_planned_from_another_folder(run: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text(SCRIPT)
+    done = run("init", "code/train.py", "--model", "gpt2-small", "--cluster", "cpu-1x1", "-o", "specs/train.yaml")
+    assert (done.code, done.out) == (0, "")
+    assert "does not load" not in done.err
+    assert "fill in: workload.seq_len" in done.err
+    assert "next: autotune check specs/train.yaml" in done.err
+    assert run("plan", "specs/train.yaml", "--top", "1", "--json").document["feasible"] > 0
+
+
+def test_init_in_json_holds_the_text_with_its_comments(run: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    document = run("init", "train.py", "--json").document
+    assert "# line 3, default 4" in document["text"]
+    assert document["spec"]["trainer"]["argv"][-1] == "--max-steps={steps}"
+
+
+def test_init_refuses_a_file_that_does_not_exist(run: Callable[..., Any]) -> None:
+    done = run("init", "missing.py")
+    assert done.code == 2
+    assert "missing.py cannot be read: No such file or directory" in done.err
+
+
+def test_an_unknown_cluster_is_answered_with_the_nearest(run: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = run("init", "train.py", "--cluster", "h100-sxn-1x8")
+    assert done.code == 2
+    assert "h100-sxm" in done.err

@@ -243,3 +243,40 @@ def test_on_several_nodes_each_is_told_where_all_meet(name: str, words: list[str
     launch = trainer("command").launch(study.workload, config, study.trainer_options)
     assert list(launch.argv[: len(words)]) == words
     assert launch.env["PET_NNODES"] == "2"
+
+
+def test_a_script_that_cannot_accumulate_has_its_batch_as_a_knob(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--batch_size', type=int, default=8)\n"
+    )
+    study = loaded(first_draft(tmp_path / "train.py", cluster=CLUSTER, folder=tmp_path), tmp_path)
+    assert study.workload.global_batch_sizes == (2, 4, 8, 16, 32)
+    assert {row.config.accumulation_steps for row in api.plan_of(study, top=100).rows} == {1}
+    assert study.baseline == ParallelConfig(micro_batch_size=8, precision="fp32")
+
+
+def test_a_script_that_names_a_trainers_keys_is_still_a_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "config = {'train_micro_batch_size_per_gpu': 4, 'zero_optimization': {'stage': 2}}\n"
+    )
+    assert first_draft(tmp_path / "train.py", folder=tmp_path).document["trainer"]["kind"] == "command"
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "precisions"),
+    [
+        ("'--dtype', default='float16', choices=['float16', 'bfloat16']", "--dtype={precision}", ["fp16", "bf16"]),
+        ("'--fp16', action='store_true'", "{precision}", ["fp32", "fp16"]),
+        ("'--amp', action=argparse.BooleanOptionalAction, default=True", "{precision}", ["fp16", "fp32"]),
+    ],
+)
+def test_precision_is_told_in_the_scripts_own_words(
+    option: str, word: str, precisions: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        f"import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({option})\n"
+    )
+    draft = first_draft(tmp_path / "train.py", cluster=CLUSTER, folder=tmp_path)
+    assert draft.document["space"]["precision"] == precisions
+    assert word in draft.document["trainer"]["argv"]
+    loaded(draft, tmp_path)

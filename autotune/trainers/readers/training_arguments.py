@@ -43,7 +43,7 @@ def read(present: Present) -> Reading:
         **program.options,
     }
     optimizer = "adamw" if optim.startswith("adamw") else "sgd" if optim == "sgd" else ""
-    left = keys.left
+    left = {key: value for key, value in keys.left.items() if value is not None}  # null: its default
     if optim and optim not in ("adamw_torch", "sgd"):
         left["optim"] = optim
     return Reading(
