@@ -153,7 +153,8 @@ class AdoptingRunner(TrialRunner, Protocol):
 
 
 class PreflightRunner(TrialRunner, Protocol):
-    """A runner whose class says what it cannot run, before a runner is made and anything is started. Both methods are optional for a class."""
+    """A runner that says what it cannot run: its class before a runner is made and anything is started, and the runner of the cluster that it joined.
+    Each method is optional."""
 
     @classmethod
     def preflight(cls, study: Study) -> None:
@@ -164,4 +165,8 @@ class PreflightRunner(TrialRunner, Protocol):
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
         """Raises `RunnerError` (or `MissingExtraError`) for a study that it cannot run on this machine. `smallest`: the config of the space with
         the fewest ranks. Takes milliseconds: nothing is started, and no cluster is asked."""
+        ...
+
+    def check_study(self, study: Study) -> None:
+        """Raises `RunnerError` for what only a runner that is made can know: what the cluster that it joined cannot run."""
         ...

@@ -181,6 +181,12 @@ def make_runner_of(assembly: Assembly) -> TrialRunner:
     check_here(study, assembly.space)
     runner = make_runner(study.runner, **dict(study.runner_options))
     least = int(assembly.space.table.world_size.min())
+    if (check := getattr(runner, "check_study", None)) is not None:
+        try:
+            check(study)
+        except RunnerError:
+            runner.close()
+            raise
     trouble = ""
     if study.trainer not in runner.trainers:
         trouble = (

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.api import load_study
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptQueued, RunnerEvent, StepsReported
 from autotune.spec import FailureKind
@@ -20,6 +21,7 @@ from autotune_workers.process.machine import is_alive
 from autotune_workers.ray.connection import answers_on_loopback
 from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import go_away, played, played_head, played_node
+from tests.small_studies import spec
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
 from tests.workers.requests import DOUBLE, PATIENT, request
 from tests.workers.requests import request as asking
@@ -398,3 +400,9 @@ def test_nobody_at_the_address_is_output_at_once() -> None:
 def test_the_numbers_of_the_rows_are_those_of_their_faults() -> None:
     for name, row in ROWS.items():
         assert all(f.trial == NUMBERS[name] for f in row.faults), name
+
+
+def test_a_study_of_gpus_does_not_train_on_a_cluster_without_any(shared: RayRunner) -> None:
+    with pytest.raises(RunnerError, match=r"no GPU is visible in the Ray cluster.*gpus_per_rank: 0"):
+        shared.check_study(load_study(spec(runner="ray")))
+    shared.check_study(load_study(spec(runner="ray", cluster={"gpu": "cpu", "gpus_per_node": 8})))

@@ -32,12 +32,12 @@ def _count_gpus() -> int:
         return 0
 
 
-def check_device(study: Study, *, on_gpu: bool, on_cpu: str) -> None:
-    """A study of GPUs trains on the CPU only where that was asked for; `on_cpu`: the option that asks for it."""
+def check_device(study: Study, *, on_gpu: bool, on_cpu: str, where: str = "on this machine") -> None:
+    """A study of GPUs trains on the CPU only where that was asked for; `on_cpu`: the option that asks for it; `where`: in which place it would train."""
     gpu = study.workload.cluster.gpu
     if not gpu.is_cpu and not on_gpu:
         raise RunnerError(
-            f"the cluster {study.workload.cluster.name} has GPUs ({gpu.name}), but no GPU is visible on this machine, on which the runner {study.runner!r} would train",
+            f"the cluster {study.workload.cluster.name} has GPUs ({gpu.name}), but no GPU is visible {where}, where the runner {study.runner!r} would train",
             remedy=f"run it where those GPUs are, name what is here (`cluster: local`), or train on the CPU all the same with "
             f"runner: {{kind: {study.runner}, {on_cpu}}}",
             field="runner",

@@ -75,6 +75,7 @@ class RayRunner(AnyTrainerRunner):
         _check_sizes(num_cpus=num_cpus, num_gpus=num_gpus, cpus_per_rank=cpus_per_rank)
         self._cluster = RayCluster(address=address, num_cpus=_cpus(num_cpus), num_gpus=num_gpus, dashboard=dashboard)
         gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
+        self._trains_as_asked = gpus > 0 or gpus_per_rank is not None
         bundle = {k: v for k, v in (("CPU", cpus_per_rank), ("GPU", gpus)) if v}
         self._groups = ActorGroups(
             self._cluster, bundle=bundle, abandoned_s=abandoned_s, lost_s=lost_s, environment=environment
@@ -111,6 +112,10 @@ class RayRunner(AnyTrainerRunner):
         capacity = min((n / of for n, of in ((cpus, of_cpu), (gpus, of_gpu)) if of), default=math.inf)
         check_ranks(study, smallest, capacity)
         check_program(study, smallest)
+
+    def check_study(self, study: Study) -> None:
+        """Raises `RunnerError` for a study of GPUs on a cluster without any."""
+        check_device(study, on_gpu=self._trains_as_asked, on_cpu="gpus_per_rank: 0", where="in the Ray cluster")
 
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
         """Takes over the gangs that an earlier runner left behind for this study. Returns those of `attempts` that they run, or have ended.
