@@ -9,8 +9,9 @@ import pytest
 
 from autotune.errors import ExportError
 from autotune.spec import ParallelConfig
-from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract
+from autotune.testing.trainers import EXPERTS, GPT, MODEL, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer
+from tests.trainers.released_names import released_names
 
 ITERATION = (
     " [2026-05-28 22:26:20.123456] iteration      122/  250000 | consumed samples:       124928 | "
@@ -163,3 +164,17 @@ class TestMegatron(TrainerContract):
         assert {"--node-rank=1", "--master-addr=10.0.0.7", "--master-port=4000"} <= set(started.argv)
         assert not started.is_spread
         assert not trainer("megatron").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8)).is_spread
+
+
+def test_every_flag_is_one_that_the_release_knows() -> None:
+    known = frozenset().union(*released_names("megatron-core-0.16.1").values())
+    renamed = {"fp8-format", "num-experts", "ckpt-format", "lr-decay-style"}  # flags of other names than their fields
+    seen = set()
+    for model in (MODEL, GPT, EXPERTS):
+        workload = replace(WORKLOAD, model=model)
+        for config in configs():
+            if not trainer("megatron").limits(workload, config):
+                argv = trainer("megatron").launch(workload, config).argv
+                seen |= {word[2:] for word in argv[argv.index("pretrain_gpt.py") :] if word.startswith("--")}
+    assert seen - renamed <= known, seen - renamed - known
+    assert len(seen) > 40

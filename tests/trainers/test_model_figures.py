@@ -95,6 +95,9 @@ def test_the_rotary_scaling_of_llama_31_is_carried_over_where_the_trainer_knows_
         found = launch("torchtitan", scaled, hf_assets_path="assets", version=version)
         assert expected in "".join(found.files.values())
         assert not [note for note in found.notes if "rotary" in note]
+    found = launch("megatron", scaled)
+    assert "--use-rope-scaling --rope-scaling-factor 32.0" in " ".join(found.argv)
+    assert not [note for note in found.notes if "rotary" in note]
 
 
 @pytest.mark.parametrize("name", ["megatron", "nanotron", "torchtitan"])
@@ -104,8 +107,11 @@ def test_another_model_than_the_file_means_is_refused_by_its_family(name: str, t
 
 
 def test_what_is_not_carried_over_is_named_in_a_note(tmp_path: Path) -> None:
-    notes = launch("megatron", study(tmp_path, LLAMA_31)).notes
+    notes = launch("nanotron", study(tmp_path, LLAMA_31), entrypoint="run_train.py").notes
     assert any("rotary scaling 'llama3'" in note for note in notes)
+    other = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}
+    notes = launch("megatron", study(tmp_path, {**LLAMA_31, "rope_scaling": other})).notes
+    assert any("only the factor is carried over" in note for note in notes)
     asked = api.load_study(
         {
             "model": "llama-8b",

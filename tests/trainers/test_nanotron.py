@@ -9,8 +9,9 @@ import yaml
 
 from autotune.errors import ExportError
 from autotune.spec import ParallelConfig
-from autotune.testing.trainers import WORKLOAD, TrainerContract
+from autotune.testing.trainers import WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer
+from tests.trainers.released_names import released_names
 
 LINE = (
     "[0434:0]:11/01/2024 11:05:18 [INFO|DP=0|PP=0|TP=0|lrdn0434]: iteration: 12001 / 17500 | consumed_tokens: 25.2G | "
@@ -74,3 +75,15 @@ class TestNanotron(TrainerContract):
     def test_a_missing_entrypoint_is_refused(self) -> None:
         with pytest.raises(ExportError, match="entrypoint is not set"):
             trainer("nanotron").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8))
+
+
+def test_every_key_is_one_that_its_main_branch_knows() -> None:
+    known = released_names("nanotron-main")
+    for config in configs():
+        if trainer("nanotron").limits(WORKLOAD, config, TestNanotron.options):
+            continue
+        written = document(trainer("nanotron").launch(WORKLOAD, config, TestNanotron.options))
+        assert written.keys() <= known["Config"]
+        for section in ("general", "parallelism", "model", "tokens", "optimizer", "checkpoints", "logging"):
+            assert written[section].keys() <= known[section], section
+        assert written["optimizer"]["learning_rate_scheduler"].keys() <= known["optimizer.learning_rate_scheduler"]

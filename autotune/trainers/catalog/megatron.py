@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
-from autotune.spec.model_figures import figures_of
+from autotune.spec.model_figures import LLAMA3_SCALING, figures_of, llama3_scaling
 from autotune.trainers.effective import cpu_note, effective
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
@@ -29,6 +29,7 @@ class MegatronTrainer(Trainer):
     families = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "gpt2"})
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
     checked_against = "Megatron-LM 0.14 to 0.20"
+    rotary_scalings = frozenset({"llama3"})
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
@@ -49,7 +50,12 @@ class MegatronTrainer(Trainer):
         ),
         Option(name="tokenizer_type", meaning="Megatron's tokenizer class, with data_path", default=""),
         Option(name="tokenizer_model", meaning="path or name of the tokenizer, with data_path", default=""),
-        Option(name="transformer_impl", meaning="transformer_engine or local", default="transformer_engine"),
+        Option(
+            name="transformer_impl",
+            meaning="transformer_engine or local",
+            default="transformer_engine",
+            choices=("transformer_engine", "local"),
+        ),
         Option(name="overlap", meaning="overlap gradient and weight communication with compute", default=True),
     )
 
@@ -78,6 +84,10 @@ class MegatronTrainer(Trainer):
         if c.zero_stage < 2 and (c.tp > 1 or c.cp > 1):
             env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
         notes = [*cpu_note(workload, "Megatron-LM")]
+        if {**(llama3_scaling(workload.model) or LLAMA3_SCALING), "factor": 8.0} != LLAMA3_SCALING:
+            notes.append(
+                "of the model's rotary scaling only the factor is carried over: its other figures are not Llama 3.1's"
+            )
         if options["entrypoint"] == "pretrain_gpt.py":
             notes.append(
                 "run it in a checkout of Megatron-LM, or set the option entrypoint to the path of pretrain_gpt.py"
@@ -146,6 +156,8 @@ def _model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
             flags["norm-epsilon"] = figures.norm_epsilon
         flags |= {"add-qkv-bias": True} if figures.qkv_bias and model.gated_mlp else {}
         flags |= {"qk-layernorm": True} if figures.qk_norm else {}
+    if scaling := llama3_scaling(model):
+        flags |= {"use-rope-scaling": True, "rope-scaling-factor": scaling["factor"]}
     return flags
 
 

@@ -36,7 +36,7 @@ class NanotronTrainer(Trainer):
     name = "nanotron"
     families = frozenset({"llama"})
     summary = "nanotron (main branch), one YAML and run_train.py"
-    checked_against = "nanotron 0.4 and its main branch"
+    checked_against = "nanotron's main branch after 0.4"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
