@@ -28,7 +28,7 @@ class MegatronTrainer(Trainer):
     name = "megatron"
     families = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "gpt2"})
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
-    checked_against = "Megatron-LM 0.14 to 0.20"
+    checked_against = "Megatron-LM with Megatron Core 0.16.1; names also in 0.20"
     rotary_scalings = frozenset({"llama3"})
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
     reads = frozenset({
