@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.ports import TrialRequest
+import pytest
+
+from autotune.ports import AttemptEnded, StepsReported, TrialRequest, TrialRunner
 from tests.workers.process import program
 from tests.workers.requests import PATIENT, request
 
@@ -50,3 +53,15 @@ def running(script: str) -> list[int]:
             if entry.isdigit() and script.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
                 found.append(int(entry))
     return found
+
+
+def until_it_steps(runner: TrialRunner, asked: TrialRequest, *, deadline_s: float = 120.0) -> None:
+    """Starts the trial and waits for its first step."""
+    runner.start(asked)
+    end_s = time.monotonic() + deadline_s
+    while time.monotonic() < end_s:
+        events = runner.poll(0.2)
+        assert not any(isinstance(event, AttemptEnded) for event in events), events
+        if any(isinstance(event, StepsReported) for event in events):
+            return
+    pytest.fail("no step was reported")

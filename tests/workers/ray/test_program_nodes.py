@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.ports import AttemptEnded, LogRead, RunnerEvent, StepsReported, TrialRequest
+from autotune.ports import LogRead, RunnerEvent, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.ray.names import is_node
 from autotune_workers.runners.ray import RayRunner
 from tests.ray_roles import played, played_head, played_node
-from tests.workers.program_requests import GLOO, on_one_node, on_two_nodes, running
+from tests.workers.program_requests import GLOO, on_one_node, on_two_nodes, running, until_it_steps
 from tests.workers.ray.test_ray import heard
 
 pytestmark = [
@@ -67,17 +67,6 @@ def measured(runner: RayRunner, asked: TrialRequest) -> list[RunnerEvent]:
     assert ended(events).failure is None, ended(events).failure
     assert ended(events).measurement is not None
     return events
-
-
-def until_it_steps(runner: RayRunner, asked: TrialRequest) -> None:
-    runner.start(asked)
-    end_s = time.monotonic() + SOON_S
-    while time.monotonic() < end_s:
-        events = runner.poll(0.2)
-        assert not any(isinstance(event, AttemptEnded) for event in events), events
-        if any(isinstance(event, StepsReported) for event in events):
-            return
-    pytest.fail("no step was reported")
 
 
 def said(events: list[RunnerEvent], beginning: str) -> dict[int, str]:

@@ -6,13 +6,14 @@ adopts every orphan below it (`PR_SET_CHILD_SUBREAPER` of prctl(2)), knows all d
 has ended, when it is told to, when its owner is gone, and when the owner's lease runs out. It forks away from whoever starts it, because Ray kills
 the direct children of an actor before they could end anything. It imports the standard library only and starts in milliseconds.
 
-    owner -> keeper   {"command": "start", "argv": [...], "env": {...}, "cwd": PATH, "files": {NAME: TEXT}, "folder_word": W, "remove": [PATH, ...], "lease_s": S}
+    owner -> keeper   {"command": "start", "argv": [...], "env": {...}, "cwd": PATH, "files": {NAME: TEXT}, "folder_word": W,
+                       "remove": [PATH, ...], "lease_s": S}
                       {"command": "alive"}   {"command": "end"}   the end of the channel means `end` too
     keeper -> owner   {"event": "keeper", "pid": N}, then as in `program_places`: started or refused, lines, at last ended
 
 `files` are written into a temporary folder, whose path takes the place of `folder_word` in arguments and variables, and in which the program runs
-where `cwd` is empty. `remove`: folders that are removed at the end. `lease_s`: without `alive` for so long everything ends; it is counted in rounds of the loop, so that the time for which this
-machine stood still counts as one round. Without it there is no lease.
+where `cwd` is empty. `remove`: folders that are removed at the end. `lease_s`: without `alive` for so long everything ends; it is counted in rounds
+of the loop, so that the time for which this machine stood still counts as one round. Without it there is no lease.
 """
 
 from __future__ import annotations
@@ -233,7 +234,10 @@ def _refusal(order: Mapping[str, Any], folder: str, error: Exception) -> str:
     """Why the program cannot be started here, in words."""
     cwd, program = order["cwd"] or folder, order["argv"][0]
     if cwd and not os.path.isdir(cwd):
-        return f"there is no folder {cwd!r} on {socket.gethostname()}; name one that every node has with trainer.cwd"
+        return (
+            f"there is no folder {cwd!r} on {socket.gethostname()}; "
+            "name one that every node has with trainer.cwd, or send it along with trainer.working_dir: upload"
+        )
     if not os.path.exists(os.path.join(cwd, program)):
         return (
             f"there is no program {program!r} on {socket.gethostname()}; "

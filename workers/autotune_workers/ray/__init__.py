@@ -1,4 +1,4 @@
-"""Rank pools on a Ray cluster.
+"""Gangs of ranks and nodes for programs on a Ray cluster.
 
 connection.py     joins a cluster, or starts one on this machine
 capacity.py       how many ranks fit, and whether others wait for a placement
@@ -11,6 +11,11 @@ rank_pools.py     one placement group per gang, with an actor per rank
 rank_host.py      the actor of a rank: holds its resources and its process
 rank_handle.py    the runner's side of that actor
 placement.py      asks for a placement group of whole nodes
+node_places.py    one placement group per program, with an actor per node
+node_host.py      the actor of a node: holds its resources, and starts a keeper for each attempt
+node_handle.py    the runner's side of that actor
+node_environment.py  the variables that the runner adds on each node
+program_folder.py the folder of a program that is sent along
 message_log.py    an actor's messages, kept until they are confirmed
 adoption.py       gangs that the study's last runner left behind
 janitor.py        an actor that removes placement groups which a killed driver left without actors

@@ -1,0 +1,105 @@
+"""The actor of a node and its keeper, with a real program and without Ray: what the owner hears, whom the actor obeys, how the program ends."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from autotune_workers.gang.wire import Message
+from autotune_workers.process.machine import is_alive
+from autotune_workers.process.program_places import ProgramOrder
+from autotune_workers.ray import node_host as module
+from autotune_workers.ray.node_host import NodeHost
+
+COUNT = "for i in range(5000): print(i, 'x' * 60)"
+SLEEP = "import time; print('up', flush=True); time.sleep(600)"
+
+
+def order(code: str) -> ProgramOrder:
+    return ProgramOrder(argv=(sys.executable, "-c", code))
+
+
+@pytest.fixture
+def host() -> Iterator[Any]:
+    host: Any = object.__new__(NodeHost)
+    host._address, host._environment, host._package, host._lease_s = "127.0.0.1", {"COLOUR": "red"}, [], None
+    host._prepare("owner")
+    try:
+        yield host
+    finally:
+        host._abandon()
+
+
+class Owner:
+    """Listens as `RayNode` does."""
+
+    def __init__(self, host: Any) -> None:
+        self.host, self.heard = host, 0
+
+    def until(self, event: str) -> list[Message]:
+        """All messages to the first one of this kind."""
+        messages: list[Message] = []
+        end_s = time.monotonic() + 30.0
+        while time.monotonic() < end_s:
+            for message in self.host.listen("owner", self.heard):
+                self.heard = message["number"]
+                messages.append(message)
+                if message["event"] == event:
+                    return messages
+        pytest.fail(f"no {event}: {messages}")
+
+
+def test_each_attempt_has_its_own_port_and_messages(host: Any) -> None:
+    owner = Owner(host)
+    host.prepare("owner", 1)
+    (ready,) = owner.until("ready")
+    assert ready["address"] == "127.0.0.1"
+    host.begin("owner", 1, order("import os; print(os.environ['COLOUR'])"))
+    messages = owner.until("ended")
+    assert [line for m in messages if m["event"] == "lines" for _, line in m["lines"]] == ["red"]
+    assert messages[-1]["code"] == 0
+    assert {m["attempt"] for m in messages} == {1}
+    host.prepare("owner", 2)
+    (again,) = owner.until("ready")
+    assert again["attempt"] == 2
+    assert again["port"] != ready["port"]
+    host.begin("owner", 1, order(SLEEP))
+    host.end("owner")
+    assert host.listen("owner", owner.heard) == [], "an order of an earlier attempt is late"
+
+
+def test_a_long_log_comes_in_few_messages_without_a_gap(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_UNHEARD", 2)
+    owner = Owner(host)
+    host.prepare("owner", 1)
+    host.begin("owner", 1, order(COUNT))
+    time.sleep(1.0)
+    assert host._log.unheard <= 16, "while nobody listens the keeper keeps the log back"
+    lines = [line for m in owner.until("ended") if m["event"] == "lines" for _, line in m["lines"]]
+    assert [int(line.split()[0]) for line in lines] == list(range(5000))
+
+
+def test_a_missing_program_is_refused_with_its_node(host: Any) -> None:
+    host.prepare("owner", 1)
+    host.begin("owner", 1, ProgramOrder(argv=("/nowhere/bin/python",)))
+    reason = Owner(host).until("refused")[-1]["reason"]
+    assert reason.startswith("node 127.0.0.1: there is no program '/nowhere/bin/python'")
+
+
+@pytest.mark.parametrize("how", ["end", "prepare", "abandon"])
+def test_the_program_ends_when_its_owner_wants_it_or_is_gone(host: Any, how: str) -> None:
+    owner = Owner(host)
+    host.prepare("owner", 1)
+    host.begin("owner", 1, order(SLEEP))
+    pid = owner.until("lines")[1]["pid"]
+    assert is_alive(pid)
+    host.end("stranger")
+    host.prepare("stranger", 2)
+    assert is_alive(pid), "a stranger is not obeyed"
+    {"end": lambda: host.end("owner"), "prepare": lambda: host.prepare("owner", 2), "abandon": host._abandon}[how]()
+    assert owner.until("ended")[-1]["left"] == []
+    assert not is_alive(pid)
