@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.errors import SpecError
 from autotune.planning import Plan, WhatIf, plan, what_if
-from autotune.ports import CalibrationStore, Store, StudyReader, StudyRecord
+from autotune.ports import CalibrationStore, Store, StudyReader, StudyRecord, TrialRunner
 from autotune.registry import RUNNERS, find
 from autotune.results.answers import (
     Result,
@@ -44,6 +44,7 @@ from autotune.spec.plain import fingerprint, study_to_dict
 from autotune.study import preflight
 from autotune.study.check_verdict import verdict_of as check_verdict
 from autotune.study.checking import check_document, prepare_check, run_check
+from autotune.study.passed_runner import run_by, runner_name
 from autotune.study.progress import OnEvent
 from autotune.study.running import ACTIONS, act, run_study, submit_study
 
@@ -104,6 +105,7 @@ def tune(
     study_id: str | None = None,
     owner: str = "",
     searcher: str | Searcher | SearcherFactory | None = None,
+    runner: TrialRunner | None = None,
 ) -> Result:
     """Runs a study in the foreground, to its end or to Ctrl-C (then the record is PAUSED and the same call goes on).
 
@@ -112,7 +114,8 @@ def tune(
     `autotune.search.Searcher`, a function that makes one of an `autotune.search.Problem`, or a fresh searcher over
     `SearchSpace.of_study(study)`. The study records the name of such an object
     (`python:MODULE.NAME`); a later call goes on with the study when it passes the same object, which makes the searcher anew and is told all
-    trials again. Raises `InfeasibleError` before anything starts, `RunnerError`, `StoreError`,
+    trials again. `runner`: an `autotune.ports.TrialRunner` that runs the trials instead of the study's, recorded and resumed in the same way; it is
+    closed at the end. Raises `InfeasibleError` before anything starts, `RunnerError`, `StoreError`,
     `ConflictError` when another live controller has it.
     """
     if not isinstance(study, Study):
@@ -125,17 +128,30 @@ def tune(
     made_by = None if searcher is None or isinstance(searcher, str) else searcher
     if searcher is not None:
         study, spec = _with_searcher(study, spec, searcher)
-    with _opened(store) as database:
+    if runner is not None:
+        study, spec = run_by(study, runner), {**spec, "runner": runner_name(runner)} if spec else {}
+    with contextlib.ExitStack() as at_the_end, _opened(store) as database:
+        if runner is not None:
+            at_the_end.callback(runner.close)
         if study_id is None:
             found = _unfinished(database, study, spec or {}) if resume else None
             key = _one_of_those_at_once(database, study) if resume and found is None else None
             if found is None:
                 found = submit_study(
-                    database, study, spec, idempotency_key=key, owner=owner, searcher=made_by, here=True
+                    database,
+                    study,
+                    spec,
+                    idempotency_key=key,
+                    owner=owner,
+                    searcher=made_by,
+                    here=True,
+                    runner=runner,
                 )
             study_id = found.id
         with _signals() as interrupted:
-            return run_study(database, study_id, on_event=on_event, interrupted=interrupted, searcher=made_by)
+            return run_study(
+                database, study_id, on_event=on_event, interrupted=interrupted, searcher=made_by, runner=runner
+            )
 
 
 def plan_of(study: Study, *, top: int = 10, store: CalibrationStore | None = None) -> Plan:

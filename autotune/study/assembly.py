@@ -23,6 +23,7 @@ from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
 from autotune.spec.size import format_bytes
 from autotune.spec.study import SIMULATED
 from autotune.study.controller import HOPELESS
+from autotune.study.passed_runner import check_passed
 from autotune.study.preflight import check_here
 
 if TYPE_CHECKING:
@@ -172,14 +173,16 @@ def history_of(study: Study, store: StudyReader, *, before: datetime) -> list[tu
     ]
 
 
-def make_runner_of(assembly: Assembly) -> TrialRunner:
-    """The study's runner. Raises `RunnerError` when it cannot run this trainer, or has too few ranks for any config; where the runner can say so
-    beforehand, before it is made."""
+def make_runner_of(assembly: Assembly, passed: TrialRunner | None = None) -> TrialRunner:
+    """The study's runner: `passed`, where it was passed as an object. Raises `RunnerError` when it cannot run this trainer, or has too few ranks for
+    any config; where the runner can say so beforehand, before it is made."""
     from autotune.registry import make_runner
 
     study = assembly.study
-    check_here(study, assembly.space)
-    runner = make_runner(study.runner, **dict(study.runner_options))
+    check_passed(study, passed)
+    if passed is None:
+        check_here(study, assembly.space)
+    runner = passed or make_runner(study.runner, **dict(study.runner_options))
     least = int(assembly.space.table.world_size.min())
     if (check := getattr(runner, "check_study", None)) is not None:
         try:

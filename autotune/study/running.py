@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError, CatalogError, ConflictError, RunnerError, StoreError
-from autotune.ports import Store, StudyRecord, StudyStore
+from autotune.ports import Store, StudyRecord, StudyStore, TrialRunner
 from autotune.results.answers import Result, is_held, result_of
 from autotune.spec import Study, StudyStatus
 from autotune.study.assembly import assemble, history_of, make_runner_of
 from autotune.study.controller import STOPPED_ON_REQUEST, Controller
 from autotune.study.lease import StudyLease
 from autotune.study.loop import Loop
+from autotune.study.passed_runner import check_passed
 from autotune.study.preflight import check_here, check_runner
 from autotune.study.progress import Notice, OnEvent, StudyOpened
 from autotune.study.references import keep_losses, known_losses
@@ -36,17 +37,20 @@ def submit_study(
     owner: str = "",
     searcher: SearcherFactory | None = None,
     here: bool = False,
+    runner: TrialRunner | None = None,
 ) -> StudyRecord:
     """Checks that the study can be run at all (space, searcher, guesses, memory, runner: `InfeasibleError`, `ConfigError`, `RunnerError`) and keeps it as QUEUED.
 
     `searcher`: what makes the study's searcher, where that is registered under no name. `here`: this machine is going to run it, so what it
-    cannot run is refused too; otherwise the machine that runs it is asked when the study starts.
+    cannot run is refused too; otherwise the machine that runs it is asked when the study starts. `runner`: the study's, where it is passed as an
+    object; it is asked nothing.
     """
     assembly = assemble(study, store)
     assembly.check_fit()
-    if here:
+    check_passed(study, runner)
+    if here and runner is None:
         check_here(study, assembly.space)
-    else:
+    elif runner is None:
         check_runner(study)
     assembly.searcher(factory=searcher)
     return store.submit(study, spec or {}, idempotency_key=idempotency_key, owner=owner)
@@ -61,15 +65,17 @@ def run_study(
     leave: bool = False,
     lease_s: float = 10.0,
     searcher: SearcherFactory | None = None,
+    runner: TrialRunner | None = None,
 ) -> Result:
     """Claims a submitted study and runs it until it ends, is paused, or `interrupted()` says so. For `tune` and the supervisor.
 
     `leave`: when interrupted it is not PAUSED but keeps its status, for the next controller. `searcher`: what makes the study's searcher,
-    where that is registered under no name; it must be the one that the study was submitted with.
+    where that is registered under no name; it must be the one that the study was submitted with. `runner`: likewise the study's runner, which is
+    closed at the end.
 
     A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds it and `StoreError` when the store stays
     away; both leave the study as it is for the next controller. Any other error makes the study FAILED with a message, or PAUSED when the runner
-    failed after something had been measured or when only the study's searcher is not here, and is raised too.
+    failed after something had been measured or when only the study's searcher or runner is not here, and is raised too.
     """
     tell, stop = on_event or (lambda _: None), interrupted or (lambda: False)
     record = store.study(study_id)
@@ -79,13 +85,13 @@ def run_study(
     trouble = {"on_trouble": lambda text: tell(Notice(message=text)), "impatient": stop}
     with StudyLease.claim(store, record.id, lease_s=lease_s, **trouble) as lease:
         try:
-            _run(store, lease, tell, stop, leave, searcher)
+            _run(store, lease, tell, stop, leave, searcher, runner)
         except (ConflictError, StoreError):
             raise
         except Exception as error:
             message = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
-            lacks_searcher = isinstance(error, CatalogError) and error.field == "searcher"
-            can_go_on = lacks_searcher or (
+            lacks_object = isinstance(error, CatalogError) and error.field in ("searcher", "runner")
+            can_go_on = lacks_object or (
                 isinstance(error, RunnerError) and any(t.is_measured for t in store.trials(record.id))
             )
             lease.move(StudyStatus.PAUSED if can_go_on else StudyStatus.FAILED, message)
@@ -142,6 +148,7 @@ def _run(
     stop: Callable[[], bool],
     leave: bool,
     factory: SearcherFactory | None,
+    passed: TrialRunner | None,
 ) -> None:
     record = lease.record()
     study = record.study
@@ -152,7 +159,7 @@ def _run(
         tell(Notice(message=f"a guess of the spec is left out, because this cluster cannot run it: {guess}"))
         if record.started_at is None:
             store.record_event(record.id, "guess.left_out", {"message": guess})
-    runner = make_runner_of(assembly)
+    runner = make_runner_of(assembly, passed)
     try:
         if record.status is not StudyStatus.STOPPING:
             record = lease.move(StudyStatus.RUNNING, "")

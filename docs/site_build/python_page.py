@@ -20,6 +20,7 @@ SECTIONS = {
     "Searching by hand": ("autotune.space.SearchSpace", "autotune.search.make_searcher", "autotune.search.Searcher"),
     "Trainers": ("autotune.trainers.Trainer", "autotune.trainers.Launch", "autotune.trainers.StepMetrics"),
     "Runners": ("autotune.ports.TrialRunner", "autotune.ports.TrialRequest", "autotune.ports.AttemptEnded"),
+    "Ray Train": ("autotune.ray.tune_torch_trainer", "autotune.ray.with_config"),
     "Optuna": ("autotune.search.optuna_study",),
     "Errors": ("autotune.errors",),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune import api, registry
-from autotune.errors import NotFoundError, SpecError
+from autotune.errors import CatalogError, NotFoundError, SpecError
 from autotune.ports import Store
 from autotune.spec import Failure, FailureKind, Objective, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
@@ -187,3 +187,26 @@ def test_the_next_step_names_the_studys_trainer_with_what_it_needs(change: dict[
     assert document["next_export"] == target
     api.export_document(store, result.record.id, target["trainer"], target["options"])
     store.close()
+
+
+def test_an_export_says_how_its_config_was_measured_and_what_starts_it(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    result = api.result_of(store, study_id)
+    assert result.best is not None
+    assert result.best.measurement is not None
+    plain = api.export_document(store, study_id, "native", {})
+    assert plain["job"]["scheduler"] == "shell"
+    assert plain["job"]["files"] == {}
+    job = api.export_document(store, study_id, "native", {"steps": 3, "partition": "gpu"}, on="slurm")
+    assert "#SBATCH --partition=gpu" in job["job"]["files"]["job.sbatch"]
+    assert job["files"].keys() == plain["files"].keys()
+    tuned = job["tuned"]
+    assert tuned["study"]["id"] == study_id
+    assert tuned["tokens_per_s"] == result.best.measurement.tokens_per_s
+    assert tuned["speedup"] == result.speedup
+    assert tuned["trials"]["measured"] == len({t.config for t in result.measured})
+    json.dumps(job, allow_nan=False)
+    with pytest.raises(SpecError, match="partition"):
+        api.export_document(store, study_id, "native", {"partition": "gpu"}, on="ray")
+    with pytest.raises(CatalogError, match="did you mean slurm"):
+        api.export_document(store, study_id, "native", {}, on="slum")

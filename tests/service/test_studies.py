@@ -43,6 +43,9 @@ def test_a_study_is_submitted_run_and_answered(tuning: Service) -> None:
         with pytest.raises(SpecError, match="one model on one cluster"):
             client.best_across(metric="cost")
         launch = client.export(study["id"], "megatron", {"steps": 7})
+        job = client.export(study["id"], "megatron", {"steps": 7, "account": "team"}, on="slurm")["job"]
+        assert "#SBATCH --account=team" in job["files"]["job.sbatch"]
+        assert job["start"] == "sbatch job.sbatch"
         assert launch["config"] == done["best"]["config"]
         assert "--train-iters" in " ".join(launch["argv"])
         assert "7" in launch["argv"] or any(word.endswith("=7") for word in launch["argv"])

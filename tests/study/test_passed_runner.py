@@ -1,0 +1,79 @@
+"""A runner that is passed to `tune` as an object, registered under no name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from autotune import api
+from autotune.errors import CatalogError, ConflictError, RunnerError
+from autotune.ports import Store
+from autotune.registry import runner_class
+from autotune.spec import StudyStatus
+from autotune.store import MemoryStore
+from autotune.study.running import run_study
+from tests.small_studies import QUIET, configs, spec
+from tests.study.test_passed_searcher import interrupt_at
+
+Simulated = runner_class("simulated", {})
+
+
+class Counting(Simulated):  # type: ignore[misc, valid-type]
+    """The simulated runner, which counts what it starts and whether it is closed."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(noise=0.0, outlier_every=0, **options)
+        self.started, self.closed = 0, False
+
+    def start(self, request: object) -> None:
+        self.started += 1
+        super().start(request)
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    memory = MemoryStore()
+    yield memory
+    memory.close()
+
+
+def test_a_runner_that_is_passed_runs_the_trials_and_its_name_is_recorded(store: Store) -> None:
+    runner = Counting()
+    result = api.tune(spec(), store=store, runner=runner)
+    assert result.record.study.runner == f"python:{__name__}.Counting"
+    assert result.record.spec["runner"] == result.record.study.runner
+    assert runner.started == len(result.trials)
+    assert runner.closed
+    other = MemoryStore()
+    assert configs(result.trials) == configs(api.tune(spec(), store=other).trials)
+    other.close()
+
+
+def test_an_interrupted_study_goes_on_with_the_same_kind_of_runner_only(store: Store) -> None:
+    paused = api.tune(spec(), store=store, runner=Counting(time_scale=0.001), on_event=interrupt_at(3))
+    assert paused.record.status is StudyStatus.PAUSED
+    api.act(store, paused.record.id, "resume")
+    with pytest.raises(CatalogError, match=r"passed to autotune\.tune as an object"):
+        run_study(store, paused.record.id)
+    assert store.study(paused.record.id).status is StudyStatus.PAUSED
+    stranger = Simulated(noise=0.0)
+    with pytest.raises(ConflictError, match="the study runs on"):
+        api.tune(spec(), store=store, study_id=paused.record.id, runner=stranger)
+    whole = api.tune(spec(), store=store, runner=Counting())
+    assert (whole.record.id, whole.record.status) == (paused.record.id, StudyStatus.COMPLETED)
+
+
+def test_a_runner_that_cannot_run_the_study_is_closed_and_named(store: Store) -> None:
+    runner = Counting(capacity=1)
+    with pytest.raises(RunnerError, match="has 1 here"):
+        api.tune(spec(), store=store, runner=runner)
+    assert runner.closed
+
+
+def test_specs_name_runners_as_before() -> None:
+    assert api.load_study(spec(runner=QUIET)).runner == "simulated"

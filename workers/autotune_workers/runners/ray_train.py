@@ -1,0 +1,290 @@
+"""The `ray_train` runner: trials of a `ray.train.torch.TorchTrainer` that Python code passes (`autotune.ray.tune_torch_trainer`).
+
+Each trial is a run of that trainer with the config in `train_loop_config`, one after another. Its workers report to a recorder
+(`autotune_workers.ray.train_loop`); the same state machine as for programs (`process.program`) reads the steps and decides when the trial is measured,
+late or diverging. Then the loop ends at its next report; a loop that does not is ended with its workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+import threading
+import time
+import traceback
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+from autotune.errors import RunnerError
+from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, TrialRequest
+from autotune.spec import Failure, ParallelConfig, Study
+from autotune.trainers.steplines import parse_step_line
+from autotune_workers.gang.failure_kind import Evidence, of_death, of_exception, weigh
+from autotune_workers.gang.gang_runner import too_large
+from autotune_workers.process.machine import cpu_count
+from autotune_workers.process.program import ProgramTrial
+from autotune_workers.process.program_evidence import NodeEnd
+from autotune_workers.ray.connection import RayCluster
+from autotune_workers.ray.train_loop import Recorder, measured
+
+LOOK_S = 0.2
+"""between two looks at the recorder"""
+ANSWER_S = 30.0
+"""for the recorder to answer"""
+LEAVE_S = 20.0
+"""for a loop to leave at its next report, before its workers are ended"""
+TAIL_LINES = 40
+"""of a traceback that are kept as evidence"""
+_LOST = ("ActorDiedError", "RayActorError", "ActorUnavailableError", "NodeDiedError", "WorkerCrashedError")
+
+
+class RayTrainRunner:
+    """Runs trials of one TorchTrainer. A `TrialRunner`."""
+
+    trainers = ("command",)
+
+    def __init__(self, *, trainer: Any = None) -> None:
+        """`trainer`: the TorchTrainer. Raises `RunnerError` when it is none, or its workers have no fixed number."""
+        if trainer is None:
+            raise _needs_a_trainer()
+        check_trainer(trainer)
+        self._trainer = trainer
+        self._capacity = int(trainer.scaling_config.num_workers)
+        self._cluster = RayCluster(address=None, num_cpus=self._cpus(), num_gpus=None, dashboard=False)
+        self._waiting: deque[TrialRequest] = deque()
+        self._running: _Run | None = None
+        self._events: list[RunnerEvent] = []
+        self._is_closed = False
+
+    @classmethod
+    def preflight(cls, study: Study) -> None:
+        """Raises `RunnerError`: a spec cannot hold a TorchTrainer."""
+        raise _needs_a_trainer()
+
+    @staticmethod
+    def with_config(trainer: Any, config: ParallelConfig, *, loop: Any = None, run_config: Any = None) -> Any:
+        """A TorchTrainer like `trainer` with the knobs of `config` in its `train_loop_config` and one worker for each rank; with another loop or
+        run config where they are given."""
+        return type(trainer)(
+            loop or trainer.train_loop_per_worker,
+            train_loop_config={**(trainer.train_loop_config or {}), **config.values()},
+            torch_config=trainer.backend_config,
+            scaling_config=replace(trainer.scaling_config, num_workers=config.world_size),
+            run_config=run_config or trainer.run_config,
+            datasets=trainer.datasets,
+            dataset_config=trainer.data_config,
+            validation_config=trainer.validation_config,
+        )
+
+    def _cpus(self) -> int:
+        """CPUs of a cluster that is started here: enough for all workers, however few the machine has."""
+        of_worker = (self._trainer.scaling_config.resources_per_worker or {}).get("CPU", 1)
+        return max(cpu_count(), int(of_worker * self._capacity) + 1)
+
+    @property
+    def capacity(self) -> int:
+        """The trainer's number of workers."""
+        return self._capacity
+
+    def start(self, request: TrialRequest) -> None:
+        """Begins the attempt, or lets it wait for the one that runs."""
+        if self._is_closed:
+            raise RunnerError("the runner is closed")
+        if request.config.world_size > self._capacity:
+            self._events.append(AttemptEnded(id=request.id, failure=too_large(request, self._capacity)))
+            return
+        self._waiting.append(request)
+        self._begin()
+
+    def poll(self, timeout_s: float) -> list[RunnerEvent]:
+        """Events since the last call; waits up to `timeout_s` for the first one."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            if self._running is not None:
+                self._events += self._running.look()
+                if self._running.is_over:
+                    self._running = None
+            self._begin()
+            left_s = end_s - time.monotonic()
+            if self._events or left_s <= 0:
+                events, self._events = self._events, []
+                return events
+            time.sleep(min(LOOK_S, left_s))
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Ends the attempt. Unknown ids are ignored."""
+        for request in [one for one in self._waiting if one.id == attempt]:
+            self._waiting.remove(request)
+            self._events.append(AttemptEnded(id=attempt, cancelled=True))
+        if self._running is not None and self._running.request.id == attempt:
+            self._running.trial.cancel()
+
+    def close(self) -> None:
+        """Ends what runs, and the cluster if it was started here."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._waiting.clear()
+        if self._running is not None:
+            self._running.end()
+            self._running = None
+        self._cluster.close()
+
+    def _begin(self) -> None:
+        if self._running is None and self._waiting:
+            self._running = _Run(self._trainer, self._waiting.popleft())
+
+
+class _Run:
+    """One attempt: the trainer in a thread of its own, because `fit` blocks."""
+
+    def __init__(self, trainer: Any, request: TrialRequest) -> None:
+        import ray
+
+        self.request, self.is_over = request, False
+        self.trial = ProgramTrial(request, [parse_step_line], time.monotonic())
+        self._began = False
+        self._asked_s: float | None = None
+        self._error: BaseException | None = None
+        self._folder = tempfile.mkdtemp(prefix="autotune-ray-train-")
+        self._recorder = ray.remote(Recorder).options(num_cpus=0).remote(request.config.world_size)
+        self._thread = threading.Thread(target=self._fit, args=(trainer,), daemon=True, name="autotune ray_train")
+        self._thread.start()
+
+    def _fit(self, trainer: Any) -> None:
+        try:
+            from ray.train import FailureConfig
+
+            study, number, attempt = self.request.id
+            run_config = replace(
+                trainer.run_config,
+                name=f"{study}-{number}-{attempt}",
+                storage_path=self._folder,
+                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+            )
+            loop = measured(trainer.train_loop_per_worker, self._recorder)
+            made = RayTrainRunner.with_config(trainer, self.request.config, loop=loop, run_config=run_config)
+            made.fit()
+        except BaseException as error:  # whatever the user's code and Ray raise is evidence
+            self._error = error
+
+    def look(self) -> list[RunnerEvent]:
+        """What happened since the last look."""
+        events: list[RunnerEvent] = []
+        is_done = not self._thread.is_alive()
+        events += self._hear()
+        self.trial.tick(time.monotonic())
+        if is_done:
+            events.append(self._end_of())
+            self._tidy()
+        elif self.trial.ending:
+            self._leave()
+        return events
+
+    def _hear(self) -> list[RunnerEvent]:
+        import ray
+
+        events: list[RunnerEvent] = []
+        try:
+            news = ray.get(self._recorder.news.remote(), timeout=ANSWER_S)
+        except ray.exceptions.RayError:
+            return events  # it is gone, or does not answer now: the deadlines decide
+        if news["began"] and not self._began:
+            self._began = True
+            events.append(AttemptStarted(id=self.request.id))
+        for step in news["steps"]:
+            now_s = time.monotonic()
+            heard = self.trial.hear(json.dumps(step), now_s, now_s)
+            events += [heard] if heard is not None else []
+        return events
+
+    def _leave(self) -> None:
+        """Asks the loop to leave at its next report; ends its workers when it does not."""
+        import ray
+
+        now_s = time.monotonic()
+        with contextlib.suppress(ray.exceptions.RayError):
+            if self._asked_s is None:
+                self._asked_s = now_s
+                ray.get(self._recorder.stop.remote(), timeout=ANSWER_S)
+            elif now_s - self._asked_s > LEAVE_S:
+                for worker in ray.get(self._recorder.workers.remote(), timeout=ANSWER_S):
+                    ray.kill(worker)
+
+    def _end_of(self) -> AttemptEnded:
+        evidence = None if self._error is None or self.trial.ending else evidence_of(self._error)
+        if evidence is None:
+            return self.trial.end([NodeEnd(node=0, code=0, was_told=self.trial.ending)])
+        ended = self.trial.end([NodeEnd(node=0, code=0, was_told=True)])
+        step = len(ended.measurement.step_times_s) if ended.measurement else None
+        failure = evidence.failure()
+        tail = tuple("".join(traceback.format_exception(self._error)).splitlines()[-TAIL_LINES:])
+        kept: Failure = replace(failure, step=failure.step or step, log_tail=failure.log_tail or tail)
+        return replace(ended, failure=kept, stopped="")
+
+    def end(self) -> None:
+        """Ends the attempt whatever it does; bounded in time."""
+        self.trial.cancel()
+        end_s = time.monotonic() + 2 * LEAVE_S
+        while self._thread.is_alive() and time.monotonic() < end_s:
+            self._leave()
+            self._thread.join(LOOK_S)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        import ray
+
+        self.is_over = True
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self._recorder)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def check_trainer(trainer: Any) -> None:
+    """Raises `RunnerError` for anything but a TorchTrainer of Ray Train 2 with a fixed number of workers."""
+    try:
+        from ray.train.torch import TorchTrainer
+    except ImportError as error:
+        raise RunnerError(f"Ray Train cannot be imported: {error}", remedy="pip install 'ray[train]'") from error
+    if not isinstance(trainer, TorchTrainer):
+        raise RunnerError(f"the runner ray_train runs a ray.train.torch.TorchTrainer, but was given {trainer!r}")
+    if not hasattr(trainer, "train_run_context"):
+        raise RunnerError(
+            "the runner ray_train needs Ray Train 2, but the trainer is of version 1",
+            remedy="unset RAY_TRAIN_V2_ENABLED, or set it to 1, and use Ray 2.50 or newer",
+        )
+    workers = trainer.scaling_config.num_workers
+    if not isinstance(workers, int) or workers < 1:
+        raise RunnerError(
+            f"the number of workers must be fixed and above zero while tuning, but num_workers={workers!r}",
+            remedy="give ScalingConfig(num_workers=N)",
+        )
+
+
+def evidence_of(error: BaseException) -> Evidence:
+    """What a failed run says: of the ranks that failed, the strongest evidence; else that of the error itself."""
+    failures = getattr(error, "worker_failures", None) or {}
+    found = [_of_worker(failure, rank) for rank, failure in failures.items()]
+    controller = getattr(error, "controller_failure", error)
+    return weigh(found) or _of_worker(controller, None)
+
+
+def _of_worker(error: BaseException, rank: int | None) -> Evidence:
+    cause = getattr(error, "_base_exc", None) or getattr(error, "cause", None) or error
+    name = type(cause).__name__
+    if name in _LOST:
+        return of_death(rank=rank, code=None, phase="training", why=str(cause).splitlines()[0][:300])
+    report = {"type": name, "text": str(cause), "errno": getattr(cause, "errno", None)}
+    found = of_exception(report, rank=rank or 0, phase="training")
+    return found if rank is not None else replace(found, rank=None, message=f"Ray Train: {name}: {str(cause)[:300]}")
+
+
+def _needs_a_trainer() -> RunnerError:
+    return RunnerError(
+        "the runner ray_train runs a TorchTrainer, which a spec cannot hold",
+        remedy="call autotune.ray.tune_torch_trainer(trainer, space=...) from Python",
+        field="runner",
+    )
