@@ -20,10 +20,10 @@ from typing import Any
 
 from autotune.errors import RunnerError
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, TrialRequest
-from autotune.spec import Failure, ParallelConfig, Study
+from autotune.spec import Failure, FailureKind, ParallelConfig, Study
 from autotune.trainers.steplines import parse_step_line
 from autotune_workers.gang.failure_kind import Evidence, of_death, of_exception, weigh
-from autotune_workers.gang.gang_runner import too_large
+from autotune_workers.gang.gang_runner import too_many
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.program import ProgramTrial
 from autotune_workers.process.program_evidence import NodeEnd
@@ -94,7 +94,8 @@ class RayTrainRunner:
         if self._is_closed:
             raise RunnerError("the runner is closed")
         if request.config.world_size > self._capacity:
-            self._events.append(AttemptEnded(id=request.id, failure=too_large(request, self._capacity)))
+            why = too_many(request.config.world_size, self._capacity)
+            self._events.append(AttemptEnded(id=request.id, failure=Failure(kind=FailureKind.INVALID, message=why)))
             return
         self._waiting.append(request)
         self._begin()
