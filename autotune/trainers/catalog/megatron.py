@@ -1,4 +1,4 @@
-"""Megatron-LM: `pretrain_gpt.py` with command-line flags as in releases 0.14 to 0.20 (megatron/training/arguments.py, megatron/core).
+"""Megatron-LM: `pretrain_gpt.py` with command-line flags as in Megatron Core 0.16 (megatron/training/arguments.py, megatron/core).
 
 The data-parallel degree and the accumulation steps are not flags but follow from others: dp = world / (tp * pp * cp), and accumulation =
 global_batch_size / (micro_batch_size * dp). ZeRO 1 is the distributed optimizer; ZeRO 2 and 3 are Megatron-FSDP.
@@ -28,7 +28,7 @@ class MegatronTrainer(Trainer):
     name = "megatron"
     families = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "gpt2"})
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
-    checked_against = "Megatron-LM with Megatron Core 0.16.1; names also in 0.20"
+    checked_against = "Megatron-LM with Megatron Core 0.16.1"
     rotary_scalings = frozenset({"llama3"})
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
     reads = frozenset({

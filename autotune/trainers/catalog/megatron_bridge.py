@@ -37,7 +37,7 @@ class MegatronBridgeTrainer(Trainer):
     name = "megatron_bridge"
     reads_config_json = True
     summary = "Megatron-Bridge, a model's config.json or a recipe with bridge.yaml"
-    checked_against = "Megatron-Bridge 0.3.1 with Megatron Core 0.16.1; names also in its main branch"
+    checked_against = "Megatron-Bridge 0.3.1 with Megatron Core 0.16.1"
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
     imports = True
     marks = (
