@@ -52,6 +52,8 @@ def command(*argv: str, **options: Any) -> dict[str, Any]:
         ({"runner": {"kind": "local", "max_rank": 2}}, SpecError, "max_ranks"),
         ({"runner": {"kind": "local", "max_ranks": "two"}}, SpecError, "two"),
         ({"runner": {"kind": "ray", "num_cpus": -1}}, SpecError, "num_cpus"),
+        ({"runner": {"kind": "ray", "upload_limit_mb": "100"}}, SpecError, "upload_limit_mb"),
+        ({"runner": {"kind": "ray", "env": ["A=1"]}}, SpecError, "runner.env must be variables by name"),
         ({"runner": {"kind": "local", "device": "cuda"}}, RunnerError, "no GPU is visible"),
         ({"runner": {"kind": "local", "max_ranks": 1}}, RunnerError, "needs 2 ranks, but the runner 'local' has 1"),
         ({"runner": {"kind": "ray", "num_cpus": 1}}, RunnerError, "needs 2 ranks, but the runner 'ray' has 1"),
@@ -106,6 +108,14 @@ def test_the_programs_folder_is_looked_at(tmp_path: Path, store: Store) -> None:
     trainer = command(sys.executable, cwd=str(tmp_path / "gone"))
     with pytest.raises(RunnerError, match="no such folder here"):
         api.tune(on_cpu(runner="local", trainer=trainer), store=store)
+
+
+def test_a_folder_that_is_too_large_to_be_sent_along_is_refused(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"x" * 2_000_000)
+    trainer = command(sys.executable, cwd=str(tmp_path), working_dir="upload")
+    runner = {"kind": "ray", "upload_limit_mb": 1, "address": "10.0.0.1:6379"}
+    with pytest.raises(RunnerError, match=r"at most 1 MB .* has 2 MB; largest: weights.bin \(2 MB\)"):
+        api.tune(on_cpu(runner=runner, trainer=trainer), store=store)
 
 
 def test_whoever_submits_does_not_judge_the_machine_that_runs_the_study(store: Store) -> None:

@@ -109,7 +109,8 @@ class ActorGroups:
         if self.capacity.is_yielding or (busy and busy + shape.ranks > self.capacity.ranks >= shape.ranks):
             return None
         for held in self._idle:
-            if held.shape == shape and self._is_of(held, study):
+            is_whole = not any(handle.dead for handle in held.place.handles)
+            if is_whole and held.shape == shape and self._is_of(held, study):
                 held.is_busy = True
                 return held.place
         while self._idle and sum(held.shape.ranks for held in self._held) + shape.ranks > self.capacity.ranks:
@@ -182,7 +183,8 @@ class ActorGroups:
         received = [(calls[call], message) for call in ready for message in calls[call].receive(now_s)]
         for handle in handles:
             if not handle.dead and handle.silence.lasts_too_long(now_s):
-                received += [(handle, message) for message in handle.lose(handle.silence.reason(handle.address))]
+                why = handle.silence.reason(handle.address or f"of {handle.name}")
+                received += [(handle, message) for message in handle.lose(why)]
         for held in self._idle:
             if any(handle.dead for handle in held.place.handles):
                 self.remove(held.place)

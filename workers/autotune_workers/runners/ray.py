@@ -87,7 +87,9 @@ class RayRunner(AnyTrainerRunner):
     @classmethod
     def preflight(cls, study: Study) -> None:
         """Raises `SpecError` for options that no cluster can have."""
-        NodeEnvironment.of(study.runner_options.get("env"), study.runner_options.get("node_env"))
+        options = study.runner_options
+        NodeEnvironment.of(options.get("env"), options.get("node_env"))
+        positive_int("runner.upload_limit_mb", options.get("upload_limit_mb", UPLOAD_LIMIT_MB))
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
