@@ -231,7 +231,7 @@ def _show_plugins(title: str, rows: list[dict[str, Any]], as_json: bool) -> None
         }
         for r in rows
     ]
-    _show(title, rows, as_json, shown=shown, optional=("package",) if title == "trainers" else ())
+    _show(title, rows, as_json, shown=shown, optional=("checked_against",) if title == "trainers" else ())
 
 
 def _show(
