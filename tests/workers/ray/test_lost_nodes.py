@@ -91,6 +91,8 @@ def runner(two_nodes: RayNodes) -> Iterator[RayRunner]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_lost_node_is_a_lost_worker_and_no_rank_lives_on(two_nodes: RayNodes, runner: RayRunner, name: str) -> None:
+    from ray.util.placement_group import placement_group_table
+
     fault, node = FAULTS[name], two_nodes.nodes[1]
     number = 10 * list(FAULTS).index(name)
     asked = spread(number, measure=ENDLESS)
@@ -104,6 +106,8 @@ def test_a_lost_node_is_a_lost_worker_and_no_rank_lives_on(two_nodes: RayNodes, 
     assert failure is not None
     assert failure.kind is FailureKind.WORKER_LOST
     assert verdict_s < fault.within_s
+    groups = placement_group_table().values()
+    assert {group["state"] for group in groups} == {"REMOVED"}, "a group that lost a node would be rescheduled for ever"
     if fault.returns:
         while time.monotonic() - began_s < fault.lasts_s:
             runner.poll(0.5)
