@@ -35,7 +35,8 @@ SCRIPTS = {"plain": LINE, "accelerated": {}, "hugging_face": {}}
 def script(number: int, name: str, metrics: dict[str, str]) -> TrialRequest:
     path = Path(programs.__file__).with_name(f"{name}.py")
     argv = [*TORCHRUN, str(path), "--batch-size={micro_batch_size}", "--steps=40"]
-    return spread(number, trainer="command", trainer_options={"argv": argv, "metrics": metrics})
+    options = {"argv": argv, "metrics": metrics, "fixed": {"precision": "fp32"}}
+    return spread(number, trainer="command", trainer_options=options)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,6 @@ def test_native_ranks_are_two_on_each_node(two_nodes: RayNodes, runner: RayRunne
     assert [len(node.processes(RANKS)) for node in two_nodes.nodes] == [4, 4]
 
 
-@pytest.mark.slow
 def test_a_node_that_is_cut_off_is_lost_within_the_deadline(two_nodes: RayNodes, runner: RayRunner) -> None:
     asked = spread(1, measure=ENDLESS)
     train(runner, asked)
@@ -72,7 +72,6 @@ def test_a_cluster_that_is_described_as_one_node_may_consist_of_two(two_nodes: R
     assert [len(node.processes(RANKS)) for node in two_nodes.nodes] == [4, 4]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_of_somebody_else_runs_over_two_nodes(runner: RayRunner, name: str) -> None:
     measured(runner, script(10 + list(SCRIPTS).index(name), name, SCRIPTS[name]))
