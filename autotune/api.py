@@ -42,8 +42,8 @@ from autotune.space import Launchable, SearchSpace
 from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
 from autotune.spec.plain import fingerprint, study_to_dict
 from autotune.study import preflight
-from autotune.study.check_verdict import verdict_of as check_verdict
-from autotune.study.checking import check_document, prepare_check, run_check
+from autotune.study.check.prepared import check_document, prepare_check, run_check
+from autotune.study.check.verdict import verdict_of as check_verdict
 from autotune.study.passed_runner import run_by, runner_name
 from autotune.study.progress import OnEvent
 from autotune.study.running import ACTIONS, act, run_study, submit_study

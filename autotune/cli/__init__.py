@@ -6,7 +6,7 @@
     calibrate.py  calibrate                             serve.py      serve, token create, list, revoke, audit
     jobs.py       submit, list, status, watch, logs,    catalogs.py   knobs, searchers, models, clusters, spaces, trainers, runners
                   pause, resume, stop, cancel           store.py      store check, backup, export, vacuum
-    doctor.py     doctor                                first_spec.py  init, import
+    doctor.py     doctor                                onboarding.py  init, import
 
     output.py     the options that commands share; JSON documents, tables and errors
     live.py       the live view of a running study      study_text.py   a study as text
@@ -76,8 +76,8 @@ def application() -> typer.Typer:
         check,
         doctor,
         export,
-        first_spec,
         jobs,
+        onboarding,
         plan,
         serve,
         store,
@@ -108,6 +108,6 @@ def application() -> typer.Typer:
     ) -> None:
         """Options that stand before the command."""
 
-    for module in (first_spec, check, tune, plan, calibrate, jobs, best, export, serve, store, catalogs, doctor):
+    for module in (onboarding, check, tune, plan, calibrate, jobs, best, export, serve, store, catalogs, doctor):
         module.register(app)
     return app

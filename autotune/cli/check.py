@@ -11,9 +11,9 @@ import typer
 from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, note
 
 if TYPE_CHECKING:
-    from autotune.study.check_verdict import Verdict
-    from autotune.study.checking import Checked
-    from autotune.study.program_check import LogLine
+    from autotune.study.check.prepared import PreparedCheck
+    from autotune.study.check.program_check import LogLine
+    from autotune.study.check.verdict import Verdict
 
 SHOWN_LINES = 100
 """of a log, as they come; understood ones are always shown"""
@@ -45,15 +45,15 @@ def check(
     database = api.open_store(store)
     try:
         shown = _LogView()
-        checked = api.prepare_check(study, store=database)
+        prepared = api.prepare_check(study, store=database)
         if not json:
-            _print_launch(checked)
-        found = api.run_check(checked, on_line=(lambda _: None) if json else shown.show, on_wait=note)
+            _print_launch(prepared)
+        found = api.run_check(prepared, on_line=(lambda _: None) if json else shown.show, on_wait=note)
     finally:
         database.close()
     verdict = api.check_verdict(found)
     if json:
-        emit(api.check_document(checked, found))
+        emit(api.check_document(prepared, found))
     else:
         shown.end()
         _print_end(found.proposal, verdict)
@@ -101,25 +101,25 @@ def _said(line: LogLine) -> str:
     return ", ".join(words) or "-"
 
 
-def _print_launch(checked: Checked) -> None:
+def _print_launch(prepared: PreparedCheck) -> None:
     from autotune.spec import config_label
 
-    study, launch = checked.study, checked.launch
+    study, launch = prepared.study, prepared.launch
     rows: list[tuple[str, str]] = [
         (
             "study",
             f"{study.name}: {study.workload.model.name} on {study.workload.cluster.name}, trainer {study.trainer}, runner {study.runner}",
         ),
-        ("space", f"{checked.legal:,} legal configs"),
-        ("config", f"{config_label(checked.config)} ({checked.why_config})"),
+        ("space", f"{prepared.legal:,} legal configs"),
+        ("config", f"{config_label(prepared.config)} ({prepared.why_config})"),
     ]
     if launch is None:
         rows.append(("command", "none: the runner's own ranks train it"))
     else:
         rows.append(("command", shlex.join(launch.argv)))
-        rows.append(("folder", checked.folder))
-        rows.append(("program", checked.program or f"{launch.argv[0]} is not on this machine"))
-        rows += [("Python", checked.python)] if checked.python else []
+        rows.append(("folder", prepared.folder))
+        rows.append(("program", prepared.program or f"{launch.argv[0]} is not on this machine"))
+        rows += [("Python", prepared.python)] if prepared.python else []
         rows += [("variable", f"{name}={value}") for name, value in launch.env.items()]
         rows += [("note", text) for text in launch.notes]
     out, _ = consoles()
@@ -133,7 +133,7 @@ def _print_launch(checked: Checked) -> None:
 
 
 def _print_end(proposal: Any, verdict: Verdict) -> None:
-    from autotune.study.check_verdict import quoted
+    from autotune.study.check.verdict import quoted
 
     if proposal:
         print("\nproposed patterns, which read these lines; write them into the spec under `trainer`:\n")

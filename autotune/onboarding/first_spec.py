@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.errors import SpecError
+from autotune.onboarding.configuration_files import importing_trainers, read_present, recognized
 from autotune.onboarding.draft import Draft
-from autotune.onboarding.present_files import importing_trainers, read_present, recognized
-from autotune.onboarding.present_spec import import_draft
+from autotune.onboarding.imported_spec import import_draft
 from autotune.onboarding.script import read_script
 from autotune.onboarding.script_spec import script_draft
-from autotune.trainers.present import Present
+from autotune.trainers.present_configuration import PresentConfiguration
 
 
 def first_draft(path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path) -> Draft:
@@ -35,7 +35,7 @@ def first_draft(path: Path, *, model: str | None = None, cluster: str | None = N
 
 
 def _imported(
-    present: Present, name: str, path: Path, *, model: str | None, cluster: str | None, folder: Path
+    present: PresentConfiguration, name: str, path: Path, *, model: str | None, cluster: str | None, folder: Path
 ) -> Draft:
     draft = import_draft(present, name, path, model=model, cluster=cluster, folder=folder)
     return replace(draft, notes=(f"{path.name} is a configuration of {name}, so it is imported", *draft.notes))

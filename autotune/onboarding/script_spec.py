@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.onboarding.draft import Draft, Entry, Item, file_name
-from autotune.onboarding.findings import Findings, findings_of
+from autotune.onboarding.option_matches import OptionMatches, match_options
 from autotune.onboarding.option_names import SHAPE, Meaning, meaning_of
 from autotune.onboarding.printed_lines import patterns_of
 from autotune.onboarding.script import Script
@@ -42,7 +42,7 @@ def script_draft(
     script: Script, path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path
 ) -> Draft:
     """The draft for a script; `path`: where it is, `folder`: of the spec, against which its paths are read."""
-    found = findings_of(script)
+    found = match_options(script)
     fill_in: list[str] = []
     shape = _model(found, model)
     if shape is None or "fill in" in shape.comment:
@@ -88,7 +88,7 @@ def script_draft(
     return Draft(heading=heading, entries=entries, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
 
 
-def _argv(found: Findings, *, is_spread: bool) -> Iterator[Item]:
+def _argv(found: OptionMatches, *, is_spread: bool) -> Iterator[Item]:
     """The launcher, the script and its options; `is_spread`: over several nodes, where torchrun is told by its environment how they meet."""
     script = found.script
     starts = {
@@ -128,7 +128,7 @@ def _where(option: ScriptOption, meaning: Meaning) -> str:
     return f"{shown}line {option.line}{default}{assumed}"
 
 
-def _ideas(found: Findings) -> Iterator[str]:
+def _ideas(found: OptionMatches) -> Iterator[str]:
     """Comments: options that could be knobs of the study's own."""
     for option in found.ideas[:MAX_IDEAS]:
         if option.kind == "flag":
@@ -144,7 +144,7 @@ def _ideas(found: Findings) -> Iterator[str]:
                 yield f'could be tuned (line {option.line}): knobs: {{{option.name}: [{text}]}}, here "{option.prefix}{{{option.name}}}"'
 
 
-def _values(found: Findings) -> dict[str, dict[Any, Any]]:
+def _values(found: OptionMatches) -> dict[str, dict[Any, Any]]:
     """The option `values`: the script's words by knob."""
     said: dict[str, dict[Any, Any]] = {}
     for target, (_, meaning) in found.used.items():
@@ -168,7 +168,7 @@ def _precision_words(flags: list[tuple[ScriptOption, Meaning]]) -> dict[Any, Any
     return {**{meaning.values[0]: f"{option.prefix}{option.on}" for option, meaning in flags}, "fp32": None}
 
 
-def _precisions(found: Findings) -> list[Any]:
+def _precisions(found: OptionMatches) -> list[Any]:
     """The number formats that it can be told, its default first."""
     if "precision" in found.used:
         default = found.used["precision"][1].default
@@ -178,7 +178,7 @@ def _precisions(found: Findings) -> list[Any]:
     return sorted(words, key=lambda value: value != default)
 
 
-def _space(found: Findings) -> dict[str, Any]:
+def _space(found: OptionMatches) -> dict[str, Any]:
     space: dict[str, Any] = {}
     if found.script.launcher == "python":
         space["world_sizes"] = [1]
@@ -200,7 +200,7 @@ def _space(found: Findings) -> dict[str, Any]:
     return space
 
 
-def _batches(found: Findings, cluster: str | None) -> tuple[Any, str]:
+def _batches(found: OptionMatches, cluster: str | None) -> tuple[Any, str]:
     """(the global batch, where it is from)"""
     micro, steps = found.count("micro_batch_size") or BATCH, found.count("accumulation_steps") or 1
     ranks = _ranks(found, cluster)
@@ -224,13 +224,13 @@ def _batches(found: Findings, cluster: str | None) -> tuple[Any, str]:
     return sizes, "it cannot accumulate, so each micro-batch is a batch"
 
 
-def _ranks(found: Findings, cluster: str | None) -> int:
+def _ranks(found: OptionMatches, cluster: str | None) -> int:
     if found.script.launcher == "python":
         return 1
     return RANKS if cluster in (None, "local") else catalog.cluster(str(cluster)).num_gpus
 
 
-def _workload(found: Findings, cluster: str | None) -> Entry:
+def _workload(found: OptionMatches, cluster: str | None) -> Entry:
     batch, why = _batches(found, cluster)
     seq_len = found.count("seq_len")
     told = f"seq_len: {found.where('seq_len')}" if seq_len else "fill in: seq_len, tokens per sequence"
@@ -238,7 +238,7 @@ def _workload(found: Findings, cluster: str | None) -> Entry:
     return Entry(key="workload", value=value, comment=f"{told}; batch: {why}")
 
 
-def _baseline(found: Findings) -> Iterator[Entry]:
+def _baseline(found: OptionMatches) -> Iterator[Entry]:
     """The script's own defaults, as far as it says them."""
     micro = found.count("micro_batch_size")
     if "micro_batch_size" not in found.used or not micro:
@@ -255,7 +255,7 @@ def _baseline(found: Findings) -> Iterator[Entry]:
     yield Entry(key="baseline", value=text, comment="the script's defaults")
 
 
-def _model(found: Findings, asked: str | None) -> Entry | None:
+def _model(found: OptionMatches, asked: str | None) -> Entry | None:
     if asked is not None:
         return Entry(key="model", value=asked)
     named = found.default("model")
@@ -283,7 +283,7 @@ def _what_reads(script: Script) -> str:
     return f"{script.name} reads {len(script.options)} options by {script.parser}; those that argv does not name keep their defaults"
 
 
-def _how_to_be_told(found: Findings) -> str:
+def _how_to_be_told(found: OptionMatches) -> str:
     """What to do with a script that cannot be told anything."""
     fixed = ((constant, meaning_of(constant)) for constant in found.script.constants)
     named = [

@@ -13,6 +13,7 @@ from autotune.ports import Store, StudyRecord, StudyStore, TrialRunner
 from autotune.results.answers import Result, is_held, result_of
 from autotune.spec import Study, StudyStatus
 from autotune.study.assembly import assemble, history_of, make_runner_of
+from autotune.study.check.unseen_program import check_unseen, needs_check
 from autotune.study.controller import STOPPED_ON_REQUEST, Controller
 from autotune.study.lease import StudyLease
 from autotune.study.loop import Loop
@@ -20,7 +21,6 @@ from autotune.study.passed_runner import check_passed
 from autotune.study.preflight import check_here, check_runner
 from autotune.study.progress import Notice, OnEvent, StudyOpened
 from autotune.study.references import keep_losses, known_losses
-from autotune.study.unseen_program import check_unseen, needs_check
 
 if TYPE_CHECKING:
     from autotune.search import SearcherFactory

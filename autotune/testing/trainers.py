@@ -22,7 +22,8 @@ from autotune.spec import FIELDS, ClusterSpec, GpuSpec, Knob, ModelSpec, Paralle
 from autotune.testing.knobs import base_configs, complaints_of, variations
 from autotune.trainers import Launch, Limit, StepMetrics, Trainer, trainer, trainer_names, write_launch
 from autotune.trainers.effective import effective
-from autotune.trainers.present import SETTINGS, Present, without_equal
+from autotune.trainers.nested_documents import without_equal
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration
 
 GPU = GpuSpec(
     name="a100-80gb",
@@ -189,14 +190,14 @@ class TrainerContract:
 
     def test_a_launch_is_read_as_the_config_that_was_launched(self) -> None:
         subject, given, read = self.subject(), self._with_meeting(), 0
-        if not subject.imports:
+        if not subject.can_import:
             with pytest.raises(SpecError, match="no configuration of its own"):
-                subject.read_config(Present(files={"config.json": "{}"}))
+                subject.read_config(PresentConfiguration(files={"config.json": "{}"}))
             pytest.skip("it declares that it reads no configuration")
         for config in itertools.chain(configs(), one_node_configs()):
             if subject.limits(self.workload, config, given):
                 continue
-            reading = subject.read_config(Present.of_launch(subject.launch(self.workload, config, given)))
+            reading = subject.read_config(PresentConfiguration.of_launch(subject.launch(self.workload, config, given)))
             # where the user's own program is started, the launch cannot tell what only that program knows
             untold = [n for n in FIELDS if n in subject.neutral or (self.notes_count and n not in reading.knobs)]
             knobs = {**reading.knobs, **{name: config.value(name) for name in untold}}
@@ -217,8 +218,8 @@ class TrainerContract:
         settings = {"made-up-setting": 7}
         launch = subject.launch(self.workload, config, {**given, "settings": settings})
         assert launch != plain
-        reading = subject.read_config(Present.of_launch(launch))
-        known = subject.read_config(Present.of_launch(plain))
+        reading = subject.read_config(PresentConfiguration.of_launch(launch))
+        known = subject.read_config(PresentConfiguration.of_launch(plain))
         assert without_equal(reading.settings, known.settings) == settings
         assert reading.knobs == known.knobs
 

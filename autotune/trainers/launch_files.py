@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import ExportError
-from autotune.trainers.tuned import comments
+from autotune.trainers.provenance_comments import comments
 
 MANIFEST = "launch.json"
 SCRIPT = "launch.sh"

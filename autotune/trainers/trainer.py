@@ -21,7 +21,8 @@ from autotune.spec.knob_use import own_knob_remedy
 from autotune.spec.model_figures import figures_of
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit, refuse
-from autotune.trainers.present import SETTINGS, Present, Reading, dotted, merged, read_document, write_document
+from autotune.trainers.nested_documents import document_text, dotted, merged, parse_document
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.step_metrics import MAX_LINE, LineReader, StepMetrics, clean, number
 from autotune.trainers.torchrun import place
 from autotune.trainers.trainer_option import PYTHON, SAME_DATA, SHARED_OPTIONS, Option
@@ -82,15 +83,15 @@ class Trainer(ABC):
     def parse_line(self, line: str) -> StepMetrics | None:
         """The step metrics of a line of its log; None for any other line. Never raises."""
 
-    imports: ClassVar[bool] = False
+    can_import: ClassVar[bool] = False
     """whether `read_config` reads what `build` writes"""
-    marks: ClassVar[tuple[str, ...]] = ()
+    recognized_by: ClassVar[tuple[str, ...]] = ()
     """words that its configuration holds and others do not: `autotune init` tells the trainer by them"""
     settings_file: ClassVar[str] = ""
     """name of the file of a launch into which the option `settings` is written"""
 
-    def read_config(self, present: Present) -> Reading:
-        """The present configuration of a program of this trainer. Override it, and set `imports`, where the trainer's own files can be read:
+    def read_config(self, present: PresentConfiguration) -> Reading:
+        """The present configuration of a program of this trainer. Override it, and set `can_import`, where the trainer's own files can be read:
         what it reads of a launch is the config that was launched. Raises `SpecError` for files that are not this trainer's."""
         raise SpecError(
             f"the trainer {self.name} has no configuration of its own that could be read",
@@ -101,12 +102,12 @@ class Trainer(ABC):
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
         """The launch with further settings of the trainer's own."""
         name = self.settings_file
-        text = write_document(name, merged(read_document(name, launch.files[name]), settings))
+        text = document_text(name, merged(parse_document(name, launch.files[name]), settings))
         return replace(launch, files={**launch.files, name: text})
 
-    def present_of(self, settings: Mapping[str, Any]) -> Present:
+    def present_of(self, settings: Mapping[str, Any]) -> PresentConfiguration:
         """A present configuration that says nothing but these settings."""
-        return Present(files={self.settings_file: write_document(self.settings_file, settings)})
+        return PresentConfiguration(files={self.settings_file: document_text(self.settings_file, settings)})
 
     def reader(self, options: Mapping[str, Any] | None = None) -> LineReader:
         """The function that reads its log; override it if the format of the log depends on options."""
@@ -278,7 +279,7 @@ __all__ = [
     "ExportError",
     "LineReader",
     "Option",
-    "Present",
+    "PresentConfiguration",
     "Reading",
     "StepMetrics",
     "Trainer",

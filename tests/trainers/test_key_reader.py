@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.present import dotted, merged, without_equal
+from autotune.trainers.nested_documents import dotted, merged, without_equal
 
 KEYS = st.text(alphabet="abc", min_size=1, max_size=2)
 DOCUMENTS = st.recursive(

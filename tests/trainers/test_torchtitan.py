@@ -20,7 +20,7 @@ from autotune.errors import ExportError, SpecError
 from autotune.spec import ModelSpec, ParallelConfig
 from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer, write_launch
-from autotune.trainers.present import Present
+from autotune.trainers.present_configuration import PresentConfiguration
 from tests.trainers.released_names import calls_of, released_names
 
 OPTIONS = {"hf_assets_path": "/tok"}
@@ -115,7 +115,7 @@ class TestTorchtitan(TrainerContract):
         """
         command = "torchrun --nproc-per-node 8 -m torchtitan.train --module mine --config small --compile.enable --training.steps=9"
         reading = trainer("torchtitan").read_config(
-            Present(files={"mine.py": textwrap.dedent(text)}, argv=tuple(command.split()))
+            PresentConfiguration(files={"mine.py": textwrap.dedent(text)}, argv=tuple(command.split()))
         )
         knobs = {"tp": 2, "dp": 4, "micro_batch_size": 2, "accumulation_steps": 4, "recompute": "selective"}
         assert {name: reading.knobs[name] for name in knobs} == knobs

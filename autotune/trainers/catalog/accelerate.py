@@ -17,7 +17,7 @@ from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json, to_yaml
 from autotune.trainers.launch_files import NODE_RANK, Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import program
 from autotune.trainers.readers import accelerate_yaml
 from autotune.trainers.steplines import parse_step_line
@@ -40,8 +40,8 @@ class AccelerateTrainer(Trainer):
         "pp_schedule": "it has no pipeline: pp above 1 is refused",
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
     }
-    imports = True
-    marks = ("distributed_type", "fsdp_config:", "num_machines")
+    can_import = True
+    recognized_by = ("distributed_type", "fsdp_config:", "num_machines")
     settings_file = "accelerate.yaml"
     options = (
         *SHARED_OPTIONS,
@@ -119,7 +119,7 @@ class AccelerateTrainer(Trainer):
             words.append("--recompute")
         return Launch(argv=(*start, "train.py", *words), env=env, files=files, notes=tuple(notes))
 
-    def read_config(self, present: Present) -> Reading:
+    def read_config(self, present: PresentConfiguration) -> Reading:
         """accelerate.yaml, and the arguments of the program."""
         return accelerate_yaml.read(present)
 

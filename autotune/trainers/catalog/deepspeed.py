@@ -16,7 +16,7 @@ from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import hf_config, to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import program
 from autotune.trainers.readers import deepspeed_json
 from autotune.trainers.steplines import parse_step_line
@@ -39,8 +39,8 @@ class DeepspeedTrainer(Trainer):
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
-    imports = True
-    marks = ("train_micro_batch_size_per_gpu", "zero_optimization")
+    can_import = True
+    recognized_by = ("train_micro_batch_size_per_gpu", "zero_optimization")
     settings_file = "ds_config.json"
     options = (
         *SHARED_OPTIONS,
@@ -113,7 +113,7 @@ class DeepspeedTrainer(Trainer):
         )
         return Launch(argv=(*start, *command), env=tf32_environment(c.precision), files=files, notes=tuple(notes))
 
-    def read_config(self, present: Present) -> Reading:
+    def read_config(self, present: PresentConfiguration) -> Reading:
         """ds_config.json, and the arguments of the program."""
         return deepspeed_json.read(present)
 

@@ -15,7 +15,7 @@ from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.log_formats import parse_loss_dictionary
-from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import program
 from autotune.trainers.readers import training_arguments
 from autotune.trainers.steplines import parse_step_line
@@ -39,8 +39,8 @@ class HfTrainer(Trainer):
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
         "sequence_parallel": "it has no tensor parallelism: tp above 1 is refused",
     }
-    imports = True
-    marks = ("per_device_train_batch_size", "logging_steps", "output_dir")
+    can_import = True
+    recognized_by = ("per_device_train_batch_size", "logging_steps", "output_dir")
     settings_file = "training_args.json"
     options = (
         *SHARED_OPTIONS,
@@ -83,7 +83,7 @@ class HfTrainer(Trainer):
         argv = (*start, *command, "--seq-len", str(workload.seq_len), *data)
         return Launch(argv=argv, files=files, notes=tuple(notes))
 
-    def read_config(self, present: Present) -> Reading:
+    def read_config(self, present: PresentConfiguration) -> Reading:
         """TrainingArguments, and the arguments of the program."""
         return training_arguments.read(present)
 

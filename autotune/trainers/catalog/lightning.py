@@ -19,7 +19,7 @@ from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json, t
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.lightning_bars import bar_reader
 from autotune.trainers.limit import Limit
-from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import program
 from autotune.trainers.readers import lightning_yaml
 from autotune.trainers.steplines import parse_step_line
@@ -40,8 +40,8 @@ class LightningTrainer(Trainer):
     reads_config_json = True
     summary = "Lightning's Trainer, lightning.yaml for LightningCLI or for a program that comes along"
     checked_against = "lightning 2.6.6"
-    imports = True
-    marks = ("accumulate_grad_batches:", "seed_everything:", "lightning.pytorch.strategies")
+    can_import = True
+    recognized_by = ("accumulate_grad_batches:", "seed_everything:", "lightning.pytorch.strategies")
     settings_file = "lightning.yaml"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
@@ -151,7 +151,7 @@ class LightningTrainer(Trainer):
             words.append("--compile")
         return Launch(argv=(*start, "train.py", *words), env=env, files=files, notes=tuple(notes))
 
-    def read_config(self, present: Present) -> Reading:
+    def read_config(self, present: PresentConfiguration) -> Reading:
         """lightning.yaml, and the arguments of the program."""
         return lightning_yaml.read(present)
 

@@ -16,7 +16,7 @@ from autotune.trainers.effective import cpu_note, effective
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.megatron_core import SHARDING, core_limits, parse_iteration
-from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import megatron_flags
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
@@ -35,8 +35,8 @@ class MegatronTrainer(Trainer):
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
-    imports = True
-    marks = ("tensor-model-parallel-size", "pretrain_gpt.py", "num-layers")
+    can_import = True
+    recognized_by = ("tensor-model-parallel-size", "pretrain_gpt.py", "num-layers")
     options = (
         *SHARED_OPTIONS,
         SETTINGS,
@@ -98,7 +98,7 @@ class MegatronTrainer(Trainer):
             )
         return Launch(argv=(*start, options["entrypoint"], *_spell(flags)), env=env, notes=tuple(notes))
 
-    def read_config(self, present: Present) -> Reading:
+    def read_config(self, present: PresentConfiguration) -> Reading:
         """The command, or a script that holds it."""
         return megatron_flags.read(present)
 
@@ -106,9 +106,9 @@ class MegatronTrainer(Trainer):
         """The flags at the end of the command, where they count."""
         return replace(launch, argv=(*launch.argv, *_spell(settings)))
 
-    def present_of(self, settings: Mapping[str, Any]) -> Present:
+    def present_of(self, settings: Mapping[str, Any]) -> PresentConfiguration:
         """The flags alone."""
-        return Present(argv=("pretrain_gpt.py", *_spell(settings)))
+        return PresentConfiguration(argv=("pretrain_gpt.py", *_spell(settings)))
 
     def parse_line(self, line: str) -> StepMetrics | None:
         """Its line of each iteration, and its memory reports (`megatron_core.py`)."""

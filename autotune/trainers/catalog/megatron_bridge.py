@@ -16,7 +16,7 @@ from autotune.trainers.file_formats import hf_config, to_json, to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.megatron_core import SHARDING, core_limits, parse_iteration
-from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import program
 from autotune.trainers.readers import bridge_yaml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
@@ -39,8 +39,8 @@ class MegatronBridgeTrainer(Trainer):
     summary = "Megatron-Bridge, a model's config.json or a recipe with bridge.yaml"
     checked_against = "Megatron-Bridge 0.3.1 with Megatron Core 0.16.1"
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
-    imports = True
-    marks = (
+    can_import = True
+    recognized_by = (
         "tensor_model_parallel_size:",
         "expert_model_parallel_size:",
         "pipeline_model_parallel_size:",
@@ -87,7 +87,7 @@ class MegatronBridgeTrainer(Trainer):
         env = {**tf32_environment(c.precision), **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if connections else {})}
         return Launch(argv=(*start, *command), env=env, files=files, notes=tuple(notes))
 
-    def read_config(self, present: Present) -> Reading:
+    def read_config(self, present: PresentConfiguration) -> Reading:
         """bridge.yaml, or the YAML of overrides that Megatron-Bridge's own programs take."""
         return bridge_yaml.read(present)
 

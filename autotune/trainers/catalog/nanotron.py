@@ -16,7 +16,7 @@ from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import nanotron_yaml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
@@ -41,8 +41,8 @@ class NanotronTrainer(Trainer):
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
-    imports = True
-    marks = ("batch_accumulation_per_replica", "pp_engine", "context_parallel_size")
+    can_import = True
+    recognized_by = ("batch_accumulation_per_replica", "pp_engine", "context_parallel_size")
     settings_file = "config.yaml"
     options = (
         *SHARED_OPTIONS,
@@ -112,7 +112,7 @@ class NanotronTrainer(Trainer):
             notes=tuple(notes),
         )
 
-    def read_config(self, present: Present) -> Reading:
+    def read_config(self, present: PresentConfiguration) -> Reading:
         """The YAML."""
         return nanotron_yaml.read(present)
 

@@ -14,7 +14,7 @@ from autotune.trainers.effective import effective, word_limit
 from autotune.trainers.file_formats import to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.present import Present, Reading
+from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers import trial_request
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, torchrun
@@ -34,8 +34,8 @@ class NativeTrainer(Trainer):
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
-    imports = True
-    marks = ('"trainer_options"', "autotune_workers.launch")
+    can_import = True
+    recognized_by = ('"trainer_options"', "autotune_workers.launch")
     options = (
         Option(
             name="learning_rate",
@@ -116,7 +116,7 @@ class NativeTrainer(Trainer):
             files={"request.json": to_json(request)},
         )
 
-    def read_config(self, present: Present) -> Reading:
+    def read_config(self, present: PresentConfiguration) -> Reading:
         """The request."""
         return trial_request.read(present)
 

@@ -15,7 +15,7 @@ from autotune.trainers import torchtitan_config, torchtitan_job
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.present import SETTINGS, Present, Reading
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import torchtitan_python, torchtitan_toml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.torchtitan_settings import stage_limits
@@ -39,8 +39,8 @@ class TorchtitanTrainer(Trainer):
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
-    imports = True
-    marks = ("tensor_parallel_degree", "[activation_checkpoint]", "data_parallel_shard_degree")
+    can_import = True
+    recognized_by = ("tensor_parallel_degree", "[activation_checkpoint]", "data_parallel_shard_degree")
     settings_file = "torchtitan.toml"
     options = (
         *SHARED_OPTIONS,
@@ -103,7 +103,7 @@ class TorchtitanTrainer(Trainer):
             )
         return Launch(argv=(*start, *command), env=env, files=files, notes=tuple(notes))
 
-    def read_config(self, present: Present) -> Reading:
+    def read_config(self, present: PresentConfiguration) -> Reading:
         """The job file or the Python configuration, and the module of the model."""
         is_python = any(name.endswith(".py") and "Trainer.Config(" in text for name, text in present.files.items())
         return torchtitan_python.read(present) if is_python else torchtitan_toml.read(present)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of, completed
 from autotune.trainers.readers.program_arguments import exported_program, own_program
 
@@ -32,10 +33,10 @@ STRATEGIES = {
 """ZeRO stage of FSDP1's `fsdp_sharding_strategy`, by name or number"""
 
 
-def read(present: Present) -> Reading:
+def read(present: PresentConfiguration) -> Reading:
     """What the file and the command say."""
     name, text = present.named(".yaml", ".yml")
-    keys = KeyReader(read_document(name, text), name)
+    keys = KeyReader(parse_document(name, text), name)
     program = own_program(present, "--config_file", "--rdzv_backend") or exported_program(present)
     stage, recompute = _sharding(keys)
     precision = keys.word("mixed_precision", PRECISIONS) or "fp32"

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of, completed
 from autotune.trainers.readers.megatron_flags import STRATEGIES
 
@@ -22,10 +23,10 @@ WRITTEN_ANEW = (
 """keys that every launch writes by itself"""
 
 
-def read(present: Present) -> Reading:
+def read(present: PresentConfiguration) -> Reading:
     """What the file and the command say."""
     name, text = present.named(".yaml", ".yml")
-    keys = KeyReader(read_document(name, text), name)
+    keys = KeyReader(parse_document(name, text), name)
     stages = keys.find("model.virtual_pipeline_model_parallel_size") or 1
     batch = keys.count("train.global_batch_size")
     knobs: dict[str, Any] = {

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of, completed
 from autotune.trainers.readers.program_arguments import exported_program, own_program, program_of
 
@@ -35,10 +36,10 @@ WRITTEN_ANEW = (
 """keys of an export's trainer section that are the same in each, or follow from the cluster"""
 
 
-def read(present: Present) -> Reading:
+def read(present: PresentConfiguration) -> Reading:
     """What the file and the command say."""
     name, text = present.named(".yaml", ".yml")
-    keys = KeyReader(read_document(name, text), name)
+    keys = KeyReader(parse_document(name, text), name)
     stage, degrees, recompute = _strategy(keys)
     precision = keys.word("trainer.precision", PRECISIONS) or "fp32"
     devices, nodes = keys.count("trainer.devices"), keys.count("trainer.num_nodes") or 1
@@ -103,7 +104,7 @@ def _strategy(keys: KeyReader) -> tuple[int, dict[str, int | None], bool]:
     return 0, {"tp": 1}, False
 
 
-def _own(present: Present) -> dict[str, Any]:
+def _own(present: PresentConfiguration) -> dict[str, Any]:
     """The user's program and its arguments, without `fit` and what an export adds."""
     script, *words = program_of(present.argv)
     kept = [word for word in words if not word.startswith("--trainer.callbacks")]

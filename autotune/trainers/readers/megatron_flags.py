@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.present import Present, Reading
+from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of, completed
 from autotune.trainers.readers.program_arguments import program_of
 from autotune.trainers.readers.shell_words import command_of
@@ -43,14 +43,14 @@ LAUNCHER = frozenset(
 """options of torchrun, which the launch writes anew"""
 
 
-def read(present: Present) -> Reading:
+def read(present: PresentConfiguration) -> Reading:
     """What the command says."""
     argv, remarks = present.argv, []
     if not argv:
         name, text = next(iter(present.files.items()))
         argv, unset = command_of(text)
         remarks = [f"{name}: ${variable} is not set there: write its value into the spec" for variable in unset]
-    present = Present(files=present.files, argv=argv, env=present.env)
+    present = PresentConfiguration(files=present.files, argv=argv, env=present.env)
     keys = KeyReader(_flags(argv), "the command")
     keys.drop(*LAUNCHER)
     model = _model(keys)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of
 from autotune.trainers.readers.program_arguments import program_of
 
@@ -21,10 +22,10 @@ MODEL = {
 """the keys of `model.model_config`, by our fields"""
 
 
-def read(present: Present) -> Reading:
+def read(present: PresentConfiguration) -> Reading:
     """What the file and the command say."""
     name, text = present.named(".yaml", ".yml")
-    keys = KeyReader(read_document(name, text), name)
+    keys = KeyReader(parse_document(name, text), name)
     schedule = keys.word("parallelism.pp_engine", {"1f1b": "1f1b", "afab": "gpipe"}) or "1f1b"
     mode = keys.word("parallelism.tp_mode", {"REDUCE_SCATTER": True, "ALL_REDUCE": False}) or False
     dtype = keys.word("model.dtype", {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}) or "bf16"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.present import Present, options_of
+from autotune.trainers.present_configuration import PresentConfiguration, options_of
 
 EXPORTED = "train.py"
 """the program that an export brings, beside its files"""
@@ -33,7 +33,7 @@ class Program:
     """adamw or sgd"""
 
 
-def exported_program(present: Present) -> Program:
+def exported_program(present: PresentConfiguration) -> Program:
     """The program that an export brings, by its own arguments; nothing where the command is not known."""
     given = {name: value or True for name, value in options_of(program_of(present.argv))}
     keys = KeyReader(given, EXPORTED)
@@ -58,7 +58,7 @@ def exported_program(present: Present) -> Program:
     )
 
 
-def own_program(present: Present, *ours: str) -> Program | None:
+def own_program(present: PresentConfiguration, *ours: str) -> Program | None:
     """The user's own program, with all its arguments; None if it is the exported one or not known. `ours`: options that an export adds."""
     words = program_of(present.argv)
     if not words or (words[0] == EXPORTED and EXPORTED in present.files):

@@ -12,7 +12,8 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.present import Present, Reading, merged, options_of
+from autotune.trainers.nested_documents import merged
+from autotune.trainers.present_configuration import PresentConfiguration, Reading, options_of
 from autotune.trainers.readers.torchtitan_toml import reading_of
 
 MODES = {"FullAC.Config": "full", "SelectiveAC.Config": "selective", "MemoryBudgetAC.Config": "memory_budget"}
@@ -31,7 +32,7 @@ WRITTEN_ANEW = ("loss", "metrics", "checkpoint.enable", "training.disable_cuda_g
 """keys that follow from knobs or are the same in every launch"""
 
 
-def read(present: Present) -> Reading:
+def read(present: PresentConfiguration) -> Reading:
     """What the function, the command and the model's module say."""
     name, text = next((n, t) for n, t in present.files.items() if n.endswith(".py") and "Trainer.Config(" in t)
     written = _arguments(_returned(name, text, present.option("config")))
@@ -127,7 +128,7 @@ def _sizes(node: Any) -> dict[str, Any]:
     return {**sizes, "gated_mlp": True}
 
 
-def _overrides(present: Present) -> dict[str, Any]:
+def _overrides(present: PresentConfiguration) -> dict[str, Any]:
     """What options of the command such as `--training.steps=20` say, by section."""
     found: dict[str, Any] = {}
     for path, value in _program_options(present):
@@ -140,7 +141,7 @@ def _overrides(present: Present) -> dict[str, Any]:
     return found
 
 
-def _program_options(present: Present) -> Iterator[tuple[str, str]]:
+def _program_options(present: PresentConfiguration) -> Iterator[tuple[str, str]]:
     """The options after `-m torchtitan.train` that are not the configuration's own names."""
     argv = present.argv
     start = argv.index("torchtitan.train") + 1 if "torchtitan.train" in argv else len(argv)

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of, completed
 
 SCHEDULES = {
@@ -25,14 +26,14 @@ MODULE = "autotune_model"
 """the model module that an export brings"""
 
 
-def read(present: Present) -> Reading:
+def read(present: PresentConfiguration) -> Reading:
     """What the job file, the command and the model's module say."""
     name, text = present.named(".toml")
-    keys = KeyReader(read_document(name, text), name)
+    keys = KeyReader(parse_document(name, text), name)
     return reading_of(keys, present, model=_registered_model(present), version="0.2")
 
 
-def reading_of(keys: KeyReader, present: Present, *, model: Mapping[str, Any], version: str) -> Reading:
+def reading_of(keys: KeyReader, present: PresentConfiguration, *, model: Mapping[str, Any], version: str) -> Reading:
     """What a configuration says whose keys are named as in the job file."""
     name = keys.name
     degrees = {
@@ -131,7 +132,7 @@ def _precision(keys: KeyReader, *, tf32: bool) -> str:
     return "tf32" if kind == "fp32" and tf32 else kind
 
 
-def _registered_model(present: Present) -> Mapping[str, Any]:
+def _registered_model(present: PresentConfiguration) -> Mapping[str, Any]:
     """Sizes in the module that an export brings; nothing where there is none."""
     text = present.files.get(f"{MODULE}.py", "")
     calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]

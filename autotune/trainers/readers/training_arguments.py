@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of, completed
 from autotune.trainers.readers.program_arguments import exported_program
 
@@ -18,11 +19,11 @@ REPEATED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accu
 """keys of the dictionary `deepspeed` that repeat what TrainingArguments say"""
 
 
-def read(present: Present) -> Reading:
+def read(present: PresentConfiguration) -> Reading:
     """What the file and the command say."""
     name = next((name for name in present.files if name.endswith("training_args.json")), "")
     name, text = (name, present.files[name]) if name else present.named(".json")
-    keys = KeyReader(read_document(name, text), name)
+    keys = KeyReader(parse_document(name, text), name)
     program = exported_program(present)
     stage, recompute = _sharding(keys)
     flags = {word: keys.flag(word) for word in ("bf16", "fp16", "tf32")}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from autotune.errors import SpecError
 from autotune.spec.config import FIELDS
 from autotune.trainers.key_reader import KeyReader
-from autotune.trainers.present import Present, Reading, read_document
+from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.present_configuration import PresentConfiguration, Reading
 
 
-def read(present: Present) -> Reading:
+def read(present: PresentConfiguration) -> Reading:
     """What the request says. Raises `SpecError` for JSON that is none."""
     name, text = present.named(".json")
-    document = read_document(name, text)
+    document = parse_document(name, text)
     config, workload = document.get("config"), document.get("workload")
     if not isinstance(config, dict) or not isinstance(workload, dict):
         raise SpecError(

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.errors import SpecError
 from autotune.trainers import trainer, trainer_names
-from autotune.trainers.present import Present
+from autotune.trainers.present_configuration import PresentConfiguration
 
 MEGATRON = """#!/bin/bash
 GPUS=8; NODES=2
@@ -25,7 +25,7 @@ torchrun ${LAUNCH[@]} pretrain_gpt.py \\
 
 
 def test_all_trainers_but_the_users_own_program_read_a_configuration() -> None:
-    assert {name for name in trainer_names() if not trainer(name).imports} <= {"command", *FOREIGN}
+    assert {name for name in trainer_names() if not trainer(name).can_import} <= {"command", *FOREIGN}
 
 
 FOREIGN = frozenset(name for name in trainer_names() if not type(trainer(name)).__module__.startswith("autotune."))
@@ -33,7 +33,7 @@ FOREIGN = frozenset(name for name in trainer_names() if not type(trainer(name)).
 
 
 def test_a_megatron_script_is_read_without_being_run() -> None:
-    reading = trainer("megatron").read_config(Present(files={"run.sh": MEGATRON}))
+    reading = trainer("megatron").read_config(PresentConfiguration(files={"run.sh": MEGATRON}))
     assert reading.knobs == {
         "tp": 4,
         "pp": 2,
@@ -57,7 +57,7 @@ def test_a_megatron_script_is_read_without_being_run() -> None:
 
 def test_a_text_file_of_flags_is_a_configuration_of_megatron() -> None:
     text = "--tensor-model-parallel-size 2\n--micro-batch-size 4\n--fp16\n"
-    reading = trainer("megatron").read_config(Present(files={"args.txt": text}))
+    reading = trainer("megatron").read_config(PresentConfiguration(files={"args.txt": text}))
     assert (reading.knobs["tp"], reading.knobs["micro_batch_size"], reading.knobs["precision"]) == (2, 4, "fp16")
     assert "dp" not in reading.knobs
 
@@ -83,7 +83,7 @@ def trainer_launch(name: str, **options: str):  # type: ignore[no-untyped-def]
 
 def test_deepspeed_values_that_the_program_fills_in_are_named() -> None:
     text = '{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}'
-    reading = trainer("deepspeed").read_config(Present(files={"ds.json": text}))
+    reading = trainer("deepspeed").read_config(PresentConfiguration(files={"ds.json": text}))
     assert reading.knobs["zero_stage"] == 3
     assert "micro_batch_size" not in reading.knobs
     assert reading.remarks == ("ds.json: train_micro_batch_size_per_gpu='auto': the program fills it in",)
@@ -95,26 +95,26 @@ def test_a_contradictory_batch_is_an_error_that_shows_it() -> None:
     with pytest.raises(
         SpecError, match=r"micro_batch_size=4 \* accumulation_steps=2 must divide the global batch of 10"
     ):
-        trainer("deepspeed").read_config(Present(files={"ds.json": text}))
+        trainer("deepspeed").read_config(PresentConfiguration(files={"ds.json": text}))
 
 
 @pytest.mark.parametrize(("strategy", "stage"), [("FULL_SHARD", 3), ("SHARD_GRAD_OP", 2), ("2", 2), ("NO_SHARD", 0)])
 def test_fsdp1_strategies_of_accelerate_are_zero_stages(strategy: str, stage: int) -> None:
     text = f"distributed_type: FSDP\nnum_processes: 16\nmixed_precision: no\nfsdp_config: {{fsdp_sharding_strategy: {strategy}}}\n"
-    reading = trainer("accelerate").read_config(Present(files={"acc.yaml": text}))
+    reading = trainer("accelerate").read_config(PresentConfiguration(files={"acc.yaml": text}))
     assert (reading.knobs["zero_stage"], reading.knobs["dp"], reading.knobs["precision"]) == (stage, 16, "fp32")
 
 
 def test_torchtitan_says_that_a_flavor_is_not_carried() -> None:
     text = '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ntensor_parallel_degree = 2\n[training]\nlocal_batch_size = 2\n'
-    reading = trainer("torchtitan").read_config(Present(files={"job.toml": text}))
+    reading = trainer("torchtitan").read_config(PresentConfiguration(files={"job.toml": text}))
     assert (reading.knobs["tp"], reading.knobs["zero_stage"], reading.knobs["micro_batch_size"]) == (2, 3, 2)
     assert "flavor='8B'" in reading.remarks[0]
 
 
 def test_training_arguments_name_a_deepspeed_file_that_is_not_read() -> None:
     text = '{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "bf16": true, "deepspeed": "ds.json", "warmup_steps": 10}'
-    reading = trainer("hf_trainer").read_config(Present(files={"args.json": text}))
+    reading = trainer("hf_trainer").read_config(PresentConfiguration(files={"args.json": text}))
     assert (reading.knobs["micro_batch_size"], reading.knobs["precision"]) == (4, "bf16")
     assert "ds.json" in reading.remarks[0]
     assert reading.settings["warmup_steps"] == 10
@@ -126,9 +126,9 @@ def test_training_arguments_name_a_deepspeed_file_that_is_not_read() -> None:
 )
 def test_a_file_that_is_not_the_trainers_is_an_error_that_names_it(name: str, file: str, text: str) -> None:
     with pytest.raises(SpecError, match=file):
-        trainer(name).read_config(Present(files={file: text}))
+        trainer(name).read_config(PresentConfiguration(files={file: text}))
 
 
 def test_a_file_with_another_ending_is_named() -> None:
     with pytest.raises(SpecError, match=r"none of the files notes.txt ends in .json"):
-        trainer("deepspeed").read_config(Present(files={"notes.txt": ""}))
+        trainer("deepspeed").read_config(PresentConfiguration(files={"notes.txt": ""}))

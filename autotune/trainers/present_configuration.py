@@ -8,16 +8,13 @@ that are no knob and no option of the trainer are its `settings`, which every la
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
 from autotune.errors import SpecError
-from autotune.trainers.file_formats import to_json, to_toml, to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.trainer_option import Option
 
@@ -29,7 +26,7 @@ SETTINGS = Option(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Present:
+class PresentConfiguration:
     """Files, command and environment of a training program."""
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +37,7 @@ class Present:
     """variables that it is started with"""
 
     @classmethod
-    def of_launch(cls, launch: Launch) -> Present:
+    def of_launch(cls, launch: Launch) -> PresentConfiguration:
         """What a launch writes."""
         return cls(files=launch.files, argv=launch.argv, env=launch.env)
 
@@ -109,63 +106,6 @@ def options_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
         following = argv[at + 1] if at + 1 < len(argv) else ""
         is_value = bool(following) and (not following.startswith("-") or _is_number(following))
         yield name, value if sign else following if is_value else ""
-
-
-def read_document(name: str, text: str) -> dict[str, Any]:
-    """The mapping that a JSON, YAML or TOML file holds, by its ending. Raises `SpecError`."""
-    import yaml  # imported here because it is slow to import
-
-    ending = PurePosixPath(name).suffix.lower()
-    try:
-        if ending == ".toml":
-            found = tomllib.loads(text)
-        else:
-            found = json.loads(text) if ending == ".json" else yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        kind = {".toml": "TOML", ".json": "JSON"}.get(ending, "YAML")
-        raise SpecError(f"{name} is not {kind}: {str(error).splitlines()[0]}", field="FILE") from None
-    if not isinstance(found, dict):
-        raise SpecError(f"{name} must hold keys and values, but holds {type(found).__name__}", field="FILE")
-    return found
-
-
-def write_document(name: str, document: Mapping[str, Any]) -> str:
-    """The text of a JSON, YAML or TOML file, by its ending."""
-    ending = PurePosixPath(name).suffix.lower()
-    return {".toml": to_toml, ".json": to_json}.get(ending, to_yaml)(document)
-
-
-def merged(document: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """`document` with the keys of `more`, also inside its mappings; `more` counts where both have a value."""
-    result = dict(document)
-    for key, value in more.items():
-        here = result.get(key)
-        inside = isinstance(here, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(here, value) if inside else value  # type: ignore[arg-type]
-    return result
-
-
-def without_equal(document: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """`document` without what `other` holds with the same value, also inside mappings."""
-    left: dict[str, Any] = {}
-    for key, value in document.items():
-        if key in other and other[key] == value:
-            continue
-        if isinstance(value, Mapping) and isinstance(other.get(key), Mapping):
-            if inner := without_equal(value, other[key]):
-                left[key] = inner
-        else:
-            left[key] = value
-    return left
-
-
-def dotted(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The paths of all values, inner keys joined by dots."""
-    for key, value in document.items():
-        if isinstance(value, Mapping) and value:
-            yield from dotted(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
 
 
 def _is_number(word: str) -> bool:

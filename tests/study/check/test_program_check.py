@@ -20,8 +20,8 @@ from autotune.ports import (
     TrialRequest,
 )
 from autotune.spec import Failure, FailureKind, Measurement, ParallelConfig, Study
-from autotune.study.check_verdict import in_one_line, verdict_of
-from autotune.study.program_check import KEPT_LINES, LogLine, ProgramCheck, check_program, request_of
+from autotune.study.check.program_check import KEPT_LINES, LogLine, ProgramCheck, check_program, request_of
+from autotune.study.check.verdict import in_one_line, verdict_of
 from tests.small_studies import spec
 
 CONFIG = ParallelConfig(accumulation_steps=64, precision="fp32")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from autotune.spec import Failure, FailureKind
 from autotune.spec.duration import format_duration
 from autotune.spec.size import format_bytes
-from autotune.study.program_check import ProgramCheck
+from autotune.study.check.program_check import ProgramCheck
 from autotune.trainers import trainer
 
 JSON_LINE = '{"step": 3, "step_time_s": 0.41, "loss": 2.31}'

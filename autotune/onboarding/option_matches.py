@@ -15,7 +15,7 @@ _SUPPLIED = ("local_rank", "rank", "node_rank", "master_addr", "master_port")
 
 
 @dataclass(slots=True)
-class Findings:
+class OptionMatches:
     """What the options came to."""
 
     script: Script
@@ -54,9 +54,9 @@ class Findings:
                 yield constant
 
 
-def findings_of(script: Script) -> Findings:
+def match_options(script: Script) -> OptionMatches:
     """The findings in a script's options."""
-    found = Findings(script=script)
+    found = OptionMatches(script=script)
     for option in script.options:
         meaning = meaning_of(option, script.divided)
         if option.name.rpartition(".")[2] in _SUPPLIED:

@@ -1,8 +1,8 @@
 """`autotune check`: a study's default config as a launch, and a few real steps of it.
 
-prepare_check    legality, the rendered launch, and what this machine lacks: nothing is started
-run_check        the steps, on the study's own runner
-check_document   both as plain values
+prepare_check    legality, the rendered launch, and what this machine lacks; starts nothing
+run_check        runs the steps on the study's own runner
+check_document   both as JSON
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from typing import Any
 from autotune.ports import CalibrationStore
 from autotune.spec import ParallelConfig, Study
 from autotune.study.assembly import Assembly, assemble, make_runner_of
-from autotune.study.check_verdict import verdict_of
+from autotune.study.check.program_check import LogLine, ProgramCheck, check_program, launch_of, request_of
+from autotune.study.check.unseen_program import NATIVE, config_to_check
+from autotune.study.check.verdict import verdict_of
 from autotune.study.preflight import check_here
-from autotune.study.program_check import LogLine, ProgramCheck, check_program, launch_of, request_of
-from autotune.study.unseen_program import NATIVE, config_to_check
 from autotune.trainers import Launch
 from autotune.trainers.executable import find_executable, python_of
 
 ANSWER_S = 10.0
-"""for a Python to say which one it is"""
+"""how long an interpreter may take to tell its release"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What is going to be tried."""
+class PreparedCheck:
+    """A check that has been worked out and not started yet."""
 
     assembly: Assembly
     """the study, worked out"""
     config: ParallelConfig
-    """of which the steps are"""
+    """the config whose steps are run"""
     why_config: str
-    """what it is in the study: the default config, or the smallest one"""
+    """why this one: it is the default config, or the smallest one"""
     launch: Launch | None
     """what its first node starts; None for the native trainer"""
     folder: str
-    """in which it runs"""
+    """the folder in which the program runs"""
     program: str
-    """the file that is started, where this machine has it"""
+    """the file that the command starts; empty when this machine does not have it"""
     python: str
-    """the Python that runs it, and its release; empty when it is none's, or on another machine"""
+    """the Python that runs the program, with its release; empty for programs that are not Python, or not on this machine"""
 
     @property
     def study(self) -> Study:
-        """What was asked."""
+        """The study that is checked."""
         return self.assembly.study
 
     @property
     def legal(self) -> int:
-        """Configs of the space."""
+        """Number of configs of the space."""
         return len(self.assembly.space)
 
 
-def prepare_check(study: Study, *, store: CalibrationStore | None = None) -> Checked:
-    """What the check is going to try. Raises `InfeasibleError` for an empty space, `SpecError`, and `RunnerError` for what this machine cannot run."""
+def prepare_check(study: Study, *, store: CalibrationStore | None = None) -> PreparedCheck:
+    """Works out what the check will run. Raises `InfeasibleError` for an empty space, `SpecError`, and `RunnerError` for what this machine cannot run."""
     assembly = assemble(study, store)
     assembly.check_fit()
     check_here(study, assembly.space)
@@ -75,7 +75,7 @@ def prepare_check(study: Study, *, store: CalibrationStore | None = None) -> Che
         folder = os.path.abspath(launch.cwd)
     else:
         folder = "FILES: a new one for each trial, with the files below"
-    return Checked(
+    return PreparedCheck(
         assembly=assembly,
         config=config,
         why_config="the default config" if config == assembly.baseline else "the smallest config of the space",
@@ -99,36 +99,36 @@ def _described(python: str) -> str:
 
 
 def run_check(
-    checked: Checked,
+    prepared: PreparedCheck,
     *,
     on_line: Callable[[LogLine], None] = lambda _: None,
     on_wait: Callable[[str], None] = lambda _: None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> ProgramCheck:
     """Runs the steps. Raises `RunnerError` when nothing can be run."""
-    with closing(make_runner_of(checked.assembly)) as runner:
+    with closing(make_runner_of(prepared.assembly)) as runner:
         return check_program(
-            checked.study, runner, checked.config, on_line=on_line, on_wait=on_wait, interrupted=interrupted
+            prepared.study, runner, prepared.config, on_line=on_line, on_wait=on_wait, interrupted=interrupted
         )
 
 
-def check_document(checked: Checked, found: ProgramCheck) -> dict[str, Any]:
-    """All of it as plain JSON values."""
-    study, launch, verdict = checked.study, checked.launch, verdict_of(found)
+def check_document(prepared: PreparedCheck, found: ProgramCheck) -> dict[str, Any]:
+    """The launch and the result as plain JSON values: what `autotune check --json` prints."""
+    study, launch, verdict = prepared.study, prepared.launch, verdict_of(found)
     return {
         "study": study.name,
         "trainer": study.trainer,
         "runner": study.runner,
-        "legal": checked.legal,
-        "config": checked.config.to_dict(),
+        "legal": prepared.legal,
+        "config": prepared.config.to_dict(),
         "launch": None
         if launch is None
         else {
             **launch.to_dict(),
             "command": shlex.join(launch.argv),
-            "folder": checked.folder,
-            "program": checked.program,
-            "python": checked.python,
+            "folder": prepared.folder,
+            "program": prepared.program,
+            "python": prepared.python,
         },
         "lines": [{"node": line.node, "text": line.text, "metrics": dict(line.metrics)} for line in found.lines],
         "metrics": list(found.metrics),

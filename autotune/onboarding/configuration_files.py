@@ -11,16 +11,16 @@ from pathlib import Path
 from autotune.errors import SpecError
 from autotune.trainers import Trainer, trainer, trainer_names
 from autotune.trainers.launch_files import MANIFEST
-from autotune.trainers.present import Present
+from autotune.trainers.present_configuration import PresentConfiguration
 
 MAX_BYTES = 1 << 20
 """A file larger than this is no configuration."""
 
 
-def read_present(path: Path) -> Present:
+def read_present(path: Path) -> PresentConfiguration:
     """The present configuration in a file or an exported folder. Raises `SpecError` for what cannot be read."""
     if not path.is_dir():
-        return Present(files={path.name: _text(path)})
+        return PresentConfiguration(files={path.name: _text(path)})
     if not (path / MANIFEST).is_file():
         raise SpecError(
             f"the folder {str(path)!r} has no {MANIFEST}, so it was not written by `autotune export`",
@@ -33,10 +33,10 @@ def read_present(path: Path) -> Present:
     except (ValueError, KeyError, TypeError):
         raise SpecError(f"{path / MANIFEST} is not a manifest of `autotune export`", field="FILE") from None
     # the files themselves, not the manifest's copy: somebody may have edited them since
-    return Present(files={name: _text(path / name) for name in names}, argv=argv, env=env)
+    return PresentConfiguration(files={name: _text(path / name) for name in names}, argv=argv, env=env)
 
 
-def recognized(present: Present) -> str | None:
+def recognized(present: PresentConfiguration) -> str | None:
     """The trainer whose configuration it is, by the words in it; None where no trainer's words occur."""
     text = "\n".join([*present.files.values(), " ".join(present.argv)])
     found = {name: _score(trainer(name), text) for name in trainer_names()}
@@ -46,11 +46,11 @@ def recognized(present: Present) -> str | None:
 
 def importing_trainers() -> tuple[str, ...]:
     """Trainers whose present configuration can be read."""
-    return tuple(name for name in trainer_names() if trainer(name).imports)
+    return tuple(name for name in trainer_names() if trainer(name).can_import)
 
 
 def _score(candidate: Trainer, text: str) -> int:
-    return sum(word in text for word in candidate.marks) if candidate.imports else 0
+    return sum(word in text for word in candidate.recognized_by) if candidate.can_import else 0
 
 
 def _text(path: Path) -> str:

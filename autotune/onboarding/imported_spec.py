@@ -18,7 +18,8 @@ from autotune.onboarding.draft import Draft, Entry, file_name
 from autotune.schema.files import is_model_file, read_model
 from autotune.spec import KNOBS, ClusterSpec, ModelSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import Trainer, trainer
-from autotune.trainers.present import SETTINGS, Present, Reading, dotted, without_equal
+from autotune.trainers.nested_documents import dotted, without_equal
+from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 
 STAND_IN_MODEL = "nano-gpt"
 STAND_IN_SEQ_LEN = 2048
@@ -31,14 +32,20 @@ OF_THE_RUN = ("steps", "master_addr", "master_port", "seed")
 
 
 def import_draft(
-    present: Present, name: str, path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path
+    present: PresentConfiguration,
+    name: str,
+    path: Path,
+    *,
+    model: str | None = None,
+    cluster: str | None = None,
+    folder: Path,
 ) -> Draft:
     """The draft for the trainer of that name; `path`: what was read, `folder`: of the spec, against which its paths are read.
 
     Raises `SpecError` where the files are not the trainer's, and `CatalogError` for an unknown trainer, model or cluster.
     """
     subject = trainer(name)
-    if not subject.imports:
+    if not subject.can_import:
         subject.read_config(present)  # raises, with the trainer's own reason
     reading = subject.read_config(present)
     fill_in: list[str] = []
@@ -223,7 +230,7 @@ def _beyond_a_launch(
             trainer=subject.name,
         )
         config = ParallelConfig(**{k: v for k, v in reading.knobs.items() if k in KNOBS})
-        again = subject.read_config(Present.of_launch(subject.launch(workload, config, options)))
+        again = subject.read_config(PresentConfiguration.of_launch(subject.launch(workload, config, options)))
     except AutotuneError as error:
         return dict(reading.settings), [f"an export of this configuration is refused for now: {error}"]
     settings = without_equal(reading.settings, again.settings)

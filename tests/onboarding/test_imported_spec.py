@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from autotune import api
+from autotune.onboarding.configuration_files import importing_trainers, read_present, recognized
 from autotune.onboarding.draft import Draft
-from autotune.onboarding.present_files import importing_trainers, read_present, recognized
-from autotune.onboarding.present_spec import import_draft
+from autotune.onboarding.imported_spec import import_draft
 from autotune.spec import ClusterSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import trainer, write_launch
 from autotune.trainers.effective import effective

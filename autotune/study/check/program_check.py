@@ -21,16 +21,16 @@ from autotune.trainers.pattern_proposals import TIMES, ends_step, propose_patter
 from autotune.trainers.trainer import LineReader
 
 STEPS = 5
-"""that are run, the first of them as warm-up; fewer where a trial of the study is shorter"""
+"""number of steps, of which the first is warm-up; fewer where a trial of the study is shorter"""
 KEPT_LINES = 500
-"""of the log: the last ones"""
+"""lines of the log that are kept: the last ones"""
 PLAIN_STEPS = 5
-"""lines that a proposal reads, after which a program whose log is not understood need not go on"""
+"""a program whose log is not understood is ended once proposed patterns read so many steps of it"""
 FIRST_NODE, MEETING_PORT = "FIRST-NODE", 29500
-"""what stands for the place where the nodes of a launch meet, which a trial is told when it starts"""
+"""stand for the address and port at which the nodes of a launch meet; a trial gets the real ones when it starts"""
 POLL_S = 0.2
 LOOK_S = 1.0
-"""between two looks at lines that were not understood"""
+"""seconds between two attempts to find patterns for lines that were not understood"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,39 +38,39 @@ class LogLine:
     """A line of the program's log."""
 
     node: int
-    """on which node, from 0"""
+    """number of the node, from 0"""
     text: str
-    """as it was printed"""
+    """the line as it was printed"""
     metrics: Mapping[str, Any]
-    """what was understood, by the names of `StepMetrics`; empty for nothing"""
+    """what was understood, by the field names of `StepMetrics`; empty when nothing was"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramCheck:
-    """What became of the steps."""
+    """The result of a check."""
 
     study: Study
-    """whose program"""
+    """the study whose program was run"""
     config: ParallelConfig
-    """that was run"""
+    """the config that was run"""
     lines: tuple[LogLine, ...]
-    """of the log, the last ones; without any for trainers whose runner reports none"""
+    """the last lines of the log; empty where the runner reports none, as for the native trainer"""
     step_times_s: tuple[float, ...]
-    """of the steps that were read, with the first"""
+    """times of the steps that were read, the warm-up step included"""
     losses: tuple[float, ...]
-    """of the same steps; nan where the log says none"""
+    """losses of the same steps; nan where the log has none"""
     time_from: str
     """what the times were taken from: log, rate or arrival; empty when nothing was measured"""
     peak_memory_bytes: float | None
-    """largest of all ranks; None when it is not known"""
+    """the most that any rank used; None when it is not known"""
     failure: Failure | None
-    """why it ended early"""
+    """why it failed; None when it did not"""
     interrupted: bool
-    """whether somebody ended it"""
+    """whether a person ended it"""
     proposal: Mapping[str, str]
-    """patterns that would read its log, where nothing did"""
+    """patterns that would read the log, where no step was understood"""
     needs_no_patterns: bool
-    """whether its log is read without the study's own patterns, which read nothing"""
+    """whether the log would be understood without the study's own patterns, which read nothing of it"""
 
     @property
     def understood(self) -> tuple[LogLine, ...]:
@@ -79,7 +79,7 @@ class ProgramCheck:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What the log was understood to say."""
+        """Names of all metrics that the log was understood to hold."""
         return tuple(dict.fromkeys(name for line in self.lines for name in line.metrics))
 
     @property
@@ -130,7 +130,7 @@ def check_program(
 
 
 def request_of(study: Study, config: ParallelConfig, study_id: str = "check") -> TrialRequest:
-    """The steps as a request to a runner. Attempt 0 is none of a trial's: they count from 1."""
+    """The check as a request to a runner. It is attempt 0; those of trials count from 1."""
     known = {option.name for option in trainer(study.trainer).options if not option.export_only}
     of_trial = study.measure.warmup_steps + study.measure.max_steps
     steps = {"steps": of_trial} if "steps" in known else {}
@@ -151,7 +151,7 @@ def request_of(study: Study, config: ParallelConfig, study_id: str = "check") ->
 
 
 def launch_of(request: TrialRequest) -> Launch:
-    """What the first node starts for it, as a trial would. Raises `ExportError` when the trainer cannot express the config."""
+    """The launch of the first node, the same as a trial's. Raises `ExportError` when the trainer cannot express the config."""
     own = trainer(request.trainer)
     known = {option.name for option in own.options}
     seed = {"seed": request.seed} if "seed" in known else {}
@@ -160,7 +160,7 @@ def launch_of(request: TrialRequest) -> Launch:
 
 
 class _Reading:
-    """What has been heard of the steps so far."""
+    """Collects what the runner reports."""
 
     def __init__(self, study: Study, on_line: Callable[[LogLine], None]) -> None:
         self._study, self._on_line = study, on_line
@@ -172,7 +172,7 @@ class _Reading:
         self.end: AttemptEnded | None = None
 
     def hear(self, event: Any, on_wait: Callable[[str], None]) -> None:
-        """An event of the runner."""
+        """Takes an event of the runner."""
         match event:
             case LogRead(node=node, lines=lines):
                 for line in lines:
@@ -205,7 +205,7 @@ class _Reading:
         return is_plain and steps_read(proposal, texts) >= PLAIN_STEPS
 
     def result(self, config: ParallelConfig, end: AttemptEnded, *, interrupted: bool, is_unread: bool) -> ProgramCheck:
-        """All of it, after the end."""
+        """The result, after the end."""
         failure, measured = end.failure, end.measurement
         if failure is not None and not self._lines:  # of a runner that reports no lines
             for line in failure.log_tail:
@@ -235,6 +235,6 @@ class _Reading:
 
 
 def _said(found: StepMetrics) -> dict[str, Any]:
-    """What a line says, without what it does not say."""
+    """The metrics of a line, without those that it lacks."""
     silent = asdict(StepMetrics())
     return {name: value for name, value in asdict(found).items() if value != silent[name] and name != "resolution_s"}

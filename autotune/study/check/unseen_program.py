@@ -1,7 +1,7 @@
 """A program that this store has never seen is checked before its study begins: a few steps show what a budget of trials would.
 
 A program is known when a study of this store measured a trial with the same trainer, options and runner. The native trainer and simulated trials need
-no check, nor does a study that has begun: its trials, or the line `program.checked` in its history, say that it passed.
+no check, nor does a study that has begun: its trials, or the event `program.checked` in its history, show that it passed.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from autotune.spec import ParallelConfig, Study, StudyStatus, Trial, TrialStatus
 from autotune.spec.plain import canonical
 from autotune.spec.study import SIMULATED
 from autotune.study.assembly import Assembly
-from autotune.study.check_verdict import in_one_line, verdict_of
+from autotune.study.check.program_check import STEPS, check_program, launch_of, request_of
+from autotune.study.check.verdict import in_one_line, verdict_of
 from autotune.study.lease import StudyLease
 from autotune.study.preflight import smallest_config
-from autotune.study.program_check import STEPS, check_program, launch_of, request_of
 from autotune.study.progress import Notice, OnEvent
 
 NATIVE = "native"
 CHECKED = "program.checked"
-"""kind of the history's line that says it passed"""
+"""kind of the event in the study's history that says that the check passed"""
 LOOKED_AT = 200
-"""newest studies of the same trainer and runner that are asked"""
+"""newest studies with the same trainer and runner that are looked through"""
 GLANCE_S = 1.0
-"""between two looks at what people want of the study"""
+"""seconds between two looks at whether somebody asked the study to pause or end"""
 _MEASURED = (TrialStatus.COMPLETED, TrialStatus.STOPPED)
 
 
@@ -52,8 +52,8 @@ def needs_check(study: Study, store: StudyReader, study_id: str, past: Sequence[
 def check_unseen(
     assembly: Assembly, runner: TrialRunner, lease: StudyLease, tell: OnEvent, stop: Callable[[], bool]
 ) -> None:
-    """Runs a few steps of the default config. Raises `ProgramError` when the program does not work with any config; a config that does not work is
-    a matter of the study. Ends early when the study is to pause or end."""
+    """Runs a few steps of the default config. Raises `ProgramError` when the program does not work with any config; that only this
+    config fails (out of memory, say) does not stop the study. Ends early when the study is to pause or end."""
     study, config = assembly.study, config_to_check(assembly, runner.capacity)
     glanced_s = time.monotonic()
     is_wanted = True
@@ -68,7 +68,9 @@ def check_unseen(
         return stop() or not is_wanted
 
     tell(
-        Notice(message=f"this store has not seen this program yet: {STEPS} steps of it first{_command(study, config)}")
+        Notice(
+            message=f"this program is new to this store, so {STEPS} steps of it are tried first{_command(study, config)}"
+        )
     )
     found = check_program(study, runner, config, study_id=lease.study_id, interrupted=interrupted)
     if found.interrupted:
@@ -78,7 +80,7 @@ def check_unseen(
         patterns = f": {in_one_line(found.proposal)}" if found.proposal else ""
         raise ProgramError(
             f"the study has not begun, because its program does not work: {verdict.message}",
-            remedy=f"{verdict.remedy}{patterns}; `autotune check SPEC` shows the log, and --no-check begins all the same",
+            remedy=f"{verdict.remedy}{patterns}; `autotune check SPEC` shows the log, --no-check begins without a check",
         )
     tell(Notice(message=str(verdict) if verdict.ready else f"the study begins, but {verdict}"))
     lease.store.record_event(lease.study_id, CHECKED, {"message": verdict.message})

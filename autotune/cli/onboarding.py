@@ -67,8 +67,8 @@ def import_(
 
     What the configuration holds beyond knobs and options is kept: every export writes it again.
     """
-    from autotune.onboarding.present_files import read_present
-    from autotune.onboarding.present_spec import import_draft
+    from autotune.onboarding.configuration_files import read_present
+    from autotune.onboarding.imported_spec import import_draft
     from autotune.trainers import trainer
 
     name = trainer(source).name
