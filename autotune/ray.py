@@ -10,7 +10,6 @@ per optimizer step, on all ranks. A trial ends as soon as it is measured. Ray is
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,8 @@ from autotune.study.progress import OnEvent
 if TYPE_CHECKING:
     from ray.train.torch import TorchTrainer
 
-RUNNER = "ray_train"
+RAY_TRAIN = "ray_train"
+"""name of the runner, and of the trainer"""
 
 
 def tune_torch_trainer(
@@ -38,33 +38,37 @@ def tune_torch_trainer(
     cluster: str | Mapping[str, Any] | None = None,
     store: Store | str | Path | None = None,
     on_event: OnEvent | None = None,
+    same_data: bool = False,
     **study: Any,
 ) -> Result:
     """Tunes the trainer's loop with real trials, and returns what came out: `result.best.config`, `result.trials`, `result.speedup`.
 
     `space`: knobs and their values, or the name of a space that ships; put into it only knobs that the loop reads. `model`, `seq_len` (tokens) and
     `global_batch_size` (sequences): what the loop trains, for the cost model and for tokens per second. `cluster`: default: one node with a rank
-    for each of the trainer's workers, on CPUs, or with `use_gpu` on the GPUs of this machine. `study`: any other key of a study spec, e.g.
+    for each of the trainer's workers, on CPUs, or with `use_gpu` on the GPUs of this machine. `same_data`: whether the loop sees
+    the same batches in the same order with every config, so that losses can be compared step by step. `study`: any other key of a study spec, e.g.
     `budget={"max_trials": 8}`, `knobs={"prefetch": [0, 2]}`, `baseline={...}`, `name="..."`. The baseline is what the trainer's
     `train_loop_config` says of the knobs now, where it says anything. The trainer itself is not changed, and no checkpoint of a trial is kept.
 
-    The same call goes on with a study that was interrupted. Raises `SpecError` and `InfeasibleError` before anything starts, and `RunnerError`.
+    The same call goes on with a study that was interrupted. Raises `MissingExtraError` without Ray Train, `SpecError` and `InfeasibleError` before
+    anything starts, and `RunnerError`.
     """
-    runner_type = load(RUNNERS, RUNNER)
+    runner_type = load(RUNNERS, RAY_TRAIN)
+    runner_type.check_trainer(trainer)
     workers = int(trainer.scaling_config.max_workers)
     own = study.get("knobs", {})
     present = {k: v for k, v in (trainer.train_loop_config or {}).items() if k in FIELDS or k in own}
     document = {
         "name": _name(trainer.train_loop_per_worker),
         **({"baseline": present} if present else {}),
-        "check": False,  # there is no log to be understood
+        "check": False,  # there is no program's log to be understood
         **study,
         "model": model,
         "cluster": cluster or _cluster(trainer, workers),
         "workload": {"seq_len": seq_len, "global_batch_size": global_batch_size},
         "space": space,
-        "trainer": {"kind": "command", "argv": _as_command([*FIELDS, *own])},
-        "runner": RUNNER,
+        "trainer": {"kind": RAY_TRAIN, "same_data": same_data},
+        "runner": RAY_TRAIN,
     }
     loaded = api.load_study(document, base=Path.cwd())
     runner = runner_type(trainer=trainer)
@@ -73,7 +77,7 @@ def tune_torch_trainer(
 
 def with_config(trainer: TorchTrainer, config: ParallelConfig) -> TorchTrainer:
     """A TorchTrainer like `trainer` with the knobs of `config` in its `train_loop_config` and one worker for each rank, ready to `fit`."""
-    made: TorchTrainer = load(RUNNERS, RUNNER).with_config(trainer, config)
+    made: TorchTrainer = load(RUNNERS, RAY_TRAIN).with_config(trainer, config)
     return made
 
 
@@ -87,8 +91,3 @@ def _cluster(trainer: TorchTrainer, workers: int) -> str | dict[str, Any]:
     if trainer.scaling_config.use_gpu:
         return "local"
     return {"gpu": "cpu", "num_nodes": 1, "gpus_per_node": workers}
-
-
-def _as_command(knobs: list[str]) -> list[str]:
-    """What the study's record says was run: this program, told every knob."""
-    return ["python", Path(sys.argv[0]).name or "-", *(f"--{name}={{{name}}}" for name in knobs)]

@@ -116,7 +116,7 @@ def best(
 
 
 def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
-    from autotune.cli.study_text import configs_table, export_command, speedup_line
+    from autotune.cli.study_text import configs_table, next_step, speedup_line
 
     out, _ = consoles()
     if asked := document.get("objective"):
@@ -134,7 +134,7 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
         if line := speedup_line(document):
             out.print(line)
     if document["study"] and (not asked or asked == document["study"]["objective"]):  # export knows the study's own
-        note(f"next: {export_command(document['study']['id'], document.get('next_export'))}")
+        note(f"next: {next_step(document['study']['id'], document.get('next_export'))}")
 
 
 def _print_predicted(document: dict[str, Any]) -> None:

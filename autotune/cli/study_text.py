@@ -75,14 +75,16 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
             out.print(f"  {sentence}", markup=False)
         err.print(
             f"next: autotune explain {study['id']}\n      autotune report {study['id']} -o report.html\n"
-            f"      {export_command(study['id'], document.get('next_export'))}",
+            f"      {next_step(study['id'], document.get('next_export'))}",
             soft_wrap=True,
         )
 
 
-def export_command(study_id: str, target: Mapping[str, Any] | None) -> str:
-    """The command that exports the best config; `target`: the trainer with the options that it needs, as in a study's document."""
+def next_step(study_id: str, target: Mapping[str, Any] | None) -> str:
+    """The command that exports the best config, or the line of Python that starts it; `target`: `next_export` of the study's document."""
     target = target or {"trainer": "native", "options": {}}
+    if line := target.get("python"):
+        return f"in Python: {line}"
     options = "".join(f" --option {name}={value}" for name, value in target["options"].items())
     return f"autotune export {study_id} --to {target['trainer']}{options} -o launch/"
 

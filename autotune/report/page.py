@@ -23,6 +23,8 @@ from autotune.results.answers import Result, explained, result_from
 from autotune.results.rankings import front_documents
 from autotune.reward import STABILITY_RULE, tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
+from autotune.study.passed_runner import PASSED
+from autotune.trainers import python_line
 
 MAX_SPEC = 20_000
 """characters of the spec that are shown"""
@@ -185,9 +187,14 @@ def _failures(found: Result) -> str:
 def _reproduce(found: Result) -> str:
     record = found.record
     commands = [f"autotune status {record.id}"]
+    line = python_line(record.study.trainer)
     if found.best is not None:
-        commands.append(f"autotune export {record.id} --to {_word(record.study.trainer)} -o launch")
-    commands.append("autotune tune study.yaml   # the document below")
+        export = f"autotune export {record.id} --to {_word(record.study.trainer)} -o launch"
+        commands.append(f"# in Python: {line}" if line else export)
+    if record.study.runner.startswith(PASSED):
+        commands.append("# in Python: the call that started the study, which made the document below")
+    else:
+        commands.append("autotune tune study.yaml   # the document below")
     spec = json.dumps(record.spec, indent=2, default=str)
     spec = spec if len(spec) <= MAX_SPEC else spec[:MAX_SPEC] + "\n... (cut)"
     best: dict[str, Any] = found.best.config.to_dict() if found.best is not None else {}

@@ -108,8 +108,13 @@ def exports_of(result: Result) -> list[str]:
 
 def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
     """{trainer, options}: how to launch the best config next: by the study's own trainer, else by the first of `able` (`exports_of`). None when there is
-    none. An option that the study's trainer still needs, because its trials were only simulated, has its name in capitals as its value."""
+    none. An option that the study's trainer still needs, because its trials were only simulated, has its name in capitals as its value. Where only
+    Python can start the study's trainer, `python` is the line that does."""
+    from autotune.trainers import python_line
+
     study = result.record.study
+    if result.best is not None and (line := python_line(study.trainer)):
+        return {"trainer": study.trainer, "options": {}, "python": line}
     if result.best is not None and study.trainer not in able and (missing := _missing_options(result)):
         return {"trainer": study.trainer, "options": missing}
     return next(({"trainer": name, "options": {}} for name in able), None)

@@ -2,7 +2,7 @@
 
 The laws are checked over a grid of configs on a cluster of 2 nodes of 8 GPUs: each is either launched completely, or refused by limits
 that name the knob, and whose nearest values lead to a launch. Each value of each knob changes the launch, is refused by name, or the knob is
-declared neutral.
+declared neutral. A trainer that only Python can start (`Trainer.in_python`) refuses every launch with the line that starts it.
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ class TrainerContract:
         assert self.subject().summary
 
     def test_every_config_is_launched_or_refused_with_the_knob(self) -> None:
+        self._skip_without_launches()
         subject, launched = self.subject(), 0
         given = self._with_meeting()
         for config in configs():
@@ -154,11 +155,23 @@ class TrainerContract:
             f"the trainer {subject.name} refuses every config, also plain data parallelism: the last one because of {limits}"
         )
 
+    def test_a_trainer_that_only_python_starts_refuses_every_launch_with_the_line_that_does(self) -> None:
+        subject, given = self.subject(), self._with_meeting()
+        if not subject.in_python:
+            pytest.skip("its launches start it")
+        for config in configs():
+            if subject.limits(self.workload, config, given):
+                continue
+            with pytest.raises(ExportError) as caught:
+                subject.launch(self.workload, config, given)
+            assert subject.in_python in caught.value.remedy
+
     def test_every_knob_is_read_or_declared_neutral(self) -> None:
         complaints = complaints_of(self.subject().knob_use)
         assert not complaints, "; ".join(complaints)
 
     def test_every_value_of_every_knob_changes_the_launch_or_is_refused_or_neutral(self) -> None:
+        self._skip_without_launches()
         subject = self.subject()
         seen: dict[tuple[str, Any], bool] = {}
         experts = replace(self.workload, model=EXPERTS)
@@ -181,6 +194,7 @@ class TrainerContract:
         one, two = (replace(plain, extra={"made_up_knob": value}) for value in ("red", "green"))
         if not subject.own_knob_refusal("made_up_knob", subject.checked(given)):
             subject.check_own_knobs(["made_up_knob"], given)
+            self._skip_without_launches()
             assert self._told(self.workload, one) != self._told(self.workload, two)
             return
         assert "made_up_knob" in {limit.knob for limit in subject.limits(self.workload, one, given)}
@@ -272,10 +286,12 @@ class TrainerContract:
             self.subject().launch(self.workload, config, self._with_meeting())
 
     def test_unknown_options_are_named(self) -> None:
+        self._skip_without_steps()
         with pytest.raises(SpecError, match=r"no option called 'stpes'.*did you mean steps"):
             self.subject().launch(self.workload, ParallelConfig(dp=8, micro_batch_size=8), {"stpes": 3})
 
     def test_options_of_a_wrong_type_are_named(self) -> None:
+        self._skip_without_steps()
         with pytest.raises(SpecError, match="steps must be a whole number"):
             self.subject().launch(self.workload, ParallelConfig(dp=8, micro_batch_size=8), {"steps": "many"})
 
@@ -306,6 +322,7 @@ class TrainerContract:
             assert read(line) is None, line[:40]
 
     def test_a_launch_lands_whole_and_again(self, tmp_path: Path) -> None:
+        self._skip_without_launches()
         launch = self.launched(dp=8, micro_batch_size=2)
         folder = tmp_path / "out"
         written = write_launch(launch, folder)
@@ -316,6 +333,14 @@ class TrainerContract:
         }
         assert json.loads((folder / "launch.json").read_text())["argv"] == list(launch.argv)
         assert write_launch(launch, folder) == written
+
+    def _skip_without_launches(self) -> None:
+        if self.subject().in_python:
+            pytest.skip("it declares that only Python starts it: it writes no launch")
+
+    def _skip_without_steps(self) -> None:
+        if "steps" not in {option.name for option in self.subject().options}:
+            pytest.skip("whoever starts it says how many steps it runs")
 
     def _makes_a_difference(self, workload: Workload, knob: Knob, base: ParallelConfig, config: ParallelConfig) -> bool:
         """Whether `config`, which differs from `base` in that knob, has another launch or is refused because of the knob."""

@@ -28,7 +28,7 @@ Trials and exports use the same files: a config is measured with the launch that
 
 from __future__ import annotations
 
-from autotune.errors import RunnerError
+from autotune.errors import AutotuneError, RunnerError
 from autotune.registry import TRAINERS, load, registered
 from autotune.trainers.launch_files import Launch, write_launch
 from autotune.trainers.limit import Limit
@@ -40,6 +40,7 @@ __all__ = [
     "Option",
     "StepMetrics",
     "Trainer",
+    "python_line",
     "trainer",
     "trainer_names",
     "write_launch",
@@ -64,3 +65,12 @@ def trainer(name: str) -> Trainer:
             field="trainer",
         )
     return found
+
+
+def python_line(name: str) -> str:
+    """The line of Python that starts the best config of that trainer's study (`Trainer.in_python`); empty where a launch does, and for a trainer that
+    cannot be loaded, which is refused where it is used."""
+    try:
+        return trainer(name).in_python
+    except AutotuneError:
+        return ""

@@ -48,6 +48,9 @@ class Trainer(ABC):
     """one line: what it starts, and what it writes"""
     checked_against: ClassVar[str] = ""
     """the releases whose names and rules its launches were checked against; empty: no other package is involved"""
+    in_python: ClassVar[str] = ""
+    """for a trainer that only a Python program can start: the line there that starts the best config. Its `build` raises `ExportError`. Empty: a
+    launch starts it"""
     options: ClassVar[tuple[Option, ...]] = SHARED_OPTIONS
     """its arguments beside the config"""
     reads: ClassVar[frozenset[str]] = frozenset()

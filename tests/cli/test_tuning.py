@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from autotune.trainers import trainer_names
+from autotune.trainers import python_line, trainer_names
 
 
 def test_tune_answers_with_study_best_baseline_and_speedup(run, write):
@@ -129,7 +130,7 @@ def test_the_version(run):
 
 
 @pytest.mark.parametrize("cluster", ["h100-sxm-1x8", "h100-sxm-2x8"])
-@pytest.mark.parametrize("name", trainer_names())
+@pytest.mark.parametrize("name", [name for name in trainer_names() if not python_line(name)])
 def test_the_next_step_that_is_printed_names_the_studys_trainer_and_works_when_pasted(run, write, name, cluster):
     argv = ["train", *(f"--{knob}={{{knob}}}" for knob in ("micro_batch_size", "accumulation_steps", "zero_stage"))]
     trainer = {"kind": "command", "argv": argv} if name == "command" else name
@@ -141,3 +142,27 @@ def test_the_next_step_that_is_printed_names_the_studys_trainer_and_works_when_p
     exported = run(*pasted)
     assert exported.code == 0, exported.err
     assert "launch/launch.json" in exported.err
+
+
+def test_the_next_step_of_a_study_that_only_python_can_start_is_a_line_of_python(run, write):
+    space = {"micro_batch_size": [1, 2], "zero_stage": [2, 3], "precision": ["bf16"]}
+    spec = write(name="loop", trainer="ray_train", space=space, knobs={"prefetch": [0, 2]}, budget={"max_trials": 2})
+    line = "in Python: autotune.ray.with_config(trainer, result.best.config).fit()"
+    done = run("tune", spec)
+    assert done.code == 0, done.err
+    assert line in done.err
+    assert "autotune export" not in done.err
+    assert f"next: {line}" in run("best", "loop").err
+    refused = run("export", "loop", "--to", "ray_train")
+    assert refused.code == 2
+    assert "start the config there: autotune.ray.with_config(trainer, result.best.config).fit()" in refused.err
+    assert run("report", "loop", "-o", "page.html").code == 0
+    assert f"# {line}" in Path("page.html").read_text()
+
+
+@pytest.mark.parametrize("runner", ["local", "ray", "ray_train"])
+def test_a_loop_that_only_python_can_start_is_refused_before_any_runner_is_made(run, write, runner):
+    spec = write(trainer="ray_train", runner=runner, space={"micro_batch_size": [1, 2]})
+    done = run("tune", spec)
+    assert done.code == 2
+    assert "autotune.ray" in done.err

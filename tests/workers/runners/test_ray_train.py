@@ -127,13 +127,13 @@ class TestRayTrainRunner(RunnerContract):
 
     @pytest.fixture
     def request_for(self) -> Callable[[int], TrialRequest]:
-        return lambda number: asking(number, trainer="command", config={"micro_batch_size": 2})
+        return lambda number: asking(number, trainer="ray_train", config={"micro_batch_size": 2})
 
     def test_names_its_trainers_and_capacity(self, runner: TrialRunner, request_for: Any) -> None:
-        assert (runner.capacity, tuple(runner.trainers)) == (2, ("command",))
+        assert (runner.capacity, tuple(runner.trainers)) == (2, ("ray_train",))
 
     def test_a_loop_that_diverges_or_never_leaves_ends(self, runner: TrialRunner) -> None:
-        diverging = asking(0, trainer="command", config={"micro_batch_size": 8})
+        diverging = asking(0, trainer="ray_train", config={"micro_batch_size": 8})
         runner.start(diverging)
         failure = ended(events_until_ended(runner, [diverging.id])).failure
         assert failure is not None
@@ -150,7 +150,7 @@ def test_a_loop_that_hangs_is_ended_with_its_workers() -> None:
 
     runner = RayTrainRunner(trainer=trainer(hang))
     try:
-        asked = asking(0, trainer="command", measure=replace(PATIENT, start_timeout_s=30.0))
+        asked = asking(0, trainer="ray_train", measure=replace(PATIENT, start_timeout_s=30.0))
         runner.start(asked)
         failure = ended(events_until_ended(runner, [asked.id], deadline_s=150)).failure
     finally:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from autotune.errors import RunnerError
 from autotune.ports import AttemptId, RunnerEvent, TrialRequest
-from autotune.trainers import trainer_names
+from autotune.spec import Study
+from autotune.trainers import python_line, trainer_names
 from autotune_workers.gang.gang_runner import LONGEST_TURN_S, NATIVE, GangRunner
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.rank_pool import RankPools
@@ -30,10 +32,20 @@ class AnyTrainerRunner(GangRunner):
         super().__init__(pools, faults=faults, patience=patience)
         self._programs = ProgramRunner(places, patience=patience)
 
+    @classmethod
+    def preflight(cls, study: Study) -> None:
+        """Raises `RunnerError` for a trainer that only Python can start."""
+        if line := python_line(study.trainer):
+            raise RunnerError(
+                f"no launch starts the trainer {study.trainer}, so the runner {study.runner} cannot run it: a Python program does, by {line}",
+                remedy="tune it from there (`autotune trainers` names the function), or rehearse the study with `--runner simulated`",
+                field="trainer",
+            )
+
     @property
     def trainers(self) -> Sequence[str]:
-        """Every trainer; whether its program is installed shows when a trial starts it."""
-        return (NATIVE, *(name for name in trainer_names() if name != NATIVE))
+        """Every trainer that a launch starts; whether its program is installed shows when a trial starts it."""
+        return (NATIVE, *(name for name in trainer_names() if name != NATIVE and not python_line(name)))
 
     def start(self, request: TrialRequest) -> None:
         """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` when nothing can be run."""

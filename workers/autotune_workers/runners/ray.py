@@ -86,7 +86,8 @@ class RayRunner(AnyTrainerRunner):
 
     @classmethod
     def preflight(cls, study: Study) -> None:
-        """Raises `SpecError` for options that no cluster can have."""
+        """Raises `SpecError` for options that no cluster can have, `RunnerError` for a trainer that only Python can start."""
+        super().preflight(study)
         options = study.runner_options
         NodeEnvironment.of(options.get("env"), options.get("node_env"))
         positive_int("runner.upload_limit_mb", options.get("upload_limit_mb", UPLOAD_LIMIT_MB))

@@ -18,7 +18,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from autotune.errors import RunnerError
+from autotune.errors import MissingExtraError, RunnerError
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind, ParallelConfig, Study
 from autotune.trainers.steplines import parse_step_line
@@ -44,13 +44,13 @@ _LOST = ("ActorDiedError", "RayActorError", "ActorUnavailableError", "NodeDiedEr
 class RayTrainRunner:
     """Runs trials of one TorchTrainer. A `TrialRunner`."""
 
-    trainers = ("command",)
+    trainers = ("ray_train",)
 
     def __init__(self, *, trainer: Any = None) -> None:
-        """`trainer`: the TorchTrainer. Raises `RunnerError` when it is none, or its workers have no fixed number."""
+        """`trainer`: the TorchTrainer. Raises what `check_trainer` raises."""
         if trainer is None:
             raise _needs_a_trainer()
-        check_trainer(trainer)
+        self.check_trainer(trainer)
         self._trainer = trainer
         self._capacity = int(trainer.scaling_config.num_workers)
         self._cluster = RayCluster(address=None, num_cpus=self._cpus(), num_gpus=None, dashboard=False)
@@ -78,6 +78,33 @@ class RayTrainRunner:
             dataset_config=trainer.data_config,
             validation_config=trainer.validation_config,
         )
+
+    @staticmethod
+    def check_trainer(trainer: Any) -> None:
+        """Raises `MissingExtraError` without Ray Train, and `RunnerError` for anything but a TorchTrainer of Ray Train 2 with a fixed number of
+        workers."""
+        try:
+            from ray.train.torch import TorchTrainer
+        except ImportError as error:
+            raise MissingExtraError(
+                f"tuning a TorchTrainer needs Ray Train and PyTorch, which cannot be imported: {error}",
+                remedy="install them with: pip install 'ray[train]' torch",
+            ) from error
+        if not isinstance(trainer, TorchTrainer):
+            raise RunnerError(
+                f"the runner ray_train runs a ray.train.torch.TorchTrainer, but was given {trainer!r:.200}"
+            )
+        if not hasattr(trainer, "train_run_context"):
+            raise RunnerError(
+                "the runner ray_train needs Ray Train 2, but the trainer is of version 1",
+                remedy="use Ray 2.51 or newer, and unset RAY_TRAIN_V2_ENABLED or set it to 1",
+            )
+        workers = trainer.scaling_config.num_workers
+        if not isinstance(workers, int) or workers < 1:
+            raise RunnerError(
+                f"the number of workers must be fixed and above zero while tuning, but num_workers={workers!r}",
+                remedy="give ScalingConfig(num_workers=N)",
+            )
 
     def _cpus(self) -> int:
         """CPUs of a cluster that is started here: enough for all workers, however few the machine has."""
@@ -242,27 +269,6 @@ class _Run:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._recorder)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def check_trainer(trainer: Any) -> None:
-    """Raises `RunnerError` for anything but a TorchTrainer of Ray Train 2 with a fixed number of workers."""
-    try:
-        from ray.train.torch import TorchTrainer
-    except ImportError as error:
-        raise RunnerError(f"Ray Train cannot be imported: {error}", remedy="pip install 'ray[train]'") from error
-    if not isinstance(trainer, TorchTrainer):
-        raise RunnerError(f"the runner ray_train runs a ray.train.torch.TorchTrainer, but was given {trainer!r}")
-    if not hasattr(trainer, "train_run_context"):
-        raise RunnerError(
-            "the runner ray_train needs Ray Train 2, but the trainer is of version 1",
-            remedy="unset RAY_TRAIN_V2_ENABLED, or set it to 1, and use Ray 2.50 or newer",
-        )
-    workers = trainer.scaling_config.num_workers
-    if not isinstance(workers, int) or workers < 1:
-        raise RunnerError(
-            f"the number of workers must be fixed and above zero while tuning, but num_workers={workers!r}",
-            remedy="give ScalingConfig(num_workers=N)",
-        )
 
 
 def evidence_of(error: BaseException) -> Evidence:
