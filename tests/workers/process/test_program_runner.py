@@ -55,7 +55,7 @@ def one(runner: LocalRunner, asked: TrialRequest) -> AttemptEnded:
 
 
 def programs() -> list[int]:
-    """Processes of the program; its keepers are nobody's children."""
+    """Processes of the program, whoever their parent is."""
     found = []
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):  # it ended meanwhile
@@ -244,7 +244,7 @@ def test_programs_end_with_their_owner_even_when_it_is_killed() -> None:
         (program,) = programs()
         below = [program, keeper_of(program)]
         assert b"keeper" in Path(f"/proc/{below[1]}/cmdline").read_bytes()
-        assert descendants(owner.pid) == [], "Ray would kill what is a child"
+        assert set(below) <= set(descendants(owner.pid)), "its children, which it reaps"
         owner.send_signal(signal.SIGKILL)
         owner.wait(timeout=60)
         end = time.monotonic() + 90

@@ -3,8 +3,9 @@ outlives it.
 
 Launchers such as torchrun put their ranks into sessions of their own, where no signal to the program's group reaches them. So this process
 adopts every orphan below it (`PR_SET_CHILD_SUBREAPER` of prctl(2)), knows all descendants by their parents, and ends them all: when the program
-has ended, when it is told to, when its owner is gone, and when the owner's lease runs out. It forks away from whoever starts it, because Ray kills
-the direct children of an actor before they could end anything. It imports the standard library only and starts in milliseconds.
+has ended, when it is told to, when its owner is gone, and when the owner's lease runs out. With `--detach` it forks away from whoever starts it,
+because Ray kills the direct children of an actor before they could end anything; process 1 reaps it then. It imports the standard library only
+and starts in milliseconds.
 
     owner -> keeper   {"command": "start", "argv": [...], "env": {...}, "cwd": PATH, "files": {NAME: TEXT}, "folder_word": W,
                        "remove": [PATH, ...], "lease_s": S}
@@ -62,9 +63,11 @@ def main() -> None:
     """Entry of the process."""
     parser = argparse.ArgumentParser(prog="autotune-keeper")
     parser.add_argument("--fd", type=int, required=True)
-    owner = socket.socket(fileno=parser.parse_args().fd)
-    if os.fork():
-        os._exit(0)  # what goes on is nobody's child
+    parser.add_argument("--detach", action="store_true", help="become nobody's child")
+    arguments = parser.parse_args()
+    owner = socket.socket(fileno=arguments.fd)
+    if arguments.detach and os.fork():
+        os._exit(0)
     owner.set_inheritable(False)
     adopt_orphans()
     outbox = Outbox(owner)

@@ -1,7 +1,7 @@
 """The owner's side of a keeper, on the keeper's node: starts it, gives it the order, renews its lease, takes its messages.
 
-A keeper is nobody's child (see `keeper`): its end is known by its last message and by the end of the channel, and it is killed by its number,
-which is its own as long as the channel is open.
+A detached keeper is nobody's child (see `keeper`): its end is known by its last message and by the end of the channel, and it is killed by its
+number, which is its own as long as the channel is open. Any other keeper is a child, which `close` reaps: in a container process 1 may reap nobody.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ LOST = "its keeper was lost"
 class KeeperProcess:
     """One keeper, for one program. One thread receives; others may send."""
 
-    def __init__(self) -> None:
-        """Starts the keeper; its program starts with `begin`."""
+    def __init__(self, *, detached: bool) -> None:
+        """Starts the keeper; its program starts with `begin`. `detached`: whether it must outlive this process's direct children."""
         self._pid = 0
         self._lines = Lines()
         self._over = False
         """whether its last message has come"""
         self._channel, theirs = socket.socketpair()
+        flags = ["--detach"] if detached else []
         try:
             with theirs:
                 self._starter = subprocess.Popen(
-                    [sys.executable, "-m", "autotune_workers.process.keeper", "--fd", str(theirs.fileno())],
+                    [sys.executable, "-m", "autotune_workers.process.keeper", "--fd", str(theirs.fileno()), *flags],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -28,7 +28,7 @@ class LocalNode:
         """`gpus`: that its program sees; empty: it is left to the environment. `folder`: the program's, where it would be sent along."""
         self.name, self.gpus, self._folder = name, list(gpus), folder
         self.ready, self.address, self.port = True, LOOPBACK, free_port(LOOPBACK)
-        self.keeper = KeeperProcess()
+        self.keeper = KeeperProcess(detached=False)
 
     def begin(self, order: ProgramOrder) -> None:
         """Starts the program."""

@@ -74,7 +74,7 @@ class NodeHost(OwnedActor):
             return
         try:
             folder = self._unpacked()
-            keeper = KeeperProcess()
+            keeper = KeeperProcess(detached=True)
         except OSError as error:
             self._tell({"event": "refused", "reason": f"node {self._address}: {error}"}, attempt)
             return
