@@ -1,7 +1,8 @@
 """The executable of a launch: which file its first argument is on this machine, and which Python runs it.
 
 A name without a folder is looked for in the environment that the launch names (`Launch.python`), in PATH (the launch's own, where it sets one)
-and last beside the Python of this process, where its `torchrun` is. A name with a folder is relative to the folder in which the launch runs.
+and last beside the Python of this process, where its `torchrun` is. Where an environment is named, a Python program (`python`, `torchrun`) is that
+environment's or none: what PATH has would train with another Python. A name with a folder is relative to the folder in which the launch runs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def find_executable(launch: Launch) -> str:
     name = launch.argv[0]
     if os.path.dirname(name):
         name = os.path.normpath(os.path.join(os.path.abspath(launch.cwd), name))
-    return shutil.which(name, path=search_path(launch.env, launch.programs_folder)) or ""
+    own = shutil.which(name, path=launch.programs_folder) if launch.python and not os.path.dirname(name) else None
+    found = own or shutil.which(name, path=search_path(launch.env, launch.programs_folder)) or ""
+    is_of_another_python = launch.python and not own and not os.path.dirname(name) and python_of(found, launch.env)
+    return "" if is_of_another_python else found
 
 
 def python_of(executable: str, environment: Mapping[str, str]) -> str:

@@ -25,6 +25,21 @@ def test_a_name_is_looked_for_in_the_launchs_path_and_last_beside_this_python(tm
     assert Path(beside) == Path(sys.executable)
 
 
+def test_a_python_program_is_the_named_environments_or_none(tmp_path: Path) -> None:
+    """What PATH has would train with another Python; a program without Python, as a shell, may come from there."""
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    script(tmp_path / "torchrun", f"#!{sys.executable}")
+    shell = script(tmp_path / "mysh", "#!/bin/sh")
+
+    def found(name: str) -> str:
+        return find_executable(Launch(argv=(name,), env={"PATH": str(tmp_path)}, python=str(tmp_path / "env")))
+
+    assert found("torchrun") == found("python3") == ""
+    assert found("mysh") == shell
+    own = script(tmp_path / "env" / "bin" / "torchrun", f"#!{sys.executable}")
+    assert found("torchrun") == own
+
+
 def test_a_path_is_relative_to_the_folder_of_the_launch(tmp_path: Path) -> None:
     script(tmp_path / "train.sh", "#!/bin/sh")
     assert find_executable(Launch(argv=("./train.sh",), cwd=str(tmp_path))) == str(tmp_path / "train.sh")

@@ -207,3 +207,14 @@ def test_memory_is_bounded_however_long_the_log_is() -> None:
     tracemalloc.stop()
     assert used < 3e6
     assert reader.evidence() == []
+
+
+def test_steps_of_a_peer_after_the_last_words_of_a_node_do_not_mean_that_it_survived() -> None:
+    trial = ProgramTrial(request(0, dp=2, trainer="command"), [stock_reader(), stock_reader()], 0.0)
+    for line in ("Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "ValueError: no data"):
+        trial.hear(line, 0.0, 0.0, 1)
+    for step in range(4):
+        trial.hear(f'{{"step": {step}, "step_time_s": 0.1}}', 0.1 * step, 0.1 * step, 0)
+    failure = trial.end([NodeEnd(node=1, code=1), NodeEnd(node=0, code=-15, was_told=True)]).failure
+    assert failure is not None
+    assert "raised ValueError: no data" in failure.message

@@ -32,7 +32,7 @@ SLEEPS = "import time; print('here', flush=True); time.sleep(3600)"
 
 @pytest.fixture
 def keeper() -> Iterator[KeeperProcess]:
-    keeper = KeeperProcess()
+    keeper = KeeperProcess(detached=False)
     yield keeper
     keeper.close(30.0)
 
@@ -61,6 +61,10 @@ def pid_in(messages: list[Message]) -> int:
     return next(int(message["pid"]) for message in messages if message["event"] == "started")
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_a_lease_that_nobody_renews_ends_the_program(keeper: KeeperProcess) -> None:
     begin(keeper, SLEEPS, lease_s=1.0)
     pid = pid_in(until(keeper, "lines"))
@@ -77,7 +81,7 @@ def test_a_lease_that_nobody_renews_ends_the_program(keeper: KeeperProcess) -> N
 def test_the_time_for_which_a_machine_stands_still_is_not_counted(keeper: KeeperProcess) -> None:
     begin(keeper, SLEEPS, lease_s=2.0)
     pid = pid_in(until(keeper, "lines"))
-    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    parent = parent_of(pid)
     os.kill(parent, signal.SIGSTOP)
     time.sleep(4.0)
     os.kill(parent, signal.SIGCONT)
@@ -86,12 +90,21 @@ def test_the_time_for_which_a_machine_stands_still_is_not_counted(keeper: Keeper
     until(keeper, "ended", 10.0)
 
 
-def test_a_keeper_is_nobodys_child_and_what_it_wrote_is_gone_with_the_program(keeper: KeeperProcess) -> None:
+def test_a_keeper_is_a_child_that_is_reaped_unless_it_is_detached() -> None:
+    """In a container process 1 may reap nobody, so a keeper that need not be detached leaves no zombie."""
+    for detached in (False, True):
+        keeper = KeeperProcess(detached=detached)
+        begin(keeper, SLEEPS)
+        pid = parent_of(pid_in(until(keeper, "lines")))
+        assert (pid in descendants(os.getpid())) is not detached
+        keeper.close(30.0)
+        assert detached or not Path(f"/proc/{pid}").exists()
+
+
+def test_what_a_keeper_wrote_is_gone_with_the_program(keeper: KeeperProcess) -> None:
     code = "import os, sys; print(open(sys.argv[1]).read(), os.getcwd())"
-    before = set(descendants(os.getpid()))
     begin(keeper, code, f"{FOLDER}/sub/a.txt", files={"sub/a.txt": "text"})
     heard = until(keeper, "ended")
-    assert set(descendants(os.getpid())) <= before
     (line,) = [line for message in heard if message["event"] == "lines" for _, line in message["lines"]]
     text, folder = line.split()
     assert text == "text"
@@ -116,12 +129,34 @@ def test_what_is_not_on_the_node_is_refused_with_what_to_do(
 def test_a_keeper_that_is_killed_takes_the_program_with_it(keeper: KeeperProcess) -> None:
     begin(keeper, SLEEPS)
     pid = pid_in(until(keeper, "lines"))
-    os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    os.kill(parent_of(pid), signal.SIGKILL)
     assert until(keeper, "gone")[-1] == {"event": "gone", "why": "its keeper was lost"}
     end_s = time.monotonic() + 10.0
     while is_alive(pid) and time.monotonic() < end_s:
         time.sleep(0.02)
     assert not is_alive(pid)
+
+
+def test_the_last_words_reach_an_owner_that_is_far_behind() -> None:
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    with ours, theirs, os.fdopen(reading, "rb", closefd=False):
+        outbox = Outbox(theirs)
+        while outbox.send({"event": "lines", "lines": [[0.0, "x" * 100_000]]}, may_drop=True):
+            pass
+        reader = LogReader(reading, outbox)
+        reader.start()
+        os.write(writing, b"y\n" * 1000 + b"ValueError: the last words")
+        os.close(writing)
+        reader.join(30.0)
+        heard = b""
+        while outbox.is_full or not heard:
+            heard += ours.recv(1 << 20)
+            outbox.flush()
+        theirs.shutdown(socket.SHUT_WR)
+        while chunk := ours.recv(1 << 20):
+            heard += chunk
+    assert b"the last words" in heard
 
 
 def sent(log: bytes, *, pieces: int = 1) -> list[Message]:

@@ -74,10 +74,13 @@ class CauseReader:
         """the rank that it saw fail first"""
         self._summary_rank = -1
         self._count = 0
+        self.steps_heard = 0
+        """steps that were done when the last line came"""
 
     def hear(self, line: str, steps_done: int = 0) -> None:
         """A line of the log, after so many steps."""
         self._count += 1
+        self.steps_heard = steps_done
         match = _PREFIX.match(line)
         assert match is not None, "it matches the empty text"
         rank, local = match["rank"], match["local"]

@@ -123,16 +123,18 @@ class LogReader(threading.Thread):
         if self._last:
             lines = lines[1:] or lines  # the first one is cut
             self._left_out = max(0, self._left_out - sum(map(bool, lines)))
-        self._send(lines, now_s)
+        self._send(
+            lines, now_s, may_drop=False
+        )  # they say why it ended, so even an owner that is far behind is sent them
 
-    def _send(self, lines: list[bytes], now_s: float) -> None:
+    def _send(self, lines: list[bytes], now_s: float, *, may_drop: bool = True) -> None:
         texts = [[now_s, line[:LINE_BYTES].decode(errors="replace")] for line in lines if line]
         if not texts and not self._left_out:
             return
         message: dict[str, Any] = {"event": "lines", "lines": texts}
         if self._left_out:
             message["left_out"] = self._left_out
-        if self._outbox.send(message, may_drop=True):
+        if self._outbox.send(message, may_drop=may_drop):
             self._left_out = 0
         else:
             self._left_out += len(texts)

@@ -52,12 +52,12 @@ class ProgramTrial:
         """A line of a node's log; the step that it ends. What comes after the verdict says nothing more. `arrived_s`: on the node's own clock."""
         if self.ending:
             return None
+        step, reported = self._logs[node].hear(line, arrived_s), None
+        if step is not None and self._measured_node in (None, node):
+            self._measured_node = node
+            reported = self._end_step(step, now_s)
         self._causes[node].hear(line, len(self._times))
-        step = self._logs[node].hear(line, arrived_s)
-        if step is None or self._measured_node not in (None, node):
-            return None
-        self._measured_node = node
-        return self._end_step(step, now_s)
+        return reported
 
     def _end_step(self, step: LoggedStep, now_s: float) -> StepsReported:
         if not self._times:

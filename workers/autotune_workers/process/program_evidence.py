@@ -79,7 +79,7 @@ def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> 
         why = f"{where}: {end.gone}" if nodes > 1 else end.gone
         return of_death(rank=None, code=None, step=step, log_tail=end.log_tail, why=why)
     death = of_death(rank=None, code=end.code, step=step, log_tail=end.log_tail, kernel_oom=end.kernel_oom)
-    told = weigh(causes.evidence(steps_done, kernel_oom=end.kernel_oom))
+    told = weigh(causes.evidence(causes.steps_heard, kernel_oom=end.kernel_oom))  # what peers did later says nothing
     if told is None or (death.weight == "memory" and told.weight != "memory"):
         evidence = death
     elif told.weight == "echo":

@@ -76,8 +76,9 @@ def check_launch(name: str, launch: Launch) -> None:
     """The folder and the executable of a launch of the trainer `name`."""
     check_folder(name, launch)
     if not find_executable(launch):
+        program = os.path.join(launch.programs_folder, launch.argv[0]) if launch.python else launch.argv[0]
         raise RunnerError(
-            f"the trainer {name} starts {launch.argv[0]!r}, but there is no such program here",
+            f"the trainer {name} starts {program!r}, but there is no such program here",
             remedy="install it, name its environment with trainer.python, or name it by its path",
             field="trainer",
         )
