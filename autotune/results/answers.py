@@ -17,10 +17,14 @@ from autotune.spec import StudyStatus, Trial
 from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
 from autotune.study.controller import Winner, training_s
+from autotune.study.passed_runner import PASSED
 from autotune.study.process_id import is_gone
 
 NO_CONTROLLER = (
     "No controller is running this study. Run `autotune serve` on this store, or repeat `autotune tune SPEC`."
+)
+AGAIN_IN_PYTHON = (
+    "No controller is running this study. Repeat the call in Python that started it: it holds the study's runner."
 )
 
 
@@ -202,7 +206,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
     """
     study = study_document(result.record)
     if result.is_left:
-        study["message"] = NO_CONTROLLER
+        study["message"] = AGAIN_IN_PYTHON if result.record.study.runner.startswith(PASSED) else NO_CONTROLLER
     if not study["trials"]:
         study["trials"] = dict(Counter(str(t.status) for t in result.trials))
     exports = exports_of(result)

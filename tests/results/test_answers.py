@@ -47,6 +47,18 @@ def test_a_study_that_has_not_begun_has_an_answer_too(finished: tuple[Store, str
         api.explain(store, record.id)
 
 
+@pytest.mark.parametrize(
+    ("runner", "remedy"),
+    [("local", "repeat `autotune tune SPEC`"), ("python:mine.Runner", "Repeat the call in Python that started it")],
+)
+def test_a_study_whose_controller_died_says_what_goes_on_with_it(
+    finished: tuple[Store, str], runner: str, remedy: str
+) -> None:
+    found = api.result_of(*finished)
+    record = replace(found.record, study=replace(found.record.study, runner=runner))
+    assert remedy in api.document(replace(found, record=record, is_left=True))["study"]["message"]
+
+
 def test_every_trial_can_be_explained(finished: tuple[Store, str]) -> None:
     store, study_id = finished
     winner = api.explain(store, study_id)
