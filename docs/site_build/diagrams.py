@@ -65,7 +65,7 @@ WHITE, GREEN, RED, YELLOW = "#ffffff", "#e7f5ec", "#fbeaec", "#fdf6e3"
 
 ARCHITECTURE = (
     900,
-    480,
+    570,
     (
         Box(20, 20, 210, 60, "you", ("commands, Python, web page",), WHITE),
         Box(270, 20, 210, 60, "service", ("REST, tokens, supervisor",)),
@@ -77,10 +77,12 @@ ARCHITECTURE = (
         Box(140, 280, 220, 60, "space", ("laws; every legal config",), GREEN),
         Box(400, 280, 220, 60, "cost model", ("time and memory of each",), GREEN),
         Box(660, 280, 220, 60, "reward", ("speed and stability",), GREEN),
-        Box(20, 385, 560, 80, "", ()),
-        Box(40, 397, 250, 56, "local runner", ("warm processes here",), WHITE),
-        Box(310, 397, 250, 56, "Ray runner", ("gangs in placement groups",), WHITE),
-        Box(660, 385, 220, 80, "ranks", ("the native trainer, or", "your own program"), WHITE),
+        Box(20, 385, 280, 165, "", ()),
+        Box(40, 400, 240, 60, "local runner", ("processes on this machine",), WHITE),
+        Box(40, 475, 240, 60, "Ray runner", ("placement groups on a cluster",), WHITE),
+        Box(400, 385, 220, 75, "ranks", ("one warm process each;", "run the native trainer"), WHITE),
+        Box(400, 475, 220, 75, "keepers", ("one on each node: start, watch", "and end a program"), WHITE),
+        Box(680, 475, 200, 75, "your program", ("every other trainer's launch:", "torchrun, accelerate, ..."), WHITE),
     ),
     (
         Arrow(((230, 50), (270, 50)), "submit", (250, 12)),
@@ -94,7 +96,9 @@ ARCHITECTURE = (
         Arrow(((510, 230), (510, 280))),
         Arrow(((770, 230), (770, 280))),
         Arrow(((70, 230), (70, 385)), "start, poll", (80, 362), "start"),
-        Arrow(((580, 425), (660, 425)), "trials", (620, 417)),
+        Arrow(((300, 423), (400, 423)), "native", (350, 415)),
+        Arrow(((300, 513), (400, 513)), "all others", (350, 505)),
+        Arrow(((620, 513), (680, 513))),
     ),
 )
 
@@ -122,29 +126,31 @@ TRIAL = (
 )
 
 FLOW = (
-    900,
+    1065,
     300,
     (
-        Box(20, 20, 150, 70, "study spec", ("model, cluster,", "workload, space"), WHITE),
-        Box(205, 20, 150, 70, "space", ("every legal config",), GREEN),
-        Box(390, 20, 150, 70, "estimate", ("time and memory", "of each, by parts"), GREEN),
-        Box(575, 20, 150, 70, "searcher", ("what to try next",), GREEN),
-        Box(575, 160, 150, 70, "trial", ("a short real training",)),
-        Box(390, 160, 150, 70, "measurement", ("steps, memory,", "losses, norms"), YELLOW),
-        Box(205, 160, 150, 70, "reward", ("against the baseline",), GREEN),
-        Box(20, 160, 150, 70, "best config", ("a claim with finals",), WHITE),
-        Box(745, 160, 140, 70, "launch", ("of your trainer",), WHITE),
+        Box(20, 20, 130, 70, "what you have", ("script: init", "config file: import"), WHITE),
+        Box(185, 20, 150, 70, "study spec", ("model, cluster,", "workload, space"), WHITE),
+        Box(370, 20, 150, 70, "space", ("every legal config",), GREEN),
+        Box(555, 20, 150, 70, "estimate", ("time and memory", "of each, by parts"), GREEN),
+        Box(740, 20, 150, 70, "searcher", ("what to try next",), GREEN),
+        Box(740, 160, 150, 70, "trial", ("a short real training",)),
+        Box(555, 160, 150, 70, "measurement", ("steps, memory,", "losses, norms"), YELLOW),
+        Box(370, 160, 150, 70, "reward", ("against the baseline",), GREEN),
+        Box(185, 160, 150, 70, "best config", ("a claim with finals",), WHITE),
+        Box(910, 160, 140, 70, "launch", ("of your trainer",), WHITE),
     ),
     (
-        Arrow(((170, 55), (205, 55))),
-        Arrow(((355, 55), (390, 55))),
-        Arrow(((540, 55), (575, 55))),
-        Arrow(((650, 90), (650, 160)), "ask", (660, 128), "start"),
-        Arrow(((575, 195), (540, 195))),
-        Arrow(((390, 195), (355, 195))),
-        Arrow(((205, 195), (170, 195))),
-        Arrow(((280, 160), (280, 125), (600, 125), (600, 90)), "tell: what was measured, or how it failed", (440, 118)),
-        Arrow(((95, 230), (95, 270), (815, 270), (815, 230)), "export", (455, 263)),
+        Arrow(((150, 55), (185, 55))),
+        Arrow(((335, 55), (370, 55))),
+        Arrow(((520, 55), (555, 55))),
+        Arrow(((705, 55), (740, 55))),
+        Arrow(((815, 90), (815, 160)), "ask", (825, 128), "start"),
+        Arrow(((740, 195), (705, 195))),
+        Arrow(((555, 195), (520, 195))),
+        Arrow(((370, 195), (335, 195))),
+        Arrow(((445, 160), (445, 125), (765, 125), (765, 90)), "tell: what was measured, or how it failed", (605, 118)),
+        Arrow(((260, 230), (260, 270), (980, 270), (980, 230)), "export", (620, 263)),
     ),
 )
 
