@@ -2,6 +2,7 @@
 
 rank.py              a rank: takes orders, trains, reports
 rank_processes.py    the owner's side of a rank: start, messages, log, end
+message_channel.py   the owner's end of the channel to a rank or a keeper
 children.py          child processes that become ranks: forked, or started on their own
 fork_server.py       has imported torch once and forks a rank in milliseconds
 program_runner.py    runs programs of other trainers on places

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,8 +16,9 @@ from collections.abc import Mapping
 from typing import final
 
 from autotune.trainers.launch_files import FOLDER
-from autotune_workers.gang.wire import Lines, Message, to_line
+from autotune_workers.gang.wire import Message
 from autotune_workers.process.children import inherited_environment, rank_environment
+from autotune_workers.process.message_channel import MessageChannel
 from autotune_workers.process.network_interface import interface_of
 from autotune_workers.process.program_places import ProgramOrder
 
@@ -32,13 +32,12 @@ class KeeperProcess:
     def __init__(self, *, detached: bool) -> None:
         """Starts the keeper; its program starts with `begin`. `detached`: whether it must outlive this process's direct children."""
         self._pid = 0
-        self._lines = Lines()
         self._over = False
         """whether its last message has come"""
-        self._channel, theirs = socket.socketpair()
+        self._channel = MessageChannel(send_timeout_s=5.0)
         flags = ["--detach"] if detached else []
         try:
-            with theirs:
+            with self._channel.theirs as theirs:
                 self._starter = subprocess.Popen(
                     [sys.executable, "-m", "autotune_workers.process.keeper", "--fd", str(theirs.fileno()), *flags],
                     stdin=subprocess.DEVNULL,
@@ -51,9 +50,6 @@ class KeeperProcess:
         except BaseException:
             self._channel.close()
             raise
-        self._channel.setblocking(False)
-        self._sender = self._channel.dup()
-        self._sender.settimeout(5.0)
 
     def fileno(self) -> int:
         """For selectors: readable when there are messages or the keeper is gone; -1 once the channel has ended."""
@@ -74,7 +70,7 @@ class KeeperProcess:
         variables = {**inherited_environment(), "PYTHONUNBUFFERED": "1", **(environment or {}), **order.env}
         if order.nodes > 1 and "GLOO_SOCKET_IFNAME" not in variables and (name := interface_of(address)):
             variables["GLOO_SOCKET_IFNAME"] = name
-        self._send({
+        self._channel.send({
             "command": "start",
             "argv": list(order.argv),
             "env": variables,
@@ -87,32 +83,21 @@ class KeeperProcess:
 
     def renew(self) -> None:
         """Says that the owner is there."""
-        self._send({"command": "alive"})
+        self._channel.send({"command": "alive"})
 
     def end(self) -> None:
         """Ends the program; `ended` follows."""
-        self._send({"command": "end"})
+        self._channel.send({"command": "end"})
 
     def receive(self) -> list[Message]:
         """Messages that have arrived; the last one is `ended`, `refused`, or `gone` when the keeper was lost before it."""
         self._starter.poll()
-        messages: list[Message] = []
-        while self._channel.fileno() >= 0:
-            try:
-                chunk = self._channel.recv(1 << 16)
-            except BlockingIOError:
-                break
-            except OSError:
-                chunk = b""
-            if not chunk:
-                self._channel.close()
-                break
-            messages += self._lines.feed(chunk)
+        messages = self._channel.receive()
         for message in messages:
             if message["event"] == "keeper":
                 self._pid = message["pid"]
             self._over = self._over or message["event"] in ("ended", "refused")
-        if self._channel.fileno() < 0 and not self._over:
+        if not self._channel.is_open and not self._over:
             self._over = True
             messages.append({"event": "gone", "why": LOST})
         return [message for message in messages if message["event"] != "keeper"]
@@ -121,16 +106,11 @@ class KeeperProcess:
         """Ends the program, waits up to `timeout_s` until it is gone, and kills the keeper if it is not."""
         self.end()
         end_s = time.monotonic() + timeout_s
-        while self._channel.fileno() >= 0 and time.monotonic() < end_s:
+        while self._channel.is_open and time.monotonic() < end_s:
             self.receive()
             time.sleep(0.01)
-        if self._channel.fileno() >= 0 and self._pid:
+        if self._channel.is_open and self._pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._pid, signal.SIGKILL)
         self._channel.close()
-        self._sender.close()
         self._starter.wait()
-
-    def _send(self, message: Message) -> None:
-        with contextlib.suppress(OSError):  # it is gone: `receive` will say so
-            self._sender.sendall(to_line(message))

@@ -6,7 +6,6 @@ of its own, so that what it forks (compilers) ends with it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -15,9 +14,10 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from autotune_workers.gang.wire import Lines, Message, to_line
+from autotune_workers.gang.wire import Message
 from autotune_workers.process.children import Child, OwnChild, RankForkServer
 from autotune_workers.process.machine import oom_kills
+from autotune_workers.process.message_channel import MessageChannel
 
 TRIAL = "autotune_workers.training.run_trial:run_trial"
 LOG_TAIL_LINES = 30
@@ -58,19 +58,15 @@ class RankProcess:
         self.ready = False
         self.host = starter.host
         self._oom_kills = oom_kills()
-        self._lines = Lines()
         self._log = tempfile.TemporaryFile(prefix="autotune-rank-")  # noqa: SIM115 - closed by `close`
-        self._channel, theirs = socket.socketpair()
+        self._channel = MessageChannel(send_timeout_s=1.0)
         try:
-            with theirs:
+            with self._channel.theirs as theirs:
                 self._child = starter.start(theirs, self._log.fileno(), environment or {})
         except BaseException:
             self._channel.close()
             self._log.close()
             raise
-        self._channel.setblocking(False)
-        self._sender = self._channel.dup()
-        self._sender.settimeout(1.0)
 
     @property
     def pid(self) -> int:
@@ -83,31 +79,21 @@ class RankProcess:
 
     def send(self, message: Message) -> None:
         """Sends a message; a rank that is gone does not get it, and one that no longer reads is found by the deadlines."""
-        with contextlib.suppress(OSError):
-            self._sender.sendall(to_line(message))
+        self._channel.send(message)
 
     def receive(self) -> list[Message]:
         """Messages that have arrived; the last one is `gone` once the process has ended."""
-        messages: list[Message] = []
         code = self._child.code()  # before the last read: no message before the end is lost
-        while self._channel.fileno() >= 0:
-            try:
-                chunk = self._channel.recv(1 << 16)
-            except BlockingIOError:
-                break
-            except OSError:
-                chunk = b""
-            if not chunk:
-                self._channel.close()
-                self.kill()  # without its channel a rank is of no use, should it still be there
-                code = self._wait(10.0)
-                break
-            messages += self._lines.feed(chunk)
+        was_open = self._channel.is_open
+        messages = self._channel.receive()
+        if was_open and not self._channel.is_open:
+            self.kill()  # without its channel a rank is of no use, should it still be there
+            code = self._wait(10.0)
         for message in messages:
             if message["event"] == "ready":
                 self.ready = True
         if code is not None:
-            self._channel.close()
+            self._channel.stop_receiving()
             self.ready = False
             messages.append({"event": "gone", "code": code, "kernel_oom": oom_kills() > self._oom_kills, "why": ""})
         return messages
@@ -143,7 +129,6 @@ class RankProcess:
         self.kill()
         gone = not self.pid or self._wait(timeout_s) is not None
         self._channel.close()
-        self._sender.close()
         self._log.close()
         return gone
 
