@@ -1,4 +1,4 @@
-"""Commands that make a first spec: init (of a script or a configuration), import (of a trainer's present configuration)."""
+"""Commands that make a first spec: init (from a script or a configuration), import (from a trainer's present configuration)."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def init(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Makes a first spec of your own training script, or of a trainer's configuration.
+    """Makes a first spec from a training script, or from a trainer's configuration.
 
-    The script is read, not run. Comments in the spec say what was found in which line, and what to fill in.
+    The script is read, not run. Comments in the spec say in which line each value was found, and what to fill in.
     """
     from autotune.onboarding.first_spec import first_draft
 
@@ -52,10 +52,14 @@ def init(
 
 def import_(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The trainer's configuration, or a folder of `autotune export`.")
+        Path,
+        typer.Argument(metavar="FILE", help="The trainer's configuration, or a folder that `autotune export` wrote."),
     ],
     source: Annotated[
-        str, typer.Option("--from", metavar="TRAINER", help="Trainer that it belongs to, e.g. deepspeed or megatron.")
+        str,
+        typer.Option(
+            "--from", metavar="TRAINER", help="Trainer that the configuration is of, e.g. deepspeed or megatron."
+        ),
     ],
     output: OutputOption = None,
     model: ModelOption = None,
@@ -63,9 +67,9 @@ def import_(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Makes a spec of a trainer's present configuration: that is its baseline, the config to beat.
+    """Makes a spec whose baseline, the config to beat, is a trainer's present configuration.
 
-    What the configuration holds beyond knobs and options is kept: every export writes it again.
+    Keys of the configuration that are no knobs are kept: every export writes them again.
     """
     from autotune.onboarding.configuration_files import read_present
     from autotune.onboarding.imported_spec import import_draft

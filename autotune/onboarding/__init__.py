@@ -1,4 +1,4 @@
-"""First specs: a study's spec made from what somebody has already, a trainer's configuration or a script of their own.
+"""First specs: a study's spec made from a training script, or from a trainer's present configuration.
 
 Modules, from the parts to the whole:
 

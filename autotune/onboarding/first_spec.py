@@ -1,4 +1,4 @@
-"""Init: what somebody has, a script or a trainer's configuration, as a draft."""
+"""`autotune init`: a script or a trainer's configuration as the draft of a spec."""
 
 from __future__ import annotations
 

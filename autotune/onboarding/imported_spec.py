@@ -1,4 +1,4 @@
-"""Import: the present configuration of a trainer's program as a spec whose baseline it is.
+"""`autotune import`: the present configuration of a trainer's program as a spec whose baseline it is.
 
 The draft's settings are what the file says beyond knobs and options, less what a launch writes anyway: the configuration is launched and read again,
 and what comes back equal needs no mention. So a later export carries every key of the file, and a note names what an export adds or changes.

@@ -1,4 +1,4 @@
-"""What the options of a training script came to: which stand for knobs or figures of the workload, and what is left."""
+"""The options of a training script, matched to knobs and figures of the workload; and what is left of them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SUPPLIED = ("local_rank", "rank", "node_rank", "master_addr", "master_port")
 
 @dataclass(slots=True)
 class OptionMatches:
-    """What the options came to."""
+    """The options of one script by what they stand for."""
 
     script: Script
-    """where they are from"""
+    """the script whose options they are"""
     used: dict[str, tuple[ScriptOption, Meaning]] = field(default_factory=dict)
-    """by target: the option that stands for it, the first where several do"""
+    """by knob or figure: the option that stands for it; the first one where several do"""
     precision_flags: list[tuple[ScriptOption, Meaning]] = field(default_factory=list)
-    """flags that switch one number format on"""
+    """flags that each switch on one number format"""
     ideas: list[ScriptOption] = field(default_factory=list)
-    """options that look like performance choices"""
+    """options that look like performance choices, proposed as knobs of the study's own"""
     required: list[ScriptOption] = field(default_factory=list)
     """options that the script insists on and that autotune has no value for"""
 
@@ -55,7 +55,7 @@ class OptionMatches:
 
 
 def match_options(script: Script) -> OptionMatches:
-    """The findings in a script's options."""
+    """Matches a script's options."""
     found = OptionMatches(script=script)
     for option in script.options:
         meaning = meaning_of(option, script.divided)

@@ -1,4 +1,4 @@
-"""Init: a first spec of a training script. The script is read, not run; each value's comment says where it was found.
+"""`autotune init` of a script: its first spec. The script is read, not run; each value's comment says where it was found.
 
     argv      the launcher, the script, and one word for each option that stands for a knob or a figure of the workload
     space     the values that the script can be told; a knob without an option has one value

@@ -18,7 +18,7 @@ JSON_LINE = '{"step": 3, "step_time_s": 0.41, "loss": 2.31}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the check comes to."""
+    """Whether a study can begin, in words."""
 
     ready: bool
     """whether the study can begin"""
@@ -45,14 +45,14 @@ _REMEDIES = (
         r"No such file|can't open file|FileNotFoundError",
         "paths are relative to the folder in which the program runs: set trainer.cwd, or write the whole path",
     ),
-    (r"[Aa]ddress already in use", "let torchrun choose its port: write --standalone"),
+    (r"[Aa]ddress already in use", "let torchrun choose its port: on one node, start it with --standalone"),
     (r"[Pp]ermission denied", "make the program executable, or start it by its interpreter"),
 )
 """what to do about failures that programs have before their first step, by their words"""
 
 
 def verdict_of(check: ProgramCheck) -> Verdict:
-    """What the check comes to, in words."""
+    """The verdict on a finished check."""
     failure = check.failure
     if check.interrupted:
         return Verdict(ready=False, message="the check was interrupted")
@@ -92,7 +92,7 @@ def _after_steps(check: ProgramCheck, failure: Failure) -> Verdict:
         needed = check.study.measure.warmup_steps + check.study.measure.min_steps
         return Verdict(
             ready=False,
-            message=f"the program ended well, but its log says only {done} steps, and a trial must measure at least {needed}",
+            message=f"the program ended without an error, but its log shows only {done} steps, and a trial must measure at least {needed}",
             remedy="pass {steps} to the program, so that it runs long enough, and let it log every step",
         )
     return Verdict(
@@ -124,7 +124,7 @@ def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
 
 
 def quoted(pattern: str) -> str:
-    """A pattern as YAML takes it as it is."""
+    """A pattern as a single-quoted text of YAML."""
     return "'" + pattern.replace("'", "''") + "'"
 
 
@@ -143,4 +143,4 @@ def _failed(what: str, failure: Failure) -> str:
 
 def _remedy(failure: Failure) -> str:
     text = "\n".join((failure.message, failure.exception, *failure.log_tail))
-    return next((remedy for words, remedy in _REMEDIES if re.search(words, text)), "its last lines say more")
+    return next((remedy for words, remedy in _REMEDIES if re.search(words, text)), "the last lines of its log say more")

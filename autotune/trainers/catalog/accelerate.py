@@ -18,7 +18,7 @@ from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json, t
 from autotune.trainers.launch_files import NODE_RANK, Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
-from autotune.trainers.programs import program
+from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program
 from autotune.trainers.readers import accelerate_yaml
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import Placement, meeting, place, tf32_environment
@@ -48,7 +48,7 @@ class AccelerateTrainer(Trainer):
         SETTINGS,
         Option(name="script", meaning="your own program; default: one that trains a Hugging Face model", default=""),
         Option(name="script_args", meaning="arguments of your own program", default=()),
-        Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default=""),
+        DATA,
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
@@ -101,8 +101,7 @@ class AccelerateTrainer(Trainer):
             "train.py": program("train_accelerate.py"),
             "batches.py": program("batches.py"),
         }
-        if not options["data"]:
-            notes.append("it trains on random tokens; set the option data to train on your own")
+        notes += data_notes(options)
         arguments = {
             "model": "model/config.json",
             "seq-len": workload.seq_len,
@@ -112,9 +111,8 @@ class AccelerateTrainer(Trainer):
             "seed": options["seed"],
             "learning-rate": options["learning_rate"],
             "optimizer": workload.optimizer,
-            **({"data": options["data"]} if options["data"] else {}),
         }
-        words = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
+        words = [*long_options(arguments), *data_arguments(options)]
         if c.recompute == "full" and c.zero_stage < 2:
             words.append("--recompute")
         return Launch(argv=(*start, "train.py", *words), env=env, files=files, notes=tuple(notes))

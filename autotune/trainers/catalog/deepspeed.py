@@ -17,7 +17,7 @@ from autotune.trainers.file_formats import hf_config, to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
-from autotune.trainers.programs import program
+from autotune.trainers.programs import DATA, data_arguments, data_notes, program
 from autotune.trainers.readers import deepspeed_json
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
@@ -47,7 +47,7 @@ class DeepspeedTrainer(Trainer):
         SETTINGS,
         Option(name="script", meaning="your own program; default: one that trains a Hugging Face model", default=""),
         Option(name="script_args", meaning="arguments of your own program", default=()),
-        Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default=""),
+        DATA,
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
@@ -102,12 +102,11 @@ class DeepspeedTrainer(Trainer):
             "train.py": program("train_deepspeed.py"),
             "batches.py": program("batches.py"),
         }
-        if not options["data"]:
-            notes.append("it trains on random tokens; set the option data to train on your own")
+        notes += data_notes(options)
         command = (
             *("train.py", "--deepspeed_config", "ds_config.json", "--model", "model/config.json"),
             *("--seq-len", str(workload.seq_len), "--steps", str(options["steps"]), "--seed", str(options["seed"])),
-            *(("--data", options["data"]) if options["data"] else ()),
+            *data_arguments(options),
             *("--recompute", c.recompute),
             *(("--compile",) if c.compile else ()),
         )

@@ -16,11 +16,11 @@ from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.log_formats import parse_loss_dictionary
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
-from autotune.trainers.programs import program
+from autotune.trainers.programs import DATA, data_arguments, data_notes, program
 from autotune.trainers.readers import training_arguments
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, torchrun
-from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer
+from autotune.trainers.trainer import SHARED_OPTIONS, StepMetrics, Trainer
 
 
 class HfTrainer(Trainer):
@@ -45,7 +45,7 @@ class HfTrainer(Trainer):
     options = (
         *SHARED_OPTIONS,
         SETTINGS,
-        Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default=""),
+        DATA,
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
@@ -75,13 +75,10 @@ class HfTrainer(Trainer):
             "train.py": program("train_hf.py"),
             "batches.py": program("batches.py"),
         }
-        notes = list(cpu_note(workload, "this launch"))
-        if not options["data"]:
-            notes.append("it trains on random tokens; set the option data to train on your own")
+        notes = (*cpu_note(workload, "this launch"), *data_notes(options))
         command = ("train.py", "--arguments", "training_args.json", "--model", "model/config.json")
-        data = ("--data", options["data"]) if options["data"] else ()
-        argv = (*start, *command, "--seq-len", str(workload.seq_len), *data)
-        return Launch(argv=argv, files=files, notes=tuple(notes))
+        argv = (*start, *command, "--seq-len", str(workload.seq_len), *data_arguments(options))
+        return Launch(argv=argv, files=files, notes=notes)
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """TrainingArguments, and the arguments of the program."""

@@ -20,7 +20,7 @@ from autotune.trainers.launch_files import Launch
 from autotune.trainers.lightning_bars import bar_reader
 from autotune.trainers.limit import Limit
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
-from autotune.trainers.programs import program
+from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program
 from autotune.trainers.readers import lightning_yaml
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import Placement, place, tf32_environment, torchrun
@@ -62,7 +62,7 @@ class LightningTrainer(Trainer):
         Option(name="script_args", meaning="arguments of your own program, after `fit`", default=()),
         Option(name="batch_key", meaning="your program's key of the micro-batch size", default="data.batch_size"),
         Option(name="layer_class", meaning="import path of your layer class that FSDP wraps", default=""),
-        Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default=""),
+        DATA,
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
@@ -132,8 +132,7 @@ class LightningTrainer(Trainer):
             "train.py": program("train_lightning.py"),
             "batches.py": program("batches.py"),
         }
-        if not options["data"]:
-            notes.append("it trains on random tokens; set the option data to train on your own")
+        notes += data_notes(options)
         arguments = {
             "config": "lightning.yaml",
             "model": "model/config.json",
@@ -142,9 +141,8 @@ class LightningTrainer(Trainer):
             "micro-batch-size": c.micro_batch_size,
             "learning-rate": options["learning_rate"],
             "optimizer": workload.optimizer,
-            **({"data": options["data"]} if options["data"] else {}),
         }
-        words = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
+        words = [*long_options(arguments), *data_arguments(options)]
         if c.recompute == "full":
             words.append("--recompute" if c.zero_stage < 2 else "--recompute-layers")
         if c.compile:

@@ -5,9 +5,31 @@ They are stored as text (`*.py.txt`), because they import libraries that need no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
+from typing import Any
+
+from autotune.trainers.trainer_option import Option
+
+DATA = Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default="")
+"""the option of every trainer that exports such a program"""
 
 
 def program(name: str) -> str:
     """The source of a program, by its file name without `.txt`."""
     return (files(__name__) / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def data_arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The program's arguments that name its data."""
+    return ("--data", options["data"]) if options["data"] else ()
+
+
+def data_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What to know about its data, in words."""
+    return () if options["data"] else ("it trains on random tokens; set the option data to train on your own",)
+
+
+def long_options(values: Mapping[str, Any]) -> list[str]:
+    """`--name value` for each."""
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]

@@ -167,7 +167,7 @@ def test_a_trainer_that_takes_no_patterns_is_named_another_way() -> None:
         ([failed(FailureKind.INVALID, log_tail=("error: unrecognized arguments: --x",))], "correct trainer.argv", True),
         ([failed(FailureKind.ERROR, log_tail=("KeyError: 'WANDB_KEY'",))], "under trainer.env", True),
         ([failed(FailureKind.ERROR, log_tail=("can't open file '/x/train.py'",))], "set trainer.cwd", True),
-        ([failed(FailureKind.ERROR, "exit code 1")], "its last lines say more", True),
+        ([failed(FailureKind.ERROR, "exit code 1")], "the last lines of its log say more", True),
         ([failed(FailureKind.WORKER_LOST)], "before its first step", False),
     ],
 )  # fmt: skip
