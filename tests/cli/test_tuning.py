@@ -160,9 +160,16 @@ def test_the_next_step_of_a_study_that_only_python_can_start_is_a_line_of_python
     assert f"# {line}" in Path("page.html").read_text()
 
 
-@pytest.mark.parametrize("runner", ["local", "ray", "ray_train"])
-def test_a_loop_that_only_python_can_start_is_refused_before_any_runner_is_made(run, write, runner):
+@pytest.mark.parametrize(
+    ("runner", "sentence"),
+    [
+        ("local", "is started by a Python program, not by a command, so the runner local cannot run it"),
+        ("ray", "is started by a Python program, not by a command, so the runner ray cannot run it"),
+        ("ray_train", "call autotune.ray.tune_torch_trainer(trainer, space=...) from Python"),
+    ],
+)
+def test_a_loop_that_only_python_can_start_is_refused_before_any_runner_is_made(run, write, runner, sentence):
     spec = write(trainer="ray_train", runner=runner, space={"micro_batch_size": [1, 2]})
     done = run("tune", spec)
     assert done.code == 2
-    assert "autotune.ray" in done.err
+    assert sentence in done.err

@@ -35,10 +35,10 @@ class AnyTrainerRunner(GangRunner):
     @classmethod
     def preflight(cls, study: Study) -> None:
         """Raises `RunnerError` for a trainer that only Python can start."""
-        if line := python_line(study.trainer):
+        if python_line(study.trainer):
             raise RunnerError(
-                f"no launch starts the trainer {study.trainer}, so the runner {study.runner} cannot run it: a Python program does, by {line}",
-                remedy="tune it from there (`autotune trainers` names the function), or rehearse the study with `--runner simulated`",
+                f"the trainer {study.trainer} is started by a Python program, not by a command, so the runner {study.runner} cannot run it",
+                remedy="tune it from that program (`autotune trainers` names the function), or rehearse the study with `--runner simulated`",
                 field="trainer",
             )
 
