@@ -16,6 +16,7 @@ from torch.distributed.run import get_args_parser
 from autotune.errors import AutotuneError, RunnerError
 from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind
+from autotune.trainers.torchrun import Placement
 from autotune_workers.gang import placement_wait
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.gang.wire import Message
@@ -301,8 +302,11 @@ class Elsewhere:
     def is_placed(self, place: ProgramPlace) -> bool:
         return self.free
 
-    def shortage(self, place: ProgramPlace) -> str:
+    def shortage(self, placement: Placement) -> str:
         return self.short
+
+    def absence(self, placement: Placement) -> str:
+        return ""
 
     def disband(self, place: ProgramPlace, healthy: bool) -> None:
         self.disbanded.append((place, healthy))
