@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.onboarding.option_names import SHAPE, Meaning, is_performance_choice, meaning_of
+from autotune.onboarding.option_names import SHAPE, Meaning, is_log_interval, is_performance_choice, meaning_of
 from autotune.onboarding.script import Script
 from autotune.onboarding.script_options import ScriptOption
 
@@ -26,6 +26,8 @@ class OptionMatches:
     """flags that each switch on one number format"""
     ideas: list[ScriptOption] = field(default_factory=list)
     """options that look like performance choices, proposed as knobs of the study's own"""
+    log_interval: ScriptOption | None = None
+    """after how many steps the script prints a line, where it does not print one for every step"""
     required: list[ScriptOption] = field(default_factory=list)
     """options that the script insists on and that autotune has no value for"""
 
@@ -62,7 +64,9 @@ def match_options(script: Script) -> OptionMatches:
         if option.name.rpartition(".")[2] in _SUPPLIED:
             continue
         if meaning is None:
-            if is_performance_choice(option):
+            if is_log_interval(option):
+                found.log_interval = option if option.default != 1 else None
+            elif is_performance_choice(option):
                 found.ideas.append(option)
             elif option.is_required:
                 found.required.append(option)

@@ -36,7 +36,7 @@ _NAMES: Mapping[str, str] = {
     "dp": "dp(_size|_degree)?|data_parallel(_size|_degree)?",
     "sequence_parallel": "(use_)?sequence_parallel|sp",
     "seq_len": "(max_)?seq(uence)?_?len(gth)?|block_size|context_(length|len|size|window)|ctx(_len|_size|_length)?|max_length|"
-    "(max_)?seqlen|n_ctx",
+    "(max_)?seqlen|n_ctx|t?bptt(_len)?",
     "steps": "(max_|num_|total_|n_|train_|num_train_|max_train_|training_|num_training_)(steps|iters|iterations)|iterations|iters|steps|"
     "num_batches|max_iter",
     "seed": "(random_|manual_)?seed",
@@ -44,7 +44,7 @@ _NAMES: Mapping[str, str] = {
     "nproc_per_node": "devices|(num_|n)?gpus(_per_node)?|nproc(_per_node)?|ngpus",
     "world_size": "world_size|num_processes|num_gpus_total",
     "num_layers": "n_?layers?|num_(hidden_)?layers|depth",
-    "hidden_size": "n_?embd?|hidden_(size|dim)|d_model|dim|embed_dim|n_embed",
+    "hidden_size": "n_?embd?|hidden_(size|dim)|d_model|dim|emb(ed(ding)?)?_?(dim|size)|emsize|n_embed",
     "num_attention_heads": "n_?heads?|num_(attention_)?heads",
     "vocab_size": "vocab(_size)?|padded_vocab_size",
     "model": "model(_name|_id|_path)?(_or_path)?|config_name|pretrained_model_name_or_path|base_model",
@@ -87,6 +87,9 @@ _FAMILIES = (
 """words that go together, where an option without choices has one of them as its default"""
 TOKENS = 1 << 14
 """a default global batch from here on is in tokens"""
+_LOG_INTERVAL = re.compile(
+    r"(log|logging|print|report|display)_?(interval|freq(uency)?|every(_n_steps|_steps)?|steps|iters?|per_steps?)"
+)
 _PERFORMANCE = re.compile(
     r"worker|bucket|flash|sdpa|attn_impl|prefetch|pin_memory|offload|overlap|fused|channels_last|persistent|non_blocking|static_graph|"
     r"cudnn|foreach|packing|find_unused"
@@ -124,6 +127,11 @@ def meaning_of(option: ScriptOption, divided: frozenset[str] = frozenset()) -> M
         if target is None or target in ("compile", "sequence_parallel")
         else Meaning(target=target, default=option.default)
     )
+
+
+def is_log_interval(option: ScriptOption) -> bool:
+    """Whether the option says after how many steps the script prints a line."""
+    return option.kind == "int" and bool(option.prefix) and _LOG_INTERVAL.fullmatch(_last(option.name)) is not None
 
 
 def is_performance_choice(option: ScriptOption) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.onboarding.library_options import LIGHTNING_TRAINER, TRAINING_ARGUMENTS
+from autotune.onboarding.library_options import LIGHTNING_TRAINER, TRAINER_ARGUMENTS
 from autotune.onboarding.syntax import called_name, keywords_of, last_name, literal_or_none
 
 DATACLASS_PARSERS = ("HfArgumentParser", "TrlParser", "tyro", "simple_parsing", "ArgumentParser", "CLI")
@@ -131,18 +131,27 @@ def _hugging_face(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOpt
     if parser is None:
         return
     classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    named = [last_name(node) for argument in parser.args for node in ast.walk(argument) if isinstance(node, ast.Name)]
-    for name in named:
+    for name in _named_types(parser, tree):
         declared = classes.get(name)
         bases = [last_name(base) for base in declared.bases] if declared else [name]
-        if any(base.endswith(("TrainingArguments", "SFTConfig", "GRPOConfig", "DPOConfig")) for base in bases):
-            line = declared.lineno if declared else parser.lineno
-            yield from (
-                replace(option_of(declared_name, kind, default), line=line)
-                for declared_name, kind, default in TRAINING_ARGUMENTS
-            )
+        library = next((options for ending, options in TRAINER_ARGUMENTS if any(b.endswith(ending) for b in bases)), ())
+        line = declared.lineno if declared else parser.lineno
+        yield from (replace(option_of(given, kind, default), line=line) for given, kind, default in library)
         if declared:
             yield from _fields(declared, classes, style="hf")
+
+
+def _named_types(parser: ast.Call, tree: ast.Module) -> Iterator[str]:
+    """Names of the dataclasses that the parser is given, also by a variable: `types = (A, B); HfArgumentParser(types)`."""
+    assigned = {
+        last_name(node.targets[0]): node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple | ast.List)
+    }
+    for argument in parser.args:
+        if isinstance(argument, ast.Name):
+            argument = assigned.get(argument.id, argument)
+        yield from (node.id for node in ast.walk(argument) if isinstance(node, ast.Name))
 
 
 def _dataclasses(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:

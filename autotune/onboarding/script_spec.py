@@ -113,6 +113,9 @@ def _argv(found: OptionMatches, *, is_spread: bool) -> Iterator[Item]:
         yield Item("{precision}", named)
     if script.parser == "HfArgumentParser":
         yield Item("--logging_steps=1", "a loss for every step")
+    if found.log_interval is not None:
+        option = found.log_interval
+        yield Item(f"{option.prefix}1", f"a line for every step (line {option.line}, default {option.default})")
     for option in found.required:
         yield Item(f"{option.prefix}{FILL_IN}", f"fill in: the script requires it (line {option.line})")
 
@@ -280,7 +283,10 @@ def _is_spread(cluster: str | None) -> bool:
 def _what_reads(script: Script) -> str:
     if not script.options:
         return f"{script.name} has no options that could be found"
-    return f"{script.name} reads {len(script.options)} options by {script.parser}; those that argv does not name keep their defaults"
+    return (
+        f"{script.name} reads {len(script.options)} options by {script.parser}; those that argv does not name keep their defaults: "
+        "add those that you start it with today, such as its data and its model"
+    )
 
 
 def _how_to_be_told(found: OptionMatches) -> str:

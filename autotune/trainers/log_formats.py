@@ -30,6 +30,8 @@ _LOSS = re.compile(r"\{'loss': '?([-+0-9.eEnaif]+)'?")
 _NORM = re.compile(r"'grad_norm': '?([-+0-9.eEnaif]+)'?")
 _SPEED = re.compile(r"'train_samples_per_second': '?([0-9.eE+]+)'?")
 _BAR = re.compile(r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *(\d{1,12})/(\d{1,12}) \[[^\]]{0,80}?(?:it/s|s/it)")
+_ANY_BAR = re.compile(r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *\d{1,12}/\d{1,12} \[([^\]]{0,80})")
+_PER_STEP = re.compile(r"(?<![a-z])(?:it|iter\w*|step|batch|update)(?:e?s)?/s|s/(?:it|step|batch|update)|\?")
 _TRAINING = re.compile(r"(train|step|iter|epoch)|$", re.IGNORECASE)
 
 
@@ -43,6 +45,13 @@ def parse_loss_dictionary(line: str) -> StepMetrics | None:
     if speed := _SPEED.search(text):
         return StepMetrics(samples_per_s=number(speed[1]))
     return None
+
+
+def is_other_bar(text: str) -> bool:
+    """Whether the line is tqdm's bar over something else than steps, as loading and preparing the data draw it:
+    `Tokenizing:  15%|█▍ | 326/2232 [00:00<00:01, 3234.65 examples/s]`."""
+    found = _ANY_BAR.match(text)
+    return found is not None and not (_TRAINING.match(found[1].strip()) and _PER_STEP.search(found[2]))
 
 
 @final

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from autotune.errors import SpecError
-from autotune.trainers.log_formats import pattern_reader
+from autotune.trainers.log_formats import is_other_bar, pattern_reader
 from autotune.trainers.patterns import MAX_SEARCHED, compile_pattern
 from autotune.trainers.step_metrics import StepMetrics, clean, number
 
@@ -38,6 +38,10 @@ _STEP = r"(?:it|iter|iteration|step|batch|update)"
 _PER_S = r" ?(?:/|per) ?s(?:ec(?:ond)?)?\b"
 _GPU = r" ?(?:/|per) ?(?:gpu|device|rank)\b"
 _SECONDS = r"s(?:ec(?:ond)?s?)?"
+_END_OF_EPOCH = re.compile(
+    r"\bend of (?:the )?epoch|\bepoch(?:\W{0,3}\d+)?[\s_:|,-]{0,3}(?:time|took|duration|done|finished|completed|ended)"
+)
+"""what stands before the time of a whole epoch"""
 _NOT_TRAINING = re.compile(r"(?:val|valid|validation|eval|evaluation|test|aux|balancing|best|target)[\s_/.:-]*$")
 
 
@@ -60,10 +64,11 @@ class Clue:
 
 
 def _times(unit: str, metric: str) -> tuple[Clue, ...]:
-    """A step's time in one unit: `12 ms/step`, `iter time (ms): 12`, `time_ms=12`, `dt: 12ms`."""
+    """A step's time in one unit: `12 ms/step`, `ms/batch 12`, `iter time (ms): 12`, `time_ms=12`, `dt: 12ms`."""
     name = rf"\b(?:[a-z]{{1,16}}[ _])?(?:time|dt|took|duration|latency)(?:[ _]per[ _]{_STEP})?"
     return (
         Clue(metric=metric, before=r"(?<![\w.])", after=rf" ?{unit} ?(?:/|per) ?{_STEP}\b"),
+        Clue(metric=metric, before=rf"\b{unit} ?(?:/|per) ?{_STEP}{_IS}"),
         Clue(metric=metric, before=rf"{name}(?: ?\({unit}\)|_{unit}){_IS}"),
         Clue(metric=metric, before=rf"{name}{_IS}", after=rf" ?{unit}(?![\w/])"),
     )
@@ -72,6 +77,7 @@ def _times(unit: str, metric: str) -> tuple[Clue, ...]:
 CLUES = (
     Clue(metric="step", before=rf"\b(?:\w{{1,16}}_)?{_STEP}s?{_IS}"),
     Clue(metric="step", before=r"\| *", after=r"/\d+ \["),
+    Clue(metric="step", before=r"(?<![\w./])", after=rf" ?/ *\d+ {_STEP}e?s\b"),
     *_times("ms", "step_time_ms"),
     *_times("[uµ]s", "step_time_us"),
     *_times(_SECONDS, "step_time_s"),
@@ -150,7 +156,8 @@ class Candidate:
 
 def propose_patterns(lines: Sequence[str]) -> dict[str, str]:
     """A regular expression for each metric that the lines seem to hold; empty when nothing in them looks like optimizer steps."""
-    texts = [clean(line)[:MAX_SEARCHED] for line in lines][-MOST_LINES:]
+    cleaned = (clean(line)[:MAX_SEARCHED] for line in lines)
+    texts = [text for text in cleaned if not is_other_bar(text)][-MOST_LINES:]
     lines_of: dict[str, int] = {}
     best: dict[str, str] = {}
     for candidate in _candidates(texts):
@@ -187,6 +194,8 @@ def _candidates(lines: Sequence[str]) -> list[Candidate]:
         for index, line in enumerate(lines):
             for match in clue.found_in(line):
                 start, end = match.span(1)
+                if "_time_" in clue.metric and _END_OF_EPOCH.search(line[: match.end()].lower()):
+                    continue
                 if clue.metric == "loss" and _NOT_TRAINING.search(line[: match.start()].lower()):
                     continue
                 before, after = line[match.start() : start], line[end : match.end()]
@@ -220,10 +229,12 @@ def _group(candidate: Candidate) -> str:
 
 
 def _literal(text: str, is_wide: bool) -> str:
-    """A pattern of this text, whatever its numbers and, if `is_wide`, the width of its gaps."""
-    parts = re.split(r"(\s+|\d+)", text)
+    """A pattern of this text, whatever its numbers and, if `is_wide`, the width of its gaps. The gap before a number varies with its digits."""
+    text = re.sub(r"(?<=\S)\s+(?=\d)", "\0", text)
+    parts = re.split(r"(\0|\s+|\d+)", text)
+    gap = " +" if is_wide else " "
     return "".join(
-        (" +" if is_wide else " ") if p.isspace() else "[0-9]+" if p.isdigit() else _escaped(p) for p in parts
+        " *" if p == "\0" else gap if p.isspace() else "[0-9]+" if p.isdigit() else _escaped(p) for p in parts
     )
 
 

@@ -280,3 +280,65 @@ def test_precision_is_told_in_the_scripts_own_words(
     assert draft.document["space"]["precision"] == precisions
     assert word in draft.document["trainer"]["argv"]
     loaded(draft, tmp_path)
+
+
+FINE_TUNING = """
+from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser
+
+def main(arguments, training, model):
+    SFTTrainer(model=model.model_name_or_path, args=training).train()
+
+def make_parser():
+    types = (ScriptArguments, SFTConfig, ModelConfig)
+    return TrlParser(types)
+
+if __name__ == "__main__":
+    main(*make_parser().parse_args_and_config())
+"""
+
+
+def test_the_parsers_dataclasses_may_be_named_by_a_variable(tmp_path: Path) -> None:
+    (tmp_path / "sft.py").write_text(FINE_TUNING)
+    draft = first_draft(tmp_path / "sft.py", cluster=CLUSTER, folder=tmp_path)
+    argv = draft.document["trainer"]["argv"]
+    assert "--per_device_train_batch_size={micro_batch_size}" in argv
+    assert "--max_length={seq_len}" in argv
+    assert draft.document["baseline"].endswith("precision=bf16,recompute=full")  # trl's own defaults
+    assert any("add those that you start it with today" in note for note in draft.notes)
+    study = loaded(draft, tmp_path)
+    default = ParallelConfig(dp=8, micro_batch_size=8, precision="bf16", recompute="full")
+    assert "--gradient_checkpointing=True" in arguments(study, default)
+
+
+EPOCHS = """
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--emsize", type=int, default=200, help="size of word embeddings")
+parser.add_argument("--nlayers", type=int, default=2)
+parser.add_argument("--nhead", type=int, default=2)
+parser.add_argument("--batch_size", type=int, default=20)
+parser.add_argument("--bptt", type=int, default=35, help="sequence length")
+parser.add_argument("--epochs", type=int, default=40)
+parser.add_argument("--log-interval", type=int, default=200)
+args = parser.parse_args()
+for epoch in range(args.epochs):
+    for batch in range(1000):
+        if batch % args.log_interval == 0:
+            print("| epoch {:3d} | {:5d}/{:5d} batches | ms/batch {:5.2f} | loss {:5.2f}".format(epoch, batch, total, ms, loss))
+    print("| end of epoch {:3d} | time: {:5.2f}s | valid loss {:5.2f}".format(epoch, elapsed, val_loss))
+"""
+
+
+def test_a_script_that_counts_batches_of_an_epoch_prints_a_line_for_each_of_them(tmp_path: Path) -> None:
+    (tmp_path / "lstm.py").write_text(EPOCHS)
+    draft = first_draft(tmp_path / "lstm.py", cluster="cpu-1x1", folder=tmp_path)
+    argv = draft.document["trainer"]["argv"]
+    assert argv[-2:] == ["--bptt={seq_len}", "--log-interval=1"]
+    assert draft.document["workload"]["seq_len"] == 35
+    assert draft.document["model"]["hidden_size"] == 200
+    found = trainer("command").reader(loaded(draft, tmp_path).trainer_options)(
+        "| epoch   1 |    40/  171 batches | ms/batch 38.20 | loss  6.77"
+    )
+    assert found is not None
+    assert (found.step, found.step_time_s, found.loss) == (40, pytest.approx(0.0382), 6.77)

@@ -112,6 +112,34 @@ def test_steps_that_begin_anew_in_each_epoch_and_clocks_are_left_out() -> None:
     assert set(propose_patterns(lines)) == {"loss"}
 
 
+def test_a_batch_of_an_epochs_batches_is_a_step_and_the_epochs_own_time_is_not_its_time() -> None:
+    lines = [
+        f"| epoch   1 | {b:5d}/{171:5d} batches | ms/batch {b + 40:5.2f} | loss {7 - b / 9:5.2f}" for b in (2, 3, 4)
+    ]
+    ends = [
+        "| end of epoch   1 | time: 75.31s | valid loss  6.10",
+        "| end of epoch   2 | time: 74.90s | valid loss  5.93",
+    ]
+    proposal = propose_patterns([*lines, *ends])
+    found = pattern_reader(proposal)(lines[-1])
+    assert found is not None
+    assert (found.step, found.step_time_s, found.loss) == (4, pytest.approx(0.044), 6.56)
+    assert pattern_reader(proposal)("| epoch   1 |  1200/29831 batches | ms/batch 4.00 | loss  6.60") is not None
+    assert propose_patterns(ends) == {}
+    assert propose_patterns(["epoch 3 took 12.1 s", "epoch 4 took 12.3 s"]) == {}
+
+
+def test_bars_that_prepare_the_data_are_no_steps() -> None:
+    bars = [
+        f"Tokenizing train dataset:  {p}%|███  | {p}0/1000 [00:0{s}<00:01, 3234.65 examples/s]"
+        for s, p in enumerate((10, 40, 90))
+    ]
+    loading = [f"Loading weights:  {p}%|███  | {p}/100 [00:00<00:00, 8167.75it/s]" for p in (10, 40, 90)]
+    assert propose_patterns([*bars, *loading]) == {}
+    training = [f"{p}%|███  | {p}/100 [00:00<00:00, 3.75it/s]" for p in (10, 40, 90)]
+    assert "steps_per_s" in propose_patterns([*bars, *training])
+
+
 @pytest.mark.parametrize(
     "lines",
     [
