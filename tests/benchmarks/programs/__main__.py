@@ -36,6 +36,7 @@ import yaml
 from autotune.api import load_study, open_store, result_of
 from autotune.results.answers import Result
 from autotune.spec import TrialPurpose
+from autotune.spec.config import config_label
 from autotune.trainers import trainer
 from tests.nodes.network import Node, what_is_missing
 from tests.nodes.ray_nodes import RayNodes, ray_nodes
@@ -113,8 +114,10 @@ class Outcome:
     """of its study"""
     minutes: float
     """of `autotune tune`"""
+    steps: int
+    """that the exported launch printed"""
     losses: tuple[float, ...]
-    """that the exported launch printed, a step each"""
+    """of those steps, where it prints them"""
 
     @property
     def ratios(self) -> list[float]:
@@ -143,12 +146,10 @@ class Outcome:
         rounds = self.ratios
         span = f" ({min(rounds):.2f} to {max(rounds):.2f})" if rounds else ""
         lines = len((HERE / f"{run.script}.yaml").read_text().splitlines())
-        loss = (
-            f"{len(self.losses)} steps, loss {self.losses[0]:.2f} to {self.losses[-1]:.2f}" if self.losses else "failed"
-        )
+        loss = f", loss {self.losses[0]:.2f} to {self.losses[-1]:.2f}" if self.losses else ""
         return (
             f"| `{run.script}.py` | {run.runner} | {run.nodes} | {lines} | {len(first)} | {len(result.failed)} | {self.minutes:.1f} | {default} "
-            f"| {best} | {result.speedup or 0:.2f}{span} | `{result.best.config if result.best else '-'}` | {loss} |"
+            f"| {best} | {result.speedup or 0:.2f}{span} | `{config_label(result.best.config) if result.best else '-'}` | {self.steps} steps{loss} |"
         )
 
 
@@ -166,8 +167,11 @@ def carry_out(run: Run, folder: Path, cluster: RayNodes | None, steps: int) -> O
     read = trainer("command").reader(load_study(spec).trainer_options)
     metrics = [found for found in map(read, log.replace("\r", "\n").splitlines()) if found]
     losses = tuple(found.loss for found in metrics if found.loss is not None)
+    printed = min(steps, max(len({found.step for found in metrics}), len(losses)))  # a bar is drawn at 0 too
+    if printed < steps:
+        raise RuntimeError(f"the exported launch printed {printed} of {steps} steps\n{log[-4000:]}")
     with contextlib.closing(open_store(store)) as database:
-        return Outcome(run=run, result=result_of(database, study), minutes=minutes, losses=losses)
+        return Outcome(run=run, result=result_of(database, study), minutes=minutes, steps=printed, losses=losses)
 
 
 def _autotune(*arguments: str) -> str:

@@ -1,9 +1,10 @@
-"""Lightning's Trainer with its own progress bar; the script prints nothing itself."""
+"""Lightning's Trainer with the progress bar of tqdm; the script prints nothing itself."""
 
 import argparse
 
 import torch
 from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -39,6 +40,7 @@ def main():
         max_steps=args.max_steps,
         logger=False,
         enable_checkpointing=False,
+        callbacks=[TQDMProgressBar()],
     )
     trainer.fit(Decoder(), data)
 
