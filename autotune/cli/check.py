@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from autotune.study.check.verdict import Verdict
 
 SHOWN_LINES = 100
-"""of a log, as they come; understood ones are always shown"""
+"""lines of a log that are shown as they come; those that are understood always are"""
 COLUMN = 34
-"""characters of what was understood of a line"""
+"""width of the column of what was understood"""
 
 
 def register(app: typer.Typer) -> None:

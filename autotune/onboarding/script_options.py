@@ -35,19 +35,19 @@ class ScriptOption:
     on: str | None = None
     """what makes a flag true: its value, or the whole word where it has none; None: leaving it out does"""
     off: str | None = None
-    """what makes a flag false, likewise"""
+    """the argument that makes a flag false, likewise"""
     kind: str = "text"
     """int, float, text or flag"""
     default: Any = None
     """its value when it is left out, where the text says it"""
     choices: tuple[Any, ...] = ()
-    """what it may be"""
+    """the values that it may have; empty for any"""
     is_required: bool = False
     """whether the script refuses to start without it"""
     help: str = ""
     """its description"""
     line: int = 0
-    """of the script"""
+    """line of the script that declares it"""
 
     @property
     def shown(self) -> str:

@@ -23,7 +23,7 @@ from autotune.onboarding.script_options import ScriptOption
 from autotune.spec import KNOBS, catalog
 
 MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
-"""what stands in for what the script does not say"""
+"""stand-ins for figures that the script does not say"""
 BATCH, RANKS = 8, 8
 """sequences per micro-batch, and ranks, where nothing tells them"""
 FILL_IN = "FILL-IN"

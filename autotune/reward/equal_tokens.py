@@ -38,11 +38,11 @@ from scipy.special import stdtrit
 from autotune.spec import LossComparison, Measurement, ParallelConfig
 
 CONFIDENCE = 0.995
-"""of a healthy trial's excess being below the noise"""
+"""probability that a healthy trial's excess is below the noise"""
 MIN_LOSSES = 4
-"""of a curve within the window, so that a line leaves two degrees of freedom"""
+"""fewest losses of a curve within the window, so that a line leaves two degrees of freedom"""
 MAX_CORRELATION = 0.9
-"""of neighbouring residuals: at the most 19 lines of a log count as one loss"""
+"""largest correlation of neighbouring residuals that is assumed: at the most 19 lines of a log count as one loss"""
 
 Series = NDArray[np.float64]
 
@@ -52,7 +52,7 @@ class LossCurve:
     """The losses of a trial, with what is needed to place them."""
 
     config: ParallelConfig
-    """of the trial"""
+    """the trial's config"""
     tokens_per_step: int
     """B"""
     first_step: int

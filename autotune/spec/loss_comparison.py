@@ -18,11 +18,11 @@ class LossComparison:
     noise: float
     """by how much a healthy trial may be above the others through chance alone, at most; in the loss's unit, >= 0"""
     loss: float
-    """of the others there, > 0"""
+    """loss of the other configs at the same place, > 0"""
     tokens: int
     """seen by the others there, those of warm-up included"""
     curves: int
-    """of other trials that it was compared with, >= 1"""
+    """number of other trials that it was compared with, >= 1"""
 
     @property
     def unexplained(self) -> float:

@@ -1,4 +1,4 @@
-"""A nested document of which it is known what was read and what was left.
+"""Reads keys of a nested document, and knows which of them were read and which are left over.
 
 A path is the keys from the outside in, joined by dots: `zero_optimization.stage`. What nobody reads is left over, so that nothing of somebody's
 configuration is dropped without a word. A value that was asked for but is not understood is no longer left over; a remark names it.

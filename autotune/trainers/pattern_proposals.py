@@ -25,7 +25,7 @@ LEAST_LINES = 2
 LEAST_STEPS = 3
 """lines that a step number alone, without a loss or a time, must be in"""
 MOST_LINES = 200
-"""of a log that are looked at: its last ones"""
+"""lines of a log that are looked at: its last ones"""
 CONTEXT = 2
 """characters before a clue that a pattern may need to tell it from another one"""
 CLOCK_LINES = 4
@@ -54,7 +54,7 @@ class Clue:
     before: str = ""
     """regular expression of what stands before the number"""
     after: str = _ENDS
-    """of what stands after it"""
+    """regular expression of what stands after the number"""
     is_loose: bool = False
     """whether it says no unit: exact clues go first"""
 
@@ -119,9 +119,9 @@ class Candidate:
     """A clue as the lines write it."""
 
     clue: Clue
-    """whose it is"""
+    """the clue that it was found by"""
     numbers: dict[int, str] = field(default_factory=dict)
-    """what it finds, by line"""
+    """the number that it finds, by line"""
     texts: list[tuple[str, str]] = field(default_factory=list)
     """what stands before each number (with a little of what stands before that) and after it"""
 

@@ -1,4 +1,4 @@
-"""The present configuration of somebody's training program: what is there to be read, and what was read of it.
+"""The configuration that a training program has now: its files and command (`PresentConfiguration`), and what was read of them (`Reading`).
 
 A trainer that writes a launch also reads one: `read_config(build(config).present)` gives the same knobs back. The files may be the user's own: keys
 that are no knob and no option of the trainer are its `settings`, which every launch writes again.

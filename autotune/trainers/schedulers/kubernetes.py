@@ -23,7 +23,7 @@ SOURCE, FOLDER = "/autotune/files", "/autotune/launch"
 """where a pod sees the ConfigMap, and the copy of it to which programs can write"""
 NO_IMAGE = "SET-THE-IMAGE"
 MAX_BYTES = 1 << 20
-"""of a ConfigMap's data (kubernetes.io, ConfigMaps)"""
+"""largest size of a ConfigMap's data (kubernetes.io, ConfigMaps)"""
 
 
 class Kubernetes(Scheduler):

@@ -32,11 +32,11 @@ class Scheduler(ABC):
     """A way to start a launch on all its nodes. Stateless."""
 
     name: ClassVar[str]
-    """by which `autotune export --on` knows it"""
+    """its name in `autotune export --on`"""
     summary: ClassVar[str]
     """one line about it"""
     options: ClassVar[tuple[Option, ...]] = ()
-    """what it can be told; no trainer has an option of the same name"""
+    """its options; no trainer has an option of the same name"""
 
     @abstractmethod
     def files(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> Mapping[str, str]:

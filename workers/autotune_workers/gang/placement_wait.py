@@ -9,7 +9,7 @@ from autotune.ports import AttemptQueued, TrialRequest
 from autotune.spec import Failure, FailureKind
 
 QUEUED_EVERY_S = 5.0
-"""between two `AttemptQueued` of an attempt that waits for its placement"""
+"""time between two `AttemptQueued` of an attempt that waits for its placement"""
 
 
 @final

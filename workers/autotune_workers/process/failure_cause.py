@@ -69,7 +69,7 @@ class CauseReader:
         self._usage_seen = self._in_trailer = self._in_root = False
         self._refusal: Evidence | None = None
         self._exit_codes: dict[int, int] = {}
-        """of the ranks that the launcher's summary names"""
+        """exit code by rank, of the ranks that the launcher's summary names"""
         self._root: int | None = None
         """the rank that it saw fail first"""
         self._summary_rank = -1

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, final
 
 SAMPLE_S = 0.5
-"""between two readings"""
+"""time between two readings"""
 
 
 @final

@@ -46,17 +46,17 @@ from autotune_workers.process.machine import (
 )
 
 GRACE_S = 3.0
-"""between SIGTERM to the program's process group and SIGKILL to all that it started"""
+"""time between SIGTERM to the program's process group and SIGKILL to all that it started"""
 LEFTOVERS_S = 0.5
-"""for what a program that has ended leaves running"""
+"""time that processes get which a program leaves running when it ends"""
 LOOK_S = 0.2
-"""between two readings of the process table; the longest round of the loop"""
+"""time between two readings of the process table; the longest round of the loop"""
 GONE_S = 20.0
-"""for the system to end what was killed"""
+"""time that the system gets to end what was killed"""
 LOG_END_S = 2.0
-"""for the rest of the log to be read once nothing is left that writes it"""
+"""time to read the rest of the log once nothing is left that writes it"""
 TOLD_S = 600.0
-"""for a busy owner to read the last message"""
+"""time that a busy owner gets to read the last message"""
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ RATE_BYTES_PER_S = 256 << 10
 LAST_BYTES = 16 << 10
 BACKLOG_BYTES = 2 << 20
 LINE_BYTES = 1 << 16
-"""of a line without end that are kept"""
+"""longest part of one line that is kept"""
 _LINE_END = re.compile(rb"[\r\n]+")
 
 
@@ -85,7 +85,7 @@ class LogReader(threading.Thread):
         self._line = b""
         """not yet ended"""
         self._last = b""
-        """of what was left out"""
+        """the end of what was left out"""
         self._left_out = 0
         self._budget, self._filled_s = float(BURST_BYTES), time.monotonic()
 

@@ -27,9 +27,9 @@ from autotune_workers.process.program_places import NodeHandle, ProgramPlace
 from autotune_workers.process.rank_processes import LOG_TAIL_LINES
 
 PEERS_S = 3.0
-"""between the end of the first node's program and the order to end the others"""
+"""time between the end of the first node's program and the order to end the others"""
 GONE_S = 40.0
-"""for a keeper to end its program, before it is given up"""
+"""time that a keeper gets to end its program, before it is given up"""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,7 @@ class _Node:
     ready: bool = False
     started: bool = False
     told: bool = False
-    """to end"""
+    """whether it was told to end"""
     over: bool = False
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
     log: NodeLog = field(default_factory=NodeLog)

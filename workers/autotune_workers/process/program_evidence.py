@@ -17,7 +17,7 @@ from autotune_workers.process.failure_cause import CauseReader
 OTHER_NODES = 15
 """other nodes whose last lines are kept in a failure"""
 OTHER_LINES = 5
-"""of each"""
+"""last lines that are kept of each other node"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,9 @@ class NodeEnd:
     """How the program of one node ended."""
 
     node: int
-    """from 0"""
+    """number of the node, from 0"""
     address: str = ""
-    """of the node; empty when it was never known"""
+    """address of the node; empty when it was never known"""
     code: int | None = None
     """exit status, negative for a signal; None: not known"""
     was_told: bool = False

@@ -28,9 +28,9 @@ class ProgramJob:
     """An attempt that is ready to be placed."""
 
     request: TrialRequest
-    """what was asked"""
+    """the attempt that is launched"""
     launch: Launch
-    """with the program as an absolute path, and its folder"""
+    """the trainer's launch, with the program as an absolute path, and its folder"""
     placement: Placement
     """nodes, and ranks on each"""
     upload: str

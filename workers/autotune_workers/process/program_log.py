@@ -23,7 +23,7 @@ class LoggedStep:
     """A step that the log says is done."""
 
     time_s: float
-    """of the step"""
+    """time of the step"""
     loss: float | None
     """None where the log does not say it"""
     grad_norm: float | None
@@ -33,7 +33,7 @@ class LoggedStep:
     time_from: str
     """log, rate or arrival"""
     resolution_s: float
-    """of the time"""
+    """how exactly the time is known"""
 
 
 @final

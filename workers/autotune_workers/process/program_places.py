@@ -49,9 +49,9 @@ class NodeHandle(Protocol):
     name: str
     ready: bool
     address: str
-    """of its node, known once it is ready"""
+    """address of its node, known once it is ready"""
     port: int
-    """free at `address`, known once it is ready; a new one for each attempt"""
+    """a port that is free at `address`, known once it is ready; a new one for each attempt"""
 
     def begin(self, order: ProgramOrder) -> None:
         """Starts the program."""
@@ -69,7 +69,7 @@ class ProgramPlace:
     handles: list[Any]
     """`NodeHandle`s"""
     token: Any = None
-    """by which its `ProgramPlaces` knows it"""
+    """what its `ProgramPlaces` knows it by"""
 
 
 class ProgramPlaces(Protocol):

@@ -18,11 +18,11 @@ from typing import final
 CONTEXT_LINES = 10
 """before a traceback that are kept with it"""
 HEAD_LINES, LAST_LINES = 14, 20
-"""of a long traceback that are kept, with the lines before it: its begin, and its end"""
+"""lines of a long traceback that are kept: at its beginning, with the lines before it, and at its end"""
 MAX_RAISED = 8
 """tracebacks that are kept of a stream"""
 MORE_LINES = 4
-"""of an exception's text after its first"""
+"""lines of an exception's text that are kept after its first"""
 _HEADER = re.compile(r"(?P<before>.*?)(?P<box>╭─* ?)?Traceback \(most recent call last\)")
 _EXCEPTION = re.compile(
     r"^(?P<name>(?:\w+\.)+[A-Za-z]\w*|[A-Z]\w*[A-Z]\w*|[A-Z]\w*(?:Error|Exception))(?:: ?(?P<text>.*))?$"
@@ -42,11 +42,11 @@ class Raised:
     """A traceback, or a chain of them."""
 
     line: int
-    """of the log in which it began, from 1"""
+    """line of the log in which it began, from 1"""
     steps_done: int
     """when it began"""
     lines: list[str]
-    """of the log, without the middle of a long traceback"""
+    """its lines of the log, without the middle of a long traceback"""
     chain: list[tuple[str, str]] = field(default_factory=list)
     """name and text of each exception, the first raised first"""
     left_out: bool = False

@@ -29,9 +29,9 @@ from autotune_workers.ray.node_environment import NOTHING_ADDED, NodeEnvironment
 from autotune_workers.ray.silence import LOST_S, ListeningClock, Silence
 
 HEARTBEAT_S = 3.0
-"""between two heartbeats to the actors"""
+"""time between two heartbeats to the actors"""
 ANSWER_S = 5.0
-"""for the actors of a place to answer who adopts or releases them"""
+"""time that the actors of a place get to answer whoever adopts or releases them"""
 
 
 class Place(Protocol):

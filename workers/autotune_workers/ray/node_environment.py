@@ -25,9 +25,9 @@ class NodeEnvironment:
     """What the runner adds to the environment of its nodes."""
 
     env: Mapping[str, str] = field(default_factory=dict)
-    """on all nodes"""
+    """variables for all nodes"""
     node_env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """on one node, by its hostname or address"""
+    """variables for one node, by its hostname or address"""
 
     @classmethod
     def of(cls, env: Any, node_env: Any) -> NodeEnvironment:

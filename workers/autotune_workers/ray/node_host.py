@@ -25,9 +25,9 @@ from autotune_workers.ray.program_folder import unpack
 MOST_UNHEARD = 256
 """messages that wait for the owner; beyond that the keeper keeps back the log, and leaves out what is too much"""
 WAIT_S = 0.05
-"""between two looks whether the owner has listened"""
+"""time between two looks whether the owner has listened"""
 END_S = 30.0
-"""for the program of an owner that is gone to end, before its keeper is killed"""
+"""time that the program of a lost owner gets to end, before its keeper is killed"""
 
 
 class NodeHost(OwnedActor):

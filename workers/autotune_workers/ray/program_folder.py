@@ -39,7 +39,7 @@ class PackedFolder:
     """A folder's files as a zip archive."""
 
     digest: str
-    """of names, modes and contents"""
+    """digest of names, modes and contents"""
     data: bytes
     """the archive"""
 

@@ -1,4 +1,4 @@
-"""What the `local` and the `ray` runner share: the native trainer runs on gangs of warm ranks, all others as the programs that they are."""
+"""What the `local` and the `ray` runner share: the native trainer runs on gangs of warm ranks, the programs of all other trainers are started as they are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotune_workers.training.faults import Fault
 
 
 class AnyTrainerRunner(GangRunner):
-    """Runs trials of every trainer."""
+    """Runs trials of every trainer: on ranks or as programs."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What this machine cannot run, found out without starting anything: the questions that the runners share before they are made.
+"""What this machine cannot run, found out without starting anything. The runners share these checks.
 
 All raise `RunnerError` (or `MissingExtraError`) with the law, the values and the remedy.
 """
@@ -33,7 +33,7 @@ def _count_gpus() -> int:
 
 
 def check_device(study: Study, *, on_gpu: bool, on_cpu: str, where: str = "on this machine") -> None:
-    """A study of GPUs trains on the CPU only where that was asked for; `on_cpu`: the option that asks for it; `where`: in which place it would train."""
+    """Raises when a study of GPUs would train on the CPU and nobody asked for that. `on_cpu`: the option that asks for it; `where`: the place in which it would train, in words."""
     gpu = study.workload.cluster.gpu
     if not gpu.is_cpu and not on_gpu:
         raise RunnerError(
@@ -45,7 +45,7 @@ def check_device(study: Study, *, on_gpu: bool, on_cpu: str, where: str = "on th
 
 
 def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None:
-    """At least the smallest config must find its ranks."""
+    """Raises when even the smallest config needs more ranks than there are."""
     if smallest.world_size > capacity:
         raise RunnerError(
             f"the smallest config of the space needs {smallest.world_size} ranks, but the runner {study.runner!r} has {int(capacity)} on this machine",
@@ -55,13 +55,13 @@ def check_ranks(study: Study, smallest: ParallelConfig, capacity: float) -> None
 
 
 def check_torch(runner: str) -> None:
-    """The native trainer needs a torch that it was checked with."""
+    """Raises when the torch of the native trainer is missing, or of a release that it was not checked with."""
     require_extra("native", f"the trainer 'native' on the runner {runner!r}")
     check_torch_version()
 
 
 def check_program(study: Study, config: ParallelConfig) -> None:
-    """The program and its folder must be on this machine. A launch that cannot be written is no matter of the machine."""
+    """Raises when the program or its folder is not on this machine. A launch that cannot be written is reported elsewhere."""
     if study.trainer == NATIVE:
         check_torch(study.runner)
         return

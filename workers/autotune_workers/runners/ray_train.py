@@ -31,13 +31,13 @@ from autotune_workers.ray.connection import RayCluster
 from autotune_workers.ray.train_loop import Recorder, measured
 
 LOOK_S = 0.2
-"""between two looks at the recorder"""
+"""time between two looks at the recorder"""
 ANSWER_S = 30.0
-"""for the recorder to answer"""
+"""time that the recorder gets to answer"""
 LEAVE_S = 20.0
-"""for a loop to leave at its next report, before its workers are ended"""
+"""time that a loop gets to leave at its next report, before its workers are ended"""
 TAIL_LINES = 40
-"""of a traceback that are kept as evidence"""
+"""lines of a traceback that are kept as evidence"""
 _LOST = ("ActorDiedError", "RayActorError", "ActorUnavailableError", "NodeDiedError", "WorkerCrashedError")
 
 
