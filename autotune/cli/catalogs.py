@@ -25,7 +25,7 @@ WIDE_NUMBERS = ("ffn", "vocab", "kv_heads", "experts")
 
 
 def knobs(json: JsonOption = False) -> None:
-    """Lists the knobs of a config: values, default, how labels write them, and what they do."""
+    """Lists the knobs of a config, with their values and effect."""
     from autotune.spec import KNOBS
 
     rows = [

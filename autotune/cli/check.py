@@ -34,9 +34,9 @@ def check(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Tries a spec before it is tuned: five real steps of the default config.
+    """Tries a spec before it is tuned: five real training steps.
 
-    Shows the rendered launch and which lines of the program's log are understood. Where no step is understood it proposes patterns.
+    The steps are those of the default config. Shows the rendered launch and which lines of the program's log are understood. Where no step is understood it proposes patterns.
     """
     from autotune import api
     from autotune.cli.exit_codes import FAILED

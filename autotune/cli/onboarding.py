@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 def init(
     file: Annotated[
-        Path, typer.Argument(metavar="SCRIPT", help="A training script, or a trainer's configuration file.")
+        Path, typer.Argument(metavar="FILE", help="A training script, or a trainer's configuration file.")
     ],
     output: OutputOption = None,
     model: ModelOption = None,
@@ -40,7 +40,7 @@ def init(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Makes a first spec from a training script, or from a trainer's configuration.
+    """Makes a first spec from a script or a configuration file.
 
     The script is read, not run. Comments in the spec say in which line each value was found, and what to fill in.
     """
@@ -67,9 +67,9 @@ def import_(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Makes a spec whose baseline, the config to beat, is a trainer's present configuration.
+    """Makes a spec from a trainer's present configuration.
 
-    Keys of the configuration that are no knobs are kept: every export writes them again.
+    That configuration is the baseline: the config to beat. Its keys that are no knobs are kept, and every export writes them again.
     """
     from autotune.onboarding.configuration_files import read_present
     from autotune.onboarding.imported_spec import import_draft
