@@ -31,9 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A training script, or a trainer's configuration file.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A training script, or a trainer's configuration file.")],
     output: OutputOption = None,
     model: ModelOption = None,
     cluster: ClusterOption = None,
