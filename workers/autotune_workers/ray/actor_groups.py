@@ -108,9 +108,9 @@ class ActorGroups:
         busy = sum(held.shape.ranks for held in self._held if held.is_busy)
         if self.capacity.is_yielding or (busy and busy + shape.ranks > self.capacity.ranks >= shape.ranks):
             return None
+        self._remove_lost()
         for held in self._idle:
-            is_whole = not any(handle.dead for handle in held.place.handles)
-            if is_whole and held.shape == shape and self._is_of(held, study):
+            if held.shape == shape and self._is_of(held, study):
                 held.is_busy = True
                 return held.place
         while self._idle and sum(held.shape.ranks for held in self._held) + shape.ranks > self.capacity.ranks:
@@ -120,6 +120,21 @@ class ActorGroups:
         place = self.cluster.ask(lambda: self._make(name, make))
         self._held.append(_Held(place=place, shape=shape, study=study))
         return place
+
+    def _remove_lost(self) -> None:
+        """Removes idle places on nodes that the head takes for dead: while nobody listened, nobody noticed."""
+        idle = [handle for held in self._idle for handle in held.place.handles if handle.address and not handle.dead]
+        living = self.cluster.addresses() if idle else set()
+        for handle in idle:
+            if handle.address not in living:
+                handle.lose(f"node {handle.address} is dead")
+        self._remove_broken()
+
+    def _remove_broken(self) -> None:
+        """Removes idle places that have lost an actor."""
+        for held in self._idle:
+            if any(handle.dead for handle in held.place.handles):
+                self.remove(held.place)
 
     def _make(self, name: str, make: Callable[[str], Any]) -> Any:
         if self.abandoned_s is not None:
@@ -185,9 +200,7 @@ class ActorGroups:
             if not handle.dead and handle.silence.lasts_too_long(now_s):
                 why = handle.silence.reason(handle.address or f"of {handle.name}")
                 received += [(handle, message) for message in handle.lose(why)]
-        for held in self._idle:
-            if any(handle.dead for handle in held.place.handles):
-                self.remove(held.place)
+        self._remove_broken()
         return received
 
     def is_silent(self, handle: ActorHandle, for_s: float) -> bool:

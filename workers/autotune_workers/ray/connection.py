@@ -144,9 +144,16 @@ class RayCluster:
 
     def nodes(self) -> list[dict[str, float]]:
         """Resources of each living node. Raises `RunnerError` when the head does not answer."""
+        return [dict(node["Resources"]) for node in self._living()]
+
+    def addresses(self) -> set[str]:
+        """Of the living nodes. Raises `RunnerError` when the head does not answer."""
+        return {str(node["NodeManagerAddress"]) for node in self._living()}
+
+    def _living(self) -> list[dict[str, Any]]:
         import ray
 
-        return [dict(node["Resources"]) for node in self.ask(ray.nodes) if node["Alive"]]
+        return [node for node in self.ask(ray.nodes) if node["Alive"]]
 
     @property
     def is_silent(self) -> bool:
