@@ -8,16 +8,14 @@ environment's or none: what PATH has would train with another Python. A name wit
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.trainers.launch_files import Launch
+from autotune.trainers.launch_files import INTERPRETER, Launch
 
-_PYTHON = re.compile(r"python[0-9.]*")
 _FIRST_LINE_BYTES = 512
 
 
@@ -40,7 +38,7 @@ def find_executable(launch: Launch) -> str:
 
 def python_of(executable: str, environment: Mapping[str, str]) -> str:
     """The Python that runs an executable: itself, or the one that its first line names (as in `torchrun`); empty when it is no Python program."""
-    if _PYTHON.fullmatch(Path(executable).name):
+    if INTERPRETER.fullmatch(Path(executable).name):
         return executable
     try:
         with open(executable, "rb") as file:
@@ -49,6 +47,6 @@ def python_of(executable: str, environment: Mapping[str, str]) -> str:
         return ""
     words = shlex.split(first[2:]) if first.startswith("#!") else []
     words = [word for word in words if Path(word).name != "env" and not word.startswith("-")]
-    if not words or not _PYTHON.fullmatch(Path(words[0]).name):
+    if not words or not INTERPRETER.fullmatch(Path(words[0]).name):
         return ""
     return shutil.which(words[0], path=search_path(environment)) or ""

@@ -36,7 +36,8 @@ _SHELL = {FOLDER: "here", NODE_RANK: "NODE_RANK", MASTER_ADDR: "MASTER_ADDR", MA
 """the shell variables that take the place of these words in `launch.sh`"""
 _WORD = re.compile("|".join(map(re.escape, _SHELL)))
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){0,3}")
-_INTERPRETER = re.compile(r"python[0-9.]*")
+INTERPRETER = re.compile(r"python[0-9.]*")
+"""names of a Python itself"""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
@@ -105,7 +106,7 @@ class Launch:
     @property
     def programs_folder(self) -> str:
         """The folder of the programs of `python`; empty without one."""
-        is_interpreter = _INTERPRETER.fullmatch(os.path.basename(self.python))
+        is_interpreter = INTERPRETER.fullmatch(os.path.basename(self.python))
         return (
             (os.path.dirname(self.python) if is_interpreter else os.path.join(self.python, "bin"))
             if self.python

@@ -19,7 +19,7 @@ from autotune.spec import KNOBS, KnobUse, ParallelConfig, Workload
 from autotune.spec.checks import nearest
 from autotune.spec.knob_use import own_knob_remedy
 from autotune.spec.model_figures import figures_of
-from autotune.trainers.launch_files import Launch
+from autotune.trainers.launch_files import INTERPRETER, Launch
 from autotune.trainers.limit import Limit, refuse
 from autotune.trainers.nested_documents import document_text, dotted, merged, parse_document
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
@@ -239,7 +239,12 @@ class Trainer(ABC):
                 remedy="give the whole path of the environment or its interpreter",
                 field="trainer.python",
             )
-        return replace(launch, python=python, notes=(*notes, *launch.notes, *self._figure_notes(workload)))
+        return replace(
+            launch,
+            argv=_started_by(python, launch.argv),
+            python=python,
+            notes=(*notes, *launch.notes, *self._figure_notes(workload)),
+        )
 
     def _figure_notes(self, workload: Workload) -> Iterator[str]:
         """What the launch could not be told of the model, in words."""
@@ -255,6 +260,12 @@ class Trainer(ABC):
             )
         elif figures.rotary_scaling and not (self.reads_config_json or figures.rotary_scaling in self.rotary_scalings):
             yield f"the rotary scaling {figures.rotary_scaling!r} of the model's config.json is not carried over: set it in the trainer"
+
+
+def _started_by(python: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """An interpreter that is named starts the program itself: the `python` that lies beside it may be another release."""
+    is_one = INTERPRETER.fullmatch(os.path.basename(python)) and INTERPRETER.fullmatch(argv[0])
+    return (python, *argv[1:]) if is_one else argv
 
 
 def _moved(workload: Workload, config: ParallelConfig, limits: tuple[Limit, ...]) -> tuple[Workload, ParallelConfig]:

@@ -51,6 +51,35 @@ class TestCommand(TrainerContract):
         ]
         assert self.launch(argv)[1:] == ("8", "8/2048", "{}", "false", "8", "1024", "contract-llama")
 
+    def test_numbers_are_meant_as_they_are_written(self) -> None:
+        argv = ["x", "{world_size}", "{micro_batch_size}", "--lr", 0.1, "--steps", 20]
+        launch = trainer("command").launch(
+            WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8), {"argv": argv, "env": {"OMP_NUM_THREADS": 1}}
+        )
+        assert launch.argv[3:] == ("--lr", "0.1", "--steps", "20")
+        assert launch.env["OMP_NUM_THREADS"] == "1"
+
+    @pytest.mark.parametrize(
+        ("options", "field", "message"),
+        [
+            ({"argv": ["x", None]}, "trainer.argv", "argument 1 must be text or a number, but is null"),
+            ({"argv": ["x", True]}, "trainer.argv", "argument 1 must be text or a number, but is true"),
+            ({"argv": ["x", "y" * 5000]}, "trainer.argv", "argument 1 must have at most 4096 characters"),
+            ({"argv": ["x"] * 600}, "trainer.argv", "at most 512 arguments, but has 600"),
+            ({"argv": ["x"], "env": {"A": False}}, "trainer.env.A", "the variable A must be text or a number"),
+        ],
+    )
+    def test_what_is_no_text_is_named(self, options: dict[str, Any], field: str, message: str) -> None:
+        with pytest.raises(SpecError, match=re.escape(message)) as refused:
+            trainer("command").check_options(trainer("command").checked(options), ())
+        assert refused.value.field == field
+
+    def test_an_interpreter_that_is_named_starts_the_program(self) -> None:
+        argv = ["python", "x.py", "{world_size}", "{micro_batch_size}"]
+        assert self.launch(argv, python="/usr/bin/python3.11")[0] == "/usr/bin/python3.11"
+        assert self.launch(argv, python="/shared/env")[0] == "python"
+        assert self.launch(["torchrun", *argv[1:]], python="/usr/bin/python3.11")[0] == "torchrun"
+
     def test_placeholders_of_the_node_that_is_started(self) -> None:
         argv = ["x", "{micro_batch_size}", "{world_size}", "{node_rank}", "{master_addr}:{master_port}"]
         assert self.launch(argv)[3:] == ("0", "127.0.0.1:@master-port@"), "one node meets nobody"

@@ -23,7 +23,7 @@ from autotune.study.check.unseen_program import NATIVE, config_to_check
 from autotune.study.check.verdict import verdict_of
 from autotune.study.preflight import check_here
 from autotune.trainers import Launch
-from autotune.trainers.executable import find_executable, python_of
+from autotune.trainers.executable import find_executable, python_of, search_path
 
 ANSWER_S = 10.0
 """how long an interpreter may take to tell its release"""
@@ -82,8 +82,13 @@ def prepare_check(study: Study, *, store: CalibrationStore | None = None) -> Pre
         launch=launch.placed("FILES") if launch is not None else None,
         folder=folder,
         program=program,
-        python=_described(python_of(program, launch.env)) if launch is not None and program else "",
+        python=_described(python_of(program, _environment(launch))) if launch is not None and program else "",
     )
+
+
+def _environment(launch: Launch) -> dict[str, str]:
+    """The variables of a launch, with the programs of its Python first."""
+    return {**launch.env, "PATH": search_path(launch.env, launch.programs_folder)}
 
 
 def _described(python: str) -> str:

@@ -95,7 +95,7 @@ def config_to_check(assembly: Assembly, capacity: float = math.inf) -> ParallelC
 
 def _command(study: Study, config: ParallelConfig) -> str:
     try:
-        return f": {shlex.join(launch_of(request_of(study, config)).argv)}"
+        return f": {shlex.join(launch_of(request_of(study, config)).placed('FILES').argv)}"
     except AutotuneError:
         return ""
 

@@ -96,7 +96,9 @@ def _after_steps(check: ProgramCheck, failure: Failure) -> Verdict:
             remedy="pass {steps} to the program, so that it runs long enough, and let it log every step",
         )
     return Verdict(
-        ready=False, message=_failed(f"the program failed after {done} steps", failure), remedy=_remedy(failure)
+        ready=False,
+        message=_failed(f"the program failed after {done} step{'s' if done != 1 else ''}", failure),
+        remedy=_remedy(failure),
     )
 
 

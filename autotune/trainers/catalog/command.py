@@ -15,7 +15,7 @@ else than the config says. A study's `fixed` holds the knobs with one value in i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from autotune.trainers.trainer import (
 from autotune.trainers.trainer_option import WORKING_DIR
 
 MAX_ARGUMENTS = 512
+MAX_CHARACTERS = 4096
 _IMPLIED = {
     "dp": ("dp", "world_size", "nnodes", "nproc_per_node"),
     "accumulation_steps": ("accumulation_steps", "global_batch_size"),
@@ -89,12 +90,6 @@ class CommandTrainer(Trainer):
         Option(name="env", meaning="environment variables, with placeholders", default={}),
         Option(name="values", meaning="what values of a knob are written as; null leaves the argument out", default={}),
         Option(name="cwd", meaning="folder in which the program runs, relative to the spec's own", default=""),
-        Option(
-            name="working_dir",
-            meaning="shared: every node has cwd at the same path; upload: it is sent to the nodes for each trial",
-            default="shared",
-            choices=("shared", "upload"),
-        ),
         PYTHON,
         Option(name="files", meaning="files to render, by name, each from a template or its path", default={}),
         Option(name="fixed", meaning="knobs that the program is started with anyway, each with its value", default={}),
@@ -171,8 +166,8 @@ class CommandTrainer(Trainer):
         node = _node(placement.nnodes)
         files = {"files": FOLDER} if options["files"] else {}
         values = Values(known={**known, **node, **files}, written=_written(options["values"], frozenset(known)))
-        filled = [values.fill(argument) for argument in options["argv"]]
-        variables = {str(name): values.fill(str(text)) for name, text in options["env"].items()}
+        filled = [values.fill(argument) for argument in _arguments(options["argv"])]
+        variables = {name: values.fill(text) for name, text in _variables(options["env"]).items()}
         return Launch(
             argv=tuple(argument for argument in filled if argument is not None),
             env={
@@ -223,12 +218,7 @@ class CommandTrainer(Trainer):
 
     @staticmethod
     def _texts(options: Mapping[str, Any]) -> list[str]:
-        texts = [*options["argv"], *options["env"].values()]
-        if len(texts) > MAX_ARGUMENTS or not all(isinstance(text, str) and len(text) <= 4096 for text in texts):
-            raise SpecError(
-                f"argv and env must be at most {MAX_ARGUMENTS} texts of at most 4096 characters", field="trainer.argv"
-            )
-        return texts
+        return [*_arguments(options["argv"]), *_variables(options["env"]).values()]
 
     @staticmethod
     def _values(workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,6 +237,39 @@ class CommandTrainer(Trainer):
             "steps": options["steps"],
             "seed": options["seed"],
         }
+
+
+def _arguments(asked: Sequence[Any]) -> list[str]:
+    """The option `argv` as texts. Raises `SpecError`."""
+    if len(asked) > MAX_ARGUMENTS:
+        raise SpecError(f"argv must have at most {MAX_ARGUMENTS} arguments, but has {len(asked)}", field="trainer.argv")
+    return [_text(f"argument {place}", "argv", value) for place, value in enumerate(asked)]
+
+
+def _variables(asked: Mapping[Any, Any]) -> dict[str, str]:
+    """The option `env` as texts. Raises `SpecError`."""
+    if len(asked) > MAX_ARGUMENTS:
+        raise SpecError(f"env must have at most {MAX_ARGUMENTS} variables, but has {len(asked)}", field="trainer.env")
+    return {str(name): _text(f"the variable {name}", f"env.{name}", value) for name, value in asked.items()}
+
+
+def _text(what: str, field: str, value: Any) -> str:
+    """A number is meant as it is written; true, false and null are written in as many ways as there are programs."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return word(value)
+    if not isinstance(value, str):
+        raise SpecError(
+            f"{what} must be text or a number, but is {'null' if value is None else word(value)}",
+            remedy="write it in quotes, as the program wants it",
+            field=f"trainer.{field}",
+        )
+    if len(value) > MAX_CHARACTERS:
+        raise SpecError(
+            f"{what} must have at most {MAX_CHARACTERS} characters, but has {len(value)}",
+            remedy="give the program a file: trainer.files",
+            field=f"trainer.{field}",
+        )
+    return value
 
 
 def _node(nnodes: int) -> dict[str, str]:

@@ -258,6 +258,17 @@ def test_a_program_is_looked_for_in_the_environment_that_is_named_and_nowhere_el
         assert order.env["PATH"].startswith(f"{tmp_path / 'bin'}:")
     with pytest.raises(AutotuneError, match="python must be an absolute path"):
         prepare(asked(argv=argv, python="env"), is_local=True)
+    for absent in ("/only/there", "/usr/bin/python0.1", str(tmp_path / "bin")):
+        with pytest.raises(RunnerError, match="no such environment or interpreter here"):
+            prepare(asked(argv=["python", *argv], python=absent), is_local=True)
+    (tmp_path / "torchrun").write_text(f"#!{sys.executable}\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    outside = {"PATH": str(tmp_path)}
+    prepare(asked(argv=["torchrun", *argv], env=outside), is_local=True)
+    with pytest.raises(RunnerError, match="has no such program"):
+        prepare(asked(argv=["torchrun", *argv], env=outside, python=str(tmp_path)), is_local=True)
+    other = prepare(asked(argv=["python", *argv], python="/only/there"), is_local=False)
+    assert other.launch.argv[0] == "/only/there/bin/python", "never a Python of this machine"
     there = prepare(asked(argv=argv, python="/only/there"), is_local=False)
     assert there.launch.argv[0] == "/only/there/bin/mytrain"
     with pytest.raises(RunnerError, match="no such program here"):

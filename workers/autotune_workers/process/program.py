@@ -84,7 +84,9 @@ class ProgramTrial:
     def _refuse_divergence(self, step: LoggedStep) -> None:
         problem = ""
         if not step.skipped and not all(math.isfinite(x) for x in (step.loss, step.grad_norm) if x is not None):
-            problem = f"loss {step.loss} and gradient norm {step.grad_norm} must be finite"
+            found = {"loss": step.loss, "gradient norm": step.grad_norm}
+            told = [f"{name} {value:g}" for name, value in found.items() if value is not None]
+            problem = f"{' and '.join(told)} must be finite"
         elif not any(math.isnan(loss) for loss in self._losses):
             problem = divergence(self._losses, self.request.workload.model.vocab_size)
         if problem:

@@ -69,7 +69,6 @@ def prepare(request: TrialRequest, *, is_local: bool) -> ProgramJob:
             field="trainer.argv",
         )
     upload = options.get("working_dir") == UPLOAD
-    upload = options.get("working_dir") == UPLOAD
     if is_local:
         check_launch(whose.name, launch)
     elif upload:

@@ -6,14 +6,19 @@ All raise `RunnerError` (or `MissingExtraError`) with the law, the values and th
 from __future__ import annotations
 
 import os
+import shutil
 
 from autotune.errors import AutotuneError, RunnerError
 from autotune.extras import require_extra
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import Launch, trainer
 from autotune.trainers.executable import find_executable
+from autotune.trainers.launch_files import INTERPRETER
 from autotune_workers.gang.gang_runner import NATIVE
 from autotune_workers.training.torch_version import check_torch_version
+
+_PYTHONS = ("python", "python3")
+"""one of these makes a folder of programs an environment"""
 
 
 def visible_gpus() -> list[str]:
@@ -75,12 +80,33 @@ def check_program(study: Study, config: ParallelConfig) -> None:
 def check_launch(name: str, launch: Launch) -> None:
     """The folder and the executable of a launch of the trainer `name`."""
     check_folder(name, launch)
+    check_environment(name, launch)
     if not find_executable(launch):
         program = os.path.join(launch.programs_folder, launch.argv[0]) if launch.python else launch.argv[0]
         raise RunnerError(
             f"the trainer {name} starts {program!r}, but there is no such program here",
             remedy="install it, name its environment with trainer.python, or name it by its path",
             field="trainer",
+        )
+
+
+def check_environment(name: str, launch: Launch) -> None:
+    """The environment whose Python starts a launch of the trainer `name`, where it names one; the one in PATH does not take its place."""
+    if not launch.python:
+        return
+    named = os.path.basename(launch.python)
+    interpreters = [named] if INTERPRETER.fullmatch(named) else _PYTHONS
+    if not any(shutil.which(python, path=launch.programs_folder) for python in interpreters):
+        raise RunnerError(
+            f"the trainer {name} is started by the Python of {launch.python!r}, but there is no such environment or interpreter here",
+            remedy="give the whole path of an environment (a folder with bin/python) or of an interpreter",
+            field="trainer.python",
+        )
+    if not find_executable(launch):
+        raise RunnerError(
+            f"the trainer {name} starts {launch.argv[0]!r} with the Python of {launch.python!r}, but {launch.programs_folder} has no such program",
+            remedy="install it there, name another environment with trainer.python, or name the program by its path",
+            field="trainer.python",
         )
 
 
