@@ -11,6 +11,9 @@ from autotune.spec import Failure, FailureKind
 QUEUED_EVERY_S = 5.0
 """time between two `AttemptQueued` of an attempt that waits for its placement"""
 
+OCCUPIED = "others use it, or a lost node has not been given up yet"
+"""why there is no room on a cluster that is large enough: what ran on a lost node keeps its resources until Ray calls that node dead"""
+
 
 @final
 class PlacementWait:
@@ -38,5 +41,5 @@ class PlacementWait:
         if now_s - self._said_s < QUEUED_EVERY_S:
             return None
         self._said_s = now_s
-        reason = f"its {self._what} wait for a placement on the cluster: {absence() or 'others use it'}"
+        reason = f"its {self._what} wait for a placement on the cluster: {absence() or OCCUPIED}"
         return AttemptQueued(id=self._request.id, reason=reason)

@@ -8,6 +8,7 @@ cluster must answer there. Ray replaces a loopback address by the machine's own 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import signal
@@ -18,7 +19,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ CHECK_S = 2.0
 """between two checks of the head"""
 HEAD_GONE_S = 20.0
 """without a connection to the head, after which nothing can be run"""
+LOG = logging.getLogger(__name__)
 _LONGEST_TEMP = 40
 """characters: Ray's socket paths below it must stay under the system's 107"""
 _BIND_EVERYWHERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -54,6 +56,7 @@ class RayCluster:
         self._joined = False
         self._temp = ""
         self._watchdog: subprocess.Popen[bytes] | None = None
+        self._reports = contextlib.ExitStack()
         self._retry_at_s = 0.0
         self._silent_since_s: float | None = None
         self._checked_s = 0.0
@@ -115,6 +118,7 @@ class RayCluster:
     def _connect(self, **options: Any) -> None:
         import ray
 
+        self._reports.enter_context(reports_are_logged())
         with _own_signals(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray's own, about its future defaults
             ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR", **options)
@@ -212,6 +216,7 @@ class RayCluster:
     def close(self) -> None:
         """Ends the connection, and the cluster when we started it."""
         if not (self._owned or self._joined):
+            self._reports.close()  # of a connection that failed
             return
         import ray
 
@@ -228,7 +233,23 @@ class RayCluster:
         ):  # a start that failed half way leaves processes behind, which Ray ends only with us
             self._watchdog.communicate()
             self._watchdog = None
+        self._reports.close()
         self._owned = self._joined = False
+
+
+@contextlib.contextmanager
+def reports_are_logged() -> Iterator[None]:
+    """Ray prints what happens to its nodes, stack traces too, on the standard output, which belongs to our results: meanwhile it is logged."""
+    from ray._private import worker
+
+    def log(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
+        LOG.info("%s", "\n".join(map(str, data["lines"])))
+
+    before, worker.print_to_stdstream = worker.print_to_stdstream, log
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = before
 
 
 @contextlib.contextmanager
