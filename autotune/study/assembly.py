@@ -198,7 +198,7 @@ def make_runner_of(assembly: Assembly, passed: TrialRunner | None = None) -> Tri
         remedy = "choose another runner or trainer, or use `autotune plan` and `autotune export`, which run nothing"
     elif runner.capacity < least:
         trouble = f"the smallest config of the space needs {least} ranks, but the runner {study.runner!r} has {runner.capacity} here"
-        remedy = "name the cluster that is here (`cluster: local`), or allow smaller world_sizes in the space"
+        remedy = "check whether a node is away, name the cluster that is here (`cluster: local`), or allow smaller world_sizes in the space"
     if trouble:
         runner.close()
         raise RunnerError(trouble, remedy=remedy)
