@@ -117,7 +117,7 @@ def test_a_model_from_a_hugging_face_config(tmp_path: Path) -> None:
     config = {"n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    for path in ("mine/config.json", "./mine", str(tmp_path / "mine" / "config.json")):
+    for path in ("mine/config.json", "./mine", str(tmp_path / "mine" / "config.json"), {"hf": "mine/config.json"}):
         found = parse_study({**MINIMAL, "model": path}, base=tmp_path)
         assert found.workload.model.name == "mine"
         assert found.workload.model.num_parameters == catalog.model("gpt2-small").num_parameters
@@ -132,7 +132,7 @@ def test_a_space_from_a_file_of_ones_own(tmp_path: Path) -> None:
     assert space.knobs == {"tp": (1, 5, 9), "pp": (2,)}
 
 
-@pytest.mark.parametrize("change", [{"model": "../config.json"}, {"space": "./mine.yaml"}])
+@pytest.mark.parametrize("change", [{"model": "../config.json"}, {"model": {"hf": "../config.json"}}, {"space": "./mine.yaml"}])
 def test_what_came_over_the_wire_names_no_files(change: dict[str, str]) -> None:
     with pytest.raises(SpecError, match="read only where the spec itself is a file"):
         study(**change)
@@ -246,7 +246,7 @@ def test_a_spec_from_a_file_is_self_contained(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "mine.yaml").write_text("description: mine\ntp: [1, 2]\n", encoding="utf-8")
     (folder / "text.txt").write_text("words", encoding="utf-8")
-    pointing = {**MINIMAL, "model": "./config.json", "space": "mine.yaml", "data": "text.txt"}
+    pointing = {**MINIMAL, "model": {"hf": "config.json"}, "space": "mine.yaml", "data": "text.txt"}
     (folder / "spec.json").write_text(json.dumps(pointing), encoding="utf-8")
     document = read_spec(folder / "spec.json")
     found = parse_study(document)  # as a service would, which reads no files

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,7 +115,7 @@ def _print_launch(prepared: PreparedCheck) -> None:
     if launch is None:
         rows.append(("command", "none: the runner's own ranks train it"))
     else:
-        rows.append(("command", shlex.join(launch.argv)))
+        rows.append(("command", launch.command))
         rows.append(("folder", prepared.folder))
         rows.append(("program", prepared.program or f"{launch.argv[0]} is not on this machine"))
         rows += [("Python", prepared.python)] if prepared.python else []

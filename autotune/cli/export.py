@@ -19,8 +19,13 @@ def register(app: typer.Typer) -> None:
 def export(
     study: StudyArgument,
     to: Annotated[
-        str, typer.Option("--to", metavar="TRAINER", help="Trainer to launch; `autotune trainers` lists them.")
-    ],
+        str,
+        typer.Option(
+            "--to",
+            metavar="TRAINER",
+            help="Trainer to launch; `autotune trainers` lists them. Default: the study's own.",
+        ),
+    ] = "",
     on: Annotated[
         str,
         typer.Option(
@@ -64,9 +69,11 @@ def export(
                 f"--option must be KEY=VALUE, but is {pair!r}", remedy="e.g. --option data_path=/data", field="--option"
             )
         options[key] = value
-    target, starter = trainer(to), scheduler(on)
+    starter = scheduler(on)
+    if to:
+        trainer(to)
     with open_source(store, url) as source:
-        found = source.export(study, target.name, options, on=starter.name)
+        found = source.export(study, to or source.status(study)["study"]["trainer"], options, on=starter.name)
     launch = Launch(
         argv=tuple(found["argv"]),
         env=found["env"],

@@ -267,6 +267,12 @@ def export_document(
     own = study.trainer_options if target.name == study.trainer else {}
     options, job_options = split_options(starter, options)
     launch = target.launch(study.workload, result.best.config, {**own, **options})
+    steps = target.checked({**own, **options}).get("steps")
+    if steps is not None and "steps" not in options:
+        longer = target.launch(study.workload, result.best.config, {**own, **options, "steps": steps + 1})
+        if longer.argv != launch.argv or longer.files != launch.files or longer.env != launch.env:
+            note = f"it trains {steps} steps, as a trial may; give --option steps=N for your whole training"
+            launch = replace(launch, notes=(*launch.notes, note))
     launch = replace(launch, tuned=provenance(result))
     job = job_of(starter, launch, study.workload, result.best.config, job_options)
     return {"trainer": target.name, "config": result.best.config.to_dict(), **launch.to_dict(), "job": job}

@@ -35,7 +35,9 @@ def read_spec(source: str | Path) -> dict[str, Any]:
     document = read_document(source, what="study spec")
     base = Path.cwd() if str(source) == "-" else Path(source).absolute().parent
     model, space, data = (document.get(key) for key in ("model", "space", "data"))
-    if isinstance(model, str) and is_model_file(model):
+    if isinstance(model, dict) and set(model) == {"hf"} and isinstance(model["hf"], str):
+        document["model"] = asdict(read_model(model["hf"], base))
+    elif isinstance(model, str) and is_model_file(model):
         document["model"] = asdict(read_model(model, base))
     if isinstance(space, str) and is_space_file(space):
         path = locate(space, base, field="space")

@@ -23,6 +23,7 @@ from autotune.schema.reading import check_size, read_document
 from autotune.schema.space_models import SpaceDocument, ValueRule
 from autotune.schema.spec_models import (
     ClusterDocument,
+    HuggingFaceModelDocument,
     KindDocument,
     ModelDocument,
     StudyDocument,
@@ -208,7 +209,9 @@ def _located(field: str, make: Callable[[], Any]) -> Any:
         raise SpecError(str(error), field=field) from None
 
 
-def _model(asked: str | ModelDocument, base: Path | None) -> ModelSpec:
+def _model(asked: str | HuggingFaceModelDocument | ModelDocument, base: Path | None) -> ModelSpec:
+    if isinstance(asked, HuggingFaceModelDocument):
+        return read_model(asked.hf, base)
     if isinstance(asked, ModelDocument):
         model: ModelSpec = _located("model", lambda: ModelSpec(**asked.model_dump()))
         return model

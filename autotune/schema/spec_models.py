@@ -6,6 +6,7 @@ These are declarations only; `autotune.schema.parsing` turns a checked document 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -62,6 +63,18 @@ class ModelDocument(Document):
         max_length=1 << 18,
         description="the Hugging Face config.json that the shape was read from, as JSON text",
     )
+
+
+class HuggingFaceModelDocument(Document):
+    """A model by its Hugging Face `config.json`."""
+
+    hf: Text = Field(description="path to a config.json, or to the folder that holds one")
+
+
+def _kind_of_model(value: Any) -> str:
+    if isinstance(value, HuggingFaceModelDocument) or (isinstance(value, Mapping) and "hf" in value):
+        return "<hf>"
+    return "<inline>" if isinstance(value, Mapping | BaseModel) else "<name>"
 
 
 class GpuDocument(Document):
@@ -202,8 +215,11 @@ class StudyDocument(Document):
 
     name: Name | None = Field(default=None, description="what people call it; model and cluster when left out")
     model: Annotated[
-        Annotated[Text, Tag("<name>")] | Annotated[ModelDocument, Tag("<inline>")], either("<name>", "<inline>")
-    ] = Field(description="catalog name, path to a Hugging Face config.json, or the fields inline")
+        Annotated[Text, Tag("<name>")]
+        | Annotated[HuggingFaceModelDocument, Tag("<hf>")]
+        | Annotated[ModelDocument, Tag("<inline>")],
+        Discriminator(_kind_of_model),
+    ] = Field(description="catalog name, path to a Hugging Face config.json (also as {hf: PATH}), or the fields inline")
     cluster: Annotated[
         Annotated[Text, Tag("<name>")] | Annotated[ClusterDocument, Tag("<inline>")], either("<name>", "<inline>")
     ] = Field(description="catalog name (GPU-NODESxGPUS), `local`, or the fields inline")

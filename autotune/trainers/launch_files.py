@@ -116,7 +116,12 @@ class Launch:
     @property
     def command_line(self) -> str:
         """Variables and command as one line of a POSIX shell."""
-        return " ".join([*self._variables, *map(_quoted, self.argv)])
+        return " ".join([*self._variables, self.command])
+
+    @property
+    def command(self) -> str:
+        """The command alone as one line of a POSIX shell; what a node is told when it starts is a variable there, e.g. $NODE_RANK."""
+        return " ".join(map(_quoted, self.argv))
 
     @property
     def _variables(self) -> list[str]:

@@ -96,6 +96,12 @@ def test_export_writes_a_launch(run, write, tmp_path):
     done = run("export", study, "--to", "megatron", "-o", tmp_path / "launch")
     assert done.code == 0, done.err
     assert "torchrun" in done.out
+    assert "it trains 50 steps, as a trial may; give --option steps=N" in done.err
+    whole = run("export", study, "--to", "megatron", "--option", "steps=7000")
+    assert "--train-iters=7000" in whole.out.replace("--train-iters 7000", "--train-iters=7000")
+    assert "as a trial may" not in whole.err
+    own = run("export", study, "--json").document
+    assert own["trainer"] == "native", "the study's own trainer"
     refused = run("export", study, "--to", "nobody")
     assert refused.code == 2
     assert "nobody" in refused.err

@@ -8,7 +8,6 @@ check_document   both as JSON
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 from collections.abc import Callable
 from contextlib import closing
@@ -130,7 +129,7 @@ def check_document(prepared: PreparedCheck, found: ProgramCheck) -> dict[str, An
         if launch is None
         else {
             **launch.to_dict(),
-            "command": shlex.join(launch.argv),
+            "command": launch.command,
             "folder": prepared.folder,
             "program": prepared.program,
             "python": prepared.python,

@@ -7,7 +7,6 @@ no check, nor does a study that has begun: its trials, or the event `program.che
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Callable, Sequence
 
@@ -95,7 +94,7 @@ def config_to_check(assembly: Assembly, capacity: float = math.inf) -> ParallelC
 
 def _command(study: Study, config: ParallelConfig) -> str:
     try:
-        return f": {shlex.join(launch_of(request_of(study, config)).placed('FILES').argv)}"
+        return f": {launch_of(request_of(study, config)).placed('FILES').command}"
     except AutotuneError:
         return ""
 
