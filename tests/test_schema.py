@@ -132,7 +132,9 @@ def test_a_space_from_a_file_of_ones_own(tmp_path: Path) -> None:
     assert space.knobs == {"tp": (1, 5, 9), "pp": (2,)}
 
 
-@pytest.mark.parametrize("change", [{"model": "../config.json"}, {"model": {"hf": "../config.json"}}, {"space": "./mine.yaml"}])
+@pytest.mark.parametrize(
+    "change", [{"model": "../config.json"}, {"model": {"hf": "../config.json"}}, {"space": "./mine.yaml"}]
+)
 def test_what_came_over_the_wire_names_no_files(change: dict[str, str]) -> None:
     with pytest.raises(SpecError, match="read only where the spec itself is a file"):
         study(**change)

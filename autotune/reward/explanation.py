@@ -22,6 +22,8 @@ WEAK = 0.95
 WORTH_SAYING = 0.01
 """a part of the step that changed by less than this share of the baseline's step is not mentioned"""
 NO_CONTENDER = "it is an fp32 reference outside the search space and cannot win: the losses of other trials are compared with its losses"
+LEAST_LOSS = 5e-4
+"""a smaller difference of losses, nats per token, is called none"""
 GIB = 1 << 30
 
 
@@ -283,8 +285,7 @@ def loss_in_words(m: Measurement) -> str:
     if (c := m.loss_comparison) is None:
         return "its losses could not be compared with those of other trials; only their trend was judged"
     others = f"{c.curves} other trial{'s' if c.curves > 1 else ''}"
-    side = "above" if c.excess >= 0 else "below"
-    return (
-        f"after {c.tokens:,} tokens its loss was {abs(c.excess):.3g} {side} that of {others} ({c.loss:.3g}), which saw other batches; "
-        f"chance explains up to {c.noise:.2g}"
-    )
+    side = f"{abs(c.excess):.3g} {'above' if c.excess >= 0 else 'below'}"
+    apart = side if abs(c.excess) >= LEAST_LOSS else "the same as"
+    chance = f"; chance explains up to {c.noise:.2g}" if c.noise >= LEAST_LOSS else ""
+    return f"after {c.tokens:,} tokens its loss was {apart} that of {others} ({c.loss:.3g}), which saw other batches{chance}"

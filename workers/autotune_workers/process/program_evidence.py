@@ -76,7 +76,8 @@ def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> 
     where = f"node {end.node} ({end.address})" if end.address else f"node {end.node}"
     step = steps_done or None
     if end.gone:
-        why = f"{where}: {end.gone}" if nodes > 1 else end.gone
+        is_named = nodes == 1 or (end.address and end.address in end.gone)
+        why = end.gone if is_named else f"{where}: {end.gone}"
         return of_death(rank=None, code=None, step=step, log_tail=end.log_tail, why=why)
     death = of_death(rank=None, code=end.code, step=step, log_tail=end.log_tail, kernel_oom=end.kernel_oom)
     told = weigh(causes.evidence(causes.steps_heard, kernel_oom=end.kernel_oom))  # what peers did later says nothing
