@@ -1,6 +1,6 @@
 """The YAML files of `spec/catalog/`: which there are, and what each holds.
 
-    catalog/models/NAME.yaml    the fields of `ModelSpec`
+    catalog/models/NAME.yaml    the fields of `ModelSpec`, or the model's published config.json
     catalog/gpus/NAME.yaml      the fields of `GpuSpec` (memory as GiB), with its links: intra_node, inter_node
 
 This module returns plain mappings, so that `cluster` and `catalog` can both build their values from it.

@@ -1,5 +1,8 @@
 """Figures of a model that change no shape but what it computes: what an export must carry over from a Hugging Face `config.json`.
 
+The file is the user's, or for a model of the catalog the published one, which the catalog holds. The catalog's is no field of the model: a study of
+`llama-8b` keeps the identity that it had when the catalog held the shape alone, and earlier results are found.
+
 rotary base      rope_theta, also inside rope_parameters (transformers 5)           norm epsilon     rms_norm_eps, layer_norm_epsilon, ...
 rotary scaling   rope_scaling, or a rope_parameters of another type than default    biases           of the query, key and value projections
 """
@@ -12,11 +15,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
 
+from autotune.spec.catalog import published_config
 from autotune.spec.hugging_face import text_model
 from autotune.spec.model import ModelSpec
 
 QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "glm", "seed_oss"})
 """families whose query, key and value projections have biases where the file does not say"""
+QKV_BIAS_KEYS = ("attention_bias", "qkv_bias", "use_qkv_bias")
+"""keys under which families say so"""
 QK_NORM = frozenset({"qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma3_text"})
 """families that normalize queries and keys"""
 
@@ -49,10 +55,11 @@ LLAMA3_SCALING = {
 
 @cache
 def figures_of(model: ModelSpec) -> ModelFigures | None:
-    """The figures of a model that was read from a config.json; None for a model by its shape alone."""
-    if not model.source:
+    """The figures of a model with a config.json; None for a model by its shape alone."""
+    found = _config_json(model)
+    if found is None:
         return None
-    family, document = text_model(json.loads(model.source))
+    family, document = text_model(found)
     rope, scaling = _rotary(document)
     kind = str(scaling.get("rope_type") or scaling.get("type") or "")
     return ModelFigures(
@@ -61,7 +68,7 @@ def figures_of(model: ModelSpec) -> ModelFigures | None:
         norm_epsilon=_first(
             document, "rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"
         ),
-        qkv_bias=bool(document.get("attention_bias", document.get("qkv_bias", family in QKV_BIAS))),
+        qkv_bias=bool(next((document[key] for key in QKV_BIAS_KEYS if key in document), family in QKV_BIAS)),
         qk_norm=family in QK_NORM,
         rotary_scaling="" if kind == "default" else kind,
     )
@@ -85,8 +92,14 @@ def _rotary(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str
 
 
 def text_document(model: ModelSpec) -> dict[str, Any]:
-    """The config.json that the model was read from: of a multimodal one the language model's part."""
-    return dict(text_model(json.loads(model.source))[1])
+    """The model's config.json, of a multimodal one the language model's part. Only for a model that has figures."""
+    found = _config_json(model)
+    assert found is not None, "a model by its shape alone has no config.json"
+    return dict(text_model(found)[1])
+
+
+def _config_json(model: ModelSpec) -> Mapping[str, Any] | None:
+    return json.loads(model.source) if model.source else published_config(model)
 
 
 def _first(document: Mapping[str, Any], *keys: str) -> float | None:

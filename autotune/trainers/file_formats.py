@@ -94,11 +94,27 @@ LAYER_CLASSES: Mapping[str, str] = {
 """layer classes of transformers 5.23 that are not called after the family"""
 
 
+_GPT_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+NO_DROPOUT: Mapping[str, Mapping[str, float]] = {
+    "gpt2": _GPT_DROPOUT,
+    "gpt_bigcode": _GPT_DROPOUT,
+    "opt": {"dropout": 0.0},
+}
+"""keys of families that drop out at random by default; a trial trains without, so that configs can be compared"""
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""keys of the number of positions, by family"""
+
+
 def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:
-    """The model as Hugging Face's `config.json`: the user's own, untouched, where there is one; else Mixtral with experts, Llama with a gated MLP, or
-    GPT-2."""
+    """The model as Hugging Face's `config.json`: the user's own, untouched, where there is one; for a model of the catalog the published one; else
+    Mixtral with experts, Llama with a gated MLP, or GPT-2."""
     if model.source:
         return text_document(model)
+    if figures := figures_of(model):
+        document = text_document(model)
+        reach = {key: max(document[key], seq_len) for key in POSITIONS if key in document}
+        asked = {"tie_word_embeddings": model.tied_embeddings, "use_cache": False}
+        return {**document, **reach, **NO_DROPOUT.get(figures.family, {}), **asked}
     if not model.gated_mlp:
         return {
             "model_type": "gpt2",
@@ -110,9 +126,7 @@ def hf_config(model: ModelSpec, seq_len: int) -> dict[str, Any]:
             "n_positions": max(model.max_positions, seq_len),
             "vocab_size": model.vocab_size,
             "tie_word_embeddings": model.tied_embeddings,
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attn_pdrop": 0.0,
+            **NO_DROPOUT["gpt2"],
             "use_cache": False,
             "bos_token_id": model.vocab_size - 1,
             "eos_token_id": model.vocab_size - 1,

@@ -162,9 +162,10 @@ class Trainer(ABC):
         figures = figures_of(workload.model)
         if figures is not None and self.reads_config_json:
             return
-        if figures is not None and self.families is not None and figures.family not in self.families:
-            known = ", ".join(sorted(self.families))
-            message = f"the trainer {self.name} would train another model than this config.json means; it knows {known}"
+        if figures is not None and workload.model.source and not self._knows(figures.family):
+            message = (
+                f"the trainer {self.name} would train another model than this config.json means; it knows {self._known}"
+            )
             yield Limit(knob="model.family", value=figures.family, message=message)
         for name, what in UNCOMMON_SHAPES.items():
             value = getattr(workload.model, name)
@@ -246,6 +247,13 @@ class Trainer(ABC):
             notes=(*notes, *launch.notes, *self._figure_notes(workload)),
         )
 
+    def _knows(self, family: str) -> bool:
+        return self.families is None or family in self.families
+
+    @property
+    def _known(self) -> str:
+        return ", ".join(sorted(self.families or ()))
+
     def _figure_notes(self, workload: Workload) -> Iterator[str]:
         """What the launch could not be told of the model, in words."""
         if (
@@ -258,7 +266,13 @@ class Trainer(ABC):
                 "the model is given by its shape alone: rotary base, norm epsilon and the like are the defaults of the trainer; "
                 "name the model's config.json in the spec to carry over its own"
             )
-        elif figures.rotary_scaling and not (self.reads_config_json or figures.rotary_scaling in self.rotary_scalings):
+            return
+        if not (self.reads_config_json or self._knows(figures.family)):
+            yield (
+                f"the trainer {self.name} trains a model of this shape, but without what else sets {figures.family} apart; "
+                f"it knows {self._known}"
+            )
+        if figures.rotary_scaling and not (self.reads_config_json or figures.rotary_scaling in self.rotary_scalings):
             yield f"the rotary scaling {figures.rotary_scaling!r} of the model's config.json is not carried over: set it in the trainer"
 
 

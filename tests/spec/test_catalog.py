@@ -8,6 +8,7 @@ import pytest
 
 from autotune.errors import CatalogError, SpecError
 from autotune.spec import PRECISIONS, ClusterSpec, GpuSpec, catalog
+from autotune.spec.plain import identity, to_plain
 
 PUBLISHED_PARAMETERS = {
     "gpt2-small": 124.4e6,
@@ -117,3 +118,19 @@ def test_a_cluster_by_its_name_or_by_gpu_and_sizes() -> None:
     assert ClusterSpec.of("h100-sxm-4x8") == ClusterSpec.of("h100-sxm", num_nodes=4, gpus_per_node=8)
     with pytest.raises(CatalogError, match="h100-sxm"):
         ClusterSpec.of("h100-sxn")
+
+
+IDENTITIES = {
+    "llama-8b": "93fb8b63fb5f4ac0017d2b3d1042658e",
+    "qwen2.5-7b": "a110c34a06087c0c8cdf2e4920f2a88b",
+    "gpt2-small": "2f9af2bf85d45d79610bdd0c49fd5959",
+    "deepseek-v3": "240c609166227b1f7081cef9bcfd1479",
+    "mixtral-8x7b": "59b5c2f029177a070a3bc40ba0966d60",
+    "gemma-3-12b": "43e7618108ba3847012998e29d2137ea",
+}
+"""As stores have kept them since the catalog held shapes alone."""
+
+
+@pytest.mark.parametrize(("name", "kept"), IDENTITIES.items())
+def test_a_model_has_the_identity_under_which_earlier_results_are_stored(name: str, kept: str) -> None:
+    assert identity(to_plain(catalog.model(name))) == kept

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,10 @@ import pytest
 
 from autotune import api
 from autotune.errors import ExportError
-from autotune.spec import ParallelConfig, Study
+from autotune.spec import ParallelConfig, Study, catalog
 from autotune.spec.model_figures import figures_of
 from autotune.trainers import Launch, trainer
-from autotune.trainers.file_formats import hf_layer_class
+from autotune.trainers.file_formats import hf_config, hf_layer_class
 
 LLAMA_31 = {
     "model_type": "llama",
@@ -112,16 +114,106 @@ def test_what_is_not_carried_over_is_named_in_a_note(tmp_path: Path) -> None:
     other = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}
     notes = launch("megatron", study(tmp_path, {**LLAMA_31, "rope_scaling": other})).notes
     assert any("only the factor is carried over" in note for note in notes)
-    asked = api.load_study(
+
+
+def of_catalog(model: str, seq_len: int = 4096) -> Study:
+    return api.load_study(
         {
-            "model": "llama-8b",
+            "model": model,
             "cluster": "h100-sxm-1x8",
-            "workload": {"seq_len": 4096, "global_batch_size": 64},
+            "workload": {"seq_len": seq_len, "global_batch_size": 64},
             "space": {"tp": [1]},
         }
     )
-    assert any("by its shape alone" in note for note in launch("deepspeed", asked).notes)
-    assert figures_of(asked.workload.model) is None
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "accelerate", "hf_trainer", "lightning", "megatron_bridge"])
+def test_a_model_of_the_catalog_is_exported_with_its_published_config_json(name: str) -> None:
+    for model, expected in (
+        ("llama-8b", {"rope_theta": 500000.0, "rms_norm_eps": 1e-5, "model_type": "llama"}),
+        ("Qwen/Qwen2.5-14B", {"rope_theta": 1000000.0, "rms_norm_eps": 1e-5, "model_type": "qwen2"}),
+        ("gemma-2-9b", {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "tie_word_embeddings": True}),
+    ):
+        found = launch(name, of_catalog(model))
+        document = json.loads(found.files["model/config.json"])
+        assert document.items() >= expected.items()
+        assert not [note for note in found.notes if "shape" in note or "rotary" in note]
+    scaling = json.loads(launch(name, of_catalog("llama-1b")).files["model/config.json"])["rope_scaling"]
+    assert scaling["factor"] == 32.0
+
+
+def test_a_trainer_with_flags_of_its_own_is_told_the_figures_of_a_model_of_the_catalog() -> None:
+    llama, qwen = of_catalog("llama-8b"), of_catalog("qwen2.5-7b")
+    found = launch("megatron", llama)
+    assert "--rotary-base 500000 --norm-epsilon 1e-05 --use-rope-scaling --rope-scaling-factor 8.0" in " ".join(
+        found.argv
+    )
+    assert not [note for note in found.notes if "shape" in note or "rotary" in note]
+    flags = " ".join(launch("megatron", qwen).argv)
+    assert "--rotary-base 1000000 --norm-epsilon 1e-06 --add-qkv-bias" in flags
+    for version in (0.2, 0.3):
+        found = launch("torchtitan", llama, hf_assets_path="assets", version=version)
+        assert "scaling_factor" in "".join(found.files.values())
+        assert not [note for note in found.notes if "shape" in note or "rotary" in note]
+    found = launch("nanotron", of_catalog("llama-2-7b"), entrypoint="run_train.py")
+    assert "rope_theta: 10000.0" in next(iter(found.files.values()))
+
+
+def test_a_model_that_a_trainer_cannot_tie_keeps_its_figures() -> None:
+    found = launch("torchtitan", of_catalog("llama-1b"), hf_assets_path="assets", version=0.2, nearest=True)
+    assert any("model.tied_embeddings=False" in note for note in found.notes)
+    assert "scaling_factor=32.0" in found.files["autotune_model.py"]
+
+
+def test_what_sets_a_family_of_the_catalog_apart_is_named_where_the_trainer_does_not_know_it() -> None:
+    notes = launch("torchtitan", of_catalog("qwen2.5-7b"), hf_assets_path="assets").notes
+    assert any("without what else sets qwen2 apart; it knows llama" in note for note in notes)
+
+
+def test_a_model_without_published_figures_is_exported_by_its_shape_with_a_note() -> None:
+    for model in ("nano-llama", "granite-3.1-8b"):
+        asked = of_catalog(model)
+        assert figures_of(asked.workload.model) is None
+        assert any("by its shape alone" in note for note in launch("deepspeed", asked).notes)
+
+
+def test_a_shape_that_only_has_the_name_of_a_model_of_the_catalog_gets_none_of_its_figures() -> None:
+    model = catalog.model("llama-8b")
+    assert figures_of(model) is not None
+    assert figures_of(replace(model, num_layers=16)) is None
+    assert figures_of(replace(model, name="mine")) is None
+
+
+def test_longer_sequences_than_the_published_positions_fit_the_exported_model() -> None:
+    document = json.loads(launch("deepspeed", of_catalog("gpt2-small", seq_len=2048)).files["model/config.json"])
+    assert document["n_positions"] == 2048
+    assert document["layer_norm_epsilon"] == 1e-5
+    assert document["resid_pdrop"] == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", catalog.hub_ids())
+def test_transformers_builds_the_model_of_the_catalog_from_its_config(name: str) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    model = catalog.model(name)
+    figures = figures_of(model)
+    if figures is None:
+        pytest.skip("its figures are not in the catalog")
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    document = hf_config(model, seq_len=512)
+    config = AutoConfig.for_model(**document)
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(config)
+    assert sum(p.numel() for p in built.parameters()) == pytest.approx(model.num_parameters, rel=0.005)
+    assert type(built).__name__ == document["architectures"][0]
+    assert hf_layer_class(model) in {type(module).__name__ for module in built.modules()}
+    rope = getattr(config, "rope_parameters", None)
+    if rope and figures.rotary_base is not None:
+        assert rope.get("full_attention", rope)["rope_theta"] == figures.rotary_base
+        assert rope.get("full_attention", rope)["rope_type"] == (figures.rotary_scaling or "default")
 
 
 def test_a_multimodal_file_is_its_language_model(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Models, GPUs and clusters by name: one YAML file each, read on first use.
 
-    models/NAME.yaml    the fields of `ModelSpec`, and `hub`: the model's id on Hugging Face's hub, where it has one
+    models/NAME.yaml    the fields of `ModelSpec`, or `config`: the model's published config.json, without what concerns neither its weights nor what it
+                        computes; and `hub`: the model's id on Hugging Face's hub, where it has one
     gpus/NAME.yaml      the fields of `GpuSpec` (memory as GiB), with the links that come with it: intra_node, inter_node
     clusters            GPU-NODESxGPUS, of any size: `a100-80gb-16x8` is 16 nodes of 8 GPUs
 
@@ -11,14 +12,19 @@ and direction. Prices are public list prices, which change. To add a model or a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from autotune.spec.catalog_files import entry_names, read_entry
 from autotune.spec.cluster import ClusterSpec, GpuSpec
+from autotune.spec.hugging_face import fields_of
 from autotune.spec.model import ModelSpec
 
 HUB = "hub"
 """key of a model's id on Hugging Face's hub"""
+CONFIG = "config"
+"""key of a model's config.json"""
 _LISTED_SIZES = ((1, 8), (4, 8), (16, 8), (128, 8))
 
 
@@ -42,8 +48,23 @@ def cluster_names() -> tuple[str, ...]:
 def model(name: str) -> ModelSpec:
     """The model of that name, or of that id on Hugging Face's hub (`Qwen/Qwen2.5-7B`); `CatalogError` names the nearest one when there is none."""
     known = hub_models().get(name.lower(), name) if "/" in name else name
-    fields = read_entry("models", known, field="model")
-    return ModelSpec(name=known, **{key: value for key, value in fields.items() if key != HUB})
+    entry = read_entry("models", known, field="model")
+    fields = fields_of(entry[CONFIG]) if CONFIG in entry else {key: entry[key] for key in entry if key != HUB}
+    return ModelSpec(name=known, **fields)
+
+
+def published_config(spec: ModelSpec) -> Mapping[str, Any] | None:
+    """The config.json of a model that has the name and the shape of one of the catalog; None for others, and where the catalog holds none.
+
+    Learnt positions and tying may differ: a study with longer sequences has more positions, and a trainer that cannot tie trains the model untied.
+    """
+    if spec.source or spec.name not in model_names():
+        return None
+    known = model(spec.name)
+    if replace(spec, max_positions=known.max_positions, tied_embeddings=known.tied_embeddings) != known:
+        return None
+    found: Mapping[str, Any] | None = read_entry("models", spec.name, field="model").get(CONFIG)
+    return found
 
 
 @cache
