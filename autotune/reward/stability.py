@@ -80,7 +80,7 @@ def diverged(measurement: Measurement) -> Failure | None:
         len(_finite(measurement.losses)) >= MIN_STEPS
         and (trend := loss_trend(measurement)) >= SCORED_VALUES["trend"].bad
     ):
-        first, last = measurement.losses[0], measurement.losses[-1]
+        first, *_, last = _finite(measurement.losses)
         message = f"the loss grew by a factor of {trend:.2f} (from {first:.3f} to {last:.3f}) instead of falling"
         return Failure(kind=FailureKind.DIVERGED, message=message, step=len(measurement.losses) - 1)
     return None
@@ -155,6 +155,10 @@ def _steps(measurement: Measurement) -> int:
 
 
 def _nonfinite_steps(measurement: Measurement) -> int:
+    if (
+        measurement.time_from
+    ):  # read from a log: NaN stands for what it does not say, and a logged one has ended the trial
+        return measurement.nonfinite_steps
     seen = max(
         int(np.sum(~np.isfinite(np.asarray(s, dtype=float)))) for s in (measurement.losses, measurement.grad_norms)
     )

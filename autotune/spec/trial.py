@@ -107,9 +107,9 @@ class Measurement:
     num_ranks: int = 1
     """ranks in use"""
     losses: tuple[float, ...] = ()
-    """training loss, mean over all ranks, nats per token"""
+    """training loss, mean over all ranks, nats per token; NaN for a step whose loss a program's log does not say"""
     grad_norms: tuple[float, ...] = ()
-    """global gradient norm before clipping"""
+    """global gradient norm before clipping; NaN as for losses"""
     nonfinite_steps: int = 0
     """steps with a loss or gradient that was not finite, except those that loss scaling skipped"""
     skipped_steps: int = 0

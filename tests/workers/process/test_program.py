@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from autotune.ports import StepsReported
+from autotune.reward import diverged
 from autotune.spec import FailureKind, Measurement
 from autotune.trainers.log_formats import pattern_reader, stock_reader
 from autotune.trainers.trainer import LineReader
@@ -57,6 +58,19 @@ def test_the_stock_trainers_bar_and_dictionaries_make_a_measurement() -> None:
     assert all(math.isfinite(step.losses[0]) for step in steps)
     found = measured(trial)
     assert (found.time_from, found.time_resolution_s) == ("arrival", RESOLUTION_S)
+
+
+def test_steps_whose_loss_the_log_does_not_say_are_no_divergence() -> None:
+    """As with a Trainer that logs its loss every few steps beside its progress bar."""
+    lines = []
+    for step in range(40):
+        lines.append((10.0 + 0.25 * step, f"  1%|# | {step}/40 [00:01<00:01,  4.0it/s]"))
+        if step % 3 == 0:
+            lines.append((10.1 + 0.25 * step, f"{{'loss': {3.0 - step / 100}, 'grad_norm': 1.0, 'epoch': 0.1}}"))
+    trial, _ = told(stock_reader(), lines)
+    found = measured(trial)
+    assert any(map(math.isnan, found.losses))
+    assert diverged(found) is None
 
 
 def test_a_time_in_the_log_is_taken_and_arrivals_beside_it_are_not() -> None:

@@ -87,8 +87,9 @@ class ProgramTrial:
             found = {"loss": step.loss, "gradient norm": step.grad_norm}
             told = [f"{name} {value:g}" for name, value in found.items() if value is not None]
             problem = f"{' and '.join(told)} must be finite"
-        elif not any(math.isnan(loss) for loss in self._losses):
-            problem = divergence(self._losses, self.request.workload.model.vocab_size)
+        elif step.loss is not None:
+            logged = [loss for loss in self._losses if not math.isnan(loss)]
+            problem = divergence(logged, self.request.workload.model.vocab_size) if logged else ""
         if problem:
             self._fail(FailureKind.DIVERGED, f"training diverged: {problem}", step=len(self._times) - 1)
 
