@@ -147,9 +147,25 @@ def played(*role: str, environment: dict[str, str] | None = None) -> Iterator[su
 
 
 @contextlib.contextmanager
+def authenticated() -> Iterator[None]:
+    """This process and what it starts use one token. Ray keeps what its environment said when it was imported, so it is made to read it again."""
+    with mock.patch.dict(os.environ, AUTH):
+        _read_again()
+        yield
+    _read_again()
+
+
+def _read_again() -> None:
+    if "ray" in sys.modules:
+        from ray._private.authentication_test_utils import reset_auth_token_state
+
+        reset_auth_token_state()
+
+
+@contextlib.contextmanager
 def played_head() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A cluster of its own, and its address; who is in this environment meanwhile may join it."""
-    with mock.patch.dict(os.environ, AUTH), played("head") as head:
+    with authenticated(), played("head") as head:
         assert head.stdout is not None
         said = ""
         for line in head.stdout:

@@ -12,10 +12,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from unittest import mock
 
 from tests.nodes.network import Network, Node, until
-from tests.ray_roles import AUTH
+from tests.ray_roles import AUTH, authenticated
 
 QUICK = {
     "RAY_health_check_initial_delay_ms": "1000",
@@ -115,22 +114,13 @@ def ray_nodes(
     count: int = 2, *, cpus: int = 2, head: Mapping[str, str] | None = None, labels: Sequence[str] = ()
 ) -> Iterator[RayNodes]:
     """A cluster of so many nodes with so many processors each. Who is in this environment meanwhile may join it."""
-    with mock.patch.dict(os.environ, AUTH), Network(count) as network:
-        _read_auth_again()
+    with authenticated(), Network(count) as network:
         cluster = RayNodes(network, cpus=cpus, head=head or {}, labels=labels)
         try:
             yield cluster
         finally:
             _leave()
             cluster.close()
-
-
-def _read_auth_again() -> None:
-    """A Ray that was imported under another environment has kept what that said."""
-    if "ray" in sys.modules:
-        from ray._private.authentication_test_utils import reset_auth_token_state
-
-        reset_auth_token_state()
 
 
 def _leave() -> None:

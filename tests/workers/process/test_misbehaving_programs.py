@@ -160,5 +160,5 @@ def test_a_python_without_the_module_is_the_cause(runner: LocalRunner, tmp_path:
 
 
 def test_a_python_that_is_not_there_is_never_silently_another_one(runner: LocalRunner) -> None:
-    with pytest.raises(RunnerError, match="/no/such/environment/bin/python"):
+    with pytest.raises(RunnerError, match="the Python of '/no/such/environment'"):
         runner.start(asked(1, "early", program="python", python="/no/such/environment"))

@@ -20,7 +20,7 @@ from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.process.machine import is_alive
 from autotune_workers.ray.connection import answers_on_loopback
 from autotune_workers.runners.ray import RayRunner
-from tests.ray_roles import go_away, played, played_head, played_node
+from tests.ray_roles import authenticated, go_away, played, played_head, played_node
 from tests.small_studies import spec
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
 from tests.workers.requests import DOUBLE, PATIENT, request
@@ -40,15 +40,13 @@ ALWAYS = ("memory exhausted in a step", "killed in the middle of a step", "stopp
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The address of a cluster that this module started."""
-    before = {k: os.environ.get(k) for k in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
-    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="t" * 32)  # nothing is written to the user's home
-    runner = RayRunner(num_cpus=5, trial=DOUBLE)  # two for `shared`, which nobody polls meanwhile, three for `native`
-    try:
+    with (
+        authenticated(),  # nothing is written to the user's home
+        RayRunner(
+            num_cpus=5, trial=DOUBLE
+        ) as runner,  # two for `shared`, which nobody polls meanwhile, three for `native`
+    ):
         yield runner.address
-    finally:
-        runner.close()
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -16,7 +14,7 @@ from autotune.spec import FailureKind
 from autotune.store import MemoryStore
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.runners.ray_train import RayTrainRunner
-from tests.ray_roles import AUTH
+from tests.ray_roles import authenticated
 from tests.workers.requests import PATIENT
 from tests.workers.requests import request as asking
 
@@ -31,13 +29,9 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def authentication() -> Iterator[None]:
-    """Ray with a token of this test, so that nothing is written to the user's home. What Ray read of an earlier environment is forgotten."""
-    from ray._private.authentication_test_utils import reset_auth_token_state
-
-    with mock.patch.dict(os.environ, AUTH):
-        reset_auth_token_state()
+    """Nothing is written to the user's home."""
+    with authenticated():
         yield
-    reset_auth_token_state()
 
 
 def train(config: dict[str, Any]) -> None:
