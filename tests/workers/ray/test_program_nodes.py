@@ -61,6 +61,12 @@ def until_nothing_runs() -> None:
     until(lambda: not running(GLOO.name), f"processes are left: {running(GLOO.name)}")
 
 
+def remove_idle(runner: RayRunner) -> None:
+    """Ends the nodes that earlier tests left warm."""
+    while runner._groups.remove_idle():
+        pass
+
+
 def measured(runner: RayRunner, asked: TrialRequest) -> list[RunnerEvent]:
     runner.start(asked)
     events = events_until_ended(runner, [asked.id])
@@ -96,6 +102,7 @@ class TestProgramsOnRayKeepTheRunnersContract(RunnerContract):
 
 
 def test_a_torchrun_script_trains_on_two_nodes_and_the_next_trial_finds_them_warm(shared: RayRunner) -> None:
+    remove_idle(shared)
     events = measured(shared, on_two_nodes(0))
     lines = said(events, "rank ")
     assert {line.split()[1] for line in lines.values()} == {"0", "1"}
@@ -135,6 +142,7 @@ def test_a_node_without_the_program_refuses_it_with_its_path(shared: RayRunner) 
 def test_a_killed_actor_is_a_lost_worker_and_nothing_is_left(shared: RayRunner) -> None:
     import ray
 
+    remove_idle(shared)
     asked = on_two_nodes(0, endless=True)
     until_it_steps(shared, asked)
     node = shared._groups.handles("program")[1]
@@ -149,8 +157,7 @@ def test_a_killed_actor_is_a_lost_worker_and_nothing_is_left(shared: RayRunner) 
 
 @pytest.mark.slow
 def test_a_killed_driver_leaves_nothing_running(cluster: str, shared: RayRunner) -> None:
-    while shared._groups.remove_idle():
-        pass
+    remove_idle(shared)
     with played("program", cluster, "3") as driver:
         heard(driver, "StepsReported")
         assert running(GLOO.name)
@@ -160,8 +167,7 @@ def test_a_killed_driver_leaves_nothing_running(cluster: str, shared: RayRunner)
 
 
 def test_the_next_controller_of_the_study_ends_what_an_earlier_one_left(cluster: str, shared: RayRunner) -> None:
-    while shared._groups.remove_idle():
-        pass
+    remove_idle(shared)
     with played("program", cluster, "600") as driver:
         heard(driver, "StepsReported")
         left = set(running(GLOO.name))
