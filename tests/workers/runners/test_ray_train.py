@@ -62,6 +62,7 @@ def trainer(loop: Callable[..., None] = train) -> Any:
 
 @pytest.mark.timeout(500)
 @pytest.mark.flaky(reruns=1)
+@pytest.mark.slow
 def test_a_torch_trainer_is_tuned() -> None:
     import autotune.ray
 
