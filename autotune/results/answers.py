@@ -7,18 +7,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune import reward
 from autotune.errors import ExportError, MissingExtraError, NotFoundError, RunnerError, SpecError
 from autotune.ports import HistoryReader, StudyReader, StudyRecord
 from autotune.results.winner import standings, winner_of
-from autotune.spec import StudyStatus, Trial
+from autotune.spec import ParallelConfig, StudyStatus, Trial, Workload
 from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
 from autotune.study.controller import Winner, training_s
 from autotune.study.passed_runner import PASSED
 from autotune.study.process_id import is_gone
+
+if TYPE_CHECKING:
+    from autotune.trainers import Trainer
 
 NO_CONTROLLER = (
     "No controller is running this study. Run `autotune serve` on this store, or repeat `autotune tune SPEC`."
@@ -267,15 +270,23 @@ def export_document(
     own = study.trainer_options if target.name == study.trainer else {}
     options, job_options = split_options(starter, options)
     launch = target.launch(study.workload, result.best.config, {**own, **options})
-    steps = target.checked({**own, **options}).get("steps")
-    if steps is not None and "steps" not in options:
-        longer = target.launch(study.workload, result.best.config, {**own, **options, "steps": steps + 1})
-        if longer.argv != launch.argv or longer.files != launch.files or longer.env != launch.env:
-            note = f"it trains {steps} steps, as a trial may; give --option steps=N for your whole training"
-            launch = replace(launch, notes=(*launch.notes, note))
-    launch = replace(launch, tuned=provenance(result))
+    told = () if "steps" in options else _length_notes(target, study.workload, result.best.config, {**own, **options})
+    launch = replace(launch, notes=(*launch.notes, *told), tuned=provenance(result))
     job = job_of(starter, launch, study.workload, result.best.config, job_options)
     return {"trainer": target.name, "config": result.best.config.to_dict(), **launch.to_dict(), "job": job}
+
+
+def _length_notes(
+    target: Trainer, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """For how many steps a launch trains, in words, where its option `steps` reaches the program."""
+    steps = target.checked(options).get("steps")
+    if steps is None:
+        return ()
+    launch, longer = (target.launch(workload, config, {**options, "steps": n}) for n in (steps, steps + 1))
+    if launch == longer:
+        return ()
+    return (f"it trains {steps} steps, as a trial may; give --option steps=N for your whole training",)
 
 
 def explain(store: StudyReader, study_id: str, number: int | None = None) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective, word_limit
-from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json, to_yaml
+from autotune.trainers.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import NODE_RANK, Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
-from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program
+from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program_files
 from autotune.trainers.readers import accelerate_yaml
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import Placement, meeting, place, tf32_environment
@@ -96,11 +96,7 @@ class AccelerateTrainer(Trainer):
                 notes.append("your program must recompute the layers: accelerate.yaml switches that on for FSDP only")
             argv = (*start, options["script"], *map(str, options["script_args"]))
             return Launch(argv=argv, env=env, files=files, notes=tuple(notes))
-        files |= {
-            "model/config.json": to_json(hf_config(workload.model, workload.seq_len)),
-            "train.py": program("train_accelerate.py"),
-            "batches.py": program("batches.py"),
-        }
+        files |= program_files("train_accelerate.py", workload)
         notes += data_notes(options)
         arguments = {
             "model": "model/config.json",

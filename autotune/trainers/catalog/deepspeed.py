@@ -13,11 +13,11 @@ from typing import Any
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective, word_limit
-from autotune.trainers.file_formats import hf_config, to_json
+from autotune.trainers.file_formats import to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
-from autotune.trainers.programs import DATA, data_arguments, data_notes, program
+from autotune.trainers.programs import DATA, data_arguments, data_notes, program_files
 from autotune.trainers.readers import deepspeed_json
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
@@ -97,11 +97,7 @@ class DeepspeedTrainer(Trainer):
                 notes.append("your program must switch on recomputation and torch.compile; ds_config.json cannot")
             command = (options["script"], "--deepspeed_config", "ds_config.json", *map(str, options["script_args"]))
             return Launch(argv=(*start, *command), env=tf32_environment(c.precision), files=files, notes=tuple(notes))
-        files |= {
-            "model/config.json": to_json(hf_config(workload.model, workload.seq_len)),
-            "train.py": program("train_deepspeed.py"),
-            "batches.py": program("batches.py"),
-        }
+        files |= program_files("train_deepspeed.py", workload)
         notes += data_notes(options)
         command = (
             *("train.py", "--deepspeed_config", "ds_config.json", "--model", "model/config.json"),

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective, word_limit
-from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json
+from autotune.trainers.file_formats import hf_layer_class, to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.log_formats import parse_loss_dictionary
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
-from autotune.trainers.programs import DATA, data_arguments, data_notes, program
+from autotune.trainers.programs import DATA, data_arguments, data_notes, program_files
 from autotune.trainers.readers import training_arguments
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, torchrun
@@ -71,9 +71,7 @@ class HfTrainer(Trainer):
         )
         files = {
             "training_args.json": to_json(_arguments(workload, c, options)),
-            "model/config.json": to_json(hf_config(workload.model, workload.seq_len)),
-            "train.py": program("train_hf.py"),
-            "batches.py": program("batches.py"),
+            **program_files("train_hf.py", workload),
         }
         notes = (*cpu_note(workload, "this launch"), *data_notes(options))
         command = ("train.py", "--arguments", "training_args.json", "--model", "model/config.json")

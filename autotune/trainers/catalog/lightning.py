@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective, word_limit
-from autotune.trainers.file_formats import hf_config, hf_layer_class, to_json, to_yaml
+from autotune.trainers.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.lightning_bars import bar_reader
 from autotune.trainers.limit import Limit
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
-from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program
+from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program_files
 from autotune.trainers.readers import lightning_yaml
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import Placement, place, tf32_environment, torchrun
@@ -128,9 +128,7 @@ class LightningTrainer(Trainer):
         }
         files = {
             "lightning.yaml": to_yaml(document),
-            "model/config.json": to_json(hf_config(workload.model, workload.seq_len)),
-            "train.py": program("train_lightning.py"),
-            "batches.py": program("batches.py"),
+            **program_files("train_lightning.py", workload),
         }
         notes += data_notes(options)
         arguments = {

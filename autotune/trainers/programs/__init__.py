@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from autotune.spec import Workload
+from autotune.trainers.file_formats import hf_config, to_json
 from autotune.trainers.trainer_option import Option
 
 DATA = Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default="")
@@ -18,6 +20,15 @@ DATA = Option(name="data", meaning="text or .bin file of tokens; default: random
 def program(name: str) -> str:
     """The source of a program, by its file name without `.txt`."""
     return (files(__name__) / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def program_files(name: str, workload: Workload) -> dict[str, str]:
+    """A program as train.py with what it reads: the model's config.json, and where its batches come from."""
+    return {
+        "model/config.json": to_json(hf_config(workload.model, workload.seq_len)),
+        "train.py": program(name),
+        "batches.py": program("batches.py"),
+    }
 
 
 def data_arguments(options: Mapping[str, Any]) -> tuple[str, ...]:

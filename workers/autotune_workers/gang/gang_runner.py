@@ -261,7 +261,9 @@ class GangRunner:
 
 
 def too_many(ranks: int, capacity: int) -> str:
-    """Why so many ranks cannot be had."""
+    """Why so many ranks can never be had; empty when they can."""
+    if ranks <= capacity:
+        return ""
     return (
         "a config may use as many ranks as the runner has, but this one needs "
         f"{ranks} and there are {capacity}; use a smaller world size or more ranks"

@@ -146,8 +146,7 @@ class LocalRankPools:
 
     def shortage(self, placement: Placement) -> str:
         """Why there never are so many slots."""
-        size = placement.world_size
-        return too_many(size, self._capacity) if size > self._capacity else ""
+        return too_many(placement.world_size, self._capacity)
 
     def absence(self, placement: Placement) -> str:
         """Empty: slots do not go away."""

@@ -120,8 +120,7 @@ class RayTrainRunner:
         """Begins the attempt, or lets it wait for the one that runs."""
         if self._is_closed:
             raise RunnerError("the runner is closed")
-        if request.config.world_size > self._capacity:
-            why = too_many(request.config.world_size, self._capacity)
+        if why := too_many(request.config.world_size, self._capacity):
             self._events.append(AttemptEnded(id=request.id, failure=Failure(kind=FailureKind.INVALID, message=why)))
             return
         self._waiting.append(request)
