@@ -33,12 +33,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
+from autotune.reward.student_t import t_quantile
 from autotune.spec import LossComparison, Measurement, ParallelConfig
 
-CONFIDENCE = 0.995
-"""probability that a healthy trial's excess is below the noise"""
 MIN_LOSSES = 4
 """fewest losses of a curve within the window, so that a line leaves two degrees of freedom"""
 MAX_CORRELATION = 0.9
@@ -97,7 +95,7 @@ def compare_at_equal_tokens(curve: LossCurve, others: Iterable[LossCurve]) -> Lo
     excess = float(np.median(excesses))
     spread = 1.4826 * float(np.median(np.abs(excesses - excess)))
     own, theirs = (float(np.median([getattr(d, name) for d in found])) for name in ("own_variance", "other_variance"))
-    quantile = float(stdtrit(min(d.freedom for d in found), CONFIDENCE))
+    quantile = t_quantile(min(d.freedom for d in found))
     return LossComparison(
         excess=excess,
         noise=quantile * math.sqrt(own + max(theirs, spread**2)),

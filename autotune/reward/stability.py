@@ -17,9 +17,9 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from autotune.reward.parts import POINTWISE, SCORED_VALUES, SPIKE_FACTOR, STABILITY_PARTS
+from autotune.reward.student_t import t_quantile
 from autotune.spec import Failure, FailureKind, Measurement
 
 NEIGHBOURS = 3
@@ -28,8 +28,6 @@ SAME = 0.01
 """curves that differ by less than this everywhere are the same"""
 MIN_STEPS = 4
 """steps below which curves are not judged"""
-CONFIDENCE = 0.995
-"""that a loss which does not grow is not taken for one that does"""
 MOST_NOISE = 0.25
 """of a step's loss, relative; what varies by more is no noise of data"""
 
@@ -100,7 +98,7 @@ def loss_trend(measurement: Measurement) -> float:
     if last <= first or len(losses) < MIN_STEPS:
         return last / first
     s = min(_noise(losses), MOST_NOISE * first)
-    chance = float(stdtrit(len(losses) - 2, CONFIDENCE)) * s * math.sqrt(math.pi / quarter)
+    chance = t_quantile(len(losses) - 2) * s * math.sqrt(math.pi / quarter)
     return max(1.0, (last - chance) / first)
 
 

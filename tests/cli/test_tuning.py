@@ -129,6 +129,16 @@ def test_help_answers_without_the_heavy_libraries():
         assert f"  {command} " in done.stdout
 
 
+def test_a_plan_needs_neither_scipy_nor_torch_nor_ray(write):
+    code = (
+        "import sys; from autotune import cli; code = cli.run(['plan', sys.argv[1], '--json']); "
+        "heavy = {'torch', 'ray', 'scipy'} & set(sys.modules); sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    command = [sys.executable, "-c", code, str(write())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_version(run):
     done = run("--version")
     assert done.code == 0
