@@ -5,15 +5,20 @@ BIN := $(VENV)/bin
 STUDY ?= search_spaces/studies/laptop.yaml
 FAST := not slow and not gpu
 
-.PHONY: tune test check serve docs venv test-slow chaos test-gpu wheel clean
+.PHONY: tune test test-alone test-shared check serve docs venv test-slow chaos test-gpu wheel clean
 
 tune: $(VENV)/.installed
 	$(BIN)/autotune tune $(STUDY)
 
-# Two rounds: the tests that share the machine on two workers, file by file, then one by one those that need it for themselves.
+# Two rounds at the same time: one by one the tests that fill the machine and wait a lot, and on two workers, file by file, the others.
 test: check docs
-	$(BIN)/pytest -m "not alone and $(FAST)" --numprocesses 2 --dist loadfile
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-alone test-shared
+
+test-alone: $(VENV)/.installed-dev
 	$(BIN)/pytest -m "alone and $(FAST)"
+
+test-shared: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "not alone and $(FAST)" --numprocesses 2 --dist loadfile
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

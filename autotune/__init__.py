@@ -3,6 +3,7 @@
     study  = autotune.load_study("spec.yaml")
     result = autotune.tune(study)                        # result.best.config, result.trials, result.speedup
     table  = autotune.estimate(study.workload, configs)  # one config, or a list of them
+    answer, = autotune.fit(study)                        # answer.verdict, answer.allocated_bytes: a dry run of the model, without a GPU
 
 Names are loaded when they are first used, so that `import autotune` costs nothing.
 """
@@ -13,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.api import load_study, tune
+    from autotune.api import fit, load_study, tune
     from autotune.client import AsyncClient, Client
     from autotune.cost import estimate
     from autotune.spec import (
@@ -45,6 +46,7 @@ _HOME = {
     "TrialStatus": "autotune.spec",
     "Workload": "autotune.spec",
     "estimate": "autotune.cost",
+    "fit": "autotune.api",
     "load_study": "autotune.api",
     "tune": "autotune.api",
 }
@@ -64,6 +66,7 @@ __all__ = [
     "Workload",
     "__version__",
     "estimate",
+    "fit",
     "load_study",
     "tune",
 ]

@@ -1,9 +1,9 @@
 """The package's functions: a spec becomes a study, a study runs, what is known becomes an answer.
 
-    load_study, read_document, open_store     specs and stores          plan_of, what_if_of, estimate_of   answers without hardware
-    prepare_check, run_check                  a few real steps         cannot_run_here                      what this machine lacks
-    tune, submit_study, run_study, act        studies                   calibrate                          measures this cluster
-    result_of, document, best_document, ...   what came out (`autotune.results`)
+    load_study, read_document, open_store     specs and stores     plan_of, what_if_of, estimate_of, compare_clusters_of   without hardware
+    prepare_check, run_check                  a few real steps     fit                                   dry runs: will it fit?
+    tune, submit_study, run_study, act        studies              cannot_run_here                       what this machine lacks
+    result_of, document, best_document, ...   what came out        calibrate                             measures this cluster
 
 The command line, the service and the reports come through here. What a study chooses by name (searcher, runner, trainer, store) is imported when it is asked for.
 """
@@ -11,24 +11,39 @@ The command line, the service and the reports come through here. What a study ch
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cost import Calibration, calibration_for, estimate
+from autotune.cost import Calibration
 from autotune.errors import SpecError
-from autotune.planning import Plan, WhatIf, plan, what_if
-from autotune.ports import CalibrationStore, Store, StudyReader, StudyRecord, TrialRunner
-from autotune.registry import RUNNERS, find
+from autotune.interrupts import interrupts
+from autotune.ports import (
+    DryRunLimits,
+    DryRunner,
+    KnowledgeStore,
+    ServiceStore,
+    Store,
+    StudyReader,
+    StudyRecord,
+    TrialRunner,
+)
+from autotune.predictions import (
+    cannot_run_here,
+    compare_clusters_of,
+    estimate_of,
+    plan_of,
+    proxies_of,
+    what_if_of,
+)
+from autotune.profiling import profile_study
+from autotune.registry import dry_runner
 from autotune.results.answers import (
-    Result,
+    chosen_config,
     document,
-    explain,
-    explained,
     export_document,
     past_studies,
     result_from,
@@ -36,47 +51,60 @@ from autotune.results.answers import (
     study_document,
     trial_document,
 )
-from autotune.results.calibrations import stored_calibration
+from autotune.results.calibrations import measured_constants, stored_calibration
+from autotune.results.explanations import explain, explained
 from autotune.results.rankings import best_document, front_documents, pareto, rerank
-from autotune.space import Launchable, SearchSpace
-from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Study
-from autotune.spec.plain import fingerprint, study_to_dict
-from autotune.study import preflight
+from autotune.results.result import Result
+from autotune.space import SearchSpace
+from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Study, Wanted, Workload
+from autotune.spec.plain import is_same_study
+from autotune.study.callbacks import OnTrial, with_callbacks
 from autotune.study.check.prepared import check_document, prepare_check, run_check
 from autotune.study.check.verdict import verdict_of as check_verdict
+from autotune.study.deletion import Deletion, delete_study, deletion_of
+from autotune.study.first_profile import profile_first
 from autotune.study.passed_runner import run_by, runner_name
 from autotune.study.progress import OnEvent
-from autotune.study.running import ACTIONS, act, run_study, submit_study
+from autotune.study.running import ACTIONS, WANTED, act, run_study, submit_study
+from autotune.will_it_fit import Fit, OnRank, answers, configs_of, fits_document
 
 if TYPE_CHECKING:
     from autotune.search import Searcher, SearcherFactory
 
-LOCAL = "local"
-
 
 def load_study(
-    source: str | Path | Mapping[str, Any], *, overrides: Mapping[str, Any] | None = None, base: Path | None = None
+    source: str | Path | Mapping[str, Any],
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    base: Path | None = None,
+    limits: DryRunLimits | None = None,
 ) -> Study:
     """The study of a spec file (YAML or JSON; `-`: standard input) or of a spec as a mapping.
 
     `overrides` replace keys of the document; a dotted key reaches inside: `{"budget.max_trials": 5}`. `base`: folder of the paths in a
-    mapping (None: paths are refused); those in a file are relative to the file. Raises `SpecError`.
+    mapping (None: paths are refused); those in a file are relative to the file. `limits`: of the process that builds a model of your own. Raises `SpecError`.
     """
-    from autotune.schema import parse_study
+    from autotune.schema import parse_study, places_in
 
     document = read_document(source, overrides=overrides)
     if not isinstance(source, Mapping):
         base = Path.cwd() if str(source) == "-" else Path(source).absolute().parent
-    return parse_study(document, base=base, local_cluster=_local_cluster)
+    inspect = None if base is None else partial(inspect_model, limits=limits)
+    with places_in(document, but=overrides or ()):
+        return parse_study(document, base=base, local_cluster=_local_cluster, inspect=inspect)
 
 
 def read_document(
     source: str | Path | Mapping[str, Any], *, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The spec as a document of plain values, with the overrides in place. Raises `SpecError`."""
-    from autotune.schema import read_spec
+    from autotune.schema import ReadDocument, read_spec
 
-    document = deepcopy(dict(source)) if isinstance(source, Mapping) else read_spec(source)
+    document: dict[str, Any]
+    if isinstance(source, Mapping):
+        document = deepcopy(source if isinstance(source, ReadDocument) else dict(source))
+    else:
+        document = read_spec(source)
     for key, value in (overrides or {}).items():
         *path, last = key.split(".")
         inner: Any = document
@@ -88,7 +116,7 @@ def read_document(
     return document
 
 
-def open_store(url: str | Path | None = None) -> Store:
+def open_store(url: str | Path | None = None) -> ServiceStore:
     """The results database at `url` (None: AUTOTUNE_STORE, else an SQLite file in the user's data folder). Raises `StoreError`."""
     from autotune.store import open_store as open_sql
 
@@ -100,12 +128,16 @@ def tune(
     *,
     store: Store | str | Path | None = None,
     on_event: OnEvent | None = None,
+    on_trial: OnTrial | None = None,
+    on_best: OnTrial | None = None,
+    on_end: Callable[[Result], None] | None = None,
     resume: bool = True,
     spec: Mapping[str, Any] | None = None,
     study_id: str | None = None,
     owner: str = "",
     searcher: str | Searcher | SearcherFactory | None = None,
     runner: TrialRunner | None = None,
+    profile: bool = True,
 ) -> Result:
     """Runs a study in the foreground, to its end or to Ctrl-C (then the record is PAUSED and the same call goes on).
 
@@ -115,8 +147,15 @@ def tune(
     `SearchSpace.of_study(study)`. The study records the name of such an object
     (`python:MODULE.NAME`); a later call goes on with the study when it passes the same object, which makes the searcher anew and is told all
     trials again. `runner`: an `autotune.ports.TrialRunner` that runs the trials instead of the study's, recorded and resumed in the same way; it is
-    closed at the end. Raises `InfeasibleError` before anything starts, `RunnerError`, `StoreError`,
-    `ConflictError` when another live controller has it.
+    closed at the end. `profile`: for a model that code builds, whether a new study begins with the profile that `store` does not hold yet, by at most
+    eight dry runs on this machine.
+
+    Callbacks (`autotune.study.callbacks`): `on_trial` is called with each trial that ends, `on_best` with each new best one, `on_end` once with the result, before it
+    is returned; `on_event` with every event of the loop (`autotune.study.progress`).
+
+    Raises `SpecError` for a wrong spec; `InfeasibleError` before anything starts, when no config is legal or fits; `RunnerError` when trials cannot run
+    here; `MissingExtraError` when a package is missing; `StoreError` when the database fails; `ConflictError` when another live controller has the study;
+    `CallbackError` when `on_trial` or `on_best` raises: the study is then paused, and the same call goes on. A failed trial raises nothing: it is in `Result.failed`.
     """
     if not isinstance(study, Study):
         spec = read_document(study) if spec is None else spec
@@ -135,60 +174,61 @@ def tune(
             at_the_end.callback(runner.close)
         if study_id is None:
             found = _unfinished(database, study, spec or {}) if resume else None
-            key = _one_of_those_at_once(database, study) if resume and found is None else None
             if found is None:
+                if profile and study.workload.model.code is not None:
+                    profile_first(study, database, on_event or (lambda _: None), passed=runner is not None)
                 found = submit_study(
                     database,
                     study,
                     spec,
-                    idempotency_key=key,
                     owner=owner,
+                    join=resume,
                     searcher=made_by,
                     here=True,
                     runner=runner,
                 )
             study_id = found.id
-        with _signals() as interrupted:
-            return run_study(
-                database, study_id, on_event=on_event, interrupted=interrupted, searcher=made_by, runner=runner
+        if database.study(study_id).wanted is Wanted.PAUSE:
+            act(database, study_id, "resume")
+        heard = with_callbacks(on_event, on_trial=on_trial, on_best=on_best)
+        with interrupts() as interrupted:
+            result = run_study(
+                database, study_id, on_event=heard, interrupted=interrupted, searcher=made_by, runner=runner
             )
+        if on_end is not None:
+            on_end(result)
+        return result
 
 
-def plan_of(study: Study, *, top: int = 10, store: CalibrationStore | None = None) -> Plan:
-    """The space ranked by the cost model, with this cluster's calibration when `store` holds one. Raises `InfeasibleError`, and `CatalogError` for
-    an unknown runner."""
-    find(RUNNERS, study.runner)
-    space = SearchSpace.of_study(study)
-    return plan(space, calibration=stored_calibration(study.workload, store), top=top)
+def fit(
+    study: Study | Workload | str | Path | Mapping[str, Any],
+    configs: ParallelConfig | Iterable[ParallelConfig] | None = None,
+    *,
+    top: int = 1,
+    store: KnowledgeStore | None = None,
+    limits: DryRunLimits | None = None,
+    on_rank: OnRank | None = None,
+    runner: DryRunner | None = None,
+    space: SearchSpace | None = None,
+) -> tuple[Fit, ...]:
+    """Whether configs fit into memory, by dry runs of the model without a GPU; one `Fit` for each, in the order of `configs`.
 
-
-def cannot_run_here(study: Study) -> str:
-    """Why this machine cannot run the study, in words; empty when nothing speaks against it. Starts nothing. Raises `CatalogError` or `SpecError`
-    for a runner or an option of it that does not exist."""
-    return preflight.cannot_run_here(study, SearchSpace.of_study(study))
-
-
-def what_if_of(
-    study: Study, gpus: Sequence[int], *, tokens: float | None = None, store: CalibrationStore | None = None
-) -> tuple[WhatIf, ...]:
-    """The best of the study's space on clusters of other sizes, with days and cost for a budget of `tokens`."""
-
-    known = stored_calibration(study.workload, store)
-    trainer = Launchable.of(study)
-    return what_if(study.workload, study.space, gpus, tokens=tokens, calibration=known, launchable=trainer)
-
-
-def estimate_of(study: Study, config: ParallelConfig, *, store: CalibrationStore | None = None) -> tuple[Estimate, str]:
-    """One config's estimate, with this cluster's calibration when `store` holds one, and where the constants come from."""
-
-    constants = stored_calibration(study.workload, store) or calibration_for(study.workload)
-    return estimate(study.workload, config, calibration=constants), constants.source
+    `configs` None: the `top` best of the study's plan, or the config that comes nearest where none is expected to fit. A model of your own is built in
+    a process of its own within `limits`. `on_rank` hears of every dry run that begins or ends; `runner` replaces the one that ships. `space`: that of the
+    study, where it is enumerated already. Where no dry run can be made the cost model answers, and `Fit.problem` says why. Raises `MissingExtraError`
+    without torch, `ConfigError` for an illegal config.
+    """
+    asked = study if isinstance(study, Study | Workload) else load_study(study, limits=limits)
+    workload = asked.workload if isinstance(asked, Study) else asked
+    chosen = configs_of(asked, configs, top=top, calibration=stored_calibration(workload, store), space=space)
+    formulas = measured_constants(workload, store)
+    return answers(workload, chosen, runner=runner, limits=limits, calibration=formulas, on_rank=on_rank)
 
 
 def calibrate(
-    cluster: str = LOCAL,
+    cluster: str = "local",
     *,
-    store: CalibrationStore | None = None,
+    store: KnowledgeStore | None = None,
     on_progress: Callable[[str], None] | None = None,
     trainer: str = "native",
 ) -> Calibration:
@@ -237,41 +277,18 @@ def _opened(store: Store | str | Path | None) -> Iterator[Store]:
         yield opened
 
 
-def _one_of_those_at_once(store: StudyReader, study: Study) -> str:
-    """The same key for all who submit this study after the same last one: of two that are started at the same moment one is refused."""
-    last = next((record.id for record in store.studies(name=study.name, limit=1)), "")
-    return f"tune {fingerprint(study_to_dict(study))} after {last}"
-
-
 def _unfinished(store: StudyReader, study: Study, spec: Mapping[str, Any]) -> StudyRecord | None:
     """The newest unfinished study of the same name and spec."""
-    wanted = study_to_dict(study)
     for record in store.studies(name=study.name, limit=50):
-        same = study_to_dict(record.study) == wanted or (bool(spec) and dict(record.spec) == dict(spec))
-        if same and not record.status.is_terminal:
+        is_open = not record.status.is_terminal and record.wanted is not Wanted.CANCEL
+        if is_open and is_same_study(record.study, record.spec, study, spec):
             return record
     return None
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C (or SIGTERM) came. The second one interrupts outright. Only the main thread can hear signals."""
-    came = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield came.is_set
-        return
-
-    def hear(number: int, frame: Any) -> None:
-        if came.is_set():
-            raise KeyboardInterrupt
-        came.set()
-
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield came.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+def inspect_model(model: ModelSpec, *, limits: DryRunLimits | None = None) -> ModelSpec:
+    """The model with what only its code can tell, which is run in a process of its own. Raises `DryRunError` with the line that failed."""
+    return dry_runner().inspect(model, limits=limits or DryRunLimits())
 
 
 def _local_cluster() -> ClusterSpec:
@@ -282,6 +299,9 @@ def _local_cluster() -> ClusterSpec:
 
 __all__ = [
     "ACTIONS",
+    "WANTED",
+    "Deletion",
+    "Fit",
     "Result",
     "act",
     "best_document",
@@ -289,11 +309,17 @@ __all__ = [
     "cannot_run_here",
     "check_document",
     "check_verdict",
+    "chosen_config",
+    "compare_clusters_of",
+    "delete_study",
+    "deletion_of",
     "document",
     "estimate_of",
     "explain",
     "explained",
     "export_document",
+    "fit",
+    "fits_document",
     "front_documents",
     "load_study",
     "open_store",
@@ -301,6 +327,8 @@ __all__ = [
     "past_studies",
     "plan_of",
     "prepare_check",
+    "profile_study",
+    "proxies_of",
     "read_document",
     "rerank",
     "result_from",

@@ -6,6 +6,7 @@ folder beside an installed package belongs to some other program.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from autotune.errors import CatalogError
@@ -22,6 +23,12 @@ def search_spaces() -> Path:
 def dashboards() -> Path:
     """The folder of web templates and static files, Grafana dashboards and Prometheus rules."""
     return _folder("dashboards")
+
+
+@lru_cache(maxsize=8)
+def web_file(name: str) -> str:
+    """The text of a style sheet or a script of the web pages."""
+    return (dashboards() / "web" / name).read_text(encoding="utf-8")
 
 
 def space_files() -> dict[str, Path]:

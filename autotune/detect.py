@@ -107,12 +107,36 @@ def cuda_devices() -> list[CudaDevice]:
 
 _KNOWN = (
     (r"H100 80GB HBM3$", "h100-sxm"),
+    (r"H100 PCIe$", "h100-pcie"),
+    (r"H100 NVL$", "h100-nvl"),
     (r"H200$", "h200-sxm"),
-    (r"B200$", "b200-sxm"),
+    (r"GH200 480GB$", "gh200"),
+    (r"H800$", "h800"),
+    (r"H20$", "h20"),
+    (r" B200$", "b200-sxm"),
+    (r" B300 SXM6 AC$", "b300-sxm"),
+    (r"GB200$", "gb200-nvl72"),
+    (r"GB300$", "gb300-nvl72"),
+    (r"L4$", "l4"),
+    (r"L40$", "l40"),
     (r"L40S$", "l40s"),
+    (r"T4$", "t4"),
+    (r"A10$", "a10"),
+    (r"A30$", "a30"),
+    (r"A40$", "a40"),
+    (r"RTX 4090$", "rtx-4090"),
+    (r"RTX 5090$", "rtx-5090"),
+    (r"RTX 6000 Ada Generation$", "rtx-6000-ada"),
+    (r"RTX A6000$", "rtx-a6000"),
+    (r"RTX PRO 6000 Blackwell", "rtx-pro-6000"),
+    (r"MI300X", "mi300x"),
+    (r"MI325X", "mi325x"),
+    (r"MI355X", "mi355x"),
+    (r"A800-SXM4-80GB$", "a800"),
     (r"A100-SXM4-80GB$", "a100-80gb"),
     (r"A100-SXM4-40GB$", "a100-40gb"),
     (r"V100-SXM[23]-32GB", "v100-32gb"),
+    (r"V100-SXM[23]-16GB", "v100-16gb"),
 )
 """Product names, as the driver gives them, of the catalog's GPUs."""
 
@@ -125,7 +149,17 @@ def gpu_of(device: CudaDevice) -> GpuSpec:
     return _described(device)
 
 
-_TENSOR_FLOPS = {(7, 0): 1024, (7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192}
+_TENSOR_FLOPS = {
+    (7, 0): 1024,
+    (7, 5): 1024,
+    (8, 0): 2048,
+    (8, 6): 1024,
+    (8, 9): 1024,
+    (9, 0): 4096,
+    (10, 0): 8192,
+    (10, 3): 8192,
+    (12, 0): 1024,
+}
 """Dense fp16 FLOPs per SM and clock of the tensor cores, by compute capability (NVIDIA architecture white papers)."""
 _FP32_LANES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
 """fp32 multiply-adds per SM and clock; 128 for all others."""
@@ -143,6 +177,8 @@ def _described(device: CudaDevice) -> GpuSpec:
         peaks |= {"tf32": tensor / 2, "bf16": tensor}
     if capability >= (8, 9):
         peaks |= {"fp8": 2 * tensor}
+    if capability[0] == 10:  # the tensor cores of B200 and B300
+        peaks |= {"mxfp8": 2 * tensor, "nvfp4": (6 if capability[1] else 4) * tensor}
     return GpuSpec(
         name=re.sub(r"[^a-z0-9]+", "-", device.name.lower().removeprefix("nvidia ")).strip("-") or "cuda",
         memory_bytes=float(device.memory_bytes),
@@ -161,11 +197,20 @@ def memory_bytes(root: Path = Path("/")) -> int:
     return min(limit for limit in limits if limit > 0)
 
 
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory of the machine that nobody has taken, at most `memory_bytes`; all of that where the system does not tell. `root`: see there."""
+    total = memory_bytes(root)
+    return min(total, _meminfo_bytes("MemAvailable", root) or total)
+
+
 def _machine_bytes(root: Path) -> int:
-    found = re.search(r"^MemTotal:\s+(\d+) kB", _text(root / "proc/meminfo"), flags=re.MULTILINE)
-    if found:
-        return int(found[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # not Linux
+    return _meminfo_bytes("MemTotal", root) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # not Linux
+
+
+def _meminfo_bytes(key: str, root: Path) -> int:
+    """A size of /proc/meminfo; 0 where it is not there."""
+    found = re.search(rf"^{key}:\s+(\d+) kB", _text(root / "proc/meminfo"), flags=re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 def _cgroup_limits(root: Path) -> list[int]:

@@ -8,34 +8,90 @@
     ├── ExportError (ValueError)          a trainer cannot express the configuration
     ├── MissingExtraError (ImportError)   an optional dependency is not installed; the remedy names the extra that brings it
     ├── ProgramError (RuntimeError)       the study's program does not work with any config (exit code 1)
+    ├── DryRunError (RuntimeError)        the model cannot be run dry: the operator or line is named, and what to do
     ├── RunnerError (RuntimeError)        trials cannot run here: Ray does not start, no ranks, missing data
     ├── StoreError (RuntimeError)         the results database failed
-    │   ├── StoreUnavailableError         it cannot be reached or written now; a later attempt may succeed
+    │   ├── StoreUnavailableError         it cannot be reached or written now; a later attempt may succeed (exit code 3)
     │   ├── StoreCorruptError             the file is damaged
     │   └── StoreVersionError             it was written by a newer release
+    ├── CallbackError (RuntimeError)      a callback of `autotune.tune` raised; its exception is the cause, the study is paused
     ├── NotFoundError (LookupError)       no such study or trial
     ├── ConflictError (RuntimeError)      the present state forbids it: already ended, another owner, stale lease
-    └── ServiceError (RuntimeError)       the service answered with an error, or could not be reached
+    └── ServiceError (RuntimeError)       the service answered with an error
+        └── ServiceUnavailableError       it cannot be reached; a later attempt may succeed (exit code 3)
 
 A message names the law, the values that break it and the remedy. A failed trial raises no error: failures are data (`autotune.spec.Failure`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePlace:
+    """A place in the text that a spec was read from."""
+
+    file: str
+    """as the caller named it; empty for a text without a name, e.g. that of a request"""
+    line: int
+    """from 1"""
+    column: int
+    """in characters, from 1"""
+    excerpt: str
+    """the line and the one before it with their numbers, and carets under what is meant; empty where the text is not at hand"""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}" if self.file else f"line {self.line}, column {self.column}"
+
 
 class AutotuneError(Exception):
-    """Root of all errors. `message` names the law and the values, `remedy` says what to do, `field` is the key in the spec."""
+    """Root of all errors. `message` names the law and the values, `remedy` says what to do, `field` is the key in the spec.
 
-    def __init__(self, message: str, *, remedy: str = "", field: str = "") -> None:
+    `place` is where the field stands in the text of the spec, and `others` are further mistakes in the same spec, where they are known.
+    """
+
+    def __init__(self, message: str, *, remedy: str = "", field: str = "", place: SourcePlace | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
         self.field = field
+        self.place = place
+        self.others: tuple[AutotuneError, ...] = ()
 
     def __str__(self) -> str:
+        place = f"{self.place}: " if self.place else ""
         named = self.message.split(maxsplit=1)[:1] == [self.field]  # the message begins with the field already
         where = f"{self.field}: " if self.field and not named else ""
-        return f"{where}{self.message}" + (f"; {self.remedy}" if self.remedy else "")
+        return f"{place}{where}{self.message}" + (f"; {self.remedy}" if self.remedy else "")
+
+    def document(self) -> dict[str, Any]:
+        """The error as the public contract has it: {kind, message, field, remedy}, and for a mistake in a text also `problems`.
+
+        `problems` lists every mistake that was found, this one first: {message, field, remedy, file, line, column}. Lines and columns are counted
+        from 1; both are None, and file is empty, where a mistake has no place of its own, such as a missing key.
+        """
+        body: dict[str, Any] = {
+            "kind": self.kind,
+            "message": self.message,
+            "field": self.field,
+            "remedy": self.remedy,
+        }
+        found = (self, *self.others)
+        if self.others or self.place:
+            body["problems"] = [
+                {
+                    "message": error.message,
+                    "field": error.field,
+                    "remedy": error.remedy,
+                    "file": error.place.file if error.place else "",
+                    "line": error.place.line if error.place else None,
+                    "column": error.place.column if error.place else None,
+                }
+                for error in found
+            ]
+        return body
 
     @property
     def kind(self) -> str:
@@ -72,6 +128,10 @@ class RunnerError(AutotuneError, RuntimeError):
     """Trials cannot be run here."""
 
 
+class DryRunError(AutotuneError, RuntimeError):
+    """The model's code cannot be built or run dry."""
+
+
 class ProgramError(AutotuneError, RuntimeError):
     """The study's program does not work, whatever the config."""
 
@@ -92,6 +152,10 @@ class StoreVersionError(StoreError):
     """The database was written by a newer release."""
 
 
+class CallbackError(AutotuneError, RuntimeError):
+    """A callback of `autotune.tune` raised an exception, which is `__cause__`; the study is paused."""
+
+
 class NotFoundError(AutotuneError, LookupError):
     """No such study or trial."""
 
@@ -101,4 +165,8 @@ class ConflictError(AutotuneError, RuntimeError):
 
 
 class ServiceError(AutotuneError, RuntimeError):
-    """The service answered with an error, or could not be reached."""
+    """The service answered with an error."""
+
+
+class ServiceUnavailableError(ServiceError):
+    """The service cannot be reached now."""

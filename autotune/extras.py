@@ -7,6 +7,7 @@
     parquet      pyarrow                                        `autotune store export --format parquet`
     optuna       optuna, cmaes                                  the searchers `optuna:*`
     gpu          pynvml                                         readings of GPU utilization and clocks; left out without it
+    mcp          mcp                                            `autotune mcp`
 
 The package itself needs none of them: commands, plan, estimate, the searchers, simulated trials, stores in SQLite and the client work
 without. Code that needs an extra calls `require_extra` before it starts anything. A plug-in that imports more than is here fails with an
@@ -29,6 +30,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "parquet": ("pyarrow",),
     "optuna": ("optuna", "cmaes"),
     "gpu": ("pynvml",),
+    "mcp": ("mcp",),
 }
 """the top-level modules that each extra brings"""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.errors import InfeasibleError
 from autotune.space import Launchable, SearchSpace, why_not
-from autotune.spec import ConfigTable, Estimate, ParallelConfig, SpaceSpec, Workload
+from autotune.space.exclusion import MEMORY
+from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.checks import positive, positive_int
 from autotune.spec.size import format_bytes
 
@@ -50,6 +51,12 @@ class NearestMiss:
     """floats"""
     remedies: tuple[str, ...]
     """changes that would make it fit, in words; best first"""
+
+    @property
+    def need(self) -> str:
+        """Its memory, with the risk: the memory alone may be less than that of the GPU."""
+        size, risk = format_bytes(float(self.estimate.peak_memory_bytes)), float(self.estimate.oom_probability)
+        return f"{size}, with a risk of {risk:.0%} of running out of memory"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -87,6 +94,52 @@ class Plan:
             "nearest_miss": self.nearest_miss.to_dict() if self.nearest_miss else None,
             "source": self.source,
             "not_modelled": list(self.not_modelled),
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What a training takes on a cluster.
+
+    gpu hours = days * 24 * GPUs          cost = gpu hours * price of a GPU          energy = gpu hours * board power of a GPU
+
+    All GPUs of a cluster are paid for and draw their power under load, also those that a config leaves idle. Energy is that of the boards alone: hosts,
+    network and cooling add to it.
+    """
+
+    tokens: float
+    """tokens that are trained on"""
+    days: float
+    gpu_hours: float
+    """of all GPUs of the cluster"""
+    cost_usd: float | None
+    """None where the GPU's price is not known"""
+    energy_kwh: float | None
+    """of the GPUs' boards under load; None where their power is not known"""
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec, tokens_per_s: float, tokens: float) -> Bill:
+        """The bill of training on `tokens` tokens at that speed."""
+        seconds = tokens / tokens_per_s
+        hours = seconds / 3600.0 * cluster.num_gpus
+        price, power = cluster.gpu.usd_per_hour, cluster.gpu.power_watts
+        return cls(
+            tokens=tokens,
+            days=seconds / _DAY_S,
+            gpu_hours=hours,
+            cost_usd=None if price is None else hours * price,
+            energy_kwh=None if power is None else hours * power / 1e3,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "tokens": self.tokens,
+            "days": self.days,
+            "gpu_hours": self.gpu_hours,
+            "cost_usd": self.cost_usd,
+            "energy_kwh": self.energy_kwh,
         }
 
 
@@ -139,7 +192,7 @@ def plan(space: SearchSpace, *, calibration: Calibration | None = None, top: int
     shown = order if top is None else order[: positive_int("top", top)]
     infeasible = dict(space.excluded)
     if len(space) > len(feasible):
-        infeasible["memory"] = len(space) - len(feasible)
+        infeasible[MEMORY] = len(space) - len(feasible)
     return Plan(
         workload=space.workload,
         rows=tuple(
@@ -165,7 +218,8 @@ def what_if(
 ) -> tuple[WhatIf, ...]:
     """The best of the space on clusters of other sizes, with days and cost for a budget of `tokens`.
 
-    `launchable`: the trainer that must be able to launch it. Counts below a node's size make one smaller node; others must be whole nodes. Raises `SpecError` for impossible counts or budgets.
+    `launchable`: the trainer that must be able to launch it. Counts below a node's size make one smaller node; others must be whole nodes. Raises
+    `SpecError` for impossible counts or budgets.
     """
     if tokens is not None:
         positive("tokens", tokens)
@@ -196,12 +250,11 @@ def _on(
     if not best.rows:
         return WhatIf(num_gpus=count, reason="no legal config is expected to fit into memory")
     row = best.rows[0]
-    days = cost = None
-    if tokens is not None:
-        days = tokens / float(row.estimate.tokens_per_s) / _DAY_S
-        price = cluster.gpu.usd_per_hour
-        cost = None if price is None else days * 24.0 * count * price
-    return WhatIf(num_gpus=count, config=row.config, estimate=row.estimate, days=days, cost_usd=cost)
+    found = WhatIf(num_gpus=count, config=row.config, estimate=row.estimate)
+    if tokens is None:
+        return found
+    bill = Bill.of(resized.cluster, float(row.estimate.tokens_per_s), tokens)
+    return replace(found, days=bill.days, cost_usd=bill.cost_usd)
 
 
 def nearest_miss(space: SearchSpace, predicted: Estimate, constants: Calibration | None = None) -> NearestMiss:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from autotune import api
 from autotune.ports import Store
 from autotune.registry import RUNNERS, load
-from autotune.results.answers import Result
+from autotune.results.result import Result
 from autotune.spec import FIELDS, ParallelConfig
 from autotune.study.progress import OnEvent
 

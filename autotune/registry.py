@@ -5,6 +5,8 @@
     autotune.trainers        an `autotune.trainers.Trainer`, or its class
     autotune.runners         a class, called with the study's `runner_options`       -> `autotune.ports.TrialRunner`
     autotune.calibrators     a function(progress=None) -> dict of measured figures   (see `autotune_workers.calibrate`)
+    autotune.dry_runners     a class, called without arguments                     -> `autotune.ports.DryRunner`
+    autotune.views           a class, called without arguments                     -> `autotune.results.plots.ResultView`
 
 What ships with autotune is registered in the same way, in pyproject.toml. An entry is imported when it is asked for by name, so that a
 broken one does not affect the others. Where two packages register one name, autotune's own counts, else that of the package that is found first.
@@ -25,12 +27,14 @@ from autotune.extras import missing_extra
 from autotune.spec.checks import nearest
 
 if TYPE_CHECKING:
-    from autotune.ports import TrialRunner
+    from autotune.ports import DryRunner, TrialRunner
 
 SEARCHERS = "autotune.searchers"
 TRAINERS = "autotune.trainers"
 RUNNERS = "autotune.runners"
 CALIBRATORS = "autotune.calibrators"
+DRY_RUNNERS = "autotune.dry_runners"
+VIEWS = "autotune.views"
 
 OWN = "autotune"
 """the distribution whose names nobody else can take"""
@@ -115,6 +119,12 @@ def calibrator(name: str = "local") -> Callable[..., dict[str, Any]]:
     return found
 
 
+def dry_runner(name: str = "local") -> DryRunner:
+    """The dry runner of that name. Raises `MissingExtraError` without torch, `CatalogError` for an unknown name."""
+    found: DryRunner = load(DRY_RUNNERS, name)()
+    return found
+
+
 @lru_cache(maxsize=64)
 def _registered(group: str, path: tuple[str, ...]) -> Mapping[str, Registration]:
     """`path` is where packages are looked for: another path, another answer."""
@@ -127,7 +137,7 @@ def _registered(group: str, path: tuple[str, ...]) -> Mapping[str, Registration]
 
 
 def _noun(group: str) -> str:
-    return group.rpartition(".")[2].removesuffix("s")
+    return group.rpartition(".")[2].removesuffix("s").replace("_", " ")
 
 
 def _check_options(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:

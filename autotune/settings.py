@@ -4,6 +4,9 @@ AUTOTUNE_DATA    folder for the user's data (default: the platform's user data f
 AUTOTUNE_STORE   the results database, a path or URL (default: autotune.db in the data folder)
 AUTOTUNE_URL     address of a service; commands then use it instead of a store
 AUTOTUNE_TOKEN   token for that service; never printed
+
+A service sets two more for the processes of its studies: AUTOTUNE_PROGRAM_USER, the user as whom trainers' programs run, and
+AUTOTUNE_PROGRAM_ENVIRONMENT, the variables that they see beside the usual ones (names with commas between them).
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+PROGRAM_USER = "AUTOTUNE_PROGRAM_USER"
+PROGRAM_ENVIRONMENT = "AUTOTUNE_PROGRAM_ENVIRONMENT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +54,11 @@ def data_folder(environment: Mapping[str, str] | None = None) -> Path:
     import platformdirs
 
     return Path(platformdirs.user_data_dir("autotune", appauthor=False))
+
+
+def own_folder(name: str) -> Path:
+    """A folder of the user's data, made if it does not exist. Only this user can enter the data folder."""
+    folder = data_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / name).mkdir(exist_ok=True, mode=0o700)
+    return folder / name

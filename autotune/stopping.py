@@ -81,7 +81,7 @@ def evidence_slower(step_times: Sequence[float], best_s: float) -> float:
 
 def trial_decision(step_times: Sequence[float], measure: MeasureSpec, beat_step_time_s: float | None) -> StopDecision:
     """Whether a trial with these steps (s, after warm-up) ends now: slower by far at its first look, measured to the asked precision, out of
-    steps, or unable to win.
+    steps, or unable to win. `beat_step_time_s`: the slowest that may still win; it allows for the noise between runs of one config.
 
     At a first look of k independent steps a trial whose median is not above the best is given up with probability q^k, where q is the share of steps
     that are slower than the median by more than `FAR`: for k = 3 at most 1.6% for q up to a quarter.
@@ -89,7 +89,7 @@ def trial_decision(step_times: Sequence[float], measure: MeasureSpec, beat_step_
     n = len(step_times)
     is_look = n > 0 and n == measure.first_look
     if is_look and beat_step_time_s is not None and min(step_times) > (1 + FAR) * beat_step_time_s:
-        reason = f"cannot win: all of its first {n} steps took more than {1 + FAR:g} times the best, {beat_step_time_s:.4g} s"
+        reason = f"cannot win: all of its first {n} steps took more than {1 + FAR:g} times what may still win, {beat_step_time_s:.4g} s"
         return StopDecision(stop=True, reason=reason, stopped_early=True)
     if n < measure.min_steps:
         return StopDecision(stop=False)
@@ -101,7 +101,7 @@ def trial_decision(step_times: Sequence[float], measure: MeasureSpec, beat_step_
     if beat_step_time_s is not None and evidence_slower(step_times, beat_step_time_s) >= 1 / LOSING_ERROR:
         return StopDecision(
             stop=True,
-            reason=f"cannot win: median {middle:.4g} s after {n} steps is above the best, {beat_step_time_s:.4g} s",
+            reason=f"cannot win: median {middle:.4g} s after {n} steps is above what may still win, {beat_step_time_s:.4g} s",
             stopped_early=True,
         )
     if n >= measure.max_steps:

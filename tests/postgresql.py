@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests: on a free port of loopback, in a folder of its own, gone when its owner is.
+"""A real PostgreSQL server for tests: on a free port of loopback, in a folder of its own, gone when its owner is. A standby copies one and can take its place.
 
 The server refuses to run as root, so that root starts it as an unprivileged user, in a folder that this user can reach. It is a child of
 the test process and dies with it (`setpriv --pdeathsig`), even when that is killed; nothing is shared between two runs.
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,15 @@ def find_programs() -> Path | None:
 class PostgresServer:
     """A server that can be stopped, killed and started again on its data and port."""
 
-    def __init__(self, programs: Path, folder: Path, *, fsync: bool = False) -> None:
+    def __init__(
+        self,
+        programs: Path,
+        folder: Path,
+        *,
+        fsync: bool = False,
+        standby_of: PostgresServer | None = None,
+    ) -> None:
+        """`standby_of`: the running server that it copies and then follows."""
         self.programs = programs
         self.data = folder / "data"
         self.log = folder / "log"
@@ -48,6 +57,10 @@ class PostgresServer:
         self._become = _become(account)
         if account is not None:
             os.chown(folder, account.pw_uid, account.pw_gid)
+        if standby_of is not None:
+            copied = [f"--pgdata={self.data}", "--write-recovery-conf", "--no-sync", f"--dbname={standby_of.url()}"]
+            self._run([str(programs / "pg_basebackup"), "--checkpoint=fast", *copied])
+            return
         options = [
             "--auth=trust",
             "--username=autotune",
@@ -101,6 +114,29 @@ class PostgresServer:
             self._process.wait(DEADLINE_S)
         self._process = None
 
+    def promote(self) -> None:
+        """Ends the recovery of a standby: from here on it takes writes."""
+        self._ask("SELECT pg_promote(true, 60)")
+
+    def wait_for_standby(self) -> None:
+        """From here on a commit is acknowledged once a standby has it too. Returns when one follows."""
+        self._ask("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self._ask("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + DEADLINE_S
+        while self._ask("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") != 1:
+            if time.monotonic() > deadline:
+                raise TimeoutError("no standby follows")
+            time.sleep(0.05)
+
+    def _ask(self, question: str) -> Any:
+        """The first value of the answer."""
+        import psycopg
+
+        with psycopg.connect(self.url(), autocommit=True, connect_timeout=30) as connection:
+            answer = connection.execute(question)
+            row = answer.fetchone() if answer.description else None
+            return row[0] if row else None
+
     def new_database(self, template: str = "template1") -> str:
         """Makes an empty database (or a copy) and returns its address."""
         import psycopg
@@ -136,8 +172,8 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def postgres_server(*, fsync: bool = False) -> Iterator[PostgresServer]:
-    """A running server; the test is skipped, saying how to install one, where there is none."""
+def postgres_server(*, fsync: bool = False, standby_of: PostgresServer | None = None) -> Iterator[PostgresServer]:
+    """A running server; the test is skipped, saying how to install one, where there is none. The options are those of `PostgresServer`."""
     programs = find_programs()
     if programs is None:
         pytest.skip(HOW)
@@ -145,7 +181,7 @@ def postgres_server(*, fsync: bool = False) -> Iterator[PostgresServer]:
     # Not under pytest's own folder: that one only its owner may enter, and the server has another owner.
     folder = Path(tempfile.mkdtemp(prefix="autotune-postgresql-"))
     try:
-        server = PostgresServer(programs, folder, fsync=fsync)
+        server = PostgresServer(programs, folder, fsync=fsync, standby_of=standby_of)
         try:
             server.start()
             yield server

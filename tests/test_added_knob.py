@@ -107,7 +107,7 @@ def test_every_part_that_forgot_the_knob_is_named(grown: Path) -> None:
     # `command` knows every knob by its placeholder as soon as it is declared
     forgetful = [use.part for use in knob_uses() if use.part != "trainer command"]
     assert len(forgetful) == len(trainer_names()) - 1 + len(PARTS)
-    sentences = [f"the {part} neither reads ddp_bucket_mb nor declares it neutral" for part in forgetful]
+    sentences = [f"the {part} neither reads ddp_bucket_mb nor declares it neutral or impossible" for part in forgetful]
     assert sorted(done.stdout.splitlines()) == sorted(sentences)
 
 

@@ -15,6 +15,9 @@ import pytest
 from autotune.client import AsyncClient, Client
 from autotune.client import operations as module
 from autotune.errors import AutotuneError, NotFoundError, ServiceError, SpecError, StoreUnavailableError
+from autotune.results.answers import result_from
+from autotune.results.records import record_document
+from tests.report import worlds
 
 
 class Script:
@@ -161,6 +164,22 @@ def test_the_token_goes_to_the_service_and_nowhere_else(monkeypatch: pytest.Monk
         with client_of() as client:
             client.status("x")
         assert script.asked[0][2]["authorization"] == "Bearer at_2_other"
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "stop", "cancel"])
+@both
+def test_each_action_has_a_method_of_its_name(verb: str, client_of: Any) -> None:
+    with Script(OK) as script, client_of(script.url) as client:
+        assert getattr(client, verb)("x") == {"study": {"id": "x"}}
+        assert [asked[:2] for asked in script.asked] == [("POST", f"/api/v1/studies/x/{verb}")]
+
+
+@both
+def test_a_result_is_the_one_that_python_makes_of_the_study_itself(client_of: Any) -> None:
+    record, trials = worlds.record(), worlds.trials()
+    answers = ({"record": record_document(record)}, {"trials": [trial.to_dict() for trial in trials]})
+    with Script(*((200, {}, answer) for answer in answers)) as script, client_of(script.url) as client:
+        assert client.result("x") == result_from(record, trials)
 
 
 @both

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autotune import detect
-from autotune.detect import CudaDevice, cpu_cluster, gpu_of, memory_bytes
+from autotune.detect import CudaDevice, cpu_cluster, free_memory_bytes, gpu_of, memory_bytes
 from autotune.spec import catalog
 
 GIB = 1 << 30
@@ -81,6 +81,17 @@ def test_a_limit_beyond_the_machine_changes_nothing(tmp_path: Path) -> None:
     assert memory_bytes(machine(tmp_path, cgroup="0::/../..\ngarbage\n", **files)) == 8 * GIB
 
 
+def test_free_memory_is_what_is_available_within_the_limits(tmp_path: Path) -> None:
+    root = machine(tmp_path, cgroup="0::/a\n", a__memory_max=f"{6 * GIB}\n")
+    meminfo = root / "proc" / "meminfo"
+    assert free_memory_bytes(root) == 6 * GIB, "the system does not tell"
+    told = meminfo.read_text(encoding="utf-8")
+    for available, free in ((7, 6), (5, 5)):
+        meminfo.write_text(f"{told}MemAvailable: {available * GIB // 1024} kB\n", encoding="utf-8")
+        assert free_memory_bytes(root) == free * GIB
+    assert free_memory_bytes() > 0
+
+
 def test_a_known_product_is_the_catalog_gpu_with_its_real_memory() -> None:
     gpu = gpu_of(H100)
     assert gpu.name == "h100-sxm"
@@ -98,6 +109,12 @@ def test_a_known_product_is_the_catalog_gpu_with_its_real_memory() -> None:
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
         ("Tesla V100-SXM2-32GB", "v100-32gb"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA GB200", "gb200-nvl72"),
+        ("NVIDIA B300 SXM6 AC", "b300-sxm"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "h100-80gb-hbm3-mig-1g-10gb"),
     ],
 )

@@ -56,6 +56,7 @@ LACKS = {
     "calibrate": ("torch", "native"),
     "serve --port 0 --runner local": ("fastapi", "service"),
     "store export tables --format parquet": ("pyarrow", "parquet"),
+    "mcp": ("mcp", "mcp"),
     "list --store postgresql://localhost/results": ("psycopg", "postgresql"),
 }
 WITHOUT_JSON = ("store export tables --format parquet",)

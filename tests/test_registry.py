@@ -17,7 +17,7 @@ from autotune.space import SearchSpace
 from autotune.testing.searchers import WORKLOAD, candidates
 from autotune.trainers import trainer, trainer_names
 
-GROUPS = (registry.SEARCHERS, registry.TRAINERS, registry.RUNNERS, registry.CALIBRATORS)
+GROUPS = (registry.SEARCHERS, registry.TRAINERS, registry.RUNNERS, registry.CALIBRATORS, registry.VIEWS)
 BROKEN = """\
 [autotune.searchers]
 absent = no_such_module:Searcher

@@ -7,23 +7,35 @@ import json
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from autotune.errors import AutotuneError, CatalogError, SpecError
 from autotune.schema import StudyDocument, json_schema, parse_space, parse_study, read_spec
+from autotune.schema.document import (
+    IN_QUERY,
+    Bytes,
+    BytesPerSecond,
+    FlopsPerSecond,
+    Seconds,
+    SequenceLength,
+    Tokens,
+)
+from autotune.schema.model_documents import ModelDocument
 from autotune.schema.reading import MAX_BYTES, parse_text
 from autotune.schema.space_models import SpaceDocument
-from autotune.schema.spec_models import ModelDocument
+from autotune.schema.spec_models import WorkloadDocument
 from autotune.space import SearchSpace, default_config
 from autotune.spec import (
     FIELDS,
     PRECISIONS,
     Budget,
     MeasureSpec,
+    ModelCode,
     ModelSpec,
     Objective,
     ParallelConfig,
@@ -106,6 +118,16 @@ def test_inline_model_and_cluster() -> None:
     assert priced.intra_node == catalog.cluster("h100-sxm-4x8").intra_node
 
 
+def test_layers_of_multi_token_prediction_are_set_beside_a_catalog_name() -> None:
+    plain = study(model="deepseek-v3").workload.model
+    assert plain.mtp_layers == 0
+    assert study(model={"name": "deepseek-v3", "mtp_layers": 1}).workload.model == replace(plain, mtp_layers=1)
+    with pytest.raises(SpecError, match="mtp_layers"):
+        study(model={"name": "deepseek-v3", "mtp_layers": -1})
+    with pytest.raises(CatalogError, match="no model is called 'deepsek'"):
+        study(model={"name": "deepsek", "mtp_layers": 1})
+
+
 def test_learnt_positions_reach_as_far_as_the_sequence() -> None:
     assert study().workload.model.max_positions == 1024
     longer = study(workload={"seq_len": 2048, "global_batch_size": 512}).workload.model
@@ -121,8 +143,51 @@ def test_a_model_from_a_hugging_face_config(tmp_path: Path) -> None:
         found = parse_study({**MINIMAL, "model": path}, base=tmp_path)
         assert found.workload.model.name == "mine"
         assert found.workload.model.num_parameters == catalog.model("gpt2-small").num_parameters
-    with pytest.raises(SpecError, match="is no config"):
+    with pytest.raises(SpecError, match="is neither a file nor the hub id"):
         parse_study({**MINIMAL, "model": "other/config.json"}, base=tmp_path)
+
+
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256}
+
+
+def test_transformers_own_class_is_another_model_than_the_decoder_of_its_shape(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "intermediate_size": 96}), encoding="utf-8")
+    shape = parse_study({**MINIMAL, "model": "./config.json"}, base=tmp_path).workload.model
+    own = parse_study({**MINIMAL, "model": {"hf": "config.json"}}, base=tmp_path).workload.model
+    assert shape.code is None
+    assert own.code is not None
+    assert replace(own, code=None) == shape
+    assert (own.code.module, own.code.has_tensor_plan, own.code.num_cuts) == ("", True, 3)
+
+
+def test_a_family_that_is_not_known_is_built_to_know_its_shape(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "model_type": "brand_new"}), encoding="utf-8")
+    asked = {**MINIMAL, "model": {"hf": "config.json"}}
+    built: list[ModelSpec] = []
+
+    def inspect(model: ModelSpec) -> ModelSpec:
+        built.append(model)
+        return replace(model, num_layers=3)
+
+    assert parse_study(asked, base=tmp_path, inspect=inspect).workload.model.num_layers == 3
+    assert json.loads(built[0].source)["model_type"] == "brand_new"
+    with pytest.raises(SpecError, match=r"'brand_new'.* is not known"):
+        parse_study(asked, base=tmp_path)
+
+
+def test_a_users_function_is_asked_for_its_model_only_where_the_spec_is_a_file(tmp_path: Path) -> None:
+    asked = {**MINIMAL, "model": {"module": "pack.age:build", "args": {"width": 8}}}
+    (tmp_path / "spec.json").write_text(json.dumps(asked), encoding="utf-8")
+    document = read_spec(tmp_path / "spec.json")
+    assert document["model"]["folder"] == str(tmp_path)
+    found = parse_study(document, base=tmp_path, inspect=lambda model: model).workload.model
+    assert found.name == "pack.age.build"
+    assert found.code == ModelCode(module="pack.age:build", args='{"width":8}', folder=str(tmp_path))
+    for base in (None, tmp_path):
+        with pytest.raises(SpecError, match="runs its code, which happens only where the spec is a file"):
+            parse_study(document, base=base)
+    with pytest.raises(SpecError, match=r"model.module"):
+        parse_study({**MINIMAL, "model": {"module": "no function"}}, base=tmp_path, inspect=lambda model: model)
 
 
 def test_a_space_from_a_file_of_ones_own(tmp_path: Path) -> None:
@@ -152,7 +217,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"space": {"micro_batch": 1}}, "space.micro_batch", "did you mean micro_batch_size?"),
     ({"cluster": {"gpu": {"nme": "x"}}}, "cluster.gpu.nme", "did you mean name?"),
     ({"model": "gpt-medium"}, "model", "did you mean gpt2-medium?"),
-    ({"cluster": {"gpu": "h100"}}, "gpu", "did you mean h100-sxm?"),
+    ({"cluster": {"gpu": "h100"}}, "gpu", "did you mean h100-nvl, h100-pcie or h100-sxm?"),
     ({"space": "laptp"}, "space", "did you mean laptop?"),
     ({"searcher": "baysian"}, "searcher", "did you mean bayesian?"),
     ({"trainer": "megatrn"}, "trainer", "did you mean megatron?"),
@@ -167,7 +232,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"workload": {"global_batch_size": 1}}, "workload.seq_len", "is required"),
     ({"workload": None}, "workload", "must hold keys and values"),
     ({"model": 5}, "model", "must be text"),
-    ({"model": {"num_layers": 2}}, "model.hidden_size", "see also model.num_attention_heads"),
+    ({"model": {"num_layers": 2}}, "model.hidden_size", "is required"),
     ({"space": {"tp": [0]}}, "space.tp", "whole number from 1"),
     ({"space": {"tp": ["2"]}}, "space.tp", "whole number from 1"),
     ({"space": {"tp": [1, [2]]}}, "space.tp.1", "must be a word, a whole number"),
@@ -215,6 +280,73 @@ def test_mistakes_are_answered_with_place_and_remedy(change: dict[str, Any], fie
     assert error.value.field == field
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_times_tokens_bytes_and_rates_may_have_units() -> None:
+    found = study(
+        workload={"seq_len": "2Ki", "global_batch_size": 512, "document_len": "1Ki"},
+        budget={"max_wall_s": "1h30m", "max_gpu_s": "2d", "train_tokens": "15T"},
+        measure={"step_timeout_s": "90s"},
+        cluster={
+            "gpu": {
+                "name": "mine",
+                "memory_bytes": "80GiB",
+                "peak_flops_per_s": {"bf16": "989TFLOPS"},
+                "memory_bytes_per_s": "3.35TB/s",
+            },
+            "intra_node": {"latency_s": "5us", "bytes_per_s": "450GB/s"},
+            "inter_node": {"bytes_per_s": "400Gbit/s"},
+        },
+    )
+    assert (found.workload.seq_len, found.workload.document_len) == (2048, 1024)
+    assert (found.budget.max_wall_s, found.budget.max_gpu_s, found.budget.train_tokens) == (5400, 172800, 15e12)
+    assert found.measure.step_timeout_s == 90
+    cluster = found.workload.cluster
+    assert (cluster.gpu.memory_bytes, cluster.gpu.memory_bytes_per_s) == (80 * 2**30, 3.35e12)
+    assert cluster.gpu.peak_flops_per_s["bf16"] == 989e12
+    assert (cluster.intra_node.latency_s, cluster.inter_node.bytes_per_s) == (5e-6, 50e9)
+    assert study_from_dict(json.loads(json.dumps(study_to_dict(found)))) == found
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"budget": {"max_wall_s": "1M"}}, "budget.max_wall_s", "write 1min for minutes"),
+        ({"budget": {"max_wall_s": "1000d"}}, "budget.max_wall_s", "less than or equal to"),
+        ({"budget": {"max_wall_s": "3600"}}, "budget.max_wall_s", "write it without quotes"),
+        ({"workload": {"seq_len": "8k", "global_batch_size": 1}}, "workload.seq_len", "write 8Ki"),
+        ({"workload": {"seq_len": "1.5 tokens", "global_batch_size": 1}}, "workload.seq_len", "whole number"),
+    ],
+)
+def test_a_wrong_unit_is_answered_with_place_and_remedy(change: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words) as refused:
+        study(**change)
+    assert refused.value.field == field
+
+
+def test_the_examples_of_units_in_the_json_schema_are_accepted() -> None:
+    for kind in (Seconds, Tokens, Bytes, BytesPerSecond, FlopsPerSecond, SequenceLength):
+        adapter = TypeAdapter[float](kind)
+        (example,) = adapter.json_schema()["anyOf"][1]["examples"]
+        assert adapter.validate_python(example) > 0
+
+
+def test_a_query_takes_a_number_as_text_and_the_units_of_specs() -> None:
+    tokens = TypeAdapter[float](Annotated[Tokens, IN_QUERY])
+    sequence = TypeAdapter[float](Annotated[SequenceLength, IN_QUERY])
+    assert [tokens.validate_python(text) for text in ("300B", "3e11", "300000000000")] == [300e9] * 3
+    assert [sequence.validate_python(text) for text in ("8Ki", "8192", "8192.0")] == [8192] * 3
+    for adapter, text in ((tokens, "0"), (tokens, "inf"), (tokens, ""), (sequence, "8k"), (sequence, "1.5")):
+        with pytest.raises(ValidationError):
+            adapter.validate_python(text)
+
+
+def test_a_time_with_colons_is_no_number_in_base_60() -> None:
+    assert parse_text("max_wall_s: 1:30:00\ncount: 12\nport: -0o7", where="x", what="x") == {
+        "max_wall_s": "1:30:00",
+        "count": 12,
+        "port": "-0o7",
+    }
 
 
 def test_what_a_guess_leaves_out_follows_from_the_others() -> None:
@@ -270,7 +402,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     [
         ("", "holds nothing"),
         ("- a\n", "holds a list"),
-        ("just words", "holds a str"),
+        ("just words", "holds text; write `key: value`"),
         ("a: [1", "is not YAML"),
         ("{", "is not YAML"),
         ("a: 1\na: 2\n", "the key 'a' is given twice"),
@@ -327,14 +459,34 @@ def test_whatever_a_file_holds_it_is_read_or_refused_with_our_own_error(text: st
         parse_text(text, where="test", what="study spec")
 
 
+@pytest.mark.parametrize("key", WorkloadDocument.model_fields)
+def test_a_key_of_the_workload_in_another_place_is_told_where_it_belongs(key: str) -> None:
+    for changes in ({key: 1}, {"space": {key: 1}}):
+        with pytest.raises(SpecError) as refused:
+            study(**changes)
+        assert refused.value.remedy == f"it is a key of workload: write `workload: {{{key}: ...}}`"
+
+
+@pytest.mark.parametrize("name", ["my_model", "my_model:", "my model:build", "my_model:build\n"])
+def test_a_builder_is_named_by_module_and_function(name: str) -> None:
+    with pytest.raises(SpecError, match="must be MODULE:FUNCTION or"):
+        study(model={"module": name})
+
+
 def test_the_documents_know_every_field_of_the_values() -> None:
     assert set(SpaceDocument.model_fields) - {"name", "description", "world_sizes"} == set(FIELDS)
-    assert set(ModelDocument.model_fields) == {field.name for field in fields(ModelSpec)}
+    assert set(ModelDocument.model_fields) == {field.name for field in fields(ModelSpec)} - {"code"}
     asked = StudyDocument.model_validate(MINIMAL)
     for part, value in ((asked.objective, Objective), (asked.budget, Budget), (asked.measure, MeasureSpec)):
         assert set(type(part).model_fields) == {field.name for field in fields(value)}
-    spoken = {field.name for field in fields(Study)} - {"trainer_options", "runner_options", "left_out", "same_data"}
-    assert set(StudyDocument.model_fields) == spoken | {"model", "cluster", "knobs"}
+    spoken = {field.name for field in fields(Study)} - {
+        "trainer_options",
+        "runner_options",
+        "left_out",
+        "same_data",
+        "at_hand",
+    }
+    assert set(StudyDocument.model_fields) == spoken | {"model", "cluster", "target", "knobs"}
 
 
 def test_the_json_schema_knows_the_words() -> None:
@@ -443,3 +595,28 @@ def test_keys_of_options_are_text_as_a_store_gives_them_back() -> None:
     found = study(trainer=trainer, knobs={"flash": [False, True], "bucket": [4, 8]})
     assert found.trainer_options["values"] == {"flash": {"true": "--flash", "false": None}, "bucket": {"8": "big"}}
     assert study_from_dict(json.loads(json.dumps(study_to_dict(found), sort_keys=True))) == found
+
+
+def test_an_inline_cluster_states_its_fabric_and_its_nvlink_domain() -> None:
+    where = {"gpu": "h100-sxm", "num_nodes": 4, "gpus_per_node": 8}
+    usual = study(cluster=where).workload.cluster
+    named = study(cluster=where | {"inter_node": {"fabric": "infiniband-hdr"}}).workload.cluster
+    assert named.inter_node == replace(usual.inter_node, fabric="infiniband-hdr", bytes_per_s=25e9)
+    given = {"fabric": "roce", "bytes_per_s": 12.5e9}
+    slower = study(cluster=where | {"inter_node": given, "gpus_per_domain": 32}).workload.cluster
+    assert slower.inter_node == replace(usual.inter_node, fabric="roce", bytes_per_s=12.5e9)
+    assert slower.domain_gpus == 32
+    joined = study(cluster=where | {"inter_node": {"fabric": "nvlink"}}).workload.cluster
+    assert joined.inter_node == replace(usual.intra_node, fabric="nvlink")
+    with pytest.raises(SpecError, match="fabric"):
+        study(cluster=where | {"inter_node": {"fabric": "omnipath"}})
+
+
+@pytest.mark.parametrize("model", ["gpt2-small", {"name": "gpt2-small"}, {"hf": "config.json"}, {"module": "a:b"}])
+def test_adapters_that_stand_beside_the_model_are_sent_to_the_workload(model: Any) -> None:
+    inside = isinstance(model, dict)
+    asked = {**MINIMAL, "model": {**model, "peft": {"method": "lora"}}} if inside else {**MINIMAL, "model": model}
+    with pytest.raises(SpecError) as raised:
+        parse_study(asked if inside else {**asked, "peft": {"method": "lora"}})
+    assert raised.value.field == ("model.peft" if inside else "peft")
+    assert "workload: {peft: ...}" in raised.value.remedy

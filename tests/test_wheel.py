@@ -13,8 +13,6 @@ import pytest
 from autotune.extras import MODULES
 from tests import test_extras
 
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = """\
 name: from-a-wheel

@@ -2,12 +2,14 @@
 
     tune.py       tune                                  best.py       best, explain
     plan.py       plan, estimate                        export.py     export, report, compare
-    check.py      check
+    fit.py        fit                                   check.py      check
     calibrate.py  calibrate                             serve.py      serve, token create, list, revoke, audit
     jobs.py       submit, list, status, watch, logs,    catalogs.py   knobs, searchers, models, clusters, spaces, trainers, runners
-                  pause, resume, stop, cancel           store.py      store check, backup, export, vacuum
-    doctor.py     doctor                                onboarding.py  init, import
+                  pause, resume, stop, cancel           store.py      store check, backup, restore, migrate, ...
+    annotate.py   note, tag, delete                     onboarding.py  init, import
+    doctor.py     doctor
 
+    help_pages.py  commands in groups, examples         quantities.py   options with units
     output.py     the options that commands share; JSON documents, tables and errors
     live.py       the live view of a running study      study_text.py   a study as text
     source.py     the store or the service that a command reads from
@@ -70,12 +72,15 @@ def application() -> typer.Typer:
     import typer
 
     from autotune.cli import (
+        agents,
+        annotate,
         best,
         calibrate,
         catalogs,
         check,
         doctor,
         export,
+        fit,
         jobs,
         onboarding,
         plan,
@@ -83,6 +88,7 @@ def application() -> typer.Typer:
         store,
         tune,
     )
+    from autotune.cli.help_pages import GroupedCommands, add_examples
 
     def show_version(asked: bool) -> None:
         if asked:
@@ -93,6 +99,7 @@ def application() -> typer.Typer:
 
     app = typer.Typer(
         name="autotune",
+        cls=GroupedCommands,
         help=SUMMARY,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -108,6 +115,23 @@ def application() -> typer.Typer:
     ) -> None:
         """Options that stand before the command."""
 
-    for module in (onboarding, check, tune, plan, calibrate, jobs, best, export, serve, store, catalogs, doctor):
+    for module in (
+        onboarding,
+        check,
+        tune,
+        plan,
+        fit,
+        calibrate,
+        jobs,
+        annotate,
+        best,
+        export,
+        serve,
+        store,
+        agents,
+        catalogs,
+        doctor,
+    ):
         module.register(app)
+    add_examples(app)
     return app

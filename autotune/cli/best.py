@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from autotune.cli.output import (
     emit,
     note,
 )
+from autotune.cli.quantities import sequence_tokens
 
 
 def register(app: typer.Typer) -> None:
@@ -39,9 +41,27 @@ def best(
             help="Across studies: only this runner. Simulated results are shown only with --runner simulated.",
         ),
     ] = "",
+    num_gpus: Annotated[
+        int | None, typer.Option("--num-gpus", min=1, help="Across studies: only clusters of so many GPUs.")
+    ] = None,
+    days: Annotated[
+        float | None,
+        typer.Option(
+            "--days",
+            min=0.0,
+            max=36_500.0,
+            help="Across studies: only what was measured in the last DAYS days.",
+            metavar="DAYS",
+        ),
+    ] = None,
     seq_len: Annotated[
         int | None,
-        typer.Option("--seq-len", min=1, help="Across studies: tokens per sequence, used where nothing was measured."),
+        typer.Option(
+            "--seq-len",
+            metavar="TOKENS",
+            parser=sequence_tokens,
+            help="Across studies: tokens per sequence, used where nothing was measured.",
+        ),
     ] = None,
     global_batch_size: Annotated[
         int | None,
@@ -81,15 +101,17 @@ def best(
 
     If nothing was measured for --model and --cluster, it shows the configs of the nearest known workload, otherwise the cost model's ranking.
     """
+    from autotune.cli.named_study import tell_namesakes
     from autotune.cli.source import open_source
     from autotune.errors import SpecError
 
     asked: dict[str, Any] = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner}
-    asked |= {"seq_len": seq_len, "global_batch_size": global_batch_size}
-    if study and any(asked.values()):
-        named = ", ".join(f"--{name.replace('_', '-')}" for name, value in asked.items() if value)
+    asked |= {"num_gpus": num_gpus, "days": days, "seq_len": seq_len, "global_batch_size": global_batch_size}
+    given = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value not in ("", None)]
+    if study and given:
         raise SpecError(
-            f"{named} searches across studies, but the study {study!r} is given too", remedy="leave one of them out"
+            f"{', '.join(given)} searches across studies, but the study {study!r} is given too",
+            remedy="leave one of them out",
         )
     if not study and pareto:
         raise SpecError("--pareto needs a study, but none is given", remedy="run `autotune best ID --pareto`")
@@ -99,16 +121,27 @@ def best(
         )
     with open_source(store, url) as source:
         if study:
+            tell_namesakes(source, study)
             document = source.best(study, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight)
         else:
-            document = source.best_across(**asked, metric=metric, stability_weight=stability_weight, top=top)
-    found = document["best"] is not None
+            days = asked.pop("days")
+            after = datetime.now(UTC) - timedelta(days=days) if days is not None else None
+            document = source.best_across(
+                **asked, measured_after=after, metric=metric, stability_weight=stability_weight, top=top
+            )
+    target = document.get("target")
+    found = document["best"] is not None or target is not None
     if json:
         emit(document)
     elif not found:
         note("nothing measured yet" if study else "no measured config matches; start a study with `autotune tune SPEC`")
         for remark in document["notes"]:
             note(remark)
+    elif target is not None:
+        from autotune.cli.study_text import next_step, print_target
+
+        print_target(target)
+        note(f"next: {next_step(document['study']['id'], document.get('next_export'))}")
     else:
         _print_best(document, pareto=pareto)
     if not found:
@@ -213,11 +246,13 @@ def explain(
 
     It shows the parts of the trial's reward, compared with the baseline and the runner-up.
     """
+    from autotune.cli.named_study import tell_namesakes
     from autotune.cli.source import open_source
     from autotune.report.reward_tables import formula_rows, reward_rows
     from autotune.reward import STABILITY_RULE
 
     with open_source(store, url) as source:
+        tell_namesakes(source, study)
         document = source.explain(study, trial)
     if json:
         emit(document)

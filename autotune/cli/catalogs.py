@@ -125,9 +125,13 @@ def clusters(json: JsonOption = False) -> None:
                 "gpu": c.gpu.name,
                 "gpus": c.num_gpus,
                 "memory_gib": round(c.gpu.memory_bytes / 2**30, 1),
-                **{f"{p}_tflops": _tflops(c.gpu.peak_flops_per_s.get(p)) for p in ("bf16", "fp16")},
+                **{f"{p}_tflops": _tflops(c.gpu.peak_flops_per_s.get(p)) for p in ("bf16", "fp16", "fp8", "nvfp4")},
                 "intra_node_gb_per_s": c.intra_node.bytes_per_s / 1e9,
                 "inter_node_gb_per_s": c.inter_node.bytes_per_s / 1e9,
+                "fabric": c.inter_node.fabric or c.gpu.usual_fabric,
+                "domain_gpus": c.domain_gpus,
+                "power_watts": c.gpu.power_watts,
+                "usd_per_hour": c.gpu.usd_per_hour,
             }
         )
     headings = {
@@ -136,10 +140,14 @@ def clusters(json: JsonOption = False) -> None:
         "memory_gib": "memory\nGiB",
         "bf16_tflops": "bf16\nTFLOP/s",
         "fp16_tflops": "fp16\nTFLOP/s",
+        "fp8_tflops": "fp8\nTFLOP/s",
+        "domain_gpus": "domain\nGPUs",
         "intra_node_gb_per_s": "in node\nGB/s",
         "inter_node_gb_per_s": "between\nnodes GB/s",
     }
-    _show("clusters", rows, json, headings=headings, optional=("gpu",))
+    hidden = ("gpu", "nvfp4_tflops", "power_watts", "usd_per_hour")
+    shown = [{key: value for key, value in row.items() if key not in hidden} for row in rows]
+    _show("clusters", rows, json, headings=headings, shown=shown, optional=("fp8_tflops", "fabric", "domain_gpus"))
 
 
 def _tflops(flops_per_s: float | None) -> float | None:
@@ -263,7 +271,7 @@ def _show(
             Column(
                 key=key,
                 heading=(headings or {}).get(key, key.replace("_", " ")),
-                right=key not in ("name", "gpu", "package") and key not in sentences,
+                right=key not in ("name", "gpu", "package", "fabric") and key not in sentences,
                 least=LEAST_SENTENCE,
                 cut=key not in sentences,
             )

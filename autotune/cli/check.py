@@ -70,6 +70,8 @@ class _LogView:
         """Prints a line."""
         if not self._shown:
             print(f"\n{'understood':{COLUMN}} log")
+        if not line.text.strip():
+            return
         if not line.metrics and self._shown >= SHOWN_LINES:
             self._left_out += 1
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import socket
 import sys
@@ -45,6 +47,7 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
     looks: tuple[Callable[[], Check], ...] = (
         _python,
         _torch,
+        _dry_runs,
         _gpus,
         _ray,
         _ray_dashboard,
@@ -102,6 +105,45 @@ def _torch() -> Check:
     )
 
 
+def _dry_runs() -> Check:
+    """`autotune fit` uses names that torch does not promise to keep, so it is bound to the releases that were tried."""
+    bound = _requirement("torch", "native")
+    if not is_installed("torch"):
+        return Check(
+            name="dry runs",
+            status=HINT,
+            detail="`autotune fit` needs torch; without it the formulas of `autotune plan` answer",
+            remedy=install_command("native"),
+        )
+    installed = metadata.version("torch")
+    if not _is_within(installed, bound):
+        return Check(
+            name="dry runs",
+            status=WARNING,
+            detail=f"`autotune fit` needs torch{bound}, but torch {installed} is installed",
+            remedy=f"pip install 'torch{bound}'",
+        )
+    return Check(name="dry runs", status=OK, detail=f"`autotune fit` can run models on torch {installed} without a GPU")
+
+
+def _requirement(package: str, extra: str) -> str:
+    """The bound that an extra of autotune puts on a package, as pip reads it: `<2.14,>=2.13`."""
+    wanted = re.compile(rf"{package}(?P<bound>[<>=][^;]*?)\s*;\s*extra == ['\"]{extra}['\"]")
+    found = (wanted.fullmatch(line) for line in metadata.requires("autotune") or ())
+    return next((match["bound"] for match in found if match), "")
+
+
+def _is_within(version: str, bound: str) -> bool:
+    """Whether major and minor number of a version are within `>=X.Y` and `<X.Y`."""
+    release = _numbers(version)
+    least, under = re.search(r">=\s*([\d.]+)", bound), re.search(r"<\s*([\d.]+)", bound)
+    return (not least or release >= _numbers(least[1])) and (not under or release < _numbers(under[1]))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
 def _gpus() -> Check:
     if not is_installed("torch"):
         return Check(
@@ -110,6 +152,16 @@ def _gpus() -> Check:
     import torch
 
     if not torch.cuda.is_available():
+        announced = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+        if announced not in ("", "-1"):
+            build = torch.version.cuda or torch.version.hip
+            found = "finds no GPU" if build else "is a CPU build"
+            return Check(
+                name="GPUs",
+                status=WARNING,
+                detail=f"CUDA_VISIBLE_DEVICES={announced} announces GPUs, but torch {torch.__version__} {found}: trials of the native trainer are refused",
+                remedy="install a build of torch for these GPUs and their driver, or unset CUDA_VISIBLE_DEVICES to train on the CPU",
+            )
         if shutil.which("nvidia-smi"):
             return Check(
                 name="GPUs",

@@ -5,5 +5,7 @@ FAILED = 1
 """the command failed, or nothing is feasible"""
 BAD_INPUT = 2
 """the command line, the spec or another argument is wrong"""
+AWAY = 3
+"""a store or service is away: it cannot be reached, or not be written now; the same command may succeed later"""
 INTERRUPTED = 130
 """stopped by Ctrl-C (128 + SIGINT); all measurements are stored"""

@@ -56,6 +56,7 @@ def export(
     """
     import shlex
 
+    from autotune.cli.named_study import tell_namesakes
     from autotune.cli.source import open_source
     from autotune.errors import SpecError
     from autotune.trainers import Launch, trainer, write_launch
@@ -73,6 +74,7 @@ def export(
     if to:
         trainer(to)
     with open_source(store, url) as source:
+        tell_namesakes(source, study)
         found = source.export(study, to or source.status(study)["study"]["trainer"], options, on=starter.name)
     launch = Launch(
         argv=tuple(found["argv"]),
@@ -111,16 +113,19 @@ def report(
     output: Annotated[Path, typer.Option("-o", "--output", help="HTML file to write.")],
     store: StoreOption = None,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Writes a study's report as one HTML page.
 
     The page is self-contained. It shows the trials, the winner, why it won and what failed, with figures.
     """
+    from autotune.cli.named_study import tell_namesakes
     from autotune.cli.source import open_source, study_with_trials
     from autotune.errors import SpecError
     from autotune.report import html_report
 
     with open_source(store, url) as source:
+        tell_namesakes(source, study)
         record, trials = study_with_trials(source, study)
     page = html_report(record, trials)
     try:
@@ -130,6 +135,8 @@ def report(
         raise SpecError(
             f"{output} cannot be written: {error.strerror}", remedy="name another file with -o", field="--output"
         ) from None
+    if json:
+        emit({"wrote": str(output)})
     note(f"wrote {output}")
 
 

@@ -42,13 +42,18 @@ def submit(
     json: JsonOption = False,
 ) -> None:
     """Submits a study; a running `autotune serve` runs it."""
-    from autotune.cli.source import open_source
-    from autotune.schema import read_spec
+    from autotune.cli.source import LocalSource, open_source
+    from autotune.schema import places_in, read_spec
 
+    asked = read_spec(spec)
+    if no_check:
+        asked["check"] = False
     with open_source(store, url) as source:
-        asked = read_spec(spec) | ({"check": False} if no_check else {})
-        document = source.submit(asked, idempotency_key=key)
+        with places_in(asked):
+            document = source.submit(asked, idempotency_key=key)
         study = document["study"]
+        if isinstance(source, LocalSource):
+            _say_who_serves(store)
         if wait:
             note(f"study {study['id']} is submitted")
             _watch(source, study["id"], json)
@@ -60,22 +65,37 @@ def submit(
     note(f"next: autotune watch {study['id']}")
 
 
+def _say_who_serves(store: str | None) -> None:
+    """Says when no service of this machine would run what was submitted to the store."""
+    from autotune.service.presence import is_served
+    from autotune.settings import settings
+
+    if not is_served(store or settings().store):
+        note(
+            "no service on this machine runs the studies of this store: start one with `autotune serve`, "
+            "or run the study yourself with `autotune tune`"
+        )
+
+
 def list_studies(
     status: Annotated[str | None, typer.Option("--status", help="Only studies with this status, e.g. running.")] = None,
     model: Annotated[str, typer.Option("--model", help="Only studies of this model.")] = "",
     cluster: Annotated[str, typer.Option("--cluster", help="Only studies on this cluster.")] = "",
+    tag: Annotated[str, typer.Option("--tag", help="Only studies with this tag.")] = "",
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Number of studies to show.")] = 50,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Lists studies, newest first."""
+    from autotune.cli.named_study import interval_of
     from autotune.cli.source import open_source
     from autotune.spec import StudyStatus
     from autotune.spec.checks import one_of
+    from autotune.spec.speedup import format_speedup
 
     wanted = StudyStatus(one_of("--status", status.upper(), list(StudyStatus))) if status else None
-    filters: dict[str, Any] = {"model": model, "cluster": cluster, **({"status": wanted} if wanted else {})}
+    filters: dict[str, Any] = {"model": model, "cluster": cluster, "tag": tag, **({"status": wanted} if wanted else {})}
     with open_source(store, url) as source:
         document = source.studies(limit=limit, **filters)
     if json:
@@ -85,7 +105,7 @@ def list_studies(
     for name in ("id", "name", "status", "model", "cluster", "trials", "speedup", "created"):
         table.add_column(name, justify="right" if name in ("trials", "speedup") else "left", overflow="fold")
     for s in document["studies"]:
-        speedup = f"{s['speedup']:.2f}x" if s.get("speedup") else ""
+        speedup = format_speedup(s["speedup"], *interval_of(s)) if s.get("speedup") else ""
         created = str(s["created_at"])[:19].replace("T", " ")
         trials = str(sum(s["trials"].values()))
         table.add_row(s["id"], s["name"], s["status"], s["model"], s["cluster"], trials, speedup, created)
@@ -97,11 +117,13 @@ def list_studies(
 
 def status(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
     """Shows a study: its status, trials and best config."""
-    from autotune.cli.source import open_source
+    from autotune.cli.named_study import tell_namesakes
+    from autotune.cli.source import open_source, shown_trials
 
     with open_source(store, url) as source:
+        tell_namesakes(source, study)
         document = source.status(study)
-        trials = [] if json else source.trials(study)
+        trials = [] if json else shown_trials(source, document["study"]["id"])
     if json:
         emit(document)
         return
@@ -112,10 +134,12 @@ def status(study: StudyArgument, store: StoreOption = None, url: UrlOption = Non
 
 def watch(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
     """Follows a study until it ends; Ctrl-C leaves it running."""
+    from autotune.cli.named_study import tell_namesakes
     from autotune.cli.source import open_source
 
     with open_source(store, url) as source:
-        _watch(source, study, json)
+        tell_namesakes(source, study)
+        _watch(source, source.status(study)["study"]["id"], json)
 
 
 def _watch(source: Any, study: str, as_json: bool) -> None:
@@ -123,6 +147,7 @@ def _watch(source: Any, study: str, as_json: bool) -> None:
     from contextlib import nullcontext
 
     from autotune.cli.live import LiveView
+    from autotune.cli.source import shown_trials
     from autotune.cli.study_text import history_line, print_study
     from autotune.results.records import record_of
     from autotune.spec import StudyStatus
@@ -146,7 +171,7 @@ def _watch(source: Any, study: str, as_json: bool) -> None:
     if as_json:
         emit(document)
     else:
-        print_study(document, source.trials(study))
+        print_study(document, shown_trials(source, document["study"]["id"]))
     if state is StudyStatus.PAUSED:
         note(f"next: autotune resume {document['study']['id']}")
     if state is StudyStatus.FAILED:
@@ -166,11 +191,13 @@ def logs(
 
     Of a failed trial it prints the kind of failure, the exception and the last log lines.
     """
+    from autotune.cli.named_study import tell_namesakes
     from autotune.cli.source import open_source
     from autotune.cli.study_text import history_line
     from autotune.errors import NotFoundError
 
     with open_source(store, url) as source:
+        tell_namesakes(source, study)
         if trial is None:
             events: list[dict[str, Any]] = []
             while more := source.events(study, after=events[-1]["sequence"] if events else 0):
@@ -198,10 +225,11 @@ def logs(
 
 
 def _act(action: str, study: str, store: str | None, url: str | None, as_json: bool) -> None:
+    from autotune.cli.named_study import to_act_on
     from autotune.cli.source import open_source
 
     with open_source(store, url) as source:
-        document = source.act(study, action)
+        document = source.act(to_act_on(source, study), action)
     if as_json:
         emit(document)
         return

@@ -22,6 +22,8 @@ from autotune.report.terminal import (
     trials_table,
 )
 from autotune.spec import Study, Trial, TrialPurpose, TrialStatus, config_label
+from autotune.study.controller.finals import most_runs
+from autotune.study.controller.trial_index import ASKED
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -112,7 +114,10 @@ class LiveView:
 
         workload = self.study.workload
         overflow = "ellipsis" if self.palette.unicode else "crop"
-        title = f"{self.study.name}: {workload.model.name} on {workload.cluster.name} ({self.study.searcher})"
+        at_hand = self.study.at_hand
+        place = workload.cluster.name if at_hand is None else f"{at_hand.name} for {workload.cluster.name}"
+        how = self.study.searcher if at_hand is None else "proxies"
+        title = f"{self.study.name}: {workload.model.name} on {place} ({how})"
         texts = ((self._summary(), ""), (self._best_line(), "bold"), (self.message, "dim"), (title, "italic"))
         head = Group(
             *(
@@ -144,13 +149,14 @@ class LiveView:
 
     def _summary(self) -> str:
         budget = self.study.budget
-        searched = sum(t.purpose is TrialPurpose.SEARCH and t.status.is_terminal for t in self.trials.values())
+        searched = sum(t.purpose in ASKED and t.status.is_terminal for t in self.trials.values())
         elapsed = time.monotonic() - self.began
         left = max(0.0, budget.max_wall_s - elapsed)
         ended = [t for t in self.trials.values() if t.status.is_terminal]
         if ended:
-            finals = (self.study.measure.finalists + 1) * self.study.measure.final_rounds
-            ahead = max(0, budget.max_trials - searched) + finals - sum(t.purpose is TrialPurpose.FINAL for t in ended)
+            runs = 0 if self.study.at_hand is not None else most_runs(self.study.measure)
+            finals = runs - sum(t.purpose is TrialPurpose.FINAL for t in ended)
+            ahead = max(0, budget.max_trials - searched) + finals
             left = min(left, elapsed / len(ended) * max(0, ahead))
         return (
             f"{self.phase}   {searched} of at most {budget.max_trials} trials   {format_duration(elapsed)} elapsed, "

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from autotune.errors import AutotuneError
+    from autotune.report.terminal import Palette
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout; everything else goes to stderr.")
@@ -40,15 +44,22 @@ NoCheckOption = Annotated[
         "--no-check", help="Begin without trying a program that the store has never seen for a few steps first."
     ),
 ]
+NoProfileOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-profile",
+        help="Make no profile of a model of your own by dry runs; its memory then comes from a stored profile, or from the formulas of a decoder.",
+    ),
+]
 StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="Study: id, start of the id, or name.")]
 
 
-PIPE_WIDTH = 200
-"""width of tables that go to a file or a pipe, in characters"""
+PIPE_WIDTH = 100_000
+"""characters of a line in a file or a pipe: more than any line has, so that nothing is wrapped or cut there"""
 
 
 def consoles() -> tuple[Console, Console]:
-    """The consoles of stdout and of stderr. A file or a pipe gets tables of `PIPE_WIDTH`."""
+    """The consoles of stdout and of stderr. Lines in a file or a pipe stay whole, and their tables have tabs."""
     from rich.console import Console
 
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -58,11 +69,18 @@ def consoles() -> tuple[Console, Console]:
     return out, err
 
 
-def bare_table() -> Table:
-    """An empty table without lines."""
-    from rich.table import Table
+def palette_of(out: Console) -> Palette:
+    """Blocks for the bars where the console has colours to tell their parts apart, otherwise letters."""
+    from autotune.report.terminal import Palette
 
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    return Palette.of(sys.stdout) if out.color_system and not out.no_color else Palette(unicode=False)
+
+
+def bare_table() -> Table:
+    """An empty table without lines; tabs in a file or a pipe."""
+    from autotune.report.tab_table import TabTable
+
+    return TabTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
 
 def emit(document: Mapping[str, Any]) -> None:
@@ -90,13 +108,22 @@ def note(text: str) -> None:
 
 def report_error(error: Exception, *, as_json: bool) -> int:
     """Prints an error, with --json also as an error document on stdout, and returns the exit code."""
-    from autotune.cli.exit_codes import BAD_INPUT, FAILED
-    from autotune.errors import AutotuneError, ConflictError, InfeasibleError, ProgramError, ServiceError
+    from autotune.cli.exit_codes import AWAY, BAD_INPUT, FAILED
+    from autotune.errors import (
+        AutotuneError,
+        ConflictError,
+        InfeasibleError,
+        ProgramError,
+        ServiceError,
+        ServiceUnavailableError,
+        StoreUnavailableError,
+    )
 
     if isinstance(error, AutotuneError):
-        body = {"kind": error.kind, "message": error.message, "field": error.field, "remedy": error.remedy}
-        text = str(error)
+        body = error.document()
+        text = _with_excerpts(error)
         code = FAILED if isinstance(error, InfeasibleError | ConflictError | ProgramError | ServiceError) else BAD_INPUT
+        code = AWAY if isinstance(error, StoreUnavailableError | ServiceUnavailableError) else code
     else:
         text = error.format_message() if hasattr(error, "format_message") else str(error)
         if type(error).__name__ == "NoArgsIsHelpError":  # `autotune` alone: the text is the help
@@ -105,8 +132,24 @@ def report_error(error: Exception, *, as_json: bool) -> int:
         context = getattr(error, "ctx", None)
         remedy = f"`{context.command_path if context else 'autotune'} --help` shows the usage"
         body = {"kind": "usage", "message": text, "field": "", "remedy": remedy}
-        text, code = f"{text.rstrip('.')}; {remedy}", BAD_INPUT
+        text, code = f"error: {_joined(text, remedy)}", BAD_INPUT
     if as_json:
         emit({"error": body})
-    print(f"error: {text}", file=sys.stderr)
+    print(text, file=sys.stderr)
     return code
+
+
+def _joined(text: str, remedy: str) -> str:
+    """A wrong command line as one sentence with its remedy."""
+    number = "Input should be a valid integer, unable to parse string as an integer"
+    text = text.replace(number, "must be a whole number").replace("Input should be", "must be").rstrip(".")
+    return f"{text} {remedy[0].upper()}{remedy[1:]}" if text.endswith("?") else f"{text}; {remedy}"
+
+
+def _with_excerpts(error: AutotuneError) -> str:
+    """All mistakes that an error carries, each with the lines of the spec that it is about."""
+    shown = []
+    for mistake in (error, *error.others):
+        excerpt = indent(mistake.place.excerpt, "  ") + "\n" if mistake.place and mistake.place.excerpt else ""
+        shown.append(f"error: {mistake}" + (f"\n\n{excerpt}" if excerpt else ""))
+    return "\n".join(shown).rstrip("\n")

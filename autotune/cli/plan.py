@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, SpecArgument, StoreOption, bare_table, consoles, emit, note
+from autotune.cli.output import (
+    JsonOption,
+    NoProfileOption,
+    SpecArgument,
+    StoreOption,
+    bare_table,
+    consoles,
+    emit,
+    note,
+    palette_of,
+)
+from autotune.cli.quantities import tokens
 
 
 def register(app: typer.Typer) -> None:
@@ -24,10 +34,24 @@ def plan(
         str | None,
         typer.Option("--gpus", metavar="N,N,...", help="Also show the best config for these numbers of GPUs."),
     ] = None,
-    tokens: Annotated[
-        float | None,
-        typer.Option("--tokens", min=1, help="With --gpus: also show days and cost to train on this many tokens."),
+    clusters: Annotated[
+        str | None,
+        typer.Option(
+            "--clusters",
+            metavar="NAME,NAME,...",
+            help="Also compare these clusters (h100-sxm-8x8), or GPU types with as many GPUs as the spec's cluster (h200-sxm).",
+        ),
     ] = None,
+    train_tokens: Annotated[
+        float | None,
+        typer.Option(
+            "--tokens",
+            metavar="TOKENS",
+            parser=tokens(),
+            help="With --gpus or --clusters: also show days, cost and energy to train on this many tokens, e.g. 15T.",
+        ),
+    ] = None,
+    no_profile: NoProfileOption = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -36,30 +60,49 @@ def plan(
     from autotune.errors import SpecError
     from autotune.spec.study import SIMULATED
 
-    if tokens is not None and gpus is None:
+    if train_tokens is not None and gpus is None and clusters is None:
         raise SpecError(
-            "--tokens works only with --gpus, which is missing", remedy="add e.g. --gpus 64,128", field="--tokens"
+            "--tokens works only with --gpus or --clusters, which are missing",
+            remedy="add e.g. --gpus 64,128 or --clusters h100-sxm,h200-sxm",
+            field="--tokens",
         )
     study = api.load_study(spec)
     database = api.open_store(store)
     try:
-        found = api.plan_of(study, top=top, store=database)
+        found = api.plan_of(study, top=top, store=database, profile=not no_profile, on_dry_run=_tell)
         not_here = api.cannot_run_here(study)
-        sizes = api.what_if_of(study, _counts(gpus), tokens=tokens, store=database) if gpus else ()
+        proxies = api.proxies_of(study, top=top, store=database) if study.at_hand is not None and found.rows else []
+        sizes = api.what_if_of(study, _counts(gpus), tokens=train_tokens, store=database) if gpus else ()
+        names = [word.strip() for word in (clusters or "").split(",") if word.strip()]
+        compared = (
+            api.compare_clusters_of(study, names, tokens=train_tokens, store=database) if clusters is not None else ()
+        )
     finally:
         database.close()
     document = found.to_dict() | {"cannot_run_here": not_here}
+    document |= {"proxies": proxies} if study.at_hand is not None else {}
     document |= {"what_if": [row.to_dict() for row in sizes]} if gpus else {}
+    document |= {"clusters": [choice.to_dict() for choice in compared]} if clusters is not None else {}
     if json:
         emit(document)
     else:
         _print_plan(study, found, sizes)
+        _print_proxies(study, proxies)
+        _print_clusters(compared)
+        _print_source(found.source)
         if not_here:
             note(f"`autotune tune` would refuse this spec on this machine: {not_here}")
         elif found.rows and spec != "-":
             note(f"next: autotune {'tune' if study.runner == SIMULATED else 'check'} {shlex.quote(spec)}")
-    if not found.rows:
+    if not found.rows and not any(choice.config for choice in compared):
         raise typer.Exit(1)
+
+
+def _tell(number: int, count: int, what: str) -> None:
+    """Says on stderr which dry run of a profile begins."""
+    from autotune.profiling import dry_run_words
+
+    note(dry_run_words(number, count, what))
 
 
 def _counts(text: str) -> list[int]:
@@ -73,6 +116,7 @@ def _counts(text: str) -> list[int]:
 
 def _print_plan(study: Any, found: Any, sizes: Any) -> None:
     from autotune.report.terminal import format_bytes, format_count, plan_table
+    from autotune.space.exclusion import in_words
     from autotune.spec import config_label
 
     out, _ = consoles()
@@ -80,14 +124,14 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
     excluded = sum(found.infeasible.values())
     out.print(
         f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
-        f"{workload.seq_len} tokens x {', '.join(map(str, workload.global_batch_sizes))} sequences, trainer {study.trainer}"
+        f"{workload.seq_len} token{'s' if workload.seq_len > 1 else ''} x {', '.join(map(str, workload.global_batch_sizes))} sequences, trainer {study.trainer}"
     )
     why = ", for these reasons (`autotune estimate SPEC --config ...` gives the reason for one config):"
     out.print(f"{found.feasible:,} feasible configs, {excluded:,} combinations excluded{why if excluded else ''}")
-    for reason, count in sorted(found.infeasible.items(), key=lambda item: -item[1]):
-        out.print(f"  {count:>12,}  {reason}")
+    for reason, count in in_words(found.infeasible).items():
+        out.print(f"  {count:>12,}  {reason}", markup=False)
     if found.rows:
-        out.print(plan_table(found, palette=_palette(out)))
+        out.print(plan_table(found, palette=palette_of(out)))
         out.print("ranked by predicted speed times the probability that the config fits into memory")
         if found.not_modelled:
             out.print(f"not in the cost model, each shown at its first value: {', '.join(found.not_modelled)}")
@@ -95,7 +139,7 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
         miss = found.nearest_miss
         out.print(
             f"no config fits into {format_bytes(workload.cluster.gpu.memory_bytes)}; the nearest miss, {config_label(miss.config)}, "
-            f"would need {format_bytes(float(miss.estimate.peak_memory_bytes))}"
+            f"would need {miss.need}"
         )
         for remedy in miss.remedies:
             out.print(f"  {remedy}")
@@ -114,19 +158,41 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
             spent = (days, cost) if budgeted else ()
             table.add_row(f"{row.num_gpus:,}", config_label(row.config), rate, mfu, *spent)
         out.print(table)
-    _print_source(found.source)
+
+
+def _print_proxies(study: Any, proxies: Any) -> None:
+    """Prints what would run on the cluster at hand for the best configs of a target, and what that cannot tell."""
+    from autotune.report.target_text import PROXY_HEADS, blind_words, proxy_rows
+
+    if not proxies:
+        return
+    out, _ = consoles()
+    target, at_hand = study.workload.cluster, study.at_hand
+    out.print(f"what would run on {at_hand.name} in their place, {target.num_gpus / at_hand.num_gpus:g} times smaller:")
+    table = bare_table()
+    for i, head in enumerate(PROXY_HEADS):
+        table.add_column(head, justify="left" if i == 1 else "right", overflow="fold")
+    for row in proxy_rows(proxies):
+        table.add_row(*row)
+    out.print(table)
+    if unknown := blind_words(name for row in proxies if row["proxy"] for name in row["proxy"]["blind"]):
+        out.print(f"proxies cannot tell: {', '.join(unknown)}")
+
+
+def _print_clusters(compared: Any) -> None:
+    from autotune.report.cluster_table import cluster_notes, cluster_table
+
+    out, _ = consoles()
+    if compared:
+        out.print(cluster_table(compared, palette=palette_of(out)))
+        for line in cluster_notes(compared):
+            out.print(line)
 
 
 def _print_source(source: str) -> None:
-    fitted = "fitted to published measurements, " if source.endswith(".csv") else ""
-    note(f"constants of the cost model: {fitted}{source}")
+    from autotune.report.cluster_table import source_words
 
-
-def _palette(out: Any) -> Any:
-    """Blocks for the bars where the console has colours to tell their parts apart, otherwise letters."""
-    from autotune.report.terminal import Palette
-
-    return Palette.of(sys.stdout) if out.color_system else Palette(unicode=False)
+    note(f"constants of the cost model: {source_words(source)}")
 
 
 def estimate(
@@ -139,6 +205,7 @@ def estimate(
             help="The config, e.g. tp=2,pp=1,dp=4,micro_batch_size=2 or 'tp2 pp1 dp4 mb2'. `autotune knobs` lists the knobs.",
         ),
     ],
+    no_profile: NoProfileOption = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -148,11 +215,11 @@ def estimate(
     """
     from autotune import api
     from autotune.cli.exit_codes import BAD_INPUT
-    from autotune.space import Launchable, complete, why_not
+    from autotune.space import complete, why_not_in
 
     study = api.load_study(spec)
     asked = complete(study.workload, config, study.space.own_knobs)
-    reason = why_not(study.workload, asked) or Launchable.of(study).why_not(study.workload, asked)
+    reason = why_not_in(study, asked)
     if reason is not None:
         if json:
             emit({"config": asked.to_dict(), "legal": False, "reason": reason, "estimate": None, "source": ""})
@@ -160,7 +227,7 @@ def estimate(
         raise typer.Exit(BAD_INPUT)
     database = api.open_store(store)
     try:
-        predicted, source = api.estimate_of(study, asked, store=database)
+        predicted, source = api.estimate_of(study, asked, store=database, profile=not no_profile, on_dry_run=_tell)
     finally:
         database.close()
     if json:
@@ -173,6 +240,7 @@ def estimate(
 
 
 def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
+    from autotune.cost.correction import after_one_trial
     from autotune.report.terminal import (
         format_bytes,
         format_count,
@@ -183,11 +251,14 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
     from autotune.spec import config_label
 
     out, _ = consoles()
-    palette = _palette(out)
+    palette = palette_of(out)
     low, high = (format_duration(float(v)) for v in (predicted.step_time_low_s, predicted.step_time_high_s))
     idle = cluster.num_gpus - config.world_size
     out.print(config_label(config) + (f"   ({idle:,} of {cluster.num_gpus:,} GPUs stay idle)" if idle else ""))
-    out.print(f"step      {format_duration(float(predicted.step_time_s))}   (90%: {low} to {high})")
+    out.print(
+        f"step      {format_duration(float(predicted.step_time_s))}   (90%: {low} to {high}; "
+        f"within {after_one_trial(predicted):.0%} once a trial has run on the cluster)"
+    )
     out.print(
         f"speed     {format_count(float(predicted.tokens_per_s))} tokens/s, "
         f"{format_count(float(predicted.tokens_per_s_per_gpu))} per GPU, MFU {float(predicted.mfu):.1%}"

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from autotune.cli.help_pages import GroupedCommands
 from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, emit, note
-
-_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command()(serve)
     tokens = typer.Typer(
-        help="Makes, lists and revokes access tokens of the service.", no_args_is_help=True, rich_markup_mode=None
+        cls=GroupedCommands,
+        help="Makes, lists and revokes access tokens of the service.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
     )
     tokens.command("create")(create)
     tokens.command("list")(list_tokens)
@@ -60,6 +61,29 @@ def serve(
         list[Path] | None,
         typer.Option("--data-root", help="Folder whose files a spec may name as `data`; may be repeated."),
     ] = None,
+    program_root: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--program-root",
+            help="Folder whose programs callers of scope run may name as a trainer's script; may be repeated. Default: none.",
+        ),
+    ] = None,
+    program_user: Annotated[
+        str,
+        typer.Option(
+            "--program-user", help="User as whom trainers' programs run; needs root. Default: the service's own user."
+        ),
+    ] = "",
+    program_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--program-env", metavar="NAME", help="Variable that trainers' programs see too; may be repeated."
+        ),
+    ] = None,
+    print_monitoring: Annotated[
+        bool,
+        typer.Option("--print-monitoring", help="Print the configuration of Prometheus for this machine, and end."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Runs the service: API, web page and submitted studies.
@@ -71,6 +95,16 @@ def serve(
     from autotune.service.options import RUNNER_OPTIONS
     from autotune.spec.checks import one_of
 
+    if print_monitoring:
+        from autotune import assets
+        from autotune.service.monitoring import prometheus_configuration
+
+        print(prometheus_configuration(), end="")
+        note(
+            "save it as prometheus.yml and start: prometheus --config.file=prometheus.yml --web.listen-address=127.0.0.1:9090"
+        )
+        note(f"the Grafana dashboard is {assets.dashboards() / 'grafana' / 'autotune.json'}")
+        return
     one_of("--runner", runner, ("ray", "local"))
     runners = {name: options for name, options in RUNNER_OPTIONS.items() if runner == "ray" or name != "ray"}
     options = ServiceOptions(
@@ -83,6 +117,9 @@ def serve(
         public_url=public_url,
         require_token=require_token,
         data_roots=tuple(data_root or ()),
+        program_roots=tuple(program_root or ()),
+        program_user=program_user,
+        program_environment=tuple(program_env or ()),
         runners=runners,
     )
 
@@ -99,7 +136,7 @@ def create(
         str,
         typer.Option(
             "--scope",
-            help="read; submit (read, and submit and control one's own studies); or admin (control all studies).",
+            help="read; submit (read, and submit and control one's own studies); run (submit, also with programs of the service's program folders); or admin (control all studies too).",
         ),
     ] = "submit",
     owner: Annotated[
@@ -109,7 +146,7 @@ def create(
         ),
     ] = "",
     expires: Annotated[
-        str, typer.Option("--expires", metavar="N[m|h|d]", help="Lifetime, e.g. 90d. Default: no end.")
+        str, typer.Option("--expires", metavar="TIME", help="Lifetime, e.g. 90d or 12h. Default: no end.")
     ] = "",
     store: StoreOption = None,
     json: JsonOption = False,
@@ -122,7 +159,7 @@ def create(
     owner = owner or getpass.getuser()
     database = open_store(store)
     try:
-        token, text = database.tokens.create(owner, scope, expires_in_s=_seconds(expires))
+        token, text = database.tokens.create(owner, scope, expires_in_s=_lifetime_s(expires))
         database.record_audit("command line", "token.create", token.id, {"owner": owner, "scope": scope})
     finally:
         database.close()
@@ -225,17 +262,18 @@ def _plain(token: Any) -> dict[str, Any]:
     }
 
 
-def _seconds(text: str) -> float | None:
-    """A lifetime in seconds. Raises `SpecError` for any other text."""
+def _lifetime_s(text: str) -> float | None:
+    """A lifetime in seconds; None for no end. Raises `SpecError` for text without a unit, and for what is no time."""
     from autotune.errors import SpecError
+    from autotune.spec.quantity import TIME
 
     if not text:
         return None
-    found = re.fullmatch(r"([0-9]{1,6})([mhd])", text)
-    if not found:
+    if not text[-1].isalpha():
         raise SpecError(
-            f"a lifetime must be a number followed by m, h or d, but is {text!r}",
-            remedy="e.g. --expires 90d",
-            field="--expires",
+            f"a lifetime needs a unit, but is {text!r}", remedy="write it as in 90d or 12h", field="--expires"
         )
-    return int(found[1]) * _UNITS[found[2]]
+    try:
+        return TIME.parse(text)
+    except SpecError as error:
+        raise SpecError(error.message, remedy=error.remedy, field="--expires") from None

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from autotune.ports import Store, StudyRecord
+    from autotune.ports import ServiceStore, StudyRecord
+    from autotune.results.result import Result
     from autotune.spec import Trial
 
 Document = dict[str, Any]
@@ -40,12 +42,40 @@ class Source(Protocol):
         """All trials of a study."""
         ...
 
+    def result(self, study_id: str) -> Result:
+        """The study with its trials, running or ended."""
+        ...
+
     def events(self, study_id: str, *, after: int = 0) -> list[Document]:
         """The next page of events after that sequence number."""
         ...
 
     def act(self, study_id: str, action: str) -> Document:
         """pause, resume, stop or cancel: {study}."""
+        ...
+
+    def notes(self, study_id: str) -> list[Document]:
+        """The notes that people wrote on a study, oldest first."""
+        ...
+
+    def add_note(self, study_id: str, text: str) -> Document:
+        """Writes a note on a study: {note}."""
+        ...
+
+    def remove_note(self, study_id: str, number: int) -> Document:
+        """Removes a note for good: {notes}."""
+        ...
+
+    def tag(self, study_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> Document:
+        """Adds and removes tags of a study: {study}."""
+        ...
+
+    def deletion(self, study_id: str) -> Document:
+        """What deleting a study would take away: {deletion}."""
+        ...
+
+    def delete(self, study_id: str) -> Document:
+        """Deletes a study that has ended, for good: {deletion}."""
         ...
 
     def best(
@@ -71,6 +101,8 @@ class Source(Protocol):
         cluster: str = "",
         trainer: str = "",
         runner: str = "",
+        num_gpus: int | None = None,
+        measured_after: datetime | None = None,
         seq_len: int | None = None,
         global_batch_size: int | None = None,
         metric: str | None = None,
@@ -92,7 +124,7 @@ class Source(Protocol):
 class LocalSource:
     """A source that reads the results database."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ServiceStore) -> None:
         self.store = store
 
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> Document:
@@ -123,6 +155,12 @@ class LocalSource:
         """All trials of a study."""
         return [trial.to_dict() for trial in self.store.trials(self.store.study(study_id).id)]
 
+    def result(self, study_id: str) -> Result:
+        """The study with its trials."""
+        from autotune import api
+
+        return api.result_of(self.store, study_id)
+
     def events(self, study_id: str, *, after: int = 0) -> list[Document]:
         """The next page of events after that sequence number."""
         found = self.store.events(self.store.study(study_id).id, after=after)
@@ -134,6 +172,35 @@ class LocalSource:
 
         api.act(self.store, study_id, action)
         return {"study": self.status(study_id)["study"]}
+
+    def notes(self, study_id: str) -> list[Document]:
+        """The notes on a study."""
+        return [note.to_dict() for note in self.store.annotations.notes(study_id)]
+
+    def add_note(self, study_id: str, text: str) -> Document:
+        """Writes a note."""
+        return {"note": self.store.annotations.add_note(study_id, text).to_dict()}
+
+    def remove_note(self, study_id: str, number: int) -> Document:
+        """Removes a note."""
+        self.store.annotations.remove_note(study_id, number)
+        return {"notes": self.notes(study_id)}
+
+    def tag(self, study_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> Document:
+        """Changes the tags."""
+        return {"study": self._study(self.store.annotations.change_tags(study_id, add=add, remove=remove))}
+
+    def deletion(self, study_id: str) -> Document:
+        """What deleting would take away."""
+        from autotune import api
+
+        return {"deletion": api.deletion_of(self.store, study_id).to_dict()}
+
+    def delete(self, study_id: str) -> Document:
+        """Deletes a study that has ended."""
+        from autotune import api
+
+        return {"deletion": api.delete_study(self.store, study_id).to_dict()}
 
     def best(self, study_id: str, *, top: int = 1, **asked: Any) -> Document:
         """Best configs of a study."""
@@ -171,12 +238,17 @@ class LocalSource:
 
 
 def study_with_trials(source: Source, study_id: str) -> tuple[StudyRecord, tuple[Trial, ...]]:
-    """The record and the trials of a study, from which this process makes reports, comparisons and the live view."""
+    """The record and the trials of a study, from which this process makes reports and comparisons."""
     from autotune.results.records import record_of
     from autotune.spec import Trial
 
     record = record_of(source.record(study_id)["record"])
     return record, tuple(Trial.from_dict(values) for values in source.trials(record.id))
+
+
+def shown_trials(source: Source, study_id: str) -> list[Document]:
+    """All trials of a study with their configs' figures (`autotune.results.config_figures`), as tables show them."""
+    return [trial.to_dict() for trial in source.result(study_id).shown]
 
 
 @contextmanager

@@ -7,19 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.cli.help_pages import GroupedCommands
 from autotune.cli.output import JsonOption, StoreOption, emit, note
 from autotune.errors import NotFoundError
 
 if TYPE_CHECKING:
     from autotune.store import SqlStore
+    from autotune.store.location import StoreLocation
 
 
 def register(app: typer.Typer) -> None:
     """Adds the group."""
     group = typer.Typer(
-        help="Checks, backs up, exports and compacts the results database.", no_args_is_help=True, rich_markup_mode=None
+        cls=GroupedCommands,
+        help="Checks, backs up, restores, upgrades, exports and compacts the results database.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
     )
-    for command in (check, backup, export, vacuum):
+    for command in (check, backup, restore, migrate, export, vacuum):
         group.command()(command)
     app.add_typer(group, name="store")
 
@@ -27,8 +32,8 @@ def register(app: typer.Typer) -> None:
 def check(store: StoreOption = None, json: JsonOption = False) -> None:
     """Checks the database for damage and contradictions.
 
-    It checks the integrity of the file and the laws of each study's history: nothing is lost, nothing happened twice, and no terminal state
-    changed.
+    It checks the integrity of the file, the checksums of events, trials and attempts, and the laws of each study's history: nothing is lost, nothing
+    happened twice, and no terminal state changed.
     """
     from autotune.store import maintenance
 
@@ -49,6 +54,7 @@ def check(store: StoreOption = None, json: JsonOption = False) -> None:
 def backup(
     target: Annotated[Path, typer.Argument(help="File to write; it must not exist yet.")],
     store: StoreOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Copies the database; it may be in use."""
     from autotune.store import maintenance
@@ -58,13 +64,65 @@ def backup(
         maintenance.backup(database, target)
     finally:
         database.close()
+    if json:
+        emit({"wrote": str(target)})
     note(f"wrote {target}")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="Backup that `autotune store backup` wrote.")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Puts a backup in the place of the database.
+
+    The backup is checked first. Nobody may have the database open. What was there is kept under another name. SQLite only.
+    """
+    from autotune.store.location import find_location
+    from autotune.store.restoring import restore as put_back
+
+    location = find_location(store)
+    done = put_back(location, file)
+    if json:
+        kept = str(done.kept) if done.kept else None
+        emit({"version": done.version, "studies": done.studies, "trials": done.trials, "kept": kept})
+    note(f"{location} holds {done.studies} studies with {done.trials} trials again, as of {file}")
+    if done.kept:
+        note(f"what was there is kept as {done.kept}")
+
+
+def migrate(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Try the upgrade in a transaction and undo it; nothing changes.")
+    ] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Upgrades the database to the version of this release.
+
+    Every command does so when it opens an older database, after a backup beside an SQLite file. This one does nothing else.
+    """
+    from autotune.store.location import find_location
+    from autotune.store.restoring import migrate as upgrade
+
+    location = find_location(store)
+    _refuse_missing(location)
+    before, after = upgrade(location, dry_run=dry_run)
+    if json:
+        emit({"before": before, "after": after, "dry_run": dry_run})
+    if before == after:
+        note(f"{location} has version {after} already")
+    elif dry_run:
+        note(f"{location} can be upgraded from version {before} to {after}; nothing was changed")
+    else:
+        note(f"{location} is upgraded from version {before} to {after}")
 
 
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder for the files; made if it does not exist.")],
     format: Annotated[str, typer.Option("--format", help="csv, or parquet (needs pyarrow).")] = "csv",  # noqa: A002
     store: StoreOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Writes the results as CSV or Parquet files.
 
@@ -77,11 +135,13 @@ def export(
         written = maintenance.export(database, folder, format=format)
     finally:
         database.close()
+    if json:
+        emit({"wrote": [str(path) for path in written]})
     for path in written:
         note(f"wrote {path}")
 
 
-def vacuum(store: StoreOption = None) -> None:
+def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
     """Returns unused space to the disk."""
     from autotune.store import maintenance
 
@@ -90,6 +150,8 @@ def vacuum(store: StoreOption = None) -> None:
         maintenance.vacuum(database)
     finally:
         database.close()
+    if json:
+        emit({"ok": True})
     note("unused space is returned to the disk")
 
 
@@ -98,9 +160,13 @@ def _existing_store(store: str | None) -> SqlStore:
     from autotune.store import open_store
     from autotune.store.location import find_location
 
-    location = find_location(store)
+    _refuse_missing(find_location(store))
+    return open_store(store)
+
+
+def _refuse_missing(location: StoreLocation) -> None:
     if location.path is not None and not location.path.exists():
         raise NotFoundError(
-            f"there is no store at {location}", remedy="name an existing one with --store or AUTOTUNE_STORE"
+            f"there is no store at {location}",
+            remedy="name an existing one with --store or AUTOTUNE_STORE, or bring it back with `autotune store restore FILE`",
         )
-    return open_store(store)

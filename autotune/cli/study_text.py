@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.cli.output import bare_table, consoles
-from autotune.report.notes import note_of
+from autotune.report.notes import infeasible_line, note_of
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import (
     MIN_CONFIG,
@@ -24,6 +24,8 @@ from autotune.report.terminal import (
     trials_table,
 )
 from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus, config_label
+from autotune.spec.speedup import format_speedup
+from autotune.spec.trial import trial_numbers
 
 OPTIONAL_COLUMNS = ("stability", "step", "memory", "reward")
 """columns of configs that a narrow terminal leaves out, in this order"""
@@ -54,6 +56,8 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
         markup=False,
     )
     out.print(trials_line(rows) if rows else f"trials: {sum(study['trials'].values()) or 'none'}")
+    if line := infeasible_line(document.get("infeasible") or {}):
+        out.print(line, markup=False)
     failures = [t for t in rows if t.status is TrialStatus.FAILED]
     if failures:
         kinds: dict[str, int] = {}
@@ -66,11 +70,17 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
             + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
             + f" (`autotune logs {study['id']} TRIAL` shows one)"
         )
+    if target := document.get("target"):
+        print_target(target)
+        if target["proxies"]:
+            err.print(f"next: {next_step(study['id'], document.get('next_export'))}", soft_wrap=True)
     if best:
         config = ParallelConfig.from_dict(best["config"])
         out.print(f"best: {config}", soft_wrap=True)
         if line := speedup_line(document):
-            out.print(line)
+            out.print(line + next_best(document, rows))
+        if best["config"] == (document.get("baseline") or {}).get("config"):
+            why = ()  # it compares the default config with the runner-up, which nobody asked about
         for sentence in (*why, *(document.get("notes") or ())):
             out.print(f"  {sentence}", markup=False)
         err.print(
@@ -78,6 +88,38 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
             f"      {next_step(study['id'], document.get('next_export'))}",
             soft_wrap=True,
         )
+
+
+def print_target(target: Mapping[str, Any]) -> None:
+    """Prints the ranking of a target's configs, and what is known of it."""
+    from autotune.report.target_text import HEADS, TEXT_COLUMNS, target_rows, target_sentences
+
+    out, _ = consoles()
+    table = bare_table()
+    for i, head in enumerate(HEADS):
+        table.add_column(head, justify="left" if i in TEXT_COLUMNS else "right", overflow="fold")
+    for row in target_rows(target):
+        table.add_row(*row)
+    out.print(table)
+    for sentence in target_sentences(target):
+        out.print(sentence, markup=False)
+
+
+def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
+    """Where the default config is the best one: how near the next one comes. Empty otherwise."""
+    best, baseline = document["best"], document.get("baseline")
+    if not baseline or best["config"] != baseline["config"]:
+        return ""
+    config = ParallelConfig.from_dict(best["config"])
+    others = [
+        (t.measurement.tokens_per_s, t.number)
+        for t in trials
+        if t.is_measured and t.measurement and t.config != config and t.purpose is not TrialPurpose.REFERENCE
+    ]
+    if not others:
+        return ""
+    speed, number = max(others)
+    return f"; the next best, trial {number}, has {speed / best['measurement']['tokens_per_s']:.2f} of its tokens/s"
 
 
 def next_step(study_id: str, target: Mapping[str, Any] | None) -> str:
@@ -94,6 +136,7 @@ _PURPOSES: Mapping[TrialPurpose, tuple[str, str]] = {
     TrialPurpose.BASELINE: ("the default config", "{} runs of the default config"),
     TrialPurpose.REFERENCE: ("an fp32 reference", "{} fp32 references"),
     TrialPurpose.FINAL: ("{} final measurement", "{} final measurements"),
+    TrialPurpose.PROXY: ("{} proxy", "{} proxies"),
 }
 """what trials of each purpose are called: one trial, several trials"""
 _STATUSES: Mapping[TrialStatus, str] = {
@@ -125,15 +168,17 @@ def speedup_line(document: Mapping[str, Any]) -> str:
     if not study or not best or not baseline:
         return ""
     ended = StudyStatus(study["status"]).is_terminal
+    tied = f", tied with {trial_numbers(document['tied_with'])}" if document.get("tied_with") else ""
     if best["config"] == baseline["config"]:
-        return "no config beats the default one" + ("" if ended else " so far")
+        return "no config beats the default one" + ("" if ended else " so far") + tied
     if not document.get("speedup"):
         return ""
     if document.get("final_rounds"):
         how = ", both measured again in turn"
     else:
         how = " (each measured once)" if ended else " (not yet measured again)"
-    return f"{document['speedup']:.2f}x the tokens/s of the default config{how}"
+    speedup = format_speedup(document["speedup"], document.get("speedup_low"), document.get("speedup_high"))
+    return f"{speedup} the tokens/s of the default config{how}{tied}"
 
 
 def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
@@ -187,8 +232,16 @@ def history_line(event: Mapping[str, Any]) -> str:
         failure = data.get("failure") or {}
         why = ": ".join(str(failure[name]) for name in ("kind", "message") if failure.get(name))
         return f"trial {data.get('number')}: attempt {data.get('attempt')} ended" + (f": {why}" if why else "")
+    if kind == "machine.changed":
+        return str(data.get("message", ""))
     if kind == "program.checked":
         return f"program checked: {data.get('message', '')}"
+    if kind == "study.wanted":
+        return data.get("message") or f"asked to {data.get('wanted')}"
+    if kind == "cluster.calibrated":
+        return f"cluster calibrated: {data.get('message', '')}"
+    if kind == "study.decided":
+        return ""
     if kind.startswith("study."):
         message = data.get("message") or data.get("status") or ""
         return f"study {kind.removeprefix('study.')}" + (f": {message}" if message else "")

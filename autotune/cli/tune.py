@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli.output import JsonOption, NoCheckOption, SpecArgument, StoreOption, emit, note
+from autotune.cli.output import JsonOption, NoCheckOption, NoProfileOption, SpecArgument, StoreOption, emit, note
+from autotune.cli.quantities import tokens
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +29,9 @@ def tune(
         float | None,
         typer.Option(
             "--train-tokens",
-            help="Tokens of the planned training. The search ends when more trials would take longer than they could save in it.",
+            metavar="TOKENS",
+            parser=tokens(),
+            help="Tokens of the planned training, e.g. 300B or 15T. The search ends when more trials would take longer than they could save in it.",
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed to use instead of the spec's.")] = None,
@@ -36,6 +39,7 @@ def tune(
         bool, typer.Option("--new", help="Start a new study, even if the store has an unfinished one of this spec.")
     ] = False,
     no_check: NoCheckOption = False,
+    no_profile: NoProfileOption = False,
     json: JsonOption = False,
 ) -> None:
     """Runs a study on this machine until it ends.
@@ -46,7 +50,7 @@ def tune(
     from autotune.cli.exit_codes import FAILED, INTERRUPTED
     from autotune.cli.live import LiveView
     from autotune.cli.study_text import print_study
-    from autotune.schema import read_spec
+    from autotune.schema import places_in, read_spec
     from autotune.spec import StudyStatus
     from autotune.store.location import find_location
 
@@ -63,19 +67,26 @@ def tune(
     study = api.load_study(document if spec == "-" else spec, overrides=overrides)
     database = api.open_store(store)
     try:
-        with LiveView(study) as view:
-            result = api.tune(study, store=database, on_event=view.on_event, resume=not new, spec=document)
+        with places_in(document, but=overrides), LiveView(study) as view:
+            result = api.tune(
+                study,
+                store=database,
+                on_event=view.on_event,
+                resume=not new,
+                spec=document,
+                profile=not no_profile,
+            )
         answer = api.document(result)
         if json:
             emit(answer)
         else:
             why = api.explain(database, result.record.id)["text"] if result.best else ()
-            print_study(answer, [trial.to_dict() for trial in result.trials], why=why)
+            print_study(answer, [trial.to_dict() for trial in result.shown], why=why)
             note(f"stored in {find_location(store)}")
     finally:
         database.close()
     if result.record.status is StudyStatus.PAUSED:
         note("paused; all results are stored, and the same command continues the study")
         raise typer.Exit(INTERRUPTED)
-    if result.record.status is StudyStatus.FAILED or result.best is None:
+    if result.record.status is StudyStatus.FAILED or api.chosen_config(result) is None:
         raise typer.Exit(FAILED)

@@ -4,6 +4,8 @@
     study  = client.submit({"model": "gpt2-medium", ...})["study"]
     for event in client.stream(study["id"]): ...
     client.best(study["id"])["best"]["config"]
+    client.pause(study["id"]); client.resume(study["id"])            # also stop and cancel
+    client.result(study["id"]).plot("budget")                        # the `Result` that `autotune.tune` returns
 
     async with autotune.AsyncClient(url) as client:     # the same methods, awaited
         await client.status(study["id"])
@@ -13,7 +15,8 @@
     event_stream.py  a study's event stream
     transports.py    Client and AsyncClient, which send the requests
 
-Errors of the service are raised as the errors that they are (`SpecError`, `NotFoundError`, ...). Requests are repeated when the service cannot be
+Errors of the service are raised as the errors that they are (`SpecError`, `NotFoundError`, `ConflictError`, ...), `ServiceUnavailableError` when it cannot
+be reached, `ServiceError` for any other answer. Requests are repeated when the service cannot be
 reached or is busy. That is safe: most only read, and a submission carries an idempotency key. The token is sent only in the Authorization header:
 redirects are not followed, and no message contains it.
 """

@@ -9,15 +9,16 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
 
 from autotune import errors
-from autotune.errors import AutotuneError, ServiceError, SpecError
+from autotune.errors import AutotuneError, ServiceError, ServiceUnavailableError, SourcePlace, SpecError
 
 Document = dict[str, Any]
 One = TypeVar("One")
@@ -75,7 +76,7 @@ class Operations(ABC, Generic[One, Many]):
         return self._ask(Call(method="POST", path="/studies", body=spec, headers={"Idempotency-Key": key}))
 
     def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> One:
-        """Newest first: {studies, next_offset}. `filters`: status, model, cluster, owner, name."""
+        """Newest first: {studies, next_offset}. `filters`: status, model, cluster, owner, name, tag."""
         query = {name: str(value) for name, value in filters.items() if value}
         return self._ask(Call(path="/studies", params={"limit": limit, "offset": offset, **query}))
 
@@ -98,6 +99,47 @@ class Operations(ABC, Generic[One, Many]):
     def act(self, study_id: str, action: str) -> One:
         """pause, resume, stop or cancel: {study}."""
         return self._ask(Call(method="POST", path=of(study_id, action)))
+
+    def notes(self, study_id: str) -> Many:
+        """The notes that people wrote on a study, oldest first."""
+        return self._list(Call(path=of(study_id, "notes")), "notes")
+
+    def add_note(self, study_id: str, text: str) -> One:
+        """Writes a note on a study: {note}. The same text again, with nothing between, is the same note."""
+        return self._ask(Call(method="POST", path=of(study_id, "notes"), body={"text": text}))
+
+    def remove_note(self, study_id: str, number: int) -> One:
+        """Removes a note for good: {notes}, those that are left."""
+        return self._ask(Call(method="DELETE", path=of(study_id, "notes", str(number))))
+
+    def tag(self, study_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> One:
+        """Adds and removes tags of a study: {study}."""
+        body = {"add": list(add), "remove": list(remove)}
+        return self._ask(Call(method="PATCH", path=of(study_id, "tags"), body=body))
+
+    def deletion(self, study_id: str) -> One:
+        """What deleting a study would take away: {deletion}. Deletes nothing."""
+        return self._ask(Call(path=of(study_id, "deletion")))
+
+    def delete(self, study_id: str) -> One:
+        """Deletes a study that has ended, for good: {deletion}, what went with it."""
+        return self._ask(Call(method="DELETE", path=of(study_id)))
+
+    def pause(self, study_id: str) -> One:
+        """Running trials finish, no new ones start: {study}. Raises `ConflictError` when the study has ended."""
+        return self.act(study_id, "pause")
+
+    def resume(self, study_id: str) -> One:
+        """A paused study goes on: {study}. Raises `ConflictError` when it has ended."""
+        return self.act(study_id, "resume")
+
+    def stop(self, study_id: str) -> One:
+        """Running trials finish, then the best is named: {study}. Raises `ConflictError` when the study has ended."""
+        return self.act(study_id, "stop")
+
+    def cancel(self, study_id: str) -> One:
+        """Running trials are killed at once: {study}. Raises `ConflictError` when the study has ended."""
+        return self.act(study_id, "cancel")
 
     def best(
         self,
@@ -123,6 +165,8 @@ class Operations(ABC, Generic[One, Many]):
         cluster: str = "",
         trainer: str = "",
         runner: str = "",
+        num_gpus: int | None = None,
+        measured_after: datetime | None = None,
         seq_len: int | None = None,
         global_batch_size: int | None = None,
         metric: str | None = None,
@@ -133,7 +177,8 @@ class Operations(ABC, Generic[One, Many]):
 
         With model and cluster, where nothing was measured: the configs of the nearest workload, otherwise the cost model's ranking. `source` says which.
         """
-        asked = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner, "top": top}
+        asked: dict[str, Any] = {"model": model, "cluster": cluster, "trainer": trainer, "runner": runner, "top": top}
+        asked |= {"num_gpus": num_gpus, "measured_after": measured_after.isoformat() if measured_after else None}
         sizes = {"seq_len": seq_len, "global_batch_size": global_batch_size}
         objective = {"metric": metric or None, "stability_weight": stability_weight}
         return self._ask(Call(path="/best", params=_given(asked | sizes | objective)))
@@ -145,9 +190,15 @@ class Operations(ABC, Generic[One, Many]):
             Call(path=of(study_id, "export", trainer), params={"option": pairs, **({"on": on} if on else {})})
         )
 
-    def plan(self, spec: Mapping[str, Any], *, top: int = 10) -> One:
-        """The feasible configs ranked by the cost model: {configs, feasible, infeasible}."""
-        return self._ask(Call(method="POST", path="/plan", body=spec, params={"top": top}))
+    def plan(
+        self, spec: Mapping[str, Any], *, top: int = 10, clusters: Sequence[str] = (), tokens: float | None = None
+    ) -> One:
+        """The feasible configs ranked by the cost model: {configs, feasible, infeasible}.
+
+        With `clusters` (names, or GPU types) also the best on each of them, as `clusters`, with the bill for a training on `tokens` tokens.
+        """
+        params = {"top": top, "clusters": ",".join(clusters) or None, "tokens": tokens}
+        return self._ask(Call(method="POST", path="/plan", body=spec, params=_given(params)))
 
     def health(self) -> One:
         """{status, version, ...}, also of a failing service."""
@@ -229,9 +280,9 @@ def address_of(url: str | None) -> str:
     return address
 
 
-def unreachable(url: str, error: object) -> ServiceError:
+def unreachable(url: str, error: object) -> ServiceUnavailableError:
     """The error of a service that does not answer."""
-    return ServiceError(
+    return ServiceUnavailableError(
         f"the service at {url} cannot be reached: {error}",
         remedy="start it with `autotune serve`, or give another address with --url or AUTOTUNE_URL",
     )
@@ -247,7 +298,19 @@ def error_of(answer: httpx.Response) -> AutotuneError:
             f"the service answered with HTTP {answer.status_code} and no explanation",
             remedy="check that --url or AUTOTUNE_URL is the address of an autotune service",
         )
-    return _kinds().get(kind, ServiceError)(message, remedy=remedy, field=field)
+    error = _kinds().get(kind, ServiceError)(message, remedy=remedy, field=field)
+    problems = [_problem(type(error), problem) for problem in body.get("problems", ())]
+    if problems:
+        error.place, error.others = problems[0].place, tuple(problems[1:])
+    return error
+
+
+def _problem(kind: type[AutotuneError], problem: Mapping[str, Any]) -> AutotuneError:
+    """One of the `problems` of an error document."""
+    place = None
+    if problem.get("line"):
+        place = SourcePlace(file=problem["file"], line=problem["line"], column=problem["column"], excerpt="")
+    return kind(problem["message"], remedy=problem["remedy"], field=problem["field"], place=place)
 
 
 def _document(answer: httpx.Response) -> Document:

@@ -6,12 +6,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
 
 from autotune.client.event_stream import EventStream
 from autotune.client.operations import Call, Document, Operations, Outcome, Script, address_of, error_of
+
+if TYPE_CHECKING:
+    from autotune.results.result import Result
 
 Reply = TypeVar("Reply")
 TIMEOUT_S = 60.0
@@ -53,6 +56,10 @@ class Client(Operations[Document, list[Document]]):
             except httpx.TransportError as error:
                 stream.broke(error)
             time.sleep(stream.pause_s)
+
+    def result(self, study_id: str) -> Result:
+        """The study with its trials, running or ended, as `autotune.tune` returns it: figures, data frame, winner."""
+        return _result(self.record(study_id), self.trials(study_id))
 
     def close(self) -> None:
         """Closes all connections."""
@@ -117,6 +124,10 @@ class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
                 stream.broke(error)
             await asyncio.sleep(stream.pause_s)
 
+    async def result(self, study_id: str) -> Result:
+        """As `Client.result`."""
+        return _result(await self.record(study_id), await self.trials(study_id))
+
     async def close(self) -> None:
         """Closes all connections."""
         await self._http.aclose()
@@ -141,6 +152,14 @@ class AsyncClient(Operations[Awaitable[Document], Awaitable[list[Document]]]):
             return await self._http.request(**call.request())
         except httpx.TransportError as error:
             return error
+
+
+def _result(record: Document, trials: list[Document]) -> Result:
+    from autotune.results.answers import result_from
+    from autotune.results.records import record_of
+    from autotune.spec import Trial
+
+    return result_from(record_of(record["record"]), [Trial.from_dict(values) for values in trials])
 
 
 def _options(address: str, token: str | None, timeout_s: float) -> dict[str, Any]:

@@ -3,10 +3,18 @@
 estimator.py     estimate(workload, configs): the entry point
 layout.py        where the ranks of each group sit            stages.py       layers of each pipeline stage
 flops.py         FLOPs of the model                           parameters.py   weights per rank
-compute.py       kernel time of a micro-batch                 collectives.py  time of one collective
+compute.py       kernel time of a micro-batch                 elementwise.py  memory-bound kernels of a layer
+collectives.py   time of one collective
 traffic.py       communication of a step                      pipeline.py     bubbles, micro-batches in flight
 recompute.py     what recomputation repeats and keeps         step_time.py    the parts of a step put together
 memory.py        peak memory of the fullest rank              uncertainty.py  error bars
+activations.py   what a layer keeps, by module                kept.py         what recomputation and offloading leave of it
+model_states.py  weights, gradients, optimizer states         loss_memory.py  logits and loss, by how it is computed
+memory_constants.py  constants of memory by trainer, fitted or assumed
+bounds.py        no efficiency above what was ever measured
+sensitivity.py   how step times change with the constants     own_error.py     errors of single configs, and how neighbours share them
+refit.py         constants given trials, with a covariance    correction.py    a study's estimates given its trials
+guarded_refit.py which trials may move the constants, and how far              transferred.py   what they leave unknown about other workloads
 calibration.py   Calibration: constants of a GPU type and trainer, kept in constants.json
 measured.py      constants fitted to measurements of a cluster
 traits.py        facts about trainers that need no measurement

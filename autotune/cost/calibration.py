@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from autotune.cost.bounds import bounded
+from autotune.cost.fabric import on_fabric
 from autotune.cost.measured import KEYS, measured_constants
+from autotune.cost.memory_constants import memory_values
 from autotune.errors import SpecError
 from autotune.spec import ClusterSpec, Workload
 from autotune.spec.checks import nearest, positive
+
+if TYPE_CHECKING:
+    from autotune.cost.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,8 @@ class Calibration:
     """trainer that the constants hold for; empty for any"""
     source: str = "datasheet"
     """where the constants come from, in words"""
+    fabric: str = ""
+    """fabric between the nodes on which inter_efficiency, rails, inter_decay and hop_s were fitted; empty: they are priors"""
 
     matmul_efficiency: float = 0.72
     """fraction of the peak FLOP/s that large matmuls reach"""
@@ -43,10 +51,22 @@ class Calibration:
     """fraction of the peak FLOP/s in attention's scores and values"""
     score_bytes: float = 0.0
     """bytes moved per attention score by kernels that store the score matrix (`Traits.scores_kept_in` lists the precisions)"""
+    cast_bytes: float = 0.0
+    """bytes moved per element that a matmul in 8 or 4 bits reads or writes, forward and backward, to cast and scale it; 0 where `fp8_factor` includes it"""
+    grouped_efficiency: float = 0.95
+    """factor on the rate of the experts' matmuls, beside that of their size, for padding and uneven last tiles"""
+    expert_imbalance: float = 1.0
+    """tokens of the busiest rank's experts, as a multiple of the mean; 1 where routing is balanced"""
+    dispatch_efficiency: float = 0.6
+    """fraction of the link bandwidth inside a node that sending tokens to experts and back reaches, launches included"""
+    dispatch_overlap: float = 0.85
+    """fraction of that time that can hide behind another micro-batch's compute (`ep_overlap`); the rest is the share of the device that it takes"""
     memory_efficiency: float = 0.75
     """fraction of the memory bandwidth in element-wise kernels"""
     layer_host_s: float = 1.5e-3
     """host time to launch one layer's forward and backward pass for one micro-batch, s"""
+    expert_host_s: float = 6e-3
+    """additional host time to launch the router, the dispatcher and the experts of one layer, forward and backward, for one micro-batch, s"""
     micro_batch_host_s: float = 1e-3
     """host time per micro-batch and rank in addition to the layers, s"""
     step_host_s: float = 10e-3
@@ -65,8 +85,12 @@ class Calibration:
     """time that a rank waits for its core, per member of the ring and per further rank on the core, s"""
     hop_s: float = 15e-6
     """latency of a ring collective per node that it joins, s"""
+    tensor_hop_s: float = 0.0
+    """further latency of a tensor-parallel collective per border between nodes that its ring crosses, s: nothing else runs meanwhile that would hide
+    how far apart its ranks are"""
     pipelined_tensor_host_s: float = 0.1e-3
-    """additional host time to launch one layer for one micro-batch, per tensor-parallel rank, if there is a pipeline too, s"""
+    """additional host time to launch one layer for one micro-batch if there is a pipeline between nodes too, per tensor-parallel rank and
+    1 + log2 of the nodes that these span, s"""
     send_host_s: float = 0.1e-3
     """host time of a pipeline send and receive, s"""
     data_overlap: float = 0.5
@@ -84,17 +108,28 @@ class Calibration:
     """the same in the output projection and the loss"""
     buffer_bytes: float = 1.0
     """temporary buffers of the data-parallel reduction, bytes per weight on the rank"""
+    fragmentation: float = 0.05
+    """what the allocator reserves beyond what is allocated, as a share of it, without expandable segments"""
     framework_bytes: float = 0.5e9
     """workspace of kernels and collectives that the allocator counts, bytes"""
     usable_fraction: float = 0.9
     """fraction of the device memory that the allocator can use before a run fails; the rest is CUDA context, communication buffers and
     fragmentation"""
     time_sigma: float = 0.15
-    """standard deviation of log step time about the estimate"""
+    """standard deviation of a config's own error of log step time, beyond what all configs of its cluster share"""
+    level_sigma: float = 0.2
+    """standard deviation of the error that all configs of a cluster and its software share before any trial: a common level, and what one cluster's constants
+    differ from another's by (`refit.py`)"""
     comm_sigma: float = 0.3
     """additional standard deviation for the share of the step that is communication or bubble, where few data constrain it"""
+    expert_sigma: float = 0.15
+    """additional standard deviation for models with experts, whose dispatch and routing few data constrain"""
+    level: float = 1.0
+    """factor on all step times: what clusters whose trainer was never fitted take beyond what constants pooled from other pairs predict; 1 for a fitted pair"""
     memory_sigma: float = 0.12
     """standard deviation of log peak memory about the estimate"""
+    profile: Profile | None = field(default=None, compare=False, repr=False)
+    """what dry runs said of the workload's model, which answers for its memory in place of the formulas; not among the constants that are kept"""
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
@@ -102,12 +137,12 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return asdict(self)
+        return {name: value for name, value in asdict(replace(self, profile=None)).items() if name != "profile"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
         """The calibration of plain values; omitted constants take their default. Raises `SpecError` for unknown names."""
-        known = [f.name for f in fields(cls)]
+        known = [f.name for f in fields(cls) if f.name != "profile"]
         for name in values:
             if name not in known:
                 raise SpecError(f"a calibration has no constant called {name!r}", remedy=nearest(name, known))
@@ -124,7 +159,7 @@ class Calibration:
         forward and backward pass; `concurrency`: list of {ranks, flops_per_s (per rank, all at once)}; `gpu`, `memory_bytes`, `versions` and
         `date` describe the measurement and determine no constant. Raises `SpecError` for other keys and for figures that are not positive numbers.
         """
-        prior = known_constants(cluster.gpu.name, trainer)
+        prior = on_fabric(known_constants(cluster.gpu.name, trainer), cluster)
         values: dict[str, Any] = dict(
             measured_constants(measured, cluster, half_size=prior.half_size, full_speed_ranks=prior.full_speed_ranks)
         )
@@ -133,28 +168,36 @@ class Calibration:
         return replace(prior, **values, source=f"measured on {cluster.name} ({what}); the rest: {rest}")
 
 
-NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "trainer", "source"))
+NUMBERS = tuple(f.name for f in fields(Calibration) if f.name not in ("gpu", "trainer", "source", "fabric", "profile"))
 """names of all constants"""
 _MAY_BE_ZERO = (
     "full_speed_ranks",
     "comm_sigma",
+    "level_sigma",
+    "expert_sigma",
     "layer_host_s",
+    "expert_host_s",
+    "dispatch_overlap",
     "micro_batch_host_s",
     "step_host_s",
     "send_host_s",
     "data_overlap",
     "straggler",
     "framework_bytes",
+    "fragmentation",
     "latency_factor",
     "hop_s",
+    "tensor_hop_s",
     "turn_s",
     "inter_decay",
     "rails",
     "pipelined_tensor_host_s",
     "score_bytes",
     "half_size",
+    "cast_bytes",
     "waiting_in_layer",
     "waiting_at_head",
+    "buffer_bytes",
 )
 
 
@@ -164,32 +207,47 @@ def _known() -> Mapping[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def calibration_for(workload: Workload) -> Calibration:
+def calibration_for(workload: Workload, *, known: Mapping[str, Any] | None = None) -> Calibration:
     """Constants for the workload's GPU type and trainer; `source` says where they come from.
 
     In order of preference: 1. constants fitted to measurements of this pair; 2. the hardware constants of the GPU family and the software constants
-    of the trainer, each pooled from other pairs; 3. the geometric mean of all pairs. The error bars grow in that order. On a CPU cluster
-    the ranks share the cores of their node.
+    of the trainer, each pooled from other pairs; 3. the geometric mean of all pairs. The error bars grow in that order. Where the GPU family was fitted
+    but not with this trainer, all times have the `level` of clusters that no fit had read; for a family that was never fitted none is known. On a CPU
+    cluster the ranks share the cores of their node. The network's constants are those of the cluster's fabric (`autotune.cost.fabric`), and no efficiency
+    is above what was ever measured on the GPU (`autotune.cost.bounds`). `known`: the content of `constants.json`, or of a fit that has not seen some rows.
     """
-    constants = known_constants(workload.cluster.gpu.name, workload.trainer)
-    if workload.cluster.gpu.is_cpu and workload.cluster.cores_per_node:
-        return replace(constants, full_speed_ranks=float(workload.cluster.cores_per_node))
-    return constants
+    gpu = workload.cluster.gpu
+    document = known or _known()
+    constants = on_fabric(known_constants(gpu.name, workload.trainer, known=document), workload.cluster)
+    if gpu.is_cpu:
+        cores = workload.cluster.cores_per_node
+        return replace(constants, full_speed_ranks=float(cores)) if cores else constants
+    share = None if _family(gpu.name, document) in document["hardware"] else document.get("share_of_measured")
+    return bounded(constants, gpu, share=share)
 
 
-def known_constants(gpu: str, trainer: str) -> Calibration:
+def refit_values() -> Mapping[str, Any]:
+    """How far clusters of one GPU type and trainer lie apart, constant by constant, and how errors of their configs resemble each other (`refit`)."""
+    return dict(_known()["refit"])
+
+
+def known_constants(gpu: str, trainer: str, *, known: Mapping[str, Any] | None = None) -> Calibration:
     """The constants for a GPU type and a trainer by name; see `calibration_for`."""
-    known = _known()
-    names = {"gpu": gpu, "trainer": trainer}
-    family = next((f for f, members in known["families"].items() if gpu in members), "")
-    pair = known["pairs"].get(f"{family}/{trainer}")
+    known = known or _known()
+    names = {"gpu": gpu, "trainer": trainer, **memory_values(gpu, trainer)}
+    family, loop = _family(gpu, known), known.get("loops", {}).get(trainer, trainer)
+    pair = known["pairs"].get(f"{family}/{loop}")
     if pair is not None:
         return Calibration.from_dict({**pair, **names})
     if gpu == "cpu":
         return Calibration.from_dict({**known["cpu"], **names})
-    hardware, software = known["hardware"].get(family, {}), known["software"].get(trainer, {})
-    said = [f"{family} hardware" if hardware else "datasheet", f"{trainer} software" if software else "any trainer"]
-    constants = {**known["pooled"], **hardware, **software, **names}
-    if not hardware:
-        constants["time_sigma"] = known["unknown_hardware_sigma"]
+    hardware, software = known["hardware"].get(family, {}), known["software"].get(loop, {})
+    said = [f"{family} hardware" if hardware else "datasheet", f"{loop} software" if software else "any trainer"]
+    level = known.get("unread_trainer", {}) if hardware else {}
+    constants = {**known["pooled"], **hardware, **software, **level, **names}
     return Calibration.from_dict({**constants, "source": " and ".join(said) + ", pooled from other pairs"})
+
+
+def _family(gpu: str, known: Mapping[str, Any]) -> str:
+    """The family of GPU types that the type belongs to; empty for one of its own."""
+    return next((f for f, members in known["families"].items() if gpu in members), "")

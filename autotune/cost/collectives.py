@@ -1,11 +1,13 @@
 """Time of one collective: the latency of its steps plus its bytes over the slowest link of its ring.
 
-    n members on k nodes, g = members per node, S bytes of the whole (gathered) tensor per rank
+    n members on k domains, g = members per domain, S bytes of the whole (gathered) tensor per rank
 
-Ring algorithms move (n-1)/n * S per rank for all-gather and reduce-scatter, twice that for all-reduce (Thakur et al., IJHPCA 2005). Between nodes the
-ring crosses the border of each node once per group. The g members of a node use one network port each, of which NCCL's channels reach the
-bandwidth of g ** rails ports. The time per byte grows with each doubling of the nodes, as in NCCL's published measurements. The latency
-is proportional to log2 of the members inside a node, and to the number of nodes between nodes. Ranks that share a core wait for it once per member
+A domain is a node, or the nodes that one NVLink switch joins: inside it the ring runs over the intra_node link, also from node to node.
+
+Ring algorithms move (n-1)/n * S per rank for all-gather and reduce-scatter, twice that for all-reduce (Thakur et al., IJHPCA 2005). Between domains the
+ring crosses the border of each domain once per group. The g members of a domain use one network port each, of which NCCL's channels reach the
+bandwidth of g ** rails ports. The time per byte grows with each doubling of the domains, as in NCCL's published measurements. The latency
+is proportional to log2 of the members inside a domain, and to the number of domains between domains. Ranks that share a core wait for it once per member
 of the ring. Neglected: contention between different groups.
 """
 
@@ -27,20 +29,20 @@ def shared_by(crowd: Column, constants: Calibration) -> Column:
 
 def ring_bytes_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
     """Seconds to move the bytes of one all-gather or reduce-scatter, without latency; zero for a group of one."""
-    across = group.size > group.per_node
+    across = group.size > group.per_domain
     intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
-    inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency * group.per_node**constants.rails
-    slower = 1.0 + constants.inter_decay * np.log2(np.maximum(group.nodes / 2.0, 1.0))
+    inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency * group.per_domain**constants.rails
+    slower = 1.0 + constants.inter_decay * np.log2(np.maximum(group.domains / 2.0, 1.0))
     bandwidth = np.where(across, np.minimum(inter, intra) / slower, intra)
     return (group.size - 1.0) / group.size * gathered_bytes / bandwidth
 
 
 def ring_latency_s(group: Group, cluster: ClusterSpec, constants: Calibration) -> Column:
     """Latency of one all-gather or reduce-scatter, s; zero for a group of one."""
-    local = constants.latency_factor * cluster.intra_node.latency_s * np.log2(np.maximum(group.per_node, 1.0))
-    local = local + constants.turn_s * (group.per_node - 1.0) * (shared_by(group.crowd, constants) - 1.0)
-    across = group.size > group.per_node
-    return local + np.where(across, cluster.inter_node.latency_s + constants.hop_s * group.nodes, 0.0)
+    local = constants.latency_factor * cluster.intra_node.latency_s * np.log2(np.maximum(group.per_domain, 1.0))
+    local = local + constants.turn_s * (group.per_domain - 1.0) * (shared_by(group.crowd, constants) - 1.0)
+    across = group.size > group.per_domain
+    return local + np.where(across, cluster.inter_node.latency_s + constants.hop_s * group.domains, 0.0)
 
 
 def ring_time_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
@@ -50,19 +52,19 @@ def ring_time_s(group: Group, gathered_bytes: Column, cluster: ClusterSpec, cons
 
 
 def all_to_all_time_s(group: Group, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
-    """Seconds of an all-to-all in which every rank sends `sent_bytes`; bytes that leave the node use the rank's own network port."""
+    """Seconds of an all-to-all in which every rank sends `sent_bytes`; bytes that leave the domain use the rank's own network port."""
     intra = cluster.intra_node.bytes_per_s * constants.intra_efficiency
     inter = cluster.inter_node.bytes_per_s * constants.inter_efficiency
-    inside = (group.per_node - 1.0) / group.size * sent_bytes / intra
-    outside = (group.size - group.per_node) / group.size * sent_bytes / inter
+    inside = (group.per_domain - 1.0) / group.size * sent_bytes / intra
+    outside = (group.size - group.per_domain) / group.size * sent_bytes / inter
     latency = constants.latency_factor * np.where(
-        group.size > group.per_node, cluster.inter_node.latency_s, cluster.intra_node.latency_s
+        group.size > group.per_domain, cluster.inter_node.latency_s, cluster.intra_node.latency_s
     )
     return np.where(group.size > 1, latency + np.maximum(inside, outside), 0.0)
 
 
 def send_time_s(inside: Column, sent_bytes: Column, cluster: ClusterSpec, constants: Calibration) -> Column:
-    """Seconds of one send between pipeline neighbours; `inside`: fraction of sends that stay in a node."""
+    """Seconds of one send between pipeline neighbours; `inside`: fraction of sends that stay in a domain."""
     intra = cluster.intra_node.latency_s + sent_bytes / (cluster.intra_node.bytes_per_s * constants.intra_efficiency)
     inter = cluster.inter_node.latency_s + sent_bytes / (cluster.inter_node.bytes_per_s * constants.inter_efficiency)
     return inside * intra + (1.0 - inside) * inter

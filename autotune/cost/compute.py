@@ -14,14 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.flops import head_flops, layer_attention_flops, layer_matmuls
+from autotune.cost.elementwise import moved_elements
+from autotune.cost.experts import expert_moved_bytes, expert_rows, rows_per_expert
+from autotune.cost.flops import attended_len, head_flops, layer_attention_flops, layer_matmuls
 from autotune.cost.layout import Column, Layout
 from autotune.cost.traits import Traits
 from autotune.spec import PRECISIONS, ConfigTable, Workload
 
-_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 2.0}
-"""bytes of one activation element; with fp8 matmuls activations stay in bf16"""
-_FALLBACK = {"tf32": "fp32", "fp16": "bf16", "bf16": "fp32", "fp8": "bf16"}
+_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "mxfp8": 2.0, "nvfp4": 2.0}
+"""bytes of one activation element; with matmuls of 8 or 4 bits activations stay in bf16"""
+_FALLBACK = {"tf32": "fp32", "fp16": "bf16", "bf16": "fp32", "fp8": "bf16", "mxfp8": "fp8", "nvfp4": "mxfp8"}
+NARROW = {"fp8": 1.0, "mxfp8": 0.93, "nvfp4": 0.72}
+"""Fraction of its own peak that a narrow format reaches, in units of what fp8 reaches of its peak (`fp8_factor`).
+
+mxfp8 writes each operand along both axes with a scale for every 32 values; nvfp4 also rotates and rounds at random, and keeps some layers in bf16 (arXiv
+2509.25149). From the same recipes of Llama-3 70B in two formats (megatron_bridge_perf.csv): mxfp8 against fp8 0.90 to 1.00 of the speed; nvfp4 against
+mxfp8 1.26 on GB200 (twice the peak) and 1.50 on GB300 (three times): two equations for nvfp4's fraction and the share of matmuls in a step, 0.59.
+"""
+
+
+LOSS_BYTES, FUSED_LOSS_BYTES = 20.0, 8.0
+"""bytes per logit that the loss reads and writes: with an fp32 copy and its gradient, or by one kernel that reads the 16-bit logits twice and
+writes their gradient in their place (Hsu et al., Liger Kernel, arXiv 2410.10989, section 3.2)"""
+LOSS_CHUNKS = 8.0
+"""pieces into which a chunked loss cuts the sequence (torchtitan's `num_chunks`)"""
 
 
 def peak_of(workload: Workload, precision: str) -> float:
@@ -55,6 +71,20 @@ def sixteen_bits_factor(table: ConfigTable, constants: Calibration) -> Column:
     return np.where(element_bytes(table) < 4, constants.half_factor, 1.0)
 
 
+def reached_factor(table: ConfigTable, constants: Calibration) -> Column:
+    """Factor on `matmul_efficiency` in each row's precision."""
+    narrow = np.array([NARROW.get(p, 0.0) for p in PRECISIONS])[table.precision] * constants.fp8_factor
+    return np.where(narrow > 0, narrow, sixteen_bits_factor(table, constants))
+
+
+def is_narrow(table: ConfigTable) -> NDArray[np.bool_]:
+    """Rows whose matmuls are in 8 or 4 bits, so that what they read and write is cast and scaled."""
+    narrow = np.zeros(len(table), dtype=bool)
+    for precision in NARROW:
+        narrow |= table.is_word("precision", precision)
+    return narrow
+
+
 def layer_forward_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> tuple[Column, Column, Column]:
@@ -62,37 +92,36 @@ def layer_forward_s(
     model, gpu = workload.model, workload.cluster.gpu
     peak, half_peak = peak_flops_per_s(workload, table), sixteen_bits_peak(workload)
     sixteen_bits = sixteen_bits_factor(table, constants)
-    eight_bits = np.where(table.is_word("precision", "fp8"), constants.fp8_factor, sixteen_bits)
-    seconds_per_flop = 1.0 / (peak * eight_bits * constants.matmul_efficiency)
-    matmuls = np.zeros_like(layout.tp)
+    seconds_per_flop = 1.0 / (peak * reached_factor(table, constants) * constants.matmul_efficiency)
+    matmuls, cast = np.zeros_like(layout.tp), np.zeros_like(layout.tp)
     for weight in layer_matmuls(model):
-        n = weight.n / (layout.tp if weight.cut == "n" else 1.0)
-        k = weight.k / (layout.tp if weight.cut == "k" else 1.0)
-        m = layout.tokens
-        visits = 1.0
-        if weight.expert:
-            visits = model.experts_per_token
-            m = np.maximum(layout.tokens * visits * layout.ep / model.num_experts, 1.0)
-        flops = 2.0 * layout.tokens * visits * n * k * weight.share
+        cut = layout.expert_tp if weight.expert else layout.tp
+        n = weight.n / (cut if weight.cut == "n" else 1.0)
+        k = weight.k / (cut if weight.cut == "k" else 1.0)
+        m, rows, slower = layout.tokens, layout.tokens, 1.0
+        if weight.expert:  # one matmul for each of the rank's experts
+            m, rows = rows_per_expert(model, layout), expert_rows(model, layout)
+            slower = constants.expert_imbalance / constants.grouped_efficiency
+        flops = 2.0 * rows * n * k * weight.share * slower
+        if constants.cast_bytes > 0:
+            cast = cast + rows * weight.share * (n + k)
         matmuls = matmuls + flops * seconds_per_flop * (1.0 + constants.half_size * (1.0 / m + 1.0 / n + 1.0 / k))
     size = element_bytes(table)
-    scores = layout.tokens * layer_attention_flops(model, workload.seq_len) / layout.tp
+    scores = layout.tokens * layer_attention_flops(model, attended_len(workload)) / layout.tp
     half_precision = np.minimum(peak, half_peak) * sixteen_bits
     attention = scores / (half_precision * constants.attention_efficiency)
     kept = keeps_scores(table, constants, traits)
     if kept.any():  # matmuls over the whole score matrix, and kernels that read and write it
-        elements = layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
-        read_and_written = elements * constants.score_bytes * size / 2.0
+        stored = layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
+        read_and_written = stored * constants.score_bytes * size / 2.0
         plain = 2.0 * scores / (half_precision * constants.matmul_efficiency)
         plain = plain + read_and_written / (gpu.memory_bytes_per_s * constants.memory_efficiency)
         attention = np.where(kept, plain, attention)
-    cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
-    inner = (model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim * 2.0
-    inner = inner + (3.0 if model.gated_mlp else 2.0) * model.active_ffn_width
-    passes = np.where(table.compile, 0.6, 1.0)
-    # tokens are sorted by expert and back again, each a read and a write
-    outer = (10.0 + 4.0 * model.experts_per_token * model.expert_share) * model.hidden_size
-    moved = layout.tokens * size * passes * (outer / cut + inner / layout.tp)
+    moved = layout.tokens * size * moved_elements(model, table, layout, traits).total
+    if constants.cast_bytes > 0:
+        moved = moved + np.where(is_narrow(table), cast * constants.cast_bytes / 3.0, 0.0)
+    if model.num_experts:
+        moved = moved + expert_moved_bytes(model, table, layout, size)
     return matmuls, attention, moved / (gpu.memory_bytes_per_s * constants.memory_efficiency)
 
 
@@ -100,16 +129,28 @@ def head_step_s(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
 ) -> Column:
     """Seconds of the output projection and the loss for one micro-batch, forward and backward."""
-    model, gpu = workload.model, workload.cluster.gpu
+    model = workload.model
     cut = layout.tp if traits.vocab_parallel else np.ones_like(layout.tp)
     width = model.vocab_size / cut
-    shape = 1.0 + constants.half_size * (1.0 / layout.tokens + 1.0 / width + 1.0 / model.hidden_size)
-    matmul = 3.0 * layout.tokens * head_flops(model) / cut * shape
-    loss = 20.0 * layout.tokens * width / (gpu.memory_bytes_per_s * constants.memory_efficiency)
+    tokens = layout.tokens / np.where(table.is_word("loss", "chunked"), LOSS_CHUNKS, 1.0)
+    shape = 1.0 + constants.half_size * (1.0 / tokens + 1.0 / width + 1.0 / model.hidden_size)
+    again = np.where(table.is_word("loss", "chunked") & traits.chunks_again, 1.0, 0.0)
+    # a frozen projection passes the gradient on and has none of its own
+    passes = (3.0 if workload.peft is None else 2.0) + again
+    matmul = passes * layout.tokens * head_flops(model) / cut * shape
     peak = np.minimum(
         peak_flops_per_s(workload, table), sixteen_bits_peak(workload)
     )  # with fp8 the head stays in 16 bits
-    return matmul / (peak * sixteen_bits_factor(table, constants) * constants.matmul_efficiency) + loss
+    rate = peak * sixteen_bits_factor(table, constants) * constants.matmul_efficiency
+    return matmul / rate + loss_s(workload, table, layout, constants, traits)
+
+
+def loss_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits) -> Column:
+    """Seconds of the loss alone, which is bound by memory."""
+    model, gpu = workload.model, workload.cluster.gpu
+    logits = layout.tokens * model.vocab_size / (layout.tp if traits.vocab_parallel else np.ones_like(layout.tp))
+    moved = np.where(table.is_word("loss", "fused"), FUSED_LOSS_BYTES, LOSS_BYTES) * (1.0 + model.mtp_layers) * logits
+    return np.asarray(moved / (gpu.memory_bytes_per_s * constants.memory_efficiency))
 
 
 def keeps_scores(table: ConfigTable, constants: Calibration, traits: Traits) -> NDArray[np.bool_]:
@@ -121,10 +162,14 @@ def keeps_scores(table: ConfigTable, constants: Calibration, traits: Traits) -> 
     return old
 
 
-def layer_host_s(layout: Layout, constants: Calibration) -> Column:
-    """Seconds of the host for launching one layer's forward and backward pass for one micro-batch."""
-    both = (layout.tp > 1) & (layout.pp > layout.stages_per_node)
-    return constants.layer_host_s + np.where(both, constants.pipelined_tensor_host_s * layout.tp, 0.0)
+def layer_host_s(table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
+    """Seconds of the host for launching one layer's forward and backward pass for one micro-batch, without what is added for experts."""
+    both = (layout.tp > 1) & (layout.pp > layout.stages_per_domain)
+    waits = layout.tp * (1.0 + np.log2(layout.tp_group.domains))
+    kernel_by_kernel = constants.layer_host_s + np.where(both, constants.pipelined_tensor_host_s * waits, 0.0)
+    by_layer = np.full_like(layout.tp, 2.0 * GRAPH_LAUNCH_S)
+    graphs = table.is_word("cuda_graph", "layers")
+    return np.where(table.is_word("cuda_graph", "step"), 0.0, np.where(graphs, by_layer, kernel_by_kernel))
 
 
 def smooth_maximum(kernels: Column, host: Column) -> Column:
@@ -132,10 +177,13 @@ def smooth_maximum(kernels: Column, host: Column) -> Column:
     return np.asarray((kernels**CORNER + host**CORNER) ** (1.0 / CORNER))
 
 
+GRAPH_LAUNCH_S = 10e-6
+"""host time to launch a CUDA graph of a layer's forward or backward pass, its input copies included (NVIDIA, "Constant time launch for straight-line
+CUDA graphs", 2024: 2.5 us and 1 ns per node for the launch itself)"""
 CORNER = 4.0
 """exponent p of the p-norm that serves as a smooth maximum of two concurrent times (infinity: the maximum)"""
 
 
-def exposed(traffic: Column, cover: Column, overlap: float) -> Column:
+def exposed(traffic: Column, cover: Column, overlap: float | Column) -> Column:
     """Seconds of `traffic` that are not hidden, when a fraction `overlap` of it may run concurrently with `cover` seconds of kernels."""
     return (1.0 - overlap) * traffic + overlap * (smooth_maximum(traffic, cover) - cover)

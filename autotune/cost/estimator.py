@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 
 from autotune.cost.calibration import Calibration, calibration_for
-from autotune.cost.flops import model_flops_per_token
+from autotune.cost.compute import peak_flops_per_s
+from autotune.cost.flops import attended_len, model_flops_per_token
 from autotune.cost.layout import layout_of
 from autotune.cost.memory import fullest, rank_memories
+from autotune.cost.memory_constants import reserved_sigma
 from autotune.cost.model_knobs import COST_MODEL
+from autotune.cost.profiled_memory import with_profile
+from autotune.cost.profiled_work import profiled_work
 from autotune.cost.stages import stages_of
 from autotune.cost.step_time import time_parts
 from autotune.cost.traits import traits_of
@@ -21,7 +25,11 @@ from autotune.errors import ConfigError
 from autotune.space import LAWS
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
 
-_SHAPE_LAWS = tuple(law for law in LAWS if law.name in ("tp_heads", "pp_layers", "cp_sequence", "ep_experts"))
+_SHAPE_LAWS = tuple(
+    law
+    for law in LAWS
+    if law.name in ("tp_heads", "pp_layers", "cp_sequence", "cp_heads", "replicas_divide", "ep_experts")
+)
 BLOCK = 1 << 15
 """rows that are computed at once, so that their columns stay in the processor's cache"""
 
@@ -76,17 +84,24 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     COST_MODEL.check_table(table)
     traits = traits_of(workload.trainer)
     layout = layout_of(workload, table)
-    stages = stages_of(workload.model, layout.pp, traits.split)
-    times = time_parts(workload, table, layout, stages, constants, traits)
+    stages = stages_of(workload.model, table, traits.split)
+    work = profiled_work(workload, table, constants)
+    times = time_parts(workload, table, layout, stages, constants, traits, work)
     memory = fullest(rank_memories(workload, table, layout, stages, constants, traits))
+    memory_sigma = np.full(len(table), constants.memory_sigma)
+    if constants.profile is not None:
+        memory, known = with_profile(memory, constants.profile, workload, table, constants)
+        memory_sigma[known] = reserved_sigma(workload.cluster.gpu.name, workload.trainer)
     step, peak = times.total, memory.parts.total
     tokens = layout.micro_batch * layout.accumulation * layout.dp * float(workload.seq_len)
     per_gpu = tokens / step / layout.world
     gpu = workload.cluster.gpu
-    peaks = gpu.peak_flops_per_s
-    reference = max((peaks[p] for p in ("fp32", "bf16", "fp16") if p in peaks), default=max(peaks.values()))
-    low, high = interval(step, time_sigma(times, constants))
-    memory_low, memory_high = interval(peak, constants.memory_sigma)
+    reference = peak_flops_per_s(workload, table)
+    level_sigma = np.full_like(step, constants.level_sigma)
+    low, high = interval(
+        step, np.hypot(time_sigma(times, constants, experts=workload.model.num_experts > 0), level_sigma)
+    )
+    memory_low, memory_high = interval(peak, memory_sigma)
     return Estimate(
         step_time_s=step,
         step_time_low_s=low,
@@ -94,12 +109,15 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
         time_parts_s=times,
         tokens_per_s=tokens / step,
         tokens_per_s_per_gpu=per_gpu,
-        mfu=per_gpu * model_flops_per_token(workload.model, workload.seq_len) / reference,
+        mfu=per_gpu * model_flops_per_token(workload.model, attended_len(workload)) / reference,
         peak_memory_bytes=peak,
         peak_memory_low_bytes=memory_low,
         peak_memory_high_bytes=memory_high,
         memory_parts_bytes=memory.parts,
-        oom_probability=exceeds(memory.needed, gpu.memory_bytes * constants.usable_fraction, constants.memory_sigma),
+        oom_probability=exceeds(memory.needed, gpu.memory_bytes * constants.usable_fraction, memory_sigma),
+        mfu_peak_flops_per_s=reference,
+        level=np.ones_like(step),
+        level_sigma=level_sigma,
     )
 
 

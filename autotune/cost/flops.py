@@ -9,9 +9,10 @@ and counted as bytes in `compute.py`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from autotune.spec import ModelSpec
+from autotune.spec import ModelSpec, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +63,32 @@ def layer_matmul_flops(model: ModelSpec) -> float:
     return router + sum(2.0 * weighed(model, matmul) for matmul in layer_matmuls(model))
 
 
-def layer_attention_flops(model: ModelSpec, seq_len: int, *, causal: bool = True) -> float:
+def layer_attention_flops(model: ModelSpec, seq_len: float, *, causal: bool = True) -> float:
     """Forward FLOPs per token in one layer's scores and weighted values: 4*s*q, half of it when the causal mask is used."""
     width = model.head_dim + (model.v_head_dim or model.head_dim)
     return 2.0 * seq_len * model.num_attention_heads * width * (0.5 if causal else 1.0)
 
 
+def attended_len(workload: Workload) -> float:
+    """Length of a whole sequence whose tokens attend to as many others, on average, as those of the workload's packed documents.
+
+    Documents of d tokens on average and of exponentially distributed length (the distribution of largest entropy), cut at the ends of a sequence of s tokens: a
+    token attends to d * (1 - (1 - exp(-s/d)) * d/s) tokens before it, and to s/2 where the sequence is one document.
+    """
+    d, s = float(workload.document_len), float(workload.seq_len)
+    return 2.0 * d * (1.0 + math.expm1(-s / d) * d / s) if d else s
+
+
 def head_flops(model: ModelSpec) -> float:
-    """Forward FLOPs per token in the output projection."""
-    return 2.0 * model.hidden_size * model.vocab_size
+    """Forward FLOPs per token in the output projection, once per token that is predicted, and in the projections of multi-token prediction."""
+    once = 2.0 * model.hidden_size * model.vocab_size
+    return once * (1.0 + model.mtp_layers) + model.mtp_layers * 4.0 * model.hidden_size**2
 
 
-def model_flops_per_token(model: ModelSpec, seq_len: int) -> float:
+def model_flops_per_token(model: ModelSpec, seq_len: float) -> float:
     """FLOPs that one training step needs per token, forward and backward, without recomputation: the numerator of MFU.
 
     Causal attention counts half of the scores (PaLM, arXiv 2204.02311, appendix B counts all of them).
     """
     layer = layer_matmul_flops(model) + layer_attention_flops(model, seq_len)
-    return 3.0 * (model.num_layers * layer + head_flops(model))
+    return 3.0 * ((model.num_layers + model.mtp_layers) * layer + head_flops(model))

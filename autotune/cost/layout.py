@@ -1,7 +1,9 @@
 """Layout: where the ranks of each group sit, as columns of floats that all formulas of this package share.
 
 Ranks are numbered with the tensor-parallel index fastest, then context, data, and pipeline slowest, and fill one node after another (the order of
-Megatron-LM and of torch's DeviceMesh). A group is described by its size and by the number of its members that share a node.
+Megatron-LM and of torch's DeviceMesh). A group is described by its size and by the number of its members that share a domain: the GPUs that the fast
+link joins, which is a node on most clusters and a rack of 18 nodes on a GB200 NVL72. A job takes equally many nodes of
+each domain that it needs.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.spec import ConfigTable, Workload
+from autotune.trainers.whole_experts import keeps_experts_whole
 
 Column = NDArray[np.float64]
 
@@ -22,15 +25,15 @@ class Group:
 
     size: Column
     """members"""
-    per_node: Column
-    """members that share a node"""
+    per_domain: Column
+    """members that share a domain"""
     crowd: Column
     """all ranks that share a node, members or not"""
 
     @property
-    def nodes(self) -> Column:
-        """Nodes that the group spans."""
-        return np.ceil(self.size / self.per_node)
+    def domains(self) -> Column:
+        """Domains that the group spans."""
+        return np.ceil(self.size / self.per_domain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Layout:
     dp: Column
     cp: Column
     ep: Column
+    expert_tp: Column
+    """ranks over which tensor parallelism cuts one expert: tp, or 1 for a trainer that leaves experts whole"""
     micro_batch: Column
     """sequences per rank and micro-batch"""
     accumulation: Column
@@ -59,22 +64,30 @@ class Layout:
     cp_group: Group
     data_group: Group
     """ranks with the same weights: dp * cp"""
+    shard_group: Group
+    """those over which one copy is sharded: dp * cp / dp_replicas, next to one another"""
+    replica_group: Group
+    """those that hold the same shard: dp_replicas"""
     ep_group: Group
-    stages_per_node: Column
-    """neighbouring pipeline ranks that share a node"""
+    """ranks that hold different experts of a layer"""
+    expert_shard_group: Group
+    """those of one copy that hold the same experts, over which these are sharded: tp * cp * dp / (expert_tp * ep * dp_replicas)"""
+    stages_per_domain: Column
+    """neighbouring pipeline ranks that share a domain"""
 
 
 def layout_of(workload: Workload, table: ConfigTable) -> Layout:
     """The layout of every row."""
     tp, pp, dp, cp, ep = (table.column(n).astype(np.float64) for n in ("tp", "pp", "dp", "cp", "ep"))
-    node = float(workload.cluster.gpus_per_node)
-
     world = tp * pp * dp * cp
-    crowd = np.minimum(world, node)
+    expert_tp = np.ones_like(tp) if keeps_experts_whole(workload.trainer) else tp
+    crowd = np.minimum(world, float(workload.cluster.gpus_per_node))
+    domain = workload.cluster.domain_ranks(world)
 
     def group(size: Column, stride: Column) -> Group:
-        return Group(size, np.clip(np.floor(node / stride), 1.0, size), crowd)
+        return Group(size, np.clip(np.floor(domain / stride), 1.0, size), crowd)
 
+    shards = dp * cp / table.dp_replicas.astype(np.float64)
     micro_batch = table.micro_batch_size.astype(np.float64)
     return Layout(
         tp=tp,
@@ -82,6 +95,7 @@ def layout_of(workload: Workload, table: ConfigTable) -> Layout:
         dp=dp,
         cp=cp,
         ep=ep,
+        expert_tp=expert_tp,
         micro_batch=micro_batch,
         accumulation=table.accumulation_steps.astype(np.float64),
         zero=table.zero_stage.astype(np.float64),
@@ -92,6 +106,9 @@ def layout_of(workload: Workload, table: ConfigTable) -> Layout:
         tp_group=group(tp, np.ones_like(tp)),
         cp_group=group(cp, tp),
         data_group=group(dp * cp, tp),
-        ep_group=group(ep, tp),
-        stages_per_node=np.clip(np.floor(node / (tp * cp * dp)), 1.0, pp),
+        shard_group=group(shards, tp),
+        replica_group=group(dp * cp / shards, tp * shards),
+        ep_group=group(ep, expert_tp),
+        expert_shard_group=group(np.maximum(tp * shards / (expert_tp * ep), 1.0), expert_tp * ep),
+        stages_per_domain=np.clip(np.floor(domain / (tp * cp * dp)), 1.0, pp),
     )

@@ -127,7 +127,7 @@ def _links(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, full_speed_r
         if scope == "intra":
             values.update(_latencies_inside(latencies, link.latency_s, full_speed_ranks))
         elif latencies:
-            hops = [max(s - link.latency_s, 0.0) / max(2.0, n / cluster.gpus_per_node) for n, s in latencies.items()]
+            hops = [max(s - link.latency_s, 0.0) / max(2.0, n / cluster.domain_gpus) for n, s in latencies.items()]
             values["hop_s"] = float(np.median(hops))
     return values
 

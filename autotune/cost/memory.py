@@ -1,12 +1,16 @@
 """Peak memory of the fullest rank of the pipeline, by part.
 
-Model states follow ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): weights, gradients, and optimizer states with master weights, each sharded
-over the data-parallel ranks from its ZeRO stage on. Activations follow Korthikanti et al. (arXiv 2205.05198, section 4), multiplied by the
-micro-batches in flight. The first, the fullest middle and the last rank are computed.
+states        weights, gradients and optimizer states (`model_states.py`)
+activations   of the layers for every micro-batch in flight (`activations.py`), less what is recomputed or offloaded (`kept.py`)
+logits        of the output projection and the loss, on the last rank (`loss_memory.py`)
+framework     buffers of collectives, gathered weights, placeholders, workspaces, what the allocator reserves beyond what is allocated; CUDA graphs have
+              workspaces of their own, and graphs of layers an input of their own for every micro-batch in flight
 
-The peak is what the allocator reserves. Less than that must fit at once: memory that is freed but still waits for the communication stream can be
-reused before a run fails. Neglected: fragmentation within the allocator (it is part of `usable_fraction`), dropout masks, and tokens that a
-capacity factor drops or pads in experts.
+The last rank's peak is at the loss, when all activations are kept, or in the backward pass of its last layer: the larger counts. The first, the fullest
+middle and the last rank are computed; layers without experts are the model's first, so on the first rank.
+
+The peak is what the allocator reserves. Less than that must fit at once: the allocator gives unused blocks back before it fails, and memory that is
+freed but still waits for the communication stream can be reused.
 """
 
 from __future__ import annotations
@@ -16,12 +20,15 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from autotune.cost.activations import layer_activations
 from autotune.cost.calibration import Calibration
-from autotune.cost.compute import CORNER, element_bytes, keeps_scores, layer_forward_s, layer_host_s
+from autotune.cost.compute import CORNER, element_bytes, layer_forward_s, layer_host_s
+from autotune.cost.kept import kept_bytes, on_device
 from autotune.cost.layout import Column, Layout
-from autotune.cost.parameters import edge_weights, layer_weights
+from autotune.cost.loss_memory import loss_bytes
+from autotune.cost.model_states import StageWeights, state_bytes
+from autotune.cost.parameters import LayerWeights, edge_weights, weights_of_kind
 from autotune.cost.pipeline import in_flight
-from autotune.cost.recompute import kept_elements
 from autotune.cost.stages import Stages
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, MemoryParts, Workload
@@ -32,65 +39,96 @@ class RankMemory:
     """Peak bytes of one rank of the pipeline, of every row."""
 
     parts: MemoryParts
-    """by cause; memory that waits for the communication stream is part of `framework`"""
-    waiting: Column
+    """by cause; memory that waits for the communication stream and fragmentation are part of `framework`"""
+    spare: Column
     """bytes of it that the allocator could reuse before it fails"""
 
     @property
     def needed(self) -> Column:
         """Bytes that must fit at once."""
-        return np.asarray(self.parts.total - self.waiting)
+        return np.asarray(self.parts.total - self.spare)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """Layers of one kind: dense, or with experts."""
+
+    weights: LayerWeights
+    kept: Column
+    """bytes of one layer for each micro-batch in flight"""
+    once: Column
+    """bytes while the backward pass of one layer runs"""
+    boundary: Column
+    """bytes of a layer's input"""
 
 
 def rank_memories(
     workload: Workload, table: ConfigTable, layout: Layout, stages: Stages, constants: Calibration, traits: Traits
 ) -> tuple[RankMemory, RankMemory, RankMemory]:
     """The first, the fullest middle and the last rank; without a pipeline all three are the same rank."""
-    model = workload.model
-    size = element_bytes(table)
-    mixed = size < 4
-    dense, experts = layer_weights(model, layout)
+    model, size = workload.model, element_bytes(table)
+    with_experts = (False, True) if model.num_dense_layers else (model.num_experts > 0,)
+    kinds = [_kind(workload, table, layout, constants, traits, experts) for experts in with_experts]
+    states = state_bytes(workload, table, layout, traits)
     embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
-    shards = layout.data_group.size
-    at_three, at_two, at_one = layout.zero >= 3, layout.zero >= 2, layout.zero >= 1
-
-    weight_bytes = np.where(mixed & traits.master_weights, 2.0, 4.0)
-    gradient_bytes = np.where(mixed & traits.master_weights, traits.gradient_bytes, 4.0)
-    moments = 8.0 if workload.optimizer == "adamw" else 0.0
-    state_bytes = moments + np.where(mixed & traits.master_weights, 4.0, 0.0)
-
-    kept, once = _activation_bytes(workload, table, layout, constants, traits)
-    cut = layout.tp if traits.vocab_parallel else np.ones_like(layout.tp)
-    logits = layout.tokens * model.vocab_size / cut * (traits.logit_bytes + size - 2.0)
+    logits = loss_bytes(workload, table, layout, traits)
+    final_norm = 2.0 * kinds[-1].boundary
+    placeholder = np.where(size < 4, 2.0, 0.0) if traits.placeholder_gradients else np.zeros_like(size)
     whole = _waiting_bytes(workload, table, layout, constants, traits)
     usable = workload.cluster.gpu.memory_bytes * constants.usable_fraction
-    alone = layout.pp == 1
+    loose = 0.0 if traits.expandable_segments else constants.fragmentation
+    graph = ~table.is_word("cuda_graph", "none")
+    layer_graphs = table.is_word("cuda_graph", "layers")
 
-    def at(rank: Column, layers: Column, edge: Column, has_head: Column) -> RankMemory:
-        count = layers * (dense + experts) + edge
-        sharded = (layers * dense + edge) / shards + layers * experts / np.maximum(shards / layout.ep, 1.0)
+    def at(rank: Column, layers: Column, dense: Column, edge: Column, head: Column) -> RankMemory:
+        counts = (layers - dense,) if len(kinds) == 1 else (dense, layers - dense)
+        own = StageWeights(layers=[(n, kind.weights) for n, kind in zip(counts, kinds, strict=True)], edge=edge)
         held = in_flight(table, layout, rank)
-        saved = held * layers * kept + np.where(layers > 0, once, 0.0)
-        # ZeRO-3 gathers a layer while the one before it is still in use, and reduces its gradients whole
-        working = np.where(at_three, 3.0 * size * np.maximum(dense + experts, edge), 0.0)
-        reduced = np.where(shards > 1, constants.buffer_bytes * np.where(at_three, sharded, count), 0.0)
-        parts = {
-            "weights": weight_bytes * np.where(at_three, sharded, count),
-            "gradients": gradient_bytes * np.where(at_two, sharded, count),
-            "optimizer": state_bytes * np.where(at_one, sharded, count),
-            "activations": constants.activation_factor * saved,
-            "logits": has_head * held * logits,
-        }
-        framework = constants.framework_bytes + reduced + working
-        freed = (constants.waiting_in_layer * held * layers + constants.waiting_at_head * has_head) * whole
-        waiting = np.minimum(freed, np.maximum(usable - framework - sum(parts.values()), 0.0))
-        return RankMemory(parts=MemoryParts(**parts, framework=framework + waiting), waiting=waiting)
+        parts = states.parts(own)
+        saved = sum(on_device(table, n, held) * kind.kept for n, kind in zip(counts, kinds, strict=True))
+        once = np.maximum.reduce([np.where(n > 0, kind.once, 0.0) for n, kind in zip(counts, kinds, strict=True)])
+        lossy = head > 0
+        at_loss = np.where(lossy, logits + final_norm + placeholder * head, 0.0)
+        saved = saved + np.where(lossy, final_norm, 0.0) + np.maximum(once - at_loss, 0.0)
+        parts |= {"activations": constants.activation_factor * saved, "logits": np.where(lossy, logits, 0.0)}
+        parts["optimizer"] = parts["optimizer"] + np.maximum(
+            states.in_step(own) - parts["activations"] - parts["logits"], 0.0
+        )
+        shapes = sum(np.where(n > 0, kind.weights.shapes, 0.0) for n, kind in zip(counts, kinds, strict=True))
+        framework = constants.framework_bytes * np.where(graph, 2.0, 1.0) + placeholder * (head + shapes)
+        framework = framework + states.buffers(own, constants, traits)
+        static = sum(n * kind.boundary for n, kind in zip(counts, kinds, strict=True))
+        framework = framework + np.where(layer_graphs, held * static, 0.0)
+        allocated = framework + sum(parts.values())
+        freed = (constants.waiting_in_layer * held * layers + constants.waiting_at_head * lossy) * whole
+        waiting = np.minimum(freed, np.maximum(usable - allocated, 0.0))
+        fragments = loose * allocated
+        everything = MemoryParts(**parts, framework=framework + waiting + fragments)
+        return RankMemory(parts=everything, spare=waiting + fragments)
 
-    nothing = np.zeros_like(layout.pp)
-    first = at(nothing, stages.first, embedding + np.where(alone, projection, 0.0), np.where(alone, 1.0, 0.0))
-    middle = at(np.minimum(1.0, layout.pp - 1), stages.middle, nothing, nothing)
-    last = at(layout.pp - 1, stages.last, projection + np.where(alone, embedding, 0.0), np.ones_like(logits))
+    nothing, alone = np.zeros_like(layout.pp), layout.pp == 1
+    first_dense = np.minimum(float(model.num_dense_layers), stages.first)
+    head = np.where(projection > 0, projection, embedding)  # tied weights are those of the embedding
+    first = at(
+        nothing, stages.first, first_dense, embedding + np.where(alone, projection, 0.0), np.where(alone, head, 0.0)
+    )
+    middle = at(np.minimum(1.0, layout.pp - 1), stages.middle, nothing, nothing, nothing)
+    last_dense = np.where(alone, first_dense, 0.0)
+    last = at(layout.pp - 1, stages.last, last_dense, projection + np.where(alone, embedding, 0.0), head)
     return first, middle, last
+
+
+def _kind(
+    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits, experts: bool
+) -> _Kind:
+    layer = layer_activations(workload, table, layout, constants, traits, experts=experts)
+    kept, once = kept_bytes(workload, table, layout, traits, layer)
+    return _Kind(
+        weights=weights_of_kind(workload.model, layout, experts=experts),
+        kept=layout.tokens * kept,
+        once=layout.tokens * once,
+        boundary=layout.tokens * layer.boundary,
+    )
 
 
 def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
@@ -102,7 +140,7 @@ def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
             f.name: np.where(more, getattr(other.parts, f.name), getattr(best.parts, f.name))
             for f in fields(MemoryParts)
         }
-        best = RankMemory(parts=MemoryParts(**chosen), waiting=np.where(more, other.waiting, best.waiting))
+        best = RankMemory(parts=MemoryParts(**chosen), spare=np.where(more, other.spare, best.spare))
     return best
 
 
@@ -120,25 +158,7 @@ def _waiting_bytes(
         return np.zeros_like(layout.tp)
     whole = np.where(layout.sequence_parallel, layout.tokens * element_bytes(table) * workload.model.hidden_size, 0.0)
     kernels = sum(layer_forward_s(workload, table, layout, constants, traits))
-    host = layer_host_s(layout, constants) / 3.0
+    host = layer_host_s(table, layout, constants) / 3.0
     ratio = (kernels * np.maximum(layout.pp - 1.0, 1.0) / np.maximum(host, 1e-9)) ** CORNER
     ahead = np.where(layout.pp > 1, ratio / (1.0 + ratio), 1.0)
     return whole * ahead * np.where(layout.accumulation > 1, 1.0, 0.5)
-
-
-def _activation_bytes(
-    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
-) -> tuple[Column, Column]:
-    """Activation bytes of one layer: (kept for each micro-batch in flight, needed once during its recomputation).
-
-    The score matrix (5 bytes per score with its softmax and dropout mask: Korthikanti et al., arXiv 2205.05198, equation 1) counts if the kernels
-    store it and it is not recomputed.
-    """
-    model, size = workload.model, element_bytes(table)
-    saved, some, boundary = (layout.tokens * size * n for n in kept_elements(model, layout, traits))
-    score_matrix = 2.5 * size * layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
-    scores = np.where(keeps_scores(table, constants, traits), score_matrix, 0.0)
-    full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
-    kept = np.where(full, boundary, np.where(selective, some, saved + scores))
-    once = np.where(full, saved + scores, np.where(selective, saved - some + scores, 0.0))
-    return kept, once

@@ -1,4 +1,5 @@
-"""What the cost model does with each knob: `layout.py` reads the degrees and counts, `compute.py`, `recompute.py` and `pipeline.py` the rest."""
+"""What the cost model does with each knob: `layout.py` reads the degrees and counts, `compute.py`, `experts.py`, `recompute.py` and
+`pipeline.py` the rest."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ COST_MODEL = KnobUse(
     reads=frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+        "dp_replicas", "pp_split", "loss", "cp_style", "activation_budget", "offload", "async_tp", "cuda_graph",
+        "dispatcher", "ep_overlap",
     }),
     own_knobs_neutral="no formula knows what a knob of a single study means",
 )  # fmt: skip

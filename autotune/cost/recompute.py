@@ -1,10 +1,16 @@
-"""Recomputation: what is computed again and what is kept instead, by trainer.
+"""Recomputation: what is computed again, by trainer; `kept.py` has what is kept instead.
 
     full         every layer is computed again from its input (Chen et al., arXiv 1604.06174)
     selective    depends on the trainer (`Traits.selective`):
       scores       attention scores and values, from queries, keys and values (Korthikanti et al., arXiv 2205.05198, section 5)
       attention    the whole attention block, from its input
       operators    all operators except attention and every second matmul, whose outputs are kept (torchtitan's per-operator policy)
+    norm         both norms and the MLP's activation function (`layernorm` and `moe_act` of Megatron's --recompute-modules)
+    mlp          the MLP, or the experts with their dispatch (`mlp` and `moe`)
+
+Under torch.compile a budget of b percent of the saved activations is kept instead (`torch._functorch.config.activation_memory_budget`). The compiler drops first
+what costs least to compute again per byte: outputs of norms and of the activation function, then those of matmuls by their FLOPs per element, attention last where
+the sequence is long. 0 percent keeps the input of each layer alone.
 
 torch's checkpoint stops as soon as the last saved tensor is restored (`set_checkpoint_early_stop`): the MLP's down projection and the collective behind
 it are not repeated, unless the outputs of experts must still be weighted. Neglected: memory-bound work of a recomputed attention block.
@@ -13,13 +19,20 @@ it are not repeated, unless the outputs of experts must still be weighted. Negle
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autotune.cost.flops import layer_matmuls, weighed
+from autotune.cost.elementwise import moved_elements
+from autotune.cost.experts import whole_expert_share
+from autotune.cost.flops import layer_attention_flops, layer_matmuls, weighed
 from autotune.cost.layout import Column, Layout
 from autotune.cost.traits import Traits
-from autotune.spec import ConfigTable, ModelSpec
+from autotune.spec import KNOBS, ConfigTable, ModelSpec
+
+BUDGETS: tuple[int, ...] = KNOBS["activation_budget"].values
+"""percent of the saved activations that the compiler may keep, by the index in a table's column"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +45,12 @@ class Repeated:
     """memory-bound work, and launches by the host"""
     collectives: Column
     """of tensor parallelism"""
+    dispatches: Column
+    """of tokens to their experts and back"""
 
 
-def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits) -> Repeated:
-    """The shares that are computed again."""
-    full, selective = table.is_word("recompute", "full"), table.is_word("recompute", "selective")
+def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, seq_len: float) -> Repeated:
+    """The shares that are computed again; `seq_len`: tokens of a sequence that attend to one another."""
     work = dict.fromkeys(("inputs", "output", "up", "down"), 0.0)
     for matmul in layer_matmuls(model):
         work[matmul.part] += weighed(model, matmul)
@@ -49,37 +63,67 @@ def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Trait
     gate = up / 2.0 if model.gated_mlp else down
     some_matmuls, some_scores, some_moved, some_gathers = {
         "scores": (0.0, 1.0, 0.0, 0.0),
-        "attention": (qkv / all_four, 1.0, 0.0, 1.0),
+        "attention": (qkv / all_four, 1.0, 0.0, 0.0),  # its gathered input is what is kept
         "operators": ((keys + out + gate) / all_four, 0.0, 1.0, 2.0),
     }[traits.selective]
     behind = np.where(layout.sequence_parallel, 0.25, 0.5)
+    ringless = whole_expert_share(model, layout)
+    mlp_rings = (2.0 - 2.0 * ringless) / (4.0 - 2.0 * ringless)
+    moved = moved_elements(model, table, layout, traits)
+    mlp_share = moved.mlp / moved.total
+    activation = mlp_share * (1.0 if not model.num_experts else 0.5)  # tokens are not sorted again
+    budget = _by_budget(model, seq_len)[:, table.activation_budget]
+
+    def shares(*, full: Any, selective: Any, norm: Any, mlp: Any, kept_by_compiler: Any) -> Column:
+        found = np.asarray(kept_by_compiler, dtype=np.float64)
+        for word, share in (("full", full), ("selective", selective), ("norm", norm), ("mlp", mlp)):
+            found = np.where(table.is_word("recompute", word), share, found)
+        return found
+
     return Repeated(
-        matmuls=np.where(full, 1.0 - stops * down / all_four, np.where(selective, some_matmuls, 0.0)),
-        scores=np.where(full, 1.0, np.where(selective, some_scores, 0.0)),
-        moved=np.where(full, 1.0, np.where(selective, some_moved, 0.0)),
-        collectives=np.where(full, 1.0 - stops * behind, np.where(selective, some_gathers * gather, 0.0)),
+        matmuls=shares(
+            full=1.0 - stops * down / all_four,
+            selective=some_matmuls,
+            norm=0.0,
+            mlp=(up + down * (1.0 - stops)) / all_four,
+            kept_by_compiler=budget[0],
+        ),
+        scores=shares(full=1.0, selective=some_scores, norm=0.0, mlp=0.0, kept_by_compiler=budget[1]),
+        moved=shares(
+            full=1.0,
+            selective=some_moved,
+            norm=moved.norms / moved.total + activation,
+            mlp=mlp_share,
+            kept_by_compiler=budget[2],
+        ),
+        # the MLP's gather before its first matmul, and what follows its second one
+        collectives=shares(
+            full=1.0 - stops * behind,
+            selective=some_gathers * gather,
+            norm=0.0,
+            mlp=mlp_rings - stops * behind,
+            kept_by_compiler=budget[0] * 2.0 * gather,
+        ),
+        dispatches=shares(full=1.0, selective=some_moved, norm=0.0, mlp=1.0, kept_by_compiler=budget[0]),
     )
 
 
-def kept_elements(model: ModelSpec, layout: Layout, traits: Traits) -> tuple[Column, Column, Column]:
-    """Activation elements per token that one layer keeps under (no, selective, full) recomputation, without the score matrix.
-
-    Korthikanti et al., arXiv 2205.05198, section 4: inputs of the norms, of the matmuls and of the activation; outputs of attention. Experts keep
-    their inputs and outputs, once per expert that a token visits. Neglected: dropout masks.
-    """
-    h = float(model.hidden_size)
+def _by_budget(model: ModelSpec, seq_len: float) -> NDArray[np.float64]:
+    """Shares of (matmuls, scores, memory-bound work) that are computed again, by the index of the budget, shape (3, number of budgets)."""
+    h, f = float(model.hidden_size), float(model.active_ffn_width)
     q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
-    visits = model.experts_per_token
-    f = model.active_ffn_width
-    cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
-    heads = (2.0 if traits.fused else 3.0) * (q + kv) / layout.tp
-    mlp = (traits.gated_kept if model.gated_mlp else 2.0) * f / layout.tp
-    outer = (4.0 if traits.fused else 6.0) * h + 2.0 * visits * h * model.expert_share
-    everything = outer / cut + heads + mlp
-    boundary = h / cut
-    some = {
-        "scores": everything,
-        "attention": everything - heads,
-        "operators": 2.0 * boundary + (2.0 * q + kv + f) / layout.tp,
-    }[traits.selective]
-    return everything, some, boundary
+    up = (2.0 if model.gated_mlp else 1.0) * f
+    # (elements per token, FLOPs to compute them again, kind), cheapest per element first
+    matmuls = [(h, 2.0 * h * q), (q + 2.0 * kv, 2.0 * h * (q + 2.0 * kv)), (up, 2.0 * h * up)]
+    scores = (q, layer_attention_flops(model, seq_len))
+    items = sorted([*((*item, 0) for item in matmuls), (*scores, 1)], key=lambda item: item[1] / item[0])
+    items = [(2.0 * h + f, 0.0, 2), *items]
+    all_flops = (sum(flops for _, flops in matmuls) + 2.0 * f * h, scores[1], 1.0)
+    found = np.zeros((3, len(BUDGETS)))
+    for column, percent in enumerate(BUDGETS):
+        dropped = (1.0 - percent / 100.0) * sum(elements for elements, _, _ in items)
+        for elements, flops, kind in items:
+            share = min(1.0, dropped / elements)
+            found[kind, column] += share if kind == 2 else share * flops / all_flops[kind]
+            dropped -= share * elements
+    return found

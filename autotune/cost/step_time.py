@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import final
+
 import numpy as np
 
 from autotune.cost.calibration import Calibration
@@ -13,52 +16,95 @@ from autotune.cost.compute import (
     keeps_scores,
     layer_forward_s,
     layer_host_s,
+    loss_s,
     smooth_maximum,
 )
-from autotune.cost.layout import Layout
+from autotune.cost.experts import FORWARD_LAUNCHES, expert_host_s, expert_layer_s, gradient_bytes
+from autotune.cost.flops import attended_len
+from autotune.cost.host_link import is_offloaded, offloaded_layer_s, offloaded_update_s
+from autotune.cost.kept import mean_kept_bytes
+from autotune.cost.layout import Column, Layout
 from autotune.cost.parameters import edge_weights, layer_weights
 from autotune.cost.pipeline import bubble_time_s
+from autotune.cost.profiled_work import ProfiledWork
 from autotune.cost.recompute import repeated
+from autotune.cost.ring import ring_scores_s
 from autotune.cost.stages import Stages
-from autotune.cost.traffic import context_layer_s, data_step_s, expert_layer_s, tensor_layer_s
+from autotune.cost.traffic import RankWeights, context_s, data_step_s, tensor_layer_s, tensor_rings_s
+from autotune.cost.trainable import adapter_weights, adapters_forward_s, frozen_bytes, unpacking_s
 from autotune.cost.traits import Traits
+from autotune.cost.update import orthogonal_s, update_bytes
 from autotune.spec import ConfigTable, TimeParts, Workload
 
 
 def time_parts(
-    workload: Workload, table: ConfigTable, layout: Layout, stages: Stages, constants: Calibration, traits: Traits
+    workload: Workload,
+    table: ConfigTable,
+    layout: Layout,
+    stages: Stages,
+    constants: Calibration,
+    traits: Traits,
+    work: ProfiledWork | None = None,
 ) -> TimeParts:
-    """Seconds of one step by cause, of every row.
+    """Seconds of one step by cause, of every row. `work`: what a profile says of the rows that it composes.
 
     Work per micro-batch is counted on the rank that is slowest for one micro-batch; the other ranks only add to the bubble. The host launches
     both kernels and collectives, so a layer takes at least the time that the host needs to launch it.
     """
     model, cluster = workload.model, workload.cluster
     matmuls, attention, moved = layer_forward_s(workload, table, layout, constants, traits)
-    again = repeated(model, table, layout, traits)
+    again = repeated(model, table, layout, traits, attended_len(workload))
     # FlashAttention's backward pass computes the scores again: 2.5 forwards (Dao, arXiv 2307.08691)
     backward_scores = np.where(keeps_scores(table, constants, traits), 2.0, 2.5)
     scores = (1.0 + backward_scores + again.scores) * attention
-    kernels = (3.0 + again.matmuls) * matmuls + (3.0 + again.moved) * moved + scores
-    tensor = (2.0 + again.collectives) * tensor_layer_s(workload, table, layout, constants)
-    # the ring sends keys and values in the forward pass, and these and their gradients in the backward pass, concurrently with attention
-    ring = (3.0 + again.scores) * context_layer_s(workload, table, layout, constants)
-    context = exposed(ring, scores, constants.data_overlap)
-    expert = (2.0 + again.moved) * expert_layer_s(workload, table, layout, constants)
+    if work is not None:
+        scores = np.where(work.known, work.scores_s, scores)
+    scores = ring_scores_s(workload, table, layout, constants, scores, again.scores)
+    dense, experts = layer_weights(model, layout)
+    # gradients of inputs and of weights; frozen weights have no gradients of their own
+    backward_matmuls = 2.0 if workload.peft is None else 1.0
+    passes = 1.0 + backward_matmuls + again.matmuls
+    products = passes * matmuls + (3.0 + again.matmuls) * adapters_forward_s(workload, layout, constants)
+    if work is not None:
+        products = np.where(work.known, work.products_s, products)
+    products = products + passes * unpacking_s(workload, constants, dense + experts)
+    kernels = products + (3.0 + again.moved) * moved + scores
+    tensor = tensor_layer_s(workload, table, layout, constants, again.collectives)
+    if work is not None:
+        rings = tensor_rings_s(workload, layout, constants, work.rings, work.ring_bytes)
+        tensor = np.where(work.known, rings, tensor)
+    if table.async_tp.any():  # one piece per rank, of which one is not hidden
+        tensor = np.where(table.async_tp, exposed(tensor, products, 1.0 - 1.0 / layout.tp), tensor)
+    context = context_s(workload, table, layout, constants, traits, again.scores, scores)
+    expert = np.zeros_like(layout.tp)
+    if model.num_experts:
+        if workload.peft is None:
+            gradients = gradient_bytes(model, layout, traits)
+            kernels = kernels + gradients / (cluster.gpu.memory_bytes_per_s * constants.memory_efficiency)
+        sent = expert_layer_s(workload, table, layout, constants, traits, again.dispatches, element_bytes(table))
+        expert = np.where(table.ep_overlap, exposed(sent, kernels, constants.dispatch_overlap), sent)
 
-    host = layer_host_s(layout, constants)
+    # on a CPU there is no device to wait for
+    late = np.zeros_like(layout.tp) if cluster.gpu.is_cpu else expert_host_s(model, table, constants)
+    host = layer_host_s(table, layout, constants) + late
     device = kernels + tensor + context + expert
     launches = host * (3.0 + again.moved) / 3.0
     if cluster.gpu.is_cpu:  # the same thread launches and computes
         layer = kernels + launches
     else:
-        layer = kernels + smooth_maximum(device, launches) - device
-    head = head_step_s(workload, table, layout, constants, traits)
+        ready = device + FORWARD_LAUNCHES * late
+        layer = kernels + smooth_maximum(ready, launches) - device
+    if (away := _activations_away(workload, table, layout, constants, traits)).any():
+        layer = layer + exposed(away, kernels, 1.0)
+    ends = _ends(workload, table, layout, constants, traits, work)
 
-    dense, experts = layer_weights(model, layout)
     embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
+    if work is not None and workload.peft is None:  # a profile has the trained weights alone
+        dense, experts = np.where(work.known, work.layer_weights, dense), np.where(work.known, 0.0, experts)
+        embedding = np.where(work.known, work.first_weights, embedding)
+        projection = np.where(work.known, work.last_weights, projection)
     own = np.stack([stages.first, stages.middle, stages.last])
-    edge = np.stack([np.where(layout.pp == 1, head, 0.0), np.zeros_like(head), head])
+    edge = ends.compute + ends.tensor
     busy = own * (layer + tensor + context + expert) + edge
     slowest = np.argmax(busy, axis=0)[None]
 
@@ -67,37 +113,45 @@ def time_parts(
 
     layers, per_micro_batch, m = at(own), at(busy), layout.accumulation
     per_layer = layer + tensor + context + expert
-    all_ranks = model.num_layers * per_layer + head
+    all_ranks = (model.num_layers + model.mtp_layers) * per_layer + np.where(layout.pp == 1, edge[0], edge[0] + edge[2])
     others = np.maximum(all_ranks - per_micro_batch, 0.0)
 
     shared = layout.sequence_parallel | traits.scattered_sends
     boundary = layout.tokens * model.hidden_size * element_bytes(table) / np.where(shared, layout.tp, 1.0)
-    inside = (layout.stages_per_node - 1.0) / np.maximum(layout.stages_per_node, 1.0)
+    leaves = layout.stages_per_domain < layout.pp  # the last stage of every domain sends to another one
+    inside = np.where(leaves, (layout.stages_per_domain - 1.0) / layout.stages_per_domain, 1.0)
     send = constants.send_host_s + send_time_s(inside, boundary, cluster, constants)
-    sends = np.where(layout.pp > 1, 2.0 * layout.virtual * m + 2.0 * (layout.pp - 1.0), 0.0)
+    chunk = per_micro_batch / (2.0 * layout.virtual)  # forward or backward pass of one stage
+    hides = traits.overlapped_sends & (layout.virtual > 1)
+    steady = np.where(hides, exposed(send, chunk, 1.0), send)
+    sends = np.where(layout.pp > 1, 2.0 * layout.virtual * m * steady + 2.0 * (layout.pp - 1.0) * send, 0.0)
 
-    ends = np.where(layout.pp == 1, embedding + projection, np.maximum(embedding, projection))
-    weights = layers * dense + ends
-    once, each = data_step_s(workload, table, layout, constants, traits, weights, layers * experts, layers)
+    outer = np.where(layout.pp == 1, embedding + projection, np.maximum(embedding, projection))
+    nothing = np.zeros_like(outer)
+    if workload.peft is None:
+        weights = RankWeights(layers, layers * dense + outer, layers * experts, nothing, nothing, 0.0)
+    else:
+        beside, beside_experts = adapter_weights(model, workload.peft, layout)
+        frozen = (layers * dense + outer, layers * experts, frozen_bytes(workload))
+        weights = RankWeights(layers, layers * beside, layers * beside_experts, *frozen)
+        outer = nothing
+    once, each = data_step_s(workload, table, layout, constants, traits, weights)
     backward = layers * kernels * 2.0 / 3.0
     exposed_once = exposed(once, backward, constants.data_overlap)
     exposed_each = exposed(each, per_micro_batch, constants.data_overlap)
 
-    shards = np.where(layout.zero >= 1, layout.data_group.size, 1.0)
-    states = 28.0 if workload.optimizer == "adamw" else 16.0
-    update = (weights / shards + layers * experts / np.maximum(shards / layout.ep, 1.0)) * states
-    optimizer = update / (cluster.gpu.memory_bytes_per_s * constants.memory_efficiency)
-
-    compute = m * (layers * layer + at(edge)) + m * constants.micro_batch_host_s
+    compute = m * (layers * layer + at(ends.compute)) + m * np.where(
+        table.is_word("cuda_graph", "step"), 0.0, constants.micro_batch_host_s
+    )
     parts = {
         "compute": compute,
-        "tp_comm": m * layers * tensor,
-        "pp_comm": sends * send,
+        "tp_comm": m * (layers * tensor + at(ends.tensor)),
+        "pp_comm": sends,
         "dp_comm": exposed_once + m * exposed_each,
         "cp_comm": m * layers * context,
         "ep_comm": m * layers * expert,
         "bubble": bubble_time_s(table, layout, others),
-        "optimizer": optimizer,
+        "optimizer": _optimizer_s(workload, table, layout, constants, weights, outer),
     }
     if constants.full_speed_ranks > 0:
         # ranks share cores, so a rank that waits for the pipeline leaves its core to the others: their slowdown is taken from the bubble
@@ -107,4 +161,70 @@ def time_parts(
         parts["bubble"] = np.maximum(parts["bubble"] - lent, 0.0)
     nodes = np.ceil(layout.world / cluster.gpus_per_node)
     growth = constants.straggler * np.log2(np.maximum(nodes, 1.0))
-    return TimeParts(**parts, other=constants.step_host_s + growth * sum(parts.values()))
+    parts["other"] = constants.step_host_s + growth * sum(parts.values())
+    return TimeParts(**{name: constants.level * part for name, part in parts.items()})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Seconds of what is before and behind the layers, for one micro-batch, on the first, a middle and the last stage, (3, N)."""
+
+    compute: Column
+    tensor: Column
+    """tensor-parallel collectives"""
+
+
+def _ends(
+    workload: Workload,
+    table: ConfigTable,
+    layout: Layout,
+    constants: Calibration,
+    traits: Traits,
+    work: ProfiledWork | None,
+) -> _Ends:
+    """By the formulas the output projection and the loss, without collectives; by a profile all of it."""
+    behind = head_step_s(workload, table, layout, constants, traits)
+    nothing = np.zeros_like(behind)
+    before, sent_before, sent_behind = nothing, nothing, nothing
+    if work is not None:
+        loss = loss_s(workload, table, layout, constants, traits)
+        behind = np.where(work.known, work.last_s + loss, behind)
+        before = np.where(work.known, work.first_s, 0.0)
+        rings = tensor_rings_s(workload, layout, constants, work.first_rings, work.first_ring_bytes)
+        sent_before = np.where(work.known, rings, 0.0)
+        rings = tensor_rings_s(workload, layout, constants, work.last_rings, work.last_ring_bytes)
+        sent_behind = np.where(work.known, rings, 0.0)
+    alone = layout.pp == 1
+
+    def stages(first: Column, last: Column) -> Column:
+        return np.stack([first + np.where(alone, last, 0.0), nothing, last + np.where(alone, first, 0.0)])
+
+    return _Ends(stages(before, behind), stages(sent_before, sent_behind))
+
+
+def _optimizer_s(
+    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, weights: RankWeights, ends: Column
+) -> Column:
+    """Seconds of the update of a rank's weights, of which `ends` belong to embedding and output projection."""
+    gpu = workload.cluster.gpu
+    shards = np.where(layout.zero >= 1, layout.shard_group.size, 1.0)
+    expert_shards = np.where(layout.zero >= 1, layout.expert_shard_group.size, 1.0)
+    inner = (weights.dense - ends) / shards + weights.experts / expert_shards
+    moved = update_bytes(workload, inner, ends / shards)
+    here = moved / (gpu.memory_bytes_per_s * constants.memory_efficiency)
+    here = here + orthogonal_s(workload, layout, constants, weights.layers, shards)
+    away = is_offloaded(table, "optimizer")
+    return np.where(away, offloaded_update_s(gpu, inner + ends / shards, moved), here) if away.any() else here
+
+
+def _activations_away(
+    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
+) -> Column:
+    """Seconds of copies of one layer's activations to the host and back, for one micro-batch."""
+    away = is_offloaded(table, "activations")
+    if not away.any():
+        return np.zeros_like(layout.tp)
+    kept = layout.tokens * mean_kept_bytes(workload, table, layout, constants, traits)
+    copied = offloaded_layer_s(workload.cluster.gpu, kept)
+    return np.where(away, copied, 0.0)

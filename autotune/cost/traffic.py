@@ -1,43 +1,109 @@
 """Communication of a step: tensor, context, expert and data parallel.
 
 tensor     two all-reduces per layer forward and two backward, of tokens * h elements; with sequence parallelism each is a reduce-scatter and an
-           all-gather, the same bytes (Korthikanti et al., arXiv 2205.05198, section 4.2)
+           all-gather, the same bytes (Korthikanti et al., arXiv 2205.05198, section 4.2). Asynchronous tensor parallelism cuts each into one piece
+           per rank, and all pieces but one run while another is multiplied (Wang et al., ASPLOS 2023, https://doi.org/10.1145/3567955.3567959;
+           torch's symmetric memory). Experts that are cut as well sum what they make of every token that visits them: k times a dense layer's bytes in the
+           forward pass, and in the backward pass for the up and the gate projection each. With sequence parallelism one gather each way comes before that.
+           Whole experts get each rank's own tokens from the dispatcher: such a layer has the rings of its attention alone, and those of experts that every
+           token visits, which are cut like a dense MLP (Megatron-Core, `SharedExpertMLP`)
 data       one all-reduce of the gradients, or under ZeRO a reduce-scatter and an all-gather of the weights (Rajbhandari et al., arXiv 1910.02054,
-           section 7); ZeRO-3 gathers the weights once more before the backward pass, for every micro-batch
-context    keys and values go around a ring (Liu et al., arXiv 2310.01889)
-expert     tokens are sent to the experts and back, forward and backward
+           section 7); ZeRO-3 gathers the weights once more before the backward pass, for every micro-batch. Where gradients are kept in shards they are
+           reduced for every micro-batch, else once in a step (`model_states.cuts_gradients`). With copies of the shards (HSDP) these run inside a copy, and each shard's gradients are all-reduced over the copies (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2.2)
+context    ring: keys and values go around, concurrently with attention (Liu et al., arXiv 2310.01889). heads: all-to-alls of queries, keys, values and
+           outputs (Jacobs et al., DeepSpeed-Ulysses, arXiv 2309.14509). gather: keys and values are gathered before attention, and their gradients reduced
+           and scattered after it (Llama 3, arXiv 2407.21783, section 3.3.2). The last two hide behind nothing
+expert     see `experts.py`
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.collectives import all_to_all_time_s, ring_bytes_s, ring_latency_s, ring_time_s
-from autotune.cost.compute import element_bytes
-from autotune.cost.layout import Column, Group, Layout
+from autotune.cost.compute import element_bytes, exposed
+from autotune.cost.experts import whole_expert_share
+from autotune.cost.layout import Column, Layout
+from autotune.cost.model_states import cuts_gradients
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
 
 
-def tensor_layer_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
-    """Seconds of tensor-parallel collectives in one layer's forward pass for one micro-batch."""
-    moved = layout.tokens * workload.model.hidden_size * element_bytes(table)
-    return 4.0 * ring_time_s(layout.tp_group, moved, workload.cluster, constants)
+def tensor_layer_s(
+    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, again: Column
+) -> Column:
+    """Seconds of tensor-parallel collectives in one layer for one micro-batch; `again`: share of the forward pass that is computed again."""
+    model = workload.model
+    moved = layout.tokens * model.hidden_size * element_bytes(table)
+    cut = np.where(layout.expert_tp > 1, model.expert_share, 0.0)
+    visits, gates = float(model.experts_per_token), 2.0 if model.gated_mlp else 1.0
+    around = np.where(layout.sequence_parallel, 1.0, 0.0)
+    ringless = whole_expert_share(model, layout)
+    forward = 4.0 - 2.0 * ringless + cut * (2.0 * visits - 2.0 + around)
+    backward = 4.0 - 2.0 * ringless + cut * (2.0 * visits * gates - 2.0 + around)
+    rings = (1.0 + again) * forward + backward
+    return tensor_rings_s(workload, layout, constants, rings, rings * moved)
 
 
-def context_layer_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
-    """Seconds of sending keys and values around the ring in one layer's forward pass for one micro-batch."""
-    width = 2.0 * workload.model.num_kv_heads * workload.model.head_dim / layout.tp
-    moved = layout.tokens * layout.cp * width * element_bytes(table)
-    return ring_time_s(layout.cp_group, moved, workload.cluster, constants)
+def tensor_rings_s(
+    workload: Workload, layout: Layout, constants: Calibration, rings: float | Column, whole_bytes: Column
+) -> Column:
+    """Seconds of so many rings over the tensor-parallel ranks; `whole_bytes`: of their whole tensors, together."""
+    group, cluster = layout.tp_group, workload.cluster
+    latency = ring_latency_s(group, cluster, constants) + constants.tensor_hop_s * (group.domains - 1.0)
+    seconds = rings * latency + ring_bytes_s(group, whole_bytes, cluster, constants)
+    return np.where(layout.tp > 1, seconds, 0.0)
 
 
-def expert_layer_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration) -> Column:
-    """Seconds of sending tokens to the experts and back in one layer's forward pass for one micro-batch."""
-    visits = workload.model.experts_per_token * workload.model.expert_share
-    moved = layout.tokens * visits * workload.model.hidden_size * element_bytes(table) / layout.tp
-    return 2.0 * all_to_all_time_s(layout.ep_group, moved, workload.cluster, constants)
+def context_s(
+    workload: Workload,
+    table: ConfigTable,
+    layout: Layout,
+    constants: Calibration,
+    traits: Traits,
+    again: Column,
+    scores: Column,
+) -> Column:
+    """Seconds of context parallelism in one layer for one micro-batch, forward and backward, that are not hidden.
+
+    `again`: share of attention that is computed again; `scores`: seconds of attention, behind which a ring hides.
+    """
+    if not (table.cp > 1).any():
+        return np.zeros_like(layout.cp)
+    cluster, model = workload.cluster, workload.model
+    per_token = layout.tokens * element_bytes(table) / layout.tp
+    kv, q = (2.0 * model.num_kv_heads * model.head_dim, model.num_attention_heads * model.head_dim)
+    # keys and values in the forward pass, these and their gradients in the backward pass
+    once = ring_time_s(layout.cp_group, per_token * layout.cp * kv, cluster, constants)
+    passed = (3.0 + again) * once
+    round_trip = 4.0 / element_bytes(table) * layout.cp / np.maximum(layout.cp - 1.0, 1.0)
+    gradients = round_trip if traits.ring_sums_fp32 else 1.0
+    dealt = (2.0 + again) * 2.0 * all_to_all_time_s(layout.cp_group, per_token * (q + kv / 2.0), cluster, constants)
+    ring = exposed((2.0 + again + gradients) * once, scores, constants.data_overlap)
+    return np.where(
+        table.is_word("cp_style", "heads"), dealt, np.where(table.is_word("cp_style", "gather"), passed, ring)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RankWeights:
+    """Weights of a rank whose gradients are reduced, and those that are gathered beside them."""
+
+    layers: Column
+    """layers on the rank"""
+    dense: Column
+    """trained weights without its experts"""
+    experts: Column
+    """trained weights of its experts"""
+    frozen_dense: Column
+    """weights that adapters leave as they are, without its experts"""
+    frozen_experts: Column
+    """the same of its experts"""
+    frozen_bytes: float
+    """bytes of such a weight"""
 
 
 def data_step_s(
@@ -46,30 +112,37 @@ def data_step_s(
     layout: Layout,
     constants: Calibration,
     traits: Traits,
-    dense: Column,
-    experts: Column,
-    layers: Column,
+    weights: RankWeights,
 ) -> tuple[Column, Column]:
-    """Seconds of data-parallel traffic of a rank: (once per step, per micro-batch).
-
-    `layers`, `dense`, `experts`: the rank's layers, dense weights and expert weights.
-    """
+    """Seconds of data-parallel traffic of a rank: (once per step, per micro-batch)."""
     cluster = workload.cluster
     size = element_bytes(table)
     half = np.where(table.is_word("precision", "fp16"), traits.fp16_reduce_bytes, traits.reduce_bytes)
     reduce_bytes = np.where(size < 4, half, 4.0)
-    members = np.maximum(layout.data_group.size / layout.ep, 1.0)
-    per_node = np.clip(np.floor(layout.data_group.per_node / layout.ep), 1.0, members)
-    expert_group = Group(members, per_node, layout.data_group.crowd)
+    shards, copies = layout.shard_group, layout.replica_group
+    expert_shards = layout.expert_shard_group
 
-    def ring(weight_bytes: Column) -> Column:
-        shared = ring_bytes_s(layout.data_group, dense * weight_bytes, cluster, constants)
-        return shared + ring_bytes_s(expert_group, experts * weight_bytes, cluster, constants)
+    def ring(dense: Column, experts: Column) -> Column:
+        """One reduce-scatter or all-gather of so many bytes inside a copy."""
+        shared = ring_bytes_s(shards, dense, cluster, constants)
+        return shared + ring_bytes_s(expert_shards, experts, cluster, constants)
 
-    latency = ring_latency_s(layout.data_group, cluster, constants) * traits.collectives_per_layer * (layers + 1.0)
+    trained = (weights.dense * reduce_bytes, weights.experts * reduce_bytes)
+    reduce = ring(*trained)
+    per_collective = traits.collectives_per_layer * (weights.layers + 1.0)
+    latency = ring_latency_s(shards, cluster, constants) * per_collective
+    if (table.dp_replicas > 1).any():
+        own_shard = trained[0] / shards.size + trained[1] / expert_shards.size
+        between = 2.0 * ring_bytes_s(copies, own_shard, cluster, constants)
+        reduce = reduce + between + 2.0 * ring_latency_s(copies, cluster, constants) * per_collective
+    # without 16-bit weights beside them, ZeRO-1 gathers the fp32 weights that it has updated
+    gathered_bytes = size if traits.master_weights else np.where(layout.zero == 1, 4.0, size)
+    gather = ring(weights.dense * gathered_bytes, weights.experts * gathered_bytes)
+    frozen = ring(weights.frozen_dense * weights.frozen_bytes, weights.frozen_experts * weights.frozen_bytes)
     alone = layout.data_group.size == 1
-    reduce, gather = ring(reduce_bytes), ring(size)
-    once = np.where(layout.zero == 0, 2.0 * reduce, reduce + gather + 2.0 * latency)
-    sharded = layout.zero == 3
-    each = reduce + 2.0 * gather + 3.0 * latency
-    return np.where(sharded | alone, 0.0, once), np.where(sharded & ~alone, each, 0.0)
+    reduced = np.where(layout.zero == 0, 2.0 * reduce, reduce + latency)
+    gathered = np.where(layout.zero == 0, 0.0, gather + latency)
+    sharded, reduces_each = layout.zero == 3, cuts_gradients(layout, traits)
+    once = np.where(reduces_each, 0.0, reduced) + np.where(sharded, 0.0, gathered)
+    each = np.where(reduces_each, reduced, 0.0) + np.where(sharded, 2.0 * (gather + frozen + latency), 0.0)
+    return np.where(alone, 0.0, once), np.where(alone, 0.0, each)

@@ -5,7 +5,9 @@ They come from the code and documentation of the training loops. Quantities that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from autotune.trainers.layer_split import layer_split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +30,48 @@ class Traits:
     """fused norm, rotary and activation kernels, which keep fewer intermediate tensors"""
     scattered_sends: bool = False
     """pipeline boundaries are sent in tensor-parallel shards and gathered by the receiver (arXiv 2104.04473, section 4.1)"""
+    overlapped_sends: bool = False
+    """interleaved schedules send to the neighbour while the next stage computes (Megatron-Core: overlap_p2p_comm)"""
     gated_kept: float = 4.0
     """multiples of the MLP width that a gated MLP keeps: both inputs of the product, the activation and the product; 3 with a fused kernel that recomputes one"""
-    logit_bytes: float = 10.0
-    """bytes per logit that the loss keeps: the 16-bit output, its fp32 copy and its gradient"""
+    repeats_keys: bool = False
+    """keys and values are copied to all heads of queries before attention, which keeps the copies (torchtitan's `repeat_kv`)"""
+    keeps_gathered: bool = False
+    """under sequence parallelism matrix products keep their whole input, where others keep their part and gather it again (DTensor's parallel styles)"""
+    discards_outputs: bool = True
+    """recomputation of norms and activation functions gives up their outputs too (Megatron-Core's `CheckpointWithoutOutput`). torch's checkpoint leaves these
+    to the matrix products that keep them as inputs"""
+    ring_sums_fp32: bool = False
+    """a ring of context parallelism passes on gradients of keys and values in fp32, once more than keys and values, so that they come back to their owner"""
+    chunks_again: bool = False
+    """a chunked loss makes the logits of a chunk once more in the backward pass"""
+    loss: str = "full"
+    """how the trainer computes the loss by itself; the kinds stand in `loss_memory.py`"""
+    placeholder_gradients: bool = False
+    """weight gradients are added to the gradient buffer by the matmul itself; autograd gets one 16-bit placeholder per shape of weight, which is kept
+    (TransformerEngine, `get_dummy_wgrad`), and one for the output projection (Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication`)"""
+    stores_narrow_inputs: bool = False
+    """matrix products in 8 or 4 bits keep their inputs in that format"""
+    narrow_weights: str = "none"
+    """what weights take in 8 or 4 bits: 'none' (cast where they are used), 'beside' (kept in both layouts beside the 16-bit ones) or 'primary'
+    (8-bit weights in both layouts instead of 16-bit ones)"""
+    bucket_weights: float = 0.0
+    """weights per bucket of the reduction, of which two live in 16 bits"""
+    weighs_inside: bool = False
+    """the router's weights are applied inside the experts, so that their outputs need not be kept"""
+    weighs_in_fp32: bool = False
+    """the outputs of experts are weighted and summed in fp32, and both their casts and the products are kept"""
+    casts_weights: bool = False
+    """autocast keeps a 16-bit copy of fp32 weights until the backward pass, unless ZeRO gathers them in 16 bits anyway"""
+    moment_bytes: float = 8.0
+    """bytes per weight of AdamW's two moments"""
+    reduction: str = "each"
+    """when ZeRO-2 and ZeRO-3 reduce and cut gradients: 'each' micro-batch; at the 'last' one, until which they are whole; 'pipeline' as 'last' under a
+    pipeline, else as 'each'; or at the 'end' of the step, where ZeRO-2 cuts none of them at the peak"""
+    step_bytes: float = 0.0
+    """bytes per weight of an fp32 copy of 16-bit gradients that the optimizer's step makes"""
+    expandable_segments: bool = False
+    """the trainer sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves little fragmentation"""
     selective: str = "scores"
     """what selective recomputation computes again: 'scores', 'attention' or 'operators' (see `recompute.py`)"""
     stops_early: bool = False
@@ -42,20 +82,67 @@ class Traits:
     """number of collectives into which ZeRO's gather (or reduction) of one layer's weights is split"""
 
 
-MEGATRON = Traits(gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0, scores_kept_in=("fp16",))
+MEGATRON = Traits(
+    gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0, scores_kept_in=("fp16",), loss="parallel", placeholder_gradients=True,
+    stores_narrow_inputs=True, narrow_weights="beside", weighs_inside=True,
+    overlapped_sends=True,
+)  # fmt: skip
+NVIDIA_RECIPES = replace(
+    MEGATRON, gradient_bytes=2.0, reduce_bytes=2.0, narrow_weights="primary", loss="fused", expandable_segments=True
+)
+EAGER = Traits(
+    master_weights=False, fused=False, stops_early=True, casts_weights=True, reduction="last", discards_outputs=False
+)
 
 TRAITS = {
-    "nanotron": Traits(split="by_cost", collectives_per_layer=6.0),
+    "nanotron": Traits(split=layer_split("nanotron"), collectives_per_layer=6.0, loss="copied"),
     "megatron": MEGATRON,
-    "megatron_bridge": MEGATRON,
-    "deepspeed": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0),
-    "torchtitan": Traits(master_weights=False, fused=False, selective="operators", stops_early=True),
-    "accelerate": Traits(master_weights=False, fused=False, stops_early=True),
-    "hf_trainer": Traits(master_weights=False, fused=False, stops_early=True),
-    "lightning": Traits(master_weights=False, fused=False, stops_early=True),
-    "native": Traits(master_weights=False, fused=False, selective="attention", stops_early=True),
+    "megatron_bridge": NVIDIA_RECIPES,
+    "nemo": replace(NVIDIA_RECIPES, loss="parallel", expandable_segments=False),
+    "deepspeed": Traits(
+        gradient_bytes=2.0,
+        reduce_bytes=2.0,
+        fp16_reduce_bytes=2.0,
+        scores_kept_in=("fp16",),
+        loss="parallel",
+        bucket_weights=5e8,
+        step_bytes=4.0,
+    ),
+    "torchtitan": Traits(
+        master_weights=False,
+        fused=False,
+        selective="operators",
+        stops_early=True,
+        loss="pieces",
+        reduction="pipeline",
+        repeats_keys=True,
+        keeps_gathered=True,
+    ),
+    "composer": Traits(master_weights=False, stops_early=True, loss="kernel"),
+    "internevo": Traits(gradient_bytes=2.0, reduce_bytes=2.0, loss="copied", step_bytes=4.0),
+    "alpa": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0, loss="parallel", reduction="end"),
+    "accelerate": EAGER,
+    "hf_trainer": EAGER,
+    "lightning": EAGER,
+    "native": replace(
+        EAGER,
+        selective="attention",
+        keeps_gathered=True,
+        ring_sums_fp32=True,
+        chunks_again=True,
+        weighs_in_fp32=True,
+    ),
 }
-"""traits by trainer; a trainer that is not listed has those of `native`"""
+"""traits by trainer; a trainer that is not listed has those of `native`. composer, nemo, internevo and alpa are loops of published runs, no trainers
+
+gradients    Megatron-LM accumulates in fp32 with bf16 (`--accumulate-allreduce-grads-in-fp32`); NVIDIA's performance recipes reduce in bf16
+             (`grad_reduce_in_fp32 = False` in Megatron-Bridge's scripts/performance); DeepSpeed keeps them in 16 bits
+8 bits       Megatron-LM keeps bf16 weights and TransformerEngine caches them in both layouts; the recipes gather 8-bit weights (`fp8_param_gather`)
+reduction    Alpa compiles a step into one program, which XLA reduces at its end; Accelerate, HF Trainer and Lightning accumulate under FSDP without
+             reducing (`no_sync`, `GradientAccumulationPlugin.sync_each_batch` is off by default), as do torch's pipeline schedules and the native loop
+step         DeepSpeed's and InternEvo's ZeRO optimizers cast the flat gradients to fp32 for their step
+loss         Megatron-Bridge fuses by TransformerEngine; llm-foundry uses flash-attn's kernel; InternEvo casts its output to fp32 (NaiveAMPModel)
+"""
 
 
 def traits_of(trainer: str) -> Traits:

@@ -8,22 +8,36 @@ import numpy as np
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import Column
-from autotune.spec import TimeParts
+from autotune.spec import Estimate, TimeParts
 
 Z90 = 1.6448536269514722
 """half-width of the central 90% of a standard normal"""
 
 
-def time_sigma(times: TimeParts, constants: Calibration) -> Column:
-    """Standard deviation of the log step time: `time_sigma` of the fit, plus `comm_sigma` for the share of communication and bubbles."""
+def moving_share(times: TimeParts) -> Column:
+    """Share of the step that is communication or bubble."""
     moving = times.tp_comm + times.pp_comm + times.dp_comm + times.cp_comm + times.ep_comm + times.bubble
-    return np.asarray(np.hypot(constants.time_sigma, constants.comm_sigma * moving / times.total))
+    return np.asarray(moving / times.total)
+
+
+def time_sigma(times: TimeParts, constants: Calibration, *, experts: bool = False) -> Column:
+    """Standard deviation of a config's own error of log step time: `time_sigma` of the fit, `comm_sigma` for the share of communication and bubbles, and
+    `expert_sigma` for a model with experts."""
+    plain = np.hypot(constants.time_sigma, constants.comm_sigma * moving_share(times))
+    return np.asarray(np.hypot(plain, constants.expert_sigma if experts else 0.0))
 
 
 def interval(center: Column, sigma: Column | float) -> tuple[Column, Column]:
     """Ends of the 90% interval."""
     reach = np.exp(Z90 * np.asarray(sigma))
     return center / reach, center * reach
+
+
+def config_sigma(estimate: Estimate) -> Column:
+    """Standard deviation of the own error of each config: the interval's width without what all configs share (`Estimate.level_sigma`)."""
+    low, high = np.asarray(estimate.step_time_low_s), np.asarray(estimate.step_time_high_s)
+    width = np.log(high / low) / (2.0 * Z90)
+    return np.asarray(np.sqrt(np.maximum(width**2 - np.asarray(estimate.level_sigma) ** 2, 0.0)))
 
 
 def exceeds(center: Column, limit: float, sigma: Column | float) -> Column:

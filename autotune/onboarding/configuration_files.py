@@ -30,10 +30,11 @@ def read_present(path: Path) -> PresentConfiguration:
     try:
         launch = json.loads(_text(path / MANIFEST))
         names, argv, env = list(launch["files"]), tuple(launch["argv"]), dict(launch["env"])
+        cwd = str(launch.get("cwd", ""))
     except (ValueError, KeyError, TypeError):
         raise SpecError(f"{path / MANIFEST} is not a manifest of `autotune export`", field="FILE") from None
     # the files themselves, not the manifest's copy: somebody may have edited them since
-    return PresentConfiguration(files={name: _text(path / name) for name in names}, argv=argv, env=env)
+    return PresentConfiguration(files={name: _text(path / name) for name in names}, argv=argv, env=env, cwd=cwd)
 
 
 def recognized(present: PresentConfiguration) -> str | None:

@@ -19,6 +19,7 @@ from autotune.schema.files import is_model_file, read_model
 from autotune.spec import KNOBS, ClusterSpec, ModelSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import Trainer, trainer
 from autotune.trainers.nested_documents import dotted, without_equal
+from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 
 STAND_IN_MODEL = "nano-gpt"
@@ -58,6 +59,8 @@ def import_draft(
     ranks = _ranks(reading, there)
     batch = reading.global_batch_size or _batch(reading.knobs, ranks)
     values = {key: value for key, value in reading.options.items() if key not in OF_THE_RUN}
+    if present.cwd and CWD in subject.options:
+        values[CWD.name] = present.cwd
     settings, told = _beyond_a_launch(subject, reading, values, shape[1] if shape else None, ranks, batch)
     notes += told
     if cluster is None:
@@ -81,7 +84,7 @@ def import_draft(
             key="workload",
             value={
                 "seq_len": reading.seq_len or STAND_IN_SEQ_LEN,
-                "global_batch_size": batch or math.prod(reading.knobs.get(k, 1) for k in ("micro_batch_size", "dp")),
+                "global_batch_size": batch or _least_batch(reading.knobs, ranks),
                 **({"optimizer": reading.optimizer} if reading.optimizer == "sgd" else {}),
             },
             comment=f"fill in: {', '.join(unknown)}" if unknown else "",
@@ -197,6 +200,12 @@ def _batch(knobs: Mapping[str, Any], ranks: int | None) -> int | None:
     others: int = math.prod(knobs.get(degree, 1) for degree in ("tp", "pp", "cp"))
     per_replica: int = knobs["micro_batch_size"] * knobs["accumulation_steps"]
     return per_replica * max(1, ranks // others)
+
+
+def _least_batch(knobs: Mapping[str, Any], ranks: int | None) -> int:
+    """A batch that the ranks can share, where the configuration tells none."""
+    others = math.prod(knobs.get(degree, 1) for degree in ("tp", "pp", "cp"))
+    return int(knobs.get("micro_batch_size", 1) * knobs.get("dp", max(1, (ranks or 1) // others)))
 
 
 def _space(cluster: ClusterSpec | None, ranks: int | None, model: ModelSpec | None) -> str:

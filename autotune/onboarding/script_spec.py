@@ -21,6 +21,7 @@ from autotune.onboarding.printed_lines import patterns_of
 from autotune.onboarding.script import Script
 from autotune.onboarding.script_options import ScriptOption
 from autotune.spec import KNOBS, catalog
+from autotune.trainers.launcher_limits import MACHINES
 
 MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
 """stand-ins for figures that the script does not say"""
@@ -30,11 +31,6 @@ FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""
 MAX_IDEAS = 4
 """options that are suggested as knobs of the study's own"""
-MACHINES = (
-    *("--num_machines={nnodes}", "--machine_rank={node_rank}"),
-    *("--main_process_ip={master_addr}", "--main_process_port={master_port}"),
-)
-"""options of `accelerate launch` for several nodes"""
 DEGREES = ("tp", "pp", "cp", "ep")
 
 
@@ -47,7 +43,7 @@ def script_draft(
     shape = _model(found, model)
     if shape is None or "fill in" in shape.comment:
         fill_in.append("model")
-    items = list(_argv(found, is_spread=_is_spread(cluster)))
+    items = list(_argv(found, cluster))
     values = _values(found)
     metrics = patterns_of(script.printed)
     relative = os.path.relpath(path.resolve().parent, folder.resolve())
@@ -88,17 +84,24 @@ def script_draft(
     return Draft(heading=heading, entries=entries, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
 
 
-def _argv(found: OptionMatches, *, is_spread: bool) -> Iterator[Item]:
-    """The launcher, the script and its options; `is_spread`: over several nodes, where torchrun is told by its environment how they meet."""
-    script = found.script
+def _argv(found: OptionMatches, cluster: str | None) -> Iterator[Item]:
+    """The launcher, the script and its options."""
+    script, launcher, is_spread = found.script, found.script.launcher, _is_spread(cluster)
+    reasons = {
+        "torchrun": "it expects torchrun's environment",
+        "accelerate": "it imports accelerate; on CPUs start it by torchrun",
+        "python": "",
+    }
+    if launcher == "accelerate" and cluster not in (None, "local") and catalog.cluster(str(cluster)).gpu.is_cpu:
+        launcher, reasons["torchrun"] = "torchrun", "accelerate launch starts one process only on CPUs"
     starts = {
         "python": ["python"],
+        # over several nodes torchrun is told by its environment how they meet
         "torchrun": ["torchrun", *(() if is_spread else ("--standalone",)), "--nproc-per-node={nproc_per_node}"],
         "accelerate": ["accelerate", "launch", "--num_processes={world_size}", *(MACHINES if is_spread else ())],
     }
-    reasons = {"torchrun": "it expects torchrun's environment", "accelerate": "it imports accelerate", "python": ""}
-    first, *more = starts[script.launcher]
-    yield Item(first, reasons[script.launcher])
+    first, *more = starts[launcher]
+    yield Item(first, reasons[launcher])
     yield from (Item(word) for word in more)
     yield Item(script.name)
     if script.parser == "LightningCLI":

@@ -2,12 +2,18 @@
 
     trial_runner.py     TrialRunner: executes attempts, reports events
     study_record.py     what a store hands out of a study: record, history, lease
+    decision.py         Decision: what a controller decided, kept in one transaction
     study_store.py      the store's roles (reading, writing, locking, what is measured once) and `Store`, their union
+    dry_runner.py       DryRunner: runs a model without a GPU
+    annotations.py      notes and tags that people write on studies
     service_store.py    what the service asks for beyond that: tokens, audit, counts
 
 Nothing here does anything. Runners and stores implement these protocols without inheriting from them.
 """
 
+from autotune.ports.annotations import AnnotationStore, StudyNote
+from autotune.ports.decision import CloseAttempt, Decision, EndTrial, Fact, KeepNote, KeepSteps, KeepTrial, StartAttempt
+from autotune.ports.dry_runner import DryRunLimits, DryRunner
 from autotune.ports.service_store import (
     SCOPES,
     AuditEvent,
@@ -29,8 +35,10 @@ from autotune.ports.study_record import (
 from autotune.ports.study_store import (
     CalibrationStore,
     HistoryReader,
+    KnowledgeStore,
     LeasedStore,
     LeaseKeeper,
+    ProfileStore,
     ReferenceLossStore,
     Store,
     StudyReader,
@@ -55,6 +63,7 @@ from autotune.ports.trial_runner import (
 __all__ = [
     "SCOPES",
     "AdoptingRunner",
+    "AnnotationStore",
     "AttemptEnded",
     "AttemptId",
     "AttemptQueued",
@@ -62,23 +71,36 @@ __all__ = [
     "AuditEvent",
     "AuditLog",
     "CalibrationStore",
+    "CloseAttempt",
+    "Decision",
+    "DryRunLimits",
+    "DryRunner",
+    "EndTrial",
+    "Fact",
     "HistoryEvent",
     "HistoryReader",
+    "KeepNote",
+    "KeepSteps",
+    "KeepTrial",
+    "KnowledgeStore",
     "KnownWorkload",
     "Lease",
     "LeaseKeeper",
     "LeasedStore",
     "LogRead",
     "PreflightRunner",
+    "ProfileStore",
     "ReferenceLossStore",
     "Revision",
     "RunnerEvent",
     "ServiceStore",
+    "StartAttempt",
     "Statistics",
     "StepsReported",
     "Store",
     "StoreMonitor",
     "StudyFields",
+    "StudyNote",
     "StudyReader",
     "StudyRecord",
     "StudyStore",

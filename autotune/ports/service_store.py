@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from autotune.ports.annotations import AnnotationStore
 from autotune.ports.study_store import Store
 
-SCOPES = ("read", "submit", "admin")
-"""What a token allows; each scope includes those before it."""
+SCOPES = ("read", "submit", "run", "admin")
+"""What a token allows; each scope includes those before it. `run`: specs may name programs, where the service allows any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,11 @@ class StoreMonitor(Protocol):
 
 class ServiceStore(Store, AuditLog, StoreMonitor, Protocol):
     """All that the service needs."""
+
+    @property
+    def annotations(self) -> AnnotationStore:
+        """Notes and tags of studies."""
+        ...
 
     @property
     def tokens(self) -> TokenStore:

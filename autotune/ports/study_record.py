@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypedDict
 
-from autotune.spec import Study, StudyStatus, Workload
+from autotune.spec import Study, StudyStatus, Wanted, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,14 @@ class StudyRecord:
     """what else the end of the study said: finals, stop reason, notes"""
     trial_counts: Mapping[str, int] = field(default_factory=dict)
     """trials by status"""
+    wanted: Wanted = Wanted.RUN
+    """what people asked for last"""
+    wanted_at: datetime | None = None
+    """when they did; None: never since it was submitted"""
+    decisions: int = 0
+    """how many decisions of its controllers are kept"""
+    tags: tuple[str, ...] = ()
+    """words by which people find it again, in alphabetical order"""
 
 
 class StudyFields(TypedDict, total=False):
@@ -72,7 +80,7 @@ class HistoryEvent:
     at: datetime
     """when it was written"""
     kind: str
-    """e.g. study.submitted, trial.asked, trial.started, trial.ended, trial.late, study.paused"""
+    """e.g. study.submitted, study.wanted, trial.asked, trial.started, trial.ended, trial.late, study.paused"""
     data: Mapping[str, Any]
     """details of the event, plain values"""
 
@@ -117,7 +125,3 @@ class KnownWorkload:
     """model, cluster, sequence length, batch, trainer"""
     configs: int
     """configs that were measured"""
-    trials: int
-    """measured trials behind them"""
-    last_at: datetime
-    """when the last of them ended"""

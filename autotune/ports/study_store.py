@@ -2,9 +2,10 @@
 
     StudyReader           studies, trials, steps, history, who holds the lease: status, results, the read part of the service
     HistoryReader         the best across all studies: `autotune best`
-    StudyWriter           submits studies and moves their status: `submit`, `pause`, `cancel`
+    StudyWriter           submits studies and says what is wanted of them: `submit`, `pause`, `cancel`
     LeaseKeeper           claims, renews and releases the right to write for a study
     TrialWriter           trials, attempts and steps, under a lease: the controller's loop
+    ProfileStore          what dry runs said of a model: `fit`, `plan`
     CalibrationStore      constants of the cost model, measured once for a cluster and trainer: `calibrate`, `plan`
     ReferenceLossStore    losses of fp32 trials, measured once for a model, data and seed
     StudyStore            StudyReader, StudyWriter: the supervisor, pause and resume
@@ -26,9 +27,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, Unpack
 
+from autotune.ports.decision import Decision
 from autotune.ports.study_record import HistoryEvent, KnownWorkload, Lease, Revision, StudyFields, StudyRecord
 from autotune.ports.trial_runner import StepsReported
-from autotune.spec import Failure, Study, StudyStatus, Trial
+from autotune.spec import Failure, Study, StudyStatus, Trial, Wanted
 
 
 class StudyReader(Protocol):
@@ -50,6 +52,7 @@ class StudyReader(Protocol):
         ended_before: datetime | None = None,
         runner: str = "",
         without_runner: str = "",
+        tag: str = "",
         limit: int = 50,
         offset: int = 0,
     ) -> list[StudyRecord]:
@@ -76,6 +79,10 @@ class StudyReader(Protocol):
         """The last lease that was taken and not given back, also when it ran out; None when nobody has one."""
         ...
 
+    def is_held(self, study_id: str) -> bool:
+        """Whether somebody's lease is in force, by the clock of the store: machines may disagree about the time."""
+        ...
+
     def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
         """Studies that should run (QUEUED, RUNNING, STOPPING) but that nobody holds, oldest first."""
         ...
@@ -98,12 +105,14 @@ class HistoryReader(Protocol):
         runner: str = "",
         without_runner: str = "",
         one_each: bool = False,
+        measured_after: datetime | None = None,
         limit: int = 10,
     ) -> list[tuple[StudyRecord, Trial]]:
         """Best measured trials by tokens per second and GPU of the cluster, best first, one for each workload and config.
 
         A config that was measured more than once is represented by its median, the lower one of an even number. Simulated measurements
-        count only where there is no real one. `workload`: a key of `known_workloads`. `one_each`: only the best of each model and cluster,
+        count only where there is no real one. `workload`: a key of `known_workloads`. `measured_after`: only configs whose median was
+        measured later. `one_each`: only the best of each model and cluster,
         the latest study first, for the speeds of unlike models say nothing about each other.
         """
         ...
@@ -114,12 +123,26 @@ class HistoryReader(Protocol):
 
 
 class StudyWriter(Protocol):
-    """Submits studies and moves their status."""
+    """Submits studies, and writes what people want of them. Moves the status of studies that nobody runs."""
 
     def submit(
-        self, study: Study, spec: Mapping[str, Any], *, idempotency_key: str | None = None, owner: str = ""
+        self,
+        study: Study,
+        spec: Mapping[str, Any],
+        *,
+        idempotency_key: str | None = None,
+        owner: str = "",
+        join: bool = False,
     ) -> StudyRecord:
-        """Keeps a new study as QUEUED. The same key returns the study that it made first; the same key with another spec conflicts."""
+        """Keeps a new study as QUEUED. The same key returns the study that it made first; the same key with another spec conflicts.
+
+        `join`: the newest study of the same name and spec that has not ended is returned instead, where there is one. Whether there is one is found out in the
+        same transaction: of two that submit at the same moment one joins the other.
+        """
+        ...
+
+    def want(self, study_id: str, wanted: Wanted, *, message: str = "") -> StudyRecord:
+        """Writes what people want of the study, and leaves its status alone. Raises `ConflictError` when it has ended, or was asked to end before."""
         ...
 
     def set_status(
@@ -128,15 +151,26 @@ class StudyWriter(Protocol):
         status: StudyStatus,
         *,
         expect: Sequence[StudyStatus],
-        message: str = "",
+        message: str | None = "",
         lease: Lease | None = None,
+        wanted: Wanted | None = None,
         **fields: Unpack[StudyFields],
     ) -> StudyRecord:
-        """Moves the study on, when its status is one of `expect`. A terminal status never changes, and leaves no trial open."""
+        """Moves the study on, when its status is one of `expect`. A terminal status never changes, and leaves no trial open.
+
+        `message` None: it stays. `wanted`: only when people want this of it. Without a `lease`: only while nobody holds the study.
+        """
         ...
 
     def record_event(self, study_id: str, kind: str, data: Mapping[str, Any]) -> None:
         """Appends a line of one's own to the history, e.g. who asked for a pause."""
+        ...
+
+    def delete(self, study_id: str, *, learners: Sequence[str] = ()) -> None:
+        """Removes a study that has ended, with its trials and its history, for good. Its measurements no longer count for `best`.
+
+        `learners`: studies that learnt from it; each gets the event `history.deleted`. Raises `ConflictError` when the study has not ended.
+        """
         ...
 
 
@@ -158,6 +192,14 @@ class LeaseKeeper(Protocol):
 
 class TrialWriter(Protocol):
     """Writes the trials of one study, under its lease."""
+
+    def keep_decision(self, lease: Lease, decision: Decision) -> None:
+        """Keeps all facts of the decision, with the event that caused it, in one transaction: all of them or none.
+
+        A decision whose number was kept before is acknowledged and changes nothing. Raises `ConflictError` as the methods below do, when the number is not the
+        next, or when people want something else by now; measurements under a lease that was taken over are kept as late.
+        """
+        ...
 
     def add_trial(self, lease: Lease, trial: Trial) -> None:
         """Keeps a new PENDING trial; numbers have no gaps."""
@@ -199,6 +241,22 @@ class CalibrationStore(Protocol):
         ...
 
 
+class ProfileStore(Protocol):
+    """Keeps what dry runs said of a model's training, for all configs."""
+
+    def profile(self, fingerprint: str) -> Mapping[str, Any] | None:
+        """The profile that was kept under exactly this fingerprint; None when no dry run was made."""
+        ...
+
+    def save_profile(self, fingerprint: str, values: Mapping[str, Any]) -> None:
+        """Keeps the profile in place of the one before."""
+        ...
+
+
+class KnowledgeStore(CalibrationStore, ProfileStore, Protocol):
+    """What the cost model knows beside its formulas."""
+
+
 class ReferenceLossStore(Protocol):
     """Keeps the losses of fp32 trials, against which other precisions are judged."""
 
@@ -219,7 +277,7 @@ class LeasedStore(StudyStore, LeaseKeeper, TrialWriter, Protocol):
     """Studies as the controller that runs one of them needs them."""
 
 
-class Store(LeasedStore, HistoryReader, CalibrationStore, ReferenceLossStore, Protocol):
+class Store(LeasedStore, HistoryReader, KnowledgeStore, ReferenceLossStore, Protocol):
     """All that planning, tuning and asking for the best need."""
 
     def close(self) -> None:

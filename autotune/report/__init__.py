@@ -1,10 +1,12 @@
-"""What people see of studies: a self-contained HTML page, tables and bars in a terminal, two studies side by side.
+"""What people see of studies: figures, a self-contained HTML page, tables and bars in a terminal, two studies side by side.
 
-page.py           the report of a study as one HTML page      page_style.py     its style sheet
-study_figures.py  figures of a study                          figures.py        plots and bars as inline SVG
-findings.py       why it won, in sentences and numbers        reward_tables.py  rewards by parts, the Pareto front
-comparison.py     two studies side by side                    notes.py          notes of trials, shared ones once
-terminal.py       tables and bars as rich renderables         table_layout.py   a table that suits the terminal's width
+figures/          figures of a study, as values      svg/              drawing: axes, bars, tiles, lanes
+page.py           a study as one HTML page           page_frame.py     a whole HTML page, tables
+findings.py       why it won, in sentences           reward_tables.py  rewards by parts, the Pareto front
+comparison.py     two studies side by side           notes.py          notes of trials, shared ones once
+terminal.py       tables and bars for the terminal   table_layout.py   a table that suits the terminal's width
+fit_text.py       "will it fit?" as words and rows   fit_page.py       the same as one HTML page with its figure
+memory_over_step.py  memory over a step, as a sketch
 """
 
 from __future__ import annotations

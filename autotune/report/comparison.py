@@ -17,9 +17,11 @@ from autotune.report.terminal import (
     plain_table,
     safe,
 )
-from autotune.results.answers import Result, result_from
+from autotune.results.answers import result_from
+from autotune.results.result import Result
 from autotune.reward import stability, token_cost, tokens_per_s
 from autotune.spec import Measurement, Trial, Workload, config_label
+from autotune.spec.speedup import format_speedup
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,7 +52,7 @@ def facts(found: Result) -> dict[str, str]:
     record, best = found.record, found.best
     workload, objective = record.study.workload, record.study.objective
     measured = best.measurement if best is not None else None
-    errors = prediction_errors(found.trials)
+    errors = prediction_errors(found.shown)
     return {
         "study": f"{record.id} ({record.status.lower()})",
         "model": workload.model.name,
@@ -59,7 +61,7 @@ def facts(found: Result) -> dict[str, str]:
         "sequences per step": ", ".join(map(str, workload.global_batch_sizes)),
         "objective": f"{objective.metric}, stability weighing {objective.stability_weight:g}",
         "searcher": record.study.searcher,
-        "trials": ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.trials).items()) or "-",
+        "trials": ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.shown).items()) or "-",
         "time": format_duration(record.elapsed_s),
         "best config": config_label(best.config) if best is not None else "-",
         "tokens/s": format_count(tokens_per_s(best)) if best is not None else "-",
@@ -67,9 +69,15 @@ def facts(found: Result) -> dict[str, str]:
         "peak memory": format_bytes(measured.peak_memory_bytes if measured else None),
         "stability": f"{stability(measured):.2f}" if measured else "-",
         "per million tokens": _cost(measured, workload) if measured else "-",
-        "speedup over default": f"{found.speedup:.2f}" if found.speedup is not None else "-",
+        "speedup over default": _speedup(found),
         "median error of predicted step time": f"{errors['step_time']:.0%}" if "step_time" in errors else "-",
     }
+
+
+def _speedup(found: Result) -> str:
+    if found.speedup is None:
+        return "-"
+    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times="")
 
 
 def _cost(measurement: Measurement, workload: Workload) -> str:

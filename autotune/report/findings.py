@@ -6,13 +6,14 @@ profiled; sentences say which.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from autotune.report.terminal import PART_NAMES, format_bytes, format_count, format_duration
-from autotune.results.answers import Result
+from autotune.results.result import Result
 from autotune.reward import tokens_per_s
-from autotune.spec import Trial, TrialStatus
+from autotune.spec import Trial, TrialPurpose, TrialStatus
+from autotune.spec.speedup import format_speedup
+from autotune.spec.trial import trial_numbers
 
 
 def time_parts(trial: Trial) -> tuple[dict[str, float], bool]:
@@ -31,25 +32,30 @@ def changed_knobs(before: Trial, after: Trial) -> dict[str, tuple[object, object
 
 
 def why(found: Result) -> list[str]:
-    """Why the winner won, in sentences: by how much, which knobs differ, which parts of the step shrank or grew, memory."""
+    """Why the winner won, in sentences: by how much, who is as good, which knobs differ, which parts of the step shrank or grew, memory."""
     best, baseline = found.best, found.baseline
     if best is None:
+        if any(t.purpose is TrialPurpose.PROXY for t in found.measured):
+            return ["Proxies are not ranked, so there is no winner among the trials; the target's configs are ranked."]
         return ["No trial was measured, so there is no winner."]
     if baseline is None:
         return [
             f"Trial {best.number} is the best of {len(found.measured)} measured ones; the baseline was not measured."
         ]
+    rivals = trial_numbers(found.tied_with) if found.tied_with else ""
+    tied = [f"The measurements do not tell trial {best.number} from {rivals}."] if rivals else []
     if best.config == baseline.config:
-        return ["Nothing that was tried beats the default config."]
+        return ["Nothing that was tried beats the default config.", *tied]
     sentences = []
     if found.speedup is not None and best.measurement and baseline.measurement:
         sentences.append(
             f"{format_count(tokens_per_s(best))} against {format_count(tokens_per_s(baseline))} tokens per second: "
-            f"{found.speedup:.2f} times the default config."
+            f"{format_speedup(found.speedup, found.speedup_low, found.speedup_high, times=' times')} the default config."
         )
+    sentences += tied
     changes = changed_knobs(baseline, best)
     sentences.append(
-        "It differs by " + ", ".join(f"{n} {_word(a)} -> {_word(b)}" for n, (a, b) in changes.items()) + "."
+        "It differs by " + ", ".join(f"{n} {knob_word(a)} -> {knob_word(b)}" for n, (a, b) in changes.items()) + "."
     )
     sentences += _moves(baseline, best)
     memory = _memory(baseline, best)
@@ -89,19 +95,6 @@ def _memory(baseline: Trial, best: Trial) -> str:
     return f"Peak memory of the fullest rank: {format_bytes(b)} against {format_bytes(a)}."
 
 
-def best_so_far(trials: Sequence[Trial]) -> list[tuple[float, float]]:
-    """(number, best tokens per second so far) of the measured trials, by number; rises, never falls."""
-    points: list[tuple[float, float]] = []
-    top = -math.inf
-    for trial in trials:
-        value = tokens_per_s(trial)
-        if trial.is_measured and value > top:
-            top = value
-        if top > -math.inf:
-            points.append((float(trial.number), top))
-    return points
-
-
 def prediction_errors(trials: Sequence[Trial]) -> dict[str, float]:
     """Median relative errors of the predictions: {"step_time": ..., "memory": ...}; only what can be said."""
     errors: Mapping[str, list[float]] = {"step_time": [], "memory": []}
@@ -121,5 +114,6 @@ def status_counts(trials: Sequence[Trial]) -> dict[str, int]:
     return {str(s): n for s in TrialStatus if (n := sum(t.status is s for t in trials))}
 
 
-def _word(value: object) -> str:
+def knob_word(value: object) -> str:
+    """A knob's value as text."""
     return str(value).lower() if isinstance(value, bool) else str(value)

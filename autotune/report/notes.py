@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.spec import FailureKind, Trial, TrialStatus
+from autotune.space.exclusion import in_words
+from autotune.spec import FailureKind, Measurement, Trial, TrialStatus
 
 SHARED_BY = 3
 """rows from which on a note is written under the table"""
@@ -19,6 +20,8 @@ MAX_GIST = 16
 """characters of a gist"""
 CAUSES = (FailureKind.ERROR, FailureKind.INVALID)
 """kinds of failures that have many causes"""
+SHOWN_REASONS = 4
+"""reasons of infeasible configs that one line names"""
 MAX_REPEATED = 40
 """characters of a note that is short enough to be repeated where it has no gist"""
 
@@ -41,7 +44,51 @@ def note_of(trial: Trial) -> str:
             rank = "" if failure.rank is None else f" (rank {failure.rank})"
             return f"{failure.kind}: {failure.exception.splitlines()[0]}{rank}"
         return f"{trial.failure.kind}: {trial.failure.message}"
+    if trial.measurement is not None and trial.measurement.is_throttled:
+        return "; ".join(filter(None, (_throttling(trial.measurement), trial.reason)))
     return trial.reason
+
+
+def brief_note(trial: Trial, *, most: int) -> str:
+    """The note where `most` columns have to do: whole where it fits, else its useful part.
+
+    Of a failure that is what went wrong, without the class of the exception and without what the kind says already; of a reason it is the first clause.
+    """
+    note = note_of(trial)
+    if len(note) <= most:
+        return note
+    if trial.failure is None:
+        return re.split(r"[:;,] ", note, maxsplit=1)[0]
+    failure = trial.failure
+    kind = failure.kind.lower().replace("_", " ")
+    said = failure.exception.splitlines()[0].partition(": ")[2] if failure.kind in CAUSES and failure.exception else ""
+    sentences = [s.strip() for s in re.split(r"(?<=[.;:]) ", said or failure.message) if s.strip()]
+    telling = [s for s in sentences if kind not in s.lower() and not re.fullmatch(r"\S*(Error|Exception):", s)]
+    rank = "" if failure.rank is None else f"rank {failure.rank}: "
+    what = (telling or sentences or [""])[0].rstrip(".;:")
+    return f"{rank}{what}" if failure.kind in CAUSES and what else f"{kind}: {rank}{what}".rstrip(": ")
+
+
+def _throttling(measurement: Measurement) -> str:
+    """That heat slowed a GPU down while it was measured, with what the driver told."""
+    read = measurement.utilization
+    hot = f" at {read['temperature_c']:.0f} C" if "temperature_c" in read else ""
+    share = f" for {read['throttled_share']:.0%} of the time" if read.get("throttled_share") else ""
+    return f"throttled: a GPU{hot} held its clocks down{share}"
+
+
+def infeasible_line(counts: Mapping[str, int]) -> str:
+    """Configs that cannot be run, counted by the most frequent reasons; empty without any.
+
+    `1,204 combinations cannot be run here: tp does not divide num_attention_heads (1,000), the GPU does not have the precision (204)`
+    """
+    if not counts:
+        return ""
+    ranked = list(in_words(counts).items())
+    named = ranked if len(ranked) <= SHOWN_REASONS + 1 else ranked[:SHOWN_REASONS]
+    rest = sum(n for _, n in ranked[len(named) :])
+    reasons = [f"{reason} ({n:,})" for reason, n in named] + ([f"other reasons ({rest:,})"] if rest else [])
+    return f"{sum(counts.values()):,} combinations cannot be run here: {', '.join(reasons)}"
 
 
 def gist_of(trial: Trial) -> str:
@@ -66,7 +113,7 @@ def notes_of(trials: Sequence[Trial]) -> Notes:
             continue
         if not gist or gist in taken:
             marks += 1
-        mark = f"{gist} ({marks})" if gist in taken else gist or f"({marks})"
+        mark = gist if gist and gist not in taken else f"{gist} ({marks})".lstrip()
         taken.add(gist)
         cells |= dict.fromkeys((t.number for t in group), mark)
         details = [note_of(t).removeprefix(f"{gist}: ") for t in group]

@@ -7,22 +7,28 @@ text from studies (names, messages, logs) is escaped.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from autotune import __version__
 from autotune.ports import StudyRecord
+from autotune.report.figures import figures_of
+from autotune.report.figures.figure_html import figure_html
 from autotune.report.findings import status_counts, why
-from autotune.report.notes import notes_of
-from autotune.report.page_style import STYLE
+from autotune.report.notes import infeasible_line, notes_of
+from autotune.report.page_frame import html_table, whole_page
 from autotune.report.reward_tables import formula_rows, front_rows, reward_rows
-from autotune.report.study_figures import study_figures
-from autotune.report.terminal import format_bytes, format_count, format_duration
-from autotune.results.answers import Result, explained, result_from
+from autotune.report.target_text import HEADS, TEXT_COLUMNS, target_rows, target_sentences
+from autotune.report.terminal import format_bytes, format_count, format_duration, speeds_line
+from autotune.results.answers import result_from
+from autotune.results.explanations import explained
 from autotune.results.rankings import front_documents
+from autotune.results.result import Result
+from autotune.results.target import target_of
 from autotune.reward import STABILITY_RULE, tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
+from autotune.spec.speedup import format_speedup
 from autotune.study.passed_runner import PASSED
 from autotune.trainers import python_line
 
@@ -38,24 +44,17 @@ def html_report(record: StudyRecord, trials: Sequence[Trial]) -> str:
     body = [
         _head(found),
         _answer(found),
+        _target(found),
         "<h2>Figures</h2>",
         '<div class="figures">',
-        *study_figures(found),
+        *(figure_html(figure) for figure in figures_of(found)),
         "</div>",
         _rewards(found),
         _trials(found),
         _failures(found),
         _reproduce(found),
     ]
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>\n"
-        + "\n".join(part for part in body if part)
-        + "\n</main></body></html>\n"
-    )
+    return whole_page(title, body)
 
 
 def _head(found: Result) -> str:
@@ -73,10 +72,16 @@ def _head(found: Result) -> str:
     return f'<h1>{escape(record.study.name)}</h1><p>{escape(facts)}</p><p class="soft">{escape(when)}</p>{message}'
 
 
+def _speedup(found: Result) -> str:
+    if found.speedup is None:
+        return "–"
+    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times="×")
+
+
 def _answer(found: Result) -> str:
     best = found.best
     cards = [
-        ("speedup over the default", f"{found.speedup:.2f}×" if found.speedup is not None else "–"),
+        ("speedup over the default", _speedup(found)),
         ("tokens per second", format_count(tokens_per_s(best)) if best else "–"),
         ("step time", format_duration(best.measurement.step_time_s) if best and best.measurement else "–"),
         ("peak memory", format_bytes(best.measurement.peak_memory_bytes if best and best.measurement else None)),
@@ -84,40 +89,37 @@ def _answer(found: Result) -> str:
     mfu = best.measurement.mfu if best and best.measurement else None
     if mfu is not None:
         cards.append(("model FLOPs utilization", f"{mfu:.1%}"))
-    counts = status_counts(found.trials)
-    cards.append(("trials", f"{len(found.trials)}"))
+    counts = status_counts(found.shown)
+    cards.append(("trials", f"{len(found.shown)}"))
     boxes = "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in cards
     )
     winner = f"<p>Best: <code>{escape(str(best.config))}</code> (trial {best.number})</p>" if best else ""
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in why(found))
     summary = ", ".join(f"{n} {status.lower()}" for status, n in counts.items()) or "no trials yet"
+    summary += f"; {line}" if (line := infeasible_line(found.infeasible)) else ""
     return f'<div class="cards">{boxes}</div><div class="answer">{winner}{sentences}<p class="soft">{escape(summary)}</p></div>'
 
 
-def _table(heads: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
-    """`heads`: (name, whether it is a number); `rows`: (class, cells as HTML)."""
-    top = "".join(f"<th{' class=n' if n else ''}>{escape(name)}</th>" for name, n in heads)
-    lines = []
-    for kind, cells in rows:
-        inner = "".join(f"<td{' class=n' if n else ''}>{cell}</td>" for (_, n), cell in zip(heads, cells, strict=True))
-        lines.append(f"<tr{f' class={kind}' if kind else ''}>{inner}</tr>")
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+def _target(found: Result) -> str:
+    """How the configs of the job that is meant rank, for a study that ran proxies of them."""
+    target = target_of(found.record)
+    if target is None:
+        return ""
+    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in target_sentences(target))
+    cells = [("", [escape(cell) for cell in row]) for row in target_rows(target)]
+    table = html_table([(head, i not in TEXT_COLUMNS) for i, head in enumerate(HEADS)], cells)
+    return f"<h2>Target {escape(target['cluster'])}</h2>{said}{table}"
 
 
 def _rewards(found: Result) -> str:
     """What the winner's reward is made of, and what nothing beats."""
     if found.best is None:
         return ""
-    parts = ""
-    if found.best is not None:
-        explanation = explained(found)
-        heads, rows = reward_rows(explanation)
-        said = "".join(f"<p>{escape(sentence)}</p>" for sentence in explanation["text"])
-        parts = (
-            f"<h2>Reward by parts</h2>{said}" + _words(heads, rows, text=1) + f'<p class="soft">{STABILITY_RULE}.</p>'
-        )
-        parts += _words(*formula_rows(explanation), text=2)
+    explanation = explained(found)
+    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in explanation["text"])
+    parts = f"<h2>Reward by parts</h2>{said}" + _words(*reward_rows(explanation), text=1)
+    parts += f'<p class="soft">{STABILITY_RULE}.</p>' + _words(*formula_rows(explanation), text=2)
     heads, rows = front_rows(front_documents(found))
     caption = "No other measured config is at least as good in speed, stability, free memory and cost and better in one of them."
     return parts + "<h2>Pareto front</h2>" + _words(heads, rows, text=2) + f'<p class="soft">{caption}</p>'
@@ -126,18 +128,18 @@ def _rewards(found: Result) -> str:
 def _words(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text: int) -> str:
     """A table of plain text whose first `text` columns are words."""
     cells = [("", [escape(cell).replace("  ", "&emsp;") for cell in row]) for row in rows]
-    return _table([(head, i >= text) for i, head in enumerate(heads)], cells)
+    return html_table([(head, i >= text) for i, head in enumerate(heads)], cells)
 
 
 def _trials(found: Result) -> str:
-    if not found.trials:
+    if not found.shown:
         return ""
     heads = [
         *(("#", True), ("config", False), ("status", False), ("predicted", True), ("measured", True), ("step", True)),
         *(("spread", True), ("memory", True), ("reward", True), ("why", False)),
     ]
-    rows, notes = [], notes_of(found.trials)
-    for t in found.trials:
+    rows, notes = [], notes_of(found.shown)
+    for t in found.shown:
         m = t.measurement if t.is_measured else None
         peak = t.measurement.peak_memory_bytes if t.measurement else None
         label = config_label(t.config) + ("" if t.purpose is TrialPurpose.SEARCH else f" ({t.purpose})")
@@ -154,9 +156,9 @@ def _trials(found: Result) -> str:
             escape(notes.cells[t.number]),
         ]
         rows.append(("won" if found.best is not None and t.number == found.best.number else "", cells))
-    lines = ("Throughput in tokens per second.", *notes.shared)
+    lines = (speeds_line(found.shown), *notes.shared)
     under = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
-    return "<h2>Trials</h2>" + _table(heads, rows) + under
+    return "<h2>Trials</h2>" + html_table(heads, rows) + under
 
 
 def _failures(found: Result) -> str:
@@ -181,7 +183,7 @@ def _failures(found: Result) -> str:
         ]
         rows.append(("", cells))
     heads = [("#", True), ("config", False), ("kind", False), ("where", False), ("what happened", False)]
-    return "<h2>What failed</h2>" + _table(heads, rows)
+    return "<h2>What failed</h2>" + html_table(heads, rows)
 
 
 def _reproduce(found: Result) -> str:

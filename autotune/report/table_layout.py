@@ -68,7 +68,10 @@ class FittedTable:
         self.rows.append((cells, style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table of the first stage that fits."""
+        """The table of the first stage that fits; in a file or a pipe that of the first stage, whole."""
+        if not options.is_terminal:
+            yield self._table(self.stages[0], {})
+            return
         unbounded = options.update(width=UNBOUNDED)
         for stage in self.stages:
             excess = console.measure(self._table(stage, {}), options=unbounded).maximum - options.max_width

@@ -7,11 +7,11 @@ ASCII locale gets the same facts in plain characters.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from autotune.report.notes import gist_of, notes_of
+from autotune.report.notes import brief_note, gist_of, notes_of
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.spec import Trial, TrialPurpose, TrialStatus, config_label
 from autotune.spec.duration import format_duration as format_duration
@@ -69,6 +69,10 @@ STATUS_COLOURS: Mapping[str, str] = {
     "INFEASIBLE": "magenta",
 }
 
+SPEEDS = "tokens per second; measured ones are relative to the default config of the same time"
+"""under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
+AS_MEASURED = "tokens per second, as measured: there is no default config to relate them to"
+"""the same where the default config could not be measured"""
 MIN_CONFIG = 24
 """columns that a config has at the least; three or four knobs to a line"""
 MAX_NOTE, MIN_NOTE = 48, 24
@@ -154,6 +158,11 @@ def time_legend(
     return "  ".join(words)
 
 
+def speeds_line(trials: Sequence[Trial]) -> str:
+    """What the speeds in a table of these trials are."""
+    return SPEEDS if any(t.purpose is TrialPurpose.BASELINE and t.is_measured for t in trials) else AS_MEASURED
+
+
 def trials_table(
     trials: Iterable[Trial],
     *,
@@ -165,11 +174,12 @@ def trials_table(
     """One row per trial: config, status, predicted and measured tokens per second, step time, memory, why.
 
     A narrow terminal shows the first words of the notes, or none, then no predictions, then no step times. Notes that many rows share are written
-    once, under the table. With `one_line` a long config is cut short rather than wrapped, and nothing is written under the table: the view of a
-    running study counts lines.
+    once, under the table. With `one_line` a long config is cut short rather than wrapped, notes are brief, and nothing is written under the table: the
+    view of a running study counts lines.
     """
     shown = list(trials)
     notes = notes_of(shown)
+    cells = {t.number: brief_note(t, most=MAX_NOTE) for t in shown} if one_line else notes.cells
     table = FittedTable(
         empty=lambda: plain_table(palette, title=title),
         columns=(
@@ -188,7 +198,7 @@ def trials_table(
             Shortening(without=frozenset({"note", "predicted", "step", "gist"}), shorten=("config",)),
         ),
         ellipsis=palette.unicode,
-        caption=None if one_line else "\n".join(("tokens per second", *(safe(line, palette) for line in notes.shared))),
+        caption=None if one_line else "\n".join((speeds_line(shown), *(safe(line, palette) for line in notes.shared))),
     )
     for trial in shown:
         measured = trial.measurement if trial.is_measured else None
@@ -206,7 +216,7 @@ def trials_table(
             format_count(measured.tokens_per_s) if measured else nothing,
             format_duration(measured.step_time_s) if measured else nothing,
             format_bytes(memory) if memory else nothing,
-            safe(notes.cells[trial.number], palette),
+            safe(cells[trial.number], palette),
             safe(gist_of(trial), palette),
             style="bold" if trial.number == best else "",
         )
@@ -253,11 +263,12 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
 
 
 def plain_table(palette: Palette, title: str = "") -> Table:
-    """An empty table in the manner of all of them; ASCII borders with a plain palette."""
+    """An empty table in the manner of all of them; ASCII borders with a plain palette, tabs in a file or a pipe."""
     from rich import box  # rich takes a while to import, and most commands print no table
-    from rich.table import Table
 
-    return Table(
+    from autotune.report.tab_table import TabTable
+
+    return TabTable(
         title=title or None,
         box=box.SIMPLE_HEAD if palette.unicode else box.ASCII,
         caption_justify="left",

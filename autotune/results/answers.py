@@ -1,19 +1,21 @@
-"""The outcome of a study: the result, its JSON documents, explanations and exports."""
+"""The outcome of a study: the result, its JSON documents and exports."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from autotune import reward
 from autotune.errors import ExportError, MissingExtraError, NotFoundError, RunnerError, SpecError
 from autotune.ports import HistoryReader, StudyReader, StudyRecord
+from autotune.results.config_figures import with_figures
+from autotune.results.result import Result
+from autotune.results.target import first_pick, prediction_note, target_of
 from autotune.results.winner import standings, winner_of
-from autotune.spec import ParallelConfig, StudyStatus, Trial, Workload
+from autotune.reward import at_first_level
+from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialStatus, Workload
 from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
 from autotune.study.controller import Winner, training_s
@@ -31,40 +33,6 @@ AGAIN_IN_PYTHON = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a study came to, as far as it came."""
-
-    record: StudyRecord
-    """the study with its status, message, and `record.result`: phase, finals, stop reason, notes"""
-    trials: tuple[Trial, ...]
-    """all of them, by number"""
-    best: Trial | None
-    """the named winner, or the best so far; after the finals with the measurement and the reward that they gave"""
-    baseline: Trial | None
-    """the default config's trial, where it could be measured; after the finals with their measurement"""
-    speedup: float | None
-    """best against baseline in tokens per second"""
-    final_rounds: int = 0
-    """rounds in which best and baseline were measured again; 0: they were measured once"""
-    confirmed: tuple[Trial, ...] = ()
-    """all configs that were measured again, best first"""
-    notes: tuple[str, ...] = ()
-    """what must be said beside the speedup, in words"""
-    is_left: bool = False
-    """whether it waits for another controller, because the last one died"""
-
-    @property
-    def measured(self) -> tuple[Trial, ...]:
-        """Trials with a step time that can be trusted."""
-        return tuple(t for t in self.trials if t.is_measured)
-
-    @property
-    def failed(self) -> tuple[Trial, ...]:
-        """Trials with a failure."""
-        return tuple(t for t in self.trials if t.failure is not None)
-
-
 def result_of(store: StudyReader, study_id: str) -> Result:
     """What the store knows of a study, running or finished. Raises `NotFoundError`."""
     record = store.study(study_id)
@@ -75,23 +43,36 @@ def result_of(store: StudyReader, study_id: str) -> Result:
 def is_held(store: StudyReader, study_id: str) -> bool:
     """Whether a controller holds the study and has not died, as far as can be told."""
     lease = store.holder(study_id)
-    return lease is not None and lease.expires_at > datetime.now(UTC) and not is_gone(lease.owner)
+    return lease is not None and store.is_held(study_id) and not is_gone(lease.owner)
 
 
 def result_from(record: StudyRecord, found: Sequence[Trial]) -> Result:
     """What a study and its trials come to."""
     trials = tuple(sorted(found, key=lambda trial: trial.number))
-    winner = winner_of(record, trials)
+    weight = record.study.objective.stability_weight
+    winner, shown = with_figures(winner_of(record, trials), at_first_level(trials, weight), weight)
     return Result(
         record=record,
         trials=trials,
+        shown=tuple(t for t in shown if t.status is not TrialStatus.INFEASIBLE),
+        infeasible=_infeasible(record, trials),
         best=winner.best,
         baseline=winner.baseline,
         speedup=winner.speedup,
+        speedup_low=winner.speedup_low,
+        speedup_high=winner.speedup_high,
+        tied_with=winner.tied_with,
         final_rounds=winner.rounds,
         confirmed=winner.confirmed,
         notes=(*winner.notes, *_payback(record, winner)),
     )
+
+
+def _infeasible(record: StudyRecord, trials: Sequence[Trial]) -> dict[str, int]:
+    """The counts of the record, and of the trials that older releases stored for such configs."""
+    counts = Counter({str(reason): int(n) for reason, n in record.result.get("infeasible", {}).items()})
+    counts.update(t.reason or "no reason is stored" for t in trials if t.status is TrialStatus.INFEASIBLE)
+    return dict(counts.most_common())
 
 
 def _payback(record: StudyRecord, winner: Winner) -> list[str]:
@@ -108,6 +89,11 @@ def _payback(record: StudyRecord, winner: Winner) -> list[str]:
     ]
 
 
+def chosen_config(result: Result) -> ParallelConfig | None:
+    """The config that an export launches: the best, or of a study with a target the one that ranks first there; None before anything was measured."""
+    return result.best.config if result.best is not None else first_pick(result.record)
+
+
 def exports_of(result: Result) -> list[str]:
     """The trainers that can launch the best config as it is, without further options; the study's own first."""
     return [name for name in _trainers(result) if _launches(result, name, {})]
@@ -120,9 +106,9 @@ def next_export(result: Result, able: Sequence[str]) -> dict[str, Any] | None:
     from autotune.trainers import python_line
 
     study = result.record.study
-    if result.best is not None and (line := python_line(study.trainer)):
+    if chosen_config(result) is not None and (line := python_line(study.trainer)):
         return {"trainer": study.trainer, "options": {}, "python": line}
-    if result.best is not None and study.trainer not in able and (missing := _missing_options(result)):
+    if chosen_config(result) is not None and study.trainer not in able and (missing := _missing_options(result)):
         return {"trainer": study.trainer, "options": missing}
     return next(({"trainer": name, "options": {}} for name in able), None)
 
@@ -131,13 +117,13 @@ def _missing_options(result: Result) -> dict[str, str]:
     """What the study's own trainer must be told before it can launch the best config; empty when options do not help."""
     from autotune.trainers import trainer
 
-    study, best = result.record.study, result.best
-    assert best is not None
+    study, chosen = result.record.study, chosen_config(result)
+    assert chosen is not None
     own, told = trainer(study.trainer), dict[str, str]()
     names = {option.name for option in own.options}
     while True:
         try:
-            own.launch(study.workload, best.config, {**study.trainer_options, **told})
+            own.launch(study.workload, chosen, {**study.trainer_options, **told})
         except ExportError as error:
             if error.field not in names or error.field in told:
                 return {}
@@ -152,34 +138,36 @@ def _trainers(result: Result) -> list[str]:
     from autotune.trainers import trainer_names
 
     own = result.record.study.trainer
-    return sorted(trainer_names(), key=lambda name: name != own) if result.best else []
+    return sorted(trainer_names(), key=lambda name: name != own) if chosen_config(result) else []
 
 
 def _launches(result: Result, name: str, options: Mapping[str, Any]) -> bool:
     """Whether the trainer can launch the best config with these options, beside those of the study where it is the study's own."""
     from autotune.trainers import trainer
 
-    study, best = result.record.study, result.best
-    assert best is not None
+    study, chosen = result.record.study, chosen_config(result)
+    assert chosen is not None
     own = study.trainer_options if name == study.trainer else {}
     try:
-        trainer(name).launch(study.workload, best.config, {**own, **options})
+        trainer(name).launch(study.workload, chosen, {**own, **options})
     except (ExportError, SpecError, RunnerError, MissingExtraError):
         return False
     return True
 
 
 def study_document(record: StudyRecord) -> dict[str, Any]:
-    """A study as plain JSON values."""
+    """A study as plain JSON values. `cluster` is the one that the job is meant for; `at_hand`: the smaller one that runs proxies of it, or null."""
     study, times = record.study, (record.created_at, record.started_at, record.ended_at, record.updated_at)
     created, started, ended, updated = (t.isoformat() if t else None for t in times)
     return {
         "id": record.id,
         "name": study.name,
         "status": str(record.status),
+        "wanted": str(record.wanted),
         "message": record.message,
         "model": study.workload.model.name,
         "cluster": study.workload.cluster.name,
+        "at_hand": study.at_hand.name if study.at_hand is not None else None,
         "trainer": study.trainer,
         "runner": study.runner,
         "searcher": study.searcher,
@@ -193,6 +181,7 @@ def study_document(record: StudyRecord) -> dict[str, Any]:
         "elapsed_s": record.elapsed_s,
         "trials": dict(record.trial_counts),
         "speedup": record.speedup,
+        "tags": list(record.tags),
         "result": dict(record.result),
     }
 
@@ -203,9 +192,10 @@ def trial_document(trial: Trial) -> dict[str, Any]:
 
 
 def document(result: Result, *, top: int = 0) -> dict[str, Any]:
-    """Plain JSON values: study {id, name, status, trials (count by status), ...}, best, baseline, speedup; `configs` when `top` > 0.
+    """Plain JSON values: study {id, name, status, trials (count by status), ...}, best, baseline, speedup with its interval; `configs` when `top` > 0.
 
-    `best` and `baseline` are trials; after the finals they hold the pooled measurement of `final_rounds` rounds, on which `speedup` rests.
+    `best`, `baseline` and `configs` are trials with their configs' figures (`config_figures`); after the finals they hold the pooled measurement of
+    `final_rounds` rounds, on which `speedup` rests.
     """
     study = study_document(result.record)
     if result.is_left:
@@ -218,62 +208,90 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
         "best": trial_document(result.best) if result.best else None,
         "baseline": trial_document(result.baseline) if result.baseline else None,
         "speedup": result.speedup,
+        "speedup_low": result.speedup_low,
+        "speedup_high": result.speedup_high,
+        "tied_with": list(result.tied_with),
         "final_rounds": result.final_rounds,
+        "infeasible": dict(result.infeasible),
         "notes": list(result.notes),
+        "target": target_of(result.record),
         "exports": exports,
         "next_export": next_export(result, exports),
     }
     if top > 0:
-        answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(_standings(result)[:top], 1)]
+        answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(standings_of(result)[:top], 1)]
     return answer
 
 
 def past_studies(
-    store: HistoryReader, *, model: str = "", cluster: str = "", trainer: str = "", runner: str = "", limit: int = 10
+    store: HistoryReader, *, model: str = "", runner: str = "", limit: int = 10, **filters: Any
 ) -> list[dict[str, Any]]:
     """The best measured trials across all history: {study, best}.
 
     Of one model: best first, one for each config. Without a model: the best of each model and cluster, the latest study first. What was only
-    simulated is left out unless its `runner` is named.
+    simulated is left out unless its `runner` is named. `filters`: further ones of `HistoryReader.best`: cluster, trainer, num_gpus, measured_after.
     """
     without = "" if runner else SIMULATED
-    found = store.best(
-        model=model,
-        cluster=cluster,
-        trainer=trainer,
-        limit=limit,
-        runner=runner,
-        without_runner=without,
-        one_each=not model,
-    )
+    found = store.best(model=model, runner=runner, without_runner=without, one_each=not model, limit=limit, **filters)
     return [{"study": study_document(record), "best": trial_document(trial)} for record, trial in found]
 
 
 def export_document(
-    store: StudyReader, study_id: str, trainer: str, options: Mapping[str, Any], *, on: str = ""
+    store: StudyReader,
+    study_id: str,
+    trainer: str,
+    options: Mapping[str, Any],
+    *,
+    on: str = "",
+    trial: int | None = None,
 ) -> dict[str, Any]:
     """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files, notes, tuned, job}. Nothing is written or started.
+
+    `trial`: the config of this trial instead; then nothing is said of how it was measured, for it was not chosen.
 
     `on`: the scheduler whose job starts it on its nodes (`autotune.trainers.schedulers`; default: shell); `options` may hold options of that
     too. For the study's own trainer the options of the study hold, unless `options` say otherwise. Raises `NotFoundError` when nothing has been
     measured yet, `CatalogError` for an unknown trainer or scheduler, and `SpecError` or `ExportError`.
     """
-    from autotune.results.provenance import provenance
+    from autotune.results.provenance import in_environment_of, provenance
     from autotune.trainers import trainer as trainer_of
     from autotune.trainers.schedulers import DEFAULT, job_of, scheduler, split_options
 
     target, starter = trainer_of(trainer), scheduler(on or DEFAULT)
     result = result_of(store, study_id)
-    if result.best is None:
-        raise NotFoundError(f"study {result.record.id} has no measured config to export", remedy="let it run first")
+    config = _exported_config(result, trial)
     study = result.record.study
     own = study.trainer_options if target.name == study.trainer else {}
     options, job_options = split_options(starter, options)
-    launch = target.launch(study.workload, result.best.config, {**own, **options})
-    told = () if "steps" in options else _length_notes(target, study.workload, result.best.config, {**own, **options})
-    launch = replace(launch, notes=(*launch.notes, *told), tuned=provenance(result))
-    job = job_of(starter, launch, study.workload, result.best.config, job_options)
-    return {"trainer": target.name, "config": result.best.config.to_dict(), **launch.to_dict(), "job": job}
+    launch = target.launch(study.workload, config, {**own, **options})
+    told = () if "steps" in options else _length_notes(target, study.workload, config, {**own, **options})
+    if result.best is None and trial is None:
+        told = (prediction_note(result.record), *told)
+    tuned = provenance(result) if result.best is not None and config == result.best.config else {}
+    launch = in_environment_of(study, replace(launch, notes=(*launch.notes, *told), tuned=tuned))
+    job = job_of(starter, launch, study.workload, config, job_options)
+    return {"trainer": target.name, "config": config.to_dict(), **launch.to_dict(), "job": job}
+
+
+def _exported_config(result: Result, number: int | None) -> ParallelConfig:
+    """The best config, or that of the trial. Raises `NotFoundError`."""
+    if number is not None:
+        trial = trial_of(result, number)
+        return trial.stands_for.config if trial.stands_for is not None else trial.config
+    if (chosen := chosen_config(result)) is None:
+        raise NotFoundError(f"study {result.record.id} has no measured config to export", remedy="let it run first")
+    return chosen
+
+
+def trial_of(result: Result, number: int) -> Trial:
+    """The trial of that number, with its config's figures. Raises `NotFoundError`."""
+    found = next((trial for trial in result.shown if trial.number == number), None)
+    if found is None:
+        raise NotFoundError(
+            f"study {result.record.id} has no trial {number}",
+            remedy=f"its {len(result.trials)} trials are numbered from 0",
+        )
+    return found
 
 
 def _length_notes(
@@ -289,60 +307,6 @@ def _length_notes(
     return (f"it trains {steps} steps, as a trial may; give --option steps=N for your whole training",)
 
 
-def explain(store: StudyReader, study_id: str, number: int | None = None) -> dict[str, Any]:
-    """Why a trial (None: the winner) won or lost, as `autotune.reward.Explanation`'s plain values. Raises `NotFoundError`."""
-    return explained(result_of(store, study_id), number)
-
-
-def explained(result: Result, number: int | None = None) -> dict[str, Any]:
-    """`explain` of a result that is at hand."""
-    if number is None and result.best is None:
-        raise NotFoundError(
-            f"no trial of study {result.record.id} has been measured yet", remedy="name one: autotune explain ID TRIAL"
-        )
-    trial = result.best if number is None else next((t for t in result.trials if t.number == number), None)
-    if trial is None:
-        raise NotFoundError(
-            f"study {result.record.id} has no trial {number}",
-            remedy=f"its {len(result.trials)} trials are numbered from 0",
-        )
-    again = {t.number: t for t in result.confirmed}
-    trial = again.get(trial.number, trial)
-    won = result.best is not None and trial.config == result.best.config
-    others = [
-        t
-        for t in _standings(result)
-        if t.config != trial.config and (not result.baseline or t.number != result.baseline.number)
-    ]
-    runner_up = next(iter(others), None) if won else result.best
-    baseline = result.baseline
-    if (
-        result.confirmed and trial.number not in again
-    ):  # compare like with like: what was measured once with what was measured once
-        first = {t.number: t for t in result.trials}
-        baseline = first[baseline.number] if baseline else None
-        runner_up = first[runner_up.number] if runner_up else None
-    study = result.record.study
-    return reward.explain(
-        trial,
-        baseline=baseline,
-        other=runner_up,
-        other_is="runner-up" if won else "winner",
-        objective=study.objective,
-        workload=study.workload,
-        profiles=_profiles(result.trials),
-        trials=result.trials,
-        can_win=reward.competes(trial, study),
-    ).to_dict()
-
-
-def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:
-    """Breakdowns taken in the final rounds, under the number of the config's first trial."""
-    taken = {
-        t.config: t.measurement.breakdown_s for t in trials if t.measurement is not None and t.measurement.breakdown_s
-    }
-    return {t.number: taken[t.config] for t in trials if t.config in taken}
-
-
-def _standings(result: Result) -> list[Trial]:
-    return standings(result.best, result.confirmed, result.trials, result.record.study)
+def standings_of(result: Result) -> list[Trial]:
+    """One trial for each measured config, the winner first (`winner.standings`)."""
+    return standings(result.best, result.confirmed, result.shown, result.record.study)

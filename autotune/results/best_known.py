@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.errors import AutotuneError, CatalogError, InfeasibleError
 from autotune.planning import plan
-from autotune.ports import CalibrationStore, HistoryReader, StudyRecord
+from autotune.ports import HistoryReader, KnowledgeStore, StudyRecord
 from autotune.results.answers import past_studies, study_document, trial_document
 from autotune.results.calibrations import stored_calibration
 from autotune.results.measured_configs import evidence, measured_configs
@@ -35,16 +35,17 @@ def best_known(store: BestKnownStore, asked: Asked, *, top: int = 1) -> dict[str
     model expects of the first one here. `assumed`: what the question left open. With an objective the rewards are those of that objective. Raises
     `SpecError`.
     """
-    answer: dict[str, Any] = {"study": None, "best": None, "baseline": None, "speedup": None, "configs": []}
+    answer: dict[str, Any] = {"study": None, "best": None, "baseline": None, "configs": []}
+    answer |= dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
     answer |= {"source": "none", "evidence": None, "untried": None, "nearest": None, "assumed": None, "notes": []}
     answer["objective"] = _objective_document(asked.objective)
     if not (asked.model and asked.cluster):
-        names = {"model": asked.model, "cluster": asked.cluster, "trainer": asked.trainer}
-        found = past_studies(store, **names, runner=asked.runner, limit=top)
+        names = {"model": asked.model, "cluster": asked.cluster, **asked.measured_filters}
+        found = past_studies(store, **names, limit=top)
         if found:
             return answer | found[0] | {"source": "measured", "configs": found}
         hint = "; name a cluster for what the cost model says" if asked.model else ""
-        if not asked.runner and past_studies(store, **names, runner=SIMULATED, limit=1):
+        if not asked.runner and past_studies(store, **(names | {"runner": SIMULATED}), limit=1):
             hint += f"; simulated results are shown only with runner {SIMULATED}"
         return answer | {"notes": ["nothing was measured" + hint]}
     if pairs := measured_configs(store, asked, model=asked.model, cluster=asked.cluster):
@@ -79,7 +80,7 @@ def _objective_document(objective: Objective | None) -> dict[str, Any] | None:
     return {"metric": objective.metric, "stability_weight": objective.stability_weight}
 
 
-def _untried(store: CalibrationStore, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any] | None:
+def _untried(store: KnowledgeStore, pairs: list[tuple[StudyRecord, Trial]]) -> dict[str, Any] | None:
     """What the space of the best config's study holds beside the measured configs; None when it cannot be worked out any more."""
 
     study = pairs[0][0].study
@@ -117,7 +118,7 @@ def _workload(store: HistoryReader, asked: Asked) -> tuple[Workload, dict[str, A
     return workload, settled | {"trainer": workload.trainer, "space": _space_of(workload)}
 
 
-def _from_cost_model(store: CalibrationStore, asked: Asked, workload: Workload, top: int) -> dict[str, Any]:
+def _from_cost_model(store: KnowledgeStore, asked: Asked, workload: Workload, top: int) -> dict[str, Any]:
 
     try:
         space = SearchSpace.build(workload, _space(_space_of(workload)))

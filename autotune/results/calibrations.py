@@ -1,17 +1,18 @@
-"""Calibrations of the cost model that the store keeps for a cluster and trainer."""
+"""What the store knows of a workload beside the formulas: constants that were measured on its cluster, and the profile of its model."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotune.ports import CalibrationStore
+from autotune.ports import CalibrationStore, KnowledgeStore
 from autotune.spec import Workload
 
 if TYPE_CHECKING:
     from autotune.cost import Calibration
 
 
-def stored_calibration(workload: Workload, store: CalibrationStore | None) -> Calibration | None:
+def measured_constants(workload: Workload, store: CalibrationStore | None) -> Calibration | None:
     """What `autotune calibrate` measured on this cluster for this trainer, where the store has it."""
     values = store.calibration(workload.cluster.name, workload.trainer) if store is not None else None
     if values is None:
@@ -19,3 +20,18 @@ def stored_calibration(workload: Workload, store: CalibrationStore | None) -> Ca
     from autotune.cost import Calibration
 
     return Calibration.from_dict(values)
+
+
+def stored_calibration(workload: Workload, store: KnowledgeStore | None) -> Calibration | None:
+    """The measured constants with the profile of the model, where the store has either."""
+    if store is None:
+        return None
+    from autotune.cost import calibration_for
+    from autotune.profiling import find_profile
+
+    measured, profile = measured_constants(workload, store), find_profile(workload, store)
+    if profile is None:
+        return measured
+    constants = measured or calibration_for(workload)
+    said = f"{constants.source}; memory, FLOPs and traffic from {profile.words}"
+    return replace(constants, profile=profile, source=said)

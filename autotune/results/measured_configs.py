@@ -24,7 +24,7 @@ MOST_CONFIGS = 1000
 def measured_configs(store: HistoryReader, asked: Asked, **names: Any) -> list[tuple[StudyRecord, Trial]]:
     """All measured configs of that model and cluster (or workload), best first."""
     without = "" if asked.runner else SIMULATED
-    found = store.best(trainer=asked.trainer, limit=MOST_CONFIGS, runner=asked.runner, without_runner=without, **names)
+    found = store.best(limit=MOST_CONFIGS, without_runner=without, **asked.measured_filters, **names)
     return _by_objective(found, asked.objective) if found and asked.objective is not None else found
 
 

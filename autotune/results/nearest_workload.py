@@ -1,8 +1,8 @@
 """The configs of the nearest workload that was measured, where the one asked for was not.
 
 `distance`: the Euclidean norm of the differences of two workloads in doublings, |log2 ratio|, of parameters, layers, hidden size, experts, sequence
-length, GPU memory and GPU peak; 1 is twice as large in one of them. Only clusters with as many nodes and GPUs per node are compared, for a config's
-degrees make no sense on others, and only up to `FARTHEST`.
+length, GPU memory and GPU peak; 1 is twice as large in one of them. Only clusters with as many GPUs, and as many in each NVLink domain (mostly a node), are
+compared, for a config's degrees make no sense on others, and only up to `FARTHEST`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from autotune.cost import estimate
 from autotune.planning import fits
-from autotune.ports import CalibrationStore, HistoryReader
+from autotune.ports import HistoryReader, KnowledgeStore
 from autotune.results.answers import study_document, trial_document
 from autotune.results.calibrations import stored_calibration
 from autotune.results.measured_configs import evidence, measured_configs
@@ -25,13 +25,13 @@ FARTHEST = 2.0
 """largest distance of a workload whose configs are handed on: four times as large in one respect"""
 
 
-class BestKnownStore(HistoryReader, CalibrationStore, Protocol):
+class BestKnownStore(HistoryReader, KnowledgeStore, Protocol):
     """What was measured, and the cost model's constants for what was not."""
 
 
 def distance(one: Workload, other: Workload) -> float:
     """How far apart two workloads are, in doublings; infinite between clusters of different layout."""
-    layouts = [(w.cluster.num_nodes, w.cluster.gpus_per_node) for w in (one, other)]
+    layouts = [(w.cluster.num_gpus, w.cluster.domain_gpus) for w in (one, other)]
     if layouts[0] != layouts[1]:
         return float("inf")
     return hypot(*(log2(a) - log2(b) for a, b in zip(_size(one), _size(other), strict=True)))

@@ -2,18 +2,34 @@
 
 study {id, name}   model   cluster   trainer   runner   config (its label)   autotune (version of this package)
 tokens_per_s, step_time_s, step_time_spread (relative), steps, final_rounds, measured_at (ISO 8601, UTC)
-trials {measured, failed}   default {config, tokens_per_s, step_time_s, step_time_spread} or null   speedup or null
+trials {measured, failed}   default {config, tokens_per_s, step_time_s, step_time_spread} or null   speedup, speedup_low, speedup_high: numbers or null
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from autotune.spec import Trial, TrialPurpose
+from autotune.spec import Study, Trial, TrialPurpose
 from autotune.spec.config import config_label
 
 if TYPE_CHECKING:
-    from autotune.results.answers import Result
+    from autotune.results.result import Result
+    from autotune.trainers import Launch
+
+
+def in_environment_of(study: Study, launch: Launch) -> Launch:
+    """The launch with the variables that the study's runner gave to its trials (`runner.env`); the launch's own win, as they did there.
+
+    Those of single nodes (`runner.node_env`) are named in a note, because a launch does not know its nodes.
+    """
+    options = study.runner_options
+    given = {name: str(value) for name, value in (options.get("env") or {}).items()}
+    notes = [
+        f"the trials had {', '.join(f'{name}={value}' for name, value in its.items())} on the node {node}: set it there, too"
+        for node, its in (options.get("node_env") or {}).items()
+    ]
+    return replace(launch, env={**given, **launch.env}, notes=(*launch.notes, *notes))
 
 
 def provenance(result: Result) -> dict[str, Any]:
@@ -38,6 +54,8 @@ def provenance(result: Result) -> dict[str, Any]:
         "trials": {"measured": _searched(result.measured), "failed": _searched(result.failed)},
         "default": _measured(result.baseline) if result.baseline and result.baseline.measurement else None,
         "speedup": result.speedup,
+        "speedup_low": result.speedup_low,
+        "speedup_high": result.speedup_high,
     }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
 
 from autotune.errors import SpecError
 from autotune.spec import Objective
@@ -22,6 +24,10 @@ class Asked:
     """empty: any for what was measured, native for the cost model"""
     runner: str = ""
     """empty: all but simulated"""
+    num_gpus: int | None = None
+    """of the cluster, for what was measured; None: any"""
+    measured_after: datetime | None = None
+    """for what was measured, aware; None: at any time"""
     seq_len: int | None = None
     """tokens, for the nearest workload and for the cost model; None: as in the history, else assumed"""
     global_batch_size: int | None = None
@@ -41,9 +47,22 @@ class Asked:
                 remedy="name both, or a study",
                 field="metric" if self.metric else "stability_weight",
             )
-        for name in ("seq_len", "global_batch_size"):
+        for name in ("num_gpus", "seq_len", "global_batch_size"):
             if (value := getattr(self, name)) is not None:
                 positive_int(name, value, at_most=1 << 27)
+
+        if self.measured_after is not None and self.measured_after.tzinfo is None:
+            object.__setattr__(self, "measured_after", self.measured_after.replace(tzinfo=UTC))
+
+    @property
+    def measured_filters(self) -> dict[str, Any]:
+        """What the question says of measurements beside model and cluster, as filters of `HistoryReader.best`."""
+        return {
+            "trainer": self.trainer,
+            "runner": self.runner,
+            "num_gpus": self.num_gpus,
+            "measured_after": self.measured_after,
+        }
 
     @property
     def objective(self) -> Objective | None:

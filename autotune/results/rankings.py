@@ -9,8 +9,9 @@ from typing import Any
 
 from autotune import reward
 from autotune.ports import StudyReader
-from autotune.results.answers import Result, document, result_of, trial_document
-from autotune.results.winner import as_confirmed
+from autotune.results.answers import document, result_of, trial_document
+from autotune.results.result import Result
+from autotune.results.winner import may_win
 from autotune.spec import Objective, Trial, Workload
 from autotune.spec.checks import one_of
 from autotune.spec.study import METRICS
@@ -23,7 +24,7 @@ def rerank(store: StudyReader, study_id: str, objective: Objective) -> list[Tria
 
 def pareto(result: Result) -> list[Trial]:
     """The trials of a study that none other matches in speed, stability, memory headroom and cost and beats in one, fastest first."""
-    return reward.pareto(_as_confirmed(result), result.record.study.workload.cluster.gpu)
+    return reward.pareto(_candidates(result), result.record.study.workload.cluster.gpu)
 
 
 def best_document(
@@ -93,6 +94,9 @@ def _under(result: Result, ranked: list[Trial]) -> dict[str, Any]:
     return {
         "best": trial_document(best) if best is not None else None,
         "speedup": speeds[0] / speeds[1] if len(speeds) == 2 else None,
+        "speedup_low": None,
+        "speedup_high": None,
+        "tied_with": [],
         "final_rounds": result.final_rounds if confirmed else 0,
     }
 
@@ -100,8 +104,9 @@ def _under(result: Result, ranked: list[Trial]) -> dict[str, Any]:
 def _ranked(result: Result, objective: Objective) -> list[Trial]:
     base = result.baseline.measurement if result.baseline else None
     workload = result.record.study.workload
-    return reward.rerank(_as_confirmed(result), objective=objective, workload=workload, baseline=base)
+    return reward.rerank(_candidates(result), objective=objective, workload=workload, baseline=base)
 
 
-def _as_confirmed(result: Result) -> list[Trial]:
-    return as_confirmed(result.confirmed, result.trials, result.record.study)
+def _candidates(result: Result) -> list[Trial]:
+    """The trials that may win, with their configs' figures."""
+    return may_win(result.shown, result.record.study)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from autotune import reward
 from autotune.ports import StudyRecord
 from autotune.spec import ParallelConfig, Study, Trial, TrialPurpose
-from autotune.study.controller import Winner, decide, failed_in_finals, first_measurements
+from autotune.study.controller import Winner, decide, failed_in_finals
 
 
 def winner_of(record: StudyRecord, trials: Sequence[Trial]) -> Winner:
@@ -23,19 +23,23 @@ def winner_of(record: StudyRecord, trials: Sequence[Trial]) -> Winner:
 
 
 def standings(best: Trial | None, confirmed: Sequence[Trial], trials: Sequence[Trial], study: Study) -> list[Trial]:
-    """One trial for each measured config: the winner, then the others by reward, without those that failed in the finals. What was measured
-    again counts with that measurement."""
-    failed = failed_in_finals(trials)
+    """One trial for each measured config, without those that failed in the finals; `trials`: with their configs' figures.
+
+    The winner, then the others that beat the default config in the finals, then the rest, each by reward: of two configs that look alike, the one that was
+    measured once may have been lucky, and does not stand before the one that was measured again.
+    """
     seen: dict[ParallelConfig, Trial] = {}
-    for trial in [*confirmed, *first_measurements(trials, study)]:
-        if trial.config not in failed:
-            seen.setdefault(trial.config, trial)
+    rewarded = (t for t in may_win(trials, study) if t.reward is not None)
+    for trial in [*confirmed, *sorted(rewarded, key=reward.by_reward)]:
+        seen.setdefault(trial.config, trial)
+    default = next((reward.by_reward(t) for t in confirmed if t.purpose is TrialPurpose.BASELINE), None)
+    proven = {t.number for t in confirmed if default is None or reward.by_reward(t) < default}
     first = best.config if best else None
-    return sorted(seen.values(), key=lambda t: (t.config != first, reward.by_reward(t)))
+    return sorted(seen.values(), key=lambda t: (t.config != first, t.number not in proven, reward.by_reward(t)))
 
 
-def as_confirmed(confirmed: Sequence[Trial], trials: Sequence[Trial], study: Study) -> list[Trial]:
-    """Each first trial that may win, by number, with what the finals measured where they did; without configs that failed there."""
-    again, failed = {t.number: t for t in confirmed}, failed_in_finals(trials)
-    first = (t for t in trials if t.purpose is not TrialPurpose.FINAL and t.config not in failed)
-    return [again.get(t.number, t) for t in first if reward.competes(t, study)]
+def may_win(trials: Sequence[Trial], study: Study) -> list[Trial]:
+    """The trial of the search that counts for each config, by number, unless it cannot win: it failed in the finals, or is an fp32 reference outside the space."""
+    failed = failed_in_finals(trials)
+    once = (t for t in reward.counted_once(trials) if t.config not in failed)
+    return [t for t in once if reward.competes(t, study)]

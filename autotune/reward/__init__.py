@@ -2,8 +2,10 @@
 
 parts.py         the parts of a reward: names, what is scored, limits    total.py         reward of a measurement
 stability.py     the parts of stability, hard gates                      trial_score.py  score of a trial, and the order it gives
-equal_tokens.py  loss at equal tokens, where the data differ
+evidence.py      priors for what few steps tell                          run_noise.py     noise between runs of one config
+equal_tokens.py  loss at equal tokens, where the data differ             autocorrelation.py  what steps that resemble their neighbours tell
 goodput.py       gradient noise scale, efficiency of a batch             price.py         cost of a token
+machine_level.py by which factor the machine was faster or slower in each trial
 explanation.py   why a trial won or lost, in words                       ranking.py       who competes, Pareto front
 """
 
@@ -18,9 +20,19 @@ from autotune.reward.goodput import (
     study_noise_scale,
     with_noise_scale,
 )
+from autotune.reward.machine_level import (
+    LevelRange,
+    MachineChange,
+    MachineLevels,
+    at_first_level,
+    moved,
+    prediction_error,
+    slowed,
+)
 from autotune.reward.parts import STABILITY_PARTS, STABILITY_RULE, THROUGHPUT_TERMS
 from autotune.reward.price import TokenCost, token_cost
-from autotune.reward.ranking import competes, merits, pareto
+from autotune.reward.ranking import asked_again, competes, counted_once, merits, pareto
+from autotune.reward.run_noise import RunNoise, squares_of_rounds, steady_rounds, undisturbed
 from autotune.reward.stability import diverged, spikes, stability, stability_parts
 from autotune.reward.total import DIVERGED_CEILING, reward
 from autotune.reward.trial_score import by_reward, first_measured, reference_of, rerank, score, tokens_per_s
@@ -31,12 +43,19 @@ __all__ = [
     "STABILITY_RULE",
     "THROUGHPUT_TERMS",
     "Explanation",
+    "LevelRange",
     "LossCurve",
+    "MachineChange",
+    "MachineLevels",
     "NoiseScale",
+    "RunNoise",
     "TokenCost",
+    "asked_again",
+    "at_first_level",
     "by_reward",
     "compare_at_equal_tokens",
     "competes",
+    "counted_once",
     "diverged",
     "efficiency",
     "explain",
@@ -45,17 +64,23 @@ __all__ = [
     "learning_rate_factor",
     "loss_in_words",
     "merits",
+    "moved",
     "noise_scale",
     "pareto",
+    "prediction_error",
     "reference_of",
     "rerank",
     "reward",
     "score",
+    "slowed",
     "spikes",
+    "squares_of_rounds",
     "stability",
     "stability_parts",
+    "steady_rounds",
     "study_noise_scale",
     "token_cost",
     "tokens_per_s",
+    "undisturbed",
     "with_noise_scale",
 ]

@@ -34,13 +34,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.reward.autocorrelation import steps_per_independent_one
 from autotune.reward.student_t import t_quantile
 from autotune.spec import LossComparison, Measurement, ParallelConfig
 
 MIN_LOSSES = 4
 """fewest losses of a curve within the window, so that a line leaves two degrees of freedom"""
-MAX_CORRELATION = 0.9
-"""largest correlation of neighbouring residuals that is assumed: at the most 19 lines of a log count as one loss"""
 
 Series = NDArray[np.float64]
 
@@ -157,8 +156,5 @@ def _line(p: Series, losses: Series, at: float) -> tuple[float, float]:
     sxx = float(((p - centre) ** 2).sum())
     slope = float(((p - centre) * (losses - mean)).sum()) / sxx
     residuals = losses - mean - slope * (p - centre)
-    squares = float((residuals**2).sum())
-    rho = float((residuals[1:] * residuals[:-1]).sum()) / squares if squares > 0 else 0.0
-    rho = min(max(rho, 0.0), MAX_CORRELATION)
-    variance = squares / (len(p) - 2) * (1 / len(p) + (at - centre) ** 2 / sxx) * (1 + rho) / (1 - rho)
-    return mean + slope * (at - centre), variance
+    variance = float(residuals @ residuals) / (len(p) - 2) * (1 / len(p) + (at - centre) ** 2 / sxx)
+    return mean + slope * (at - centre), variance * steps_per_independent_one(residuals)

@@ -14,7 +14,7 @@ from autotune.reward.goodput import known_noise_scale, learning_rate_factor
 from autotune.reward.parts import STABILITY_PARTS
 from autotune.reward.stability import diverged, spikes, stability_parts
 from autotune.reward.trial_score import first_measured, reference_of, score
-from autotune.spec import Measurement, Objective, Reward, Trial, Workload
+from autotune.spec import Measurement, Objective, Reward, Trial, TrialPurpose, Workload
 from autotune.spec.duration import format_duration
 
 WEAK = 0.95
@@ -22,6 +22,7 @@ WEAK = 0.95
 WORTH_SAYING = 0.01
 """a part of the step that changed by less than this share of the baseline's step is not mentioned"""
 NO_CONTENDER = "it is an fp32 reference outside the search space and cannot win: the losses of other trials are compared with its losses"
+PROXY = "it is a proxy, a smaller job that stands for configs of the target, and cannot win"
 LEAST_LOSS = 5e-4
 """a smaller difference of losses, nats per token, is called none"""
 GIB = 1 << 30
@@ -111,7 +112,7 @@ def explain(
         m.tokens_per_step / reference.tokens_per_step if reference is not None and reference.tokens_per_step else 1.0
     )
     text = [
-        *(() if can_win else (NO_CONTENDER,)),
+        *(() if can_win else (PROXY if trial.purpose is TrialPurpose.PROXY else NO_CONTENDER,)),
         *_speech(trial, worth, objective, against, whose),
         *_shrunk(step_parts, source, tokens_ratio=batches),
         *_weaknesses(m),
@@ -262,12 +263,13 @@ def _weaknesses(m: Measurement) -> list[str]:
     """What costs stability, with the evidence."""
     peaks = spikes(m)
     evidence = {
-        "headroom": f"peak memory is {(m.peak_memory_bytes or 0) / GIB:.2f} of {(m.memory_capacity_bytes or 0) / GIB:.2f} GiB",
+        "headroom": f"peak memory is {(m.occupied_memory_bytes or 0) / GIB:.2f} of {(m.memory_capacity_bytes or 0) / GIB:.2f} GiB",
         "spikes": f"the gradient norm spikes at step{'s' if len(peaks) > 1 else ''} {', '.join(map(str, peaks))} after warm-up",
         "skipped": f"loss scaling skipped {m.skipped_steps} of {len(m.step_times_s)} steps",
         "fidelity": "the losses deviate from those of the fp32 reference",
         "equal_tokens": loss_in_words(m),
-        "trend": "the loss grows by more than its noise",
+        "trend": "the loss grows by more than its noise explains",
+        "slowing": "its steps become slower: a longer run goes on from its last steps",
         "jitter": f"step times spread by {m.step_time_spread:.0%}",
         "finite": f"{m.nonfinite_steps} steps were not finite",
     }

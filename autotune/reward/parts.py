@@ -2,21 +2,25 @@
 
     part          value that is scored                                                      good   bad
     finite        share of steps with a non-finite loss or gradient, skipped ones aside     0      0.05
-    trend         median loss of the last quarter, less its noise / of the first quarter    1.05   1.5
-    fidelity      the worst of: 1 - correlation(x, r)                                       0.05   0.5
+    trend         growth of x / r (of x without r) beyond its noise                         1.05   1.5
+    fidelity      the worst of: 1 - correlation(x, r), p                                    0.05   0.5
                                 |mean of the last quarter of x and of r, relative|          0.03   0.15
-                                share of steps with |x - r| > 5% of r                       0.1    0.5
+                                share of steps with |x - r| > 5% of r, p                    0.1    0.5
     equal_tokens  (excess - noise) of the loss / loss of the other configs                  0.03   0.15
-    spikes        share of steps with g[i] > 4 * median of its up to six neighbours         0      0.2
-    skipped       share of steps that dynamic loss scaling skipped                          0.05   0.5
+    spikes        share of steps with g[i] > 4 * median of its up to six neighbours, p      0      0.2
+    skipped       share of steps that dynamic loss scaling skipped, p                       0.02   0.5
     headroom      peak memory / capacity of the fullest rank                                0.92   1.0
-    jitter        1.4826 * median absolute deviation of the step time / median              0.15   1.0
+    slowing       step time at the end / in the middle, by the median slope, p              1.03   1.2
+    jitter        1.4826 * median absolute deviation of the step time / median, p           0.15   1.0
 
-    x[i]   loss of step i      r[i]   loss of an fp32 reference at the same step      g[i]   global gradient norm of step i
+    x[i]   loss of step i      r[i]   loss of an fp32 reference at the same step      g[i]   global gradient norm of step i, spikes of the reference aside
+    p      mean of a posterior whose prior is worth ten steps of a healthy run (`evidence.py`): one fault among 5 steps is weaker evidence than six among 30
 
 `fidelity` needs configs that see the same batches in the same order; `equal_tokens` takes its place where they do not (`equal_tokens.py`).
 
 A value scores 1 up to `good`, 0 from `bad` on, and linearly between. How the values are computed is in `stability.py`.
+
+A loss that ends above fp32's by the `bad` limit of `final_loss` beyond its noise is more than a bad score: the trial diverged, and no speed makes up for that.
 
 The limits of `fidelity` (0.95, 3%, a tenth of outliers) are those of Megatron-Bridge's convergence check, and `equal_tokens` has those of its final loss; the margin of `headroom` stands
 for fragmentation: the allocator's reserve grows in long runs. The other limits are ours.
@@ -80,7 +84,7 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
         label="loss does not grow",
         values={
             "trend": ScoredValue(
-                meaning="median loss of the last quarter, less its noise / of the first", good=1.05, bad=1.5
+                meaning="growth of the loss beyond its noise, over fp32's where that is known", good=1.05, bad=1.5
             ),
         },
     ),
@@ -104,7 +108,7 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
         label="no spikes of the gradient norm",
         values={
             "spikes": ScoredValue(
-                meaning=f"share of steps with a gradient norm over {SPIKE_FACTOR:g} x its neighbours' median",
+                meaning=f"share of steps with a gradient norm over {SPIKE_FACTOR:g} x its neighbours' median, where fp32's is not",
                 good=0.0,
                 bad=0.2,
             )
@@ -112,11 +116,15 @@ STABILITY_PARTS: Mapping[str, StabilityPart] = {
     ),
     "skipped": StabilityPart(
         label="no steps skipped by loss scaling",
-        values={"skipped": ScoredValue(meaning="share of steps that loss scaling skipped", good=0.05, bad=0.5)},
+        values={"skipped": ScoredValue(meaning="share of steps that loss scaling skipped", good=0.02, bad=0.5)},
     ),
     "headroom": StabilityPart(
         label="memory headroom",
         values={"headroom": ScoredValue(meaning="peak memory / capacity", good=0.92, bad=1.0)},
+    ),
+    "slowing": StabilityPart(
+        label="steps do not become slower",
+        values={"slowing": ScoredValue(meaning="step time at the end / in the middle of the run", good=1.03, bad=1.2)},
     ),
     "jitter": StabilityPart(
         label="steady step time",

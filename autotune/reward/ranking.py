@@ -5,19 +5,40 @@ Nothing is run: a trial's measurement holds all that is needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autotune.reward.price import token_cost
 from autotune.reward.stability import stability
 from autotune.space import why_outside
 from autotune.spec import GpuSpec, Measurement, Study, Trial, TrialPurpose
 
+_OUTSIDE = (TrialPurpose.FINAL, TrialPurpose.PROXY)
+"""trials that are no first measurement of a config of the study's workload"""
+
 
 def competes(trial: Trial, study: Study) -> bool:
-    """Whether the trial may win: an fp32 reference only where the study asked for its config."""
+    """Whether the trial may win: an fp32 reference only where the study asked for its config, a proxy never."""
+    if trial.purpose is TrialPurpose.PROXY:
+        return False
     if trial.purpose is not TrialPurpose.REFERENCE or trial.config in study.enqueue:
         return True
     return why_outside(study.workload, study.space, trial.config) is None
+
+
+def asked_again(trials: Iterable[Trial]) -> set[int]:
+    """Numbers of the search trials whose config the search measured again later: only a change of the machine makes it do so."""
+    searched = [t for t in trials if t.purpose is TrialPurpose.SEARCH and t.is_measured]
+    last = {t.config: t.number for t in sorted(searched, key=lambda t: t.number)}
+    return {t.number for t in searched if last[t.config] != t.number}
+
+
+def counted_once(trials: Sequence[Trial]) -> list[Trial]:
+    """The measured trials but the finals' and the proxies, by number, each config of the search once: of the default config the first run, which everything is relative
+    to; of a config that was asked for again the last run."""
+    measured = sorted((t for t in trials if t.is_measured and t.purpose not in _OUTSIDE), key=lambda t: t.number)
+    default = next((t for t in measured if t.purpose is TrialPurpose.BASELINE), None)
+    again = asked_again(measured)
+    return [t for t in measured if (t is default if t.purpose is TrialPurpose.BASELINE else t.number not in again)]
 
 
 def merits(measurement: Measurement, cost_of_token: float) -> tuple[float, float, float, float]:
@@ -26,20 +47,18 @@ def merits(measurement: Measurement, cost_of_token: float) -> tuple[float, float
     Unknown memory counts as none free.
     """
     m = measurement
-    used, capacity = m.peak_memory_bytes, m.memory_capacity_bytes
+    used, capacity = m.occupied_memory_bytes, m.memory_capacity_bytes
     headroom = 1.0 - used / capacity if used is not None and capacity else 0.0
     return (m.tokens_per_s, stability(m), headroom, -cost_of_token)
 
 
 def pareto(trials: Sequence[Trial], gpu: GpuSpec) -> list[Trial]:
-    """The measured trials that none other matches in all four merits and beats in one, fastest first; repeats of the finals left aside.
+    """The measured trials that none other matches in all four merits and beats in one, fastest first; repeats of the finals and proxies left aside.
 
     Costs that cannot be compared (power was measured in some only) count in rank-seconds.
     """
     first = [
-        (t, t.measurement)
-        for t in trials
-        if t.purpose is not TrialPurpose.FINAL and t.is_measured and t.measurement is not None
+        (t, t.measurement) for t in trials if t.purpose not in _OUTSIDE and t.is_measured and t.measurement is not None
     ]
     costs = [token_cost(m, gpu) for _, m in first]
     alike = len({cost.source for cost in costs}) == 1

@@ -6,10 +6,10 @@ CONFIDENCE = 0.995
 """one-sided probability that chance stays below the quantile: so rarely is a healthy trial taken for a bad one"""
 
 
-def t_quantile(freedom: float) -> float:
-    """The quantile for `CONFIDENCE` with so many degrees of freedom, > 0."""
+def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
+    """The quantile with so many degrees of freedom; `confidence`: its one-sided probability."""
     from scipy.special import (
         stdtrit,  # takes a third of a second to import, which commands that judge no losses need not wait for
     )
 
-    return float(stdtrit(freedom, CONFIDENCE))
+    return float(stdtrit(freedom, confidence))

@@ -2,11 +2,14 @@
 
 reading.py      file or standard input -> plain document, within limits      files.py          the files that a spec points to
 document.py     types that all documents share                               space_models.py   values of knobs, the space's document
+model_documents.py  the shapes of `model`                                    model_code.py     models that code builds, and transformers' classes
+source_text.py  the text that a spec was read from, and places in it         yaml_mistakes.py  what is wrong with a text that is no YAML
 spec_models.py  what keys a spec has: pydantic models, JSON schema           parsing.py        document -> Study; names looked up, rules written out
 """
 
 from autotune.schema.files import read_spec
 from autotune.schema.parsing import json_schema, parse_space, parse_study
+from autotune.schema.source_text import ReadDocument, places_in
 from autotune.schema.spec_models import StudyDocument
 
-__all__ = ["StudyDocument", "json_schema", "parse_space", "parse_study", "read_spec"]
+__all__ = ["ReadDocument", "StudyDocument", "json_schema", "parse_space", "parse_study", "places_in", "read_spec"]

@@ -1,13 +1,14 @@
 """What all documents share: a mapping whose keys are all known, and the types of its values.
 
-Numbers are strict: text is no number and true is no 1, except that YAML writes `1e-3` as text.
+Numbers are strict: text is no number and true is no 1, except that YAML writes `1e-3` as text. Times, tokens, bytes and rates may have a unit
+(`autotune.spec.quantity`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -15,14 +16,20 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    ModelWrapValidatorHandler,
     StrictFloat,
     StrictInt,
     StrictStr,
+    ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from autotune.errors import SpecError
+from autotune.spec import KNOBS
 from autotune.spec.checks import nearest
+from autotune.spec.quantity import BYTES, BYTES_PER_S, FLOPS_PER_S, SEQUENCE, TIME, TOKENS, Quantity
+from autotune.spec.usual_names import meant_by
 
 _EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,3}")
 
@@ -37,14 +44,59 @@ def either(text: str, inline: str) -> Discriminator:
     return Discriminator(lambda value: inline if isinstance(value, Mapping | BaseModel) else text)
 
 
+def written(quantity: Quantity, bounds: Any, *, whole: bool = False) -> BeforeValidator:
+    """Text as people write the quantity (`1h`, `80GiB`), as the plain number; `bounds` and `whole` are those of the number, for the JSON schema."""
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, str) or not any(sign.isalpha() for sign in value) or _EXPONENT.fullmatch(value):
+            return value
+        try:
+            number = quantity.parse(value)
+        except SpecError as error:
+            raise PydanticCustomError("quantity", "{words}", {"words": error.message, "remedy": error.remedy}) from None
+        return int(number) if whole and number.is_integer() else number
+
+    number: Any = Annotated[int if whole else float, bounds]
+    text = Annotated[str, Field(pattern=r"^ *[0-9]", max_length=40, examples=[quantity.example.split()[0].rstrip(",")])]
+    return BeforeValidator(plain, json_schema_input_type=number | text)
+
+
+def _number_of_query(value: Any) -> Any:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return value
+    return int(number) if number.is_integer() else number
+
+
 Count = Annotated[StrictInt, Field(ge=1, le=1 << 30)]
 Number = Annotated[StrictFloat, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
-Figure = Annotated[Number, Field(ge=1, le=1e30)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
-Seconds = Annotated[Number, Field(gt=0, le=366 * 86400)]
+_POSITIVE = Field(gt=0)
+_SECONDS = Field(gt=0, le=366 * 86400)
+_LATENCY = Field(ge=0, le=10)
+_TOKENS = Field(gt=0, le=1e18)
+_SEQUENCE = Field(ge=1, le=1 << 27)
+_NOT_NEGATIVE = Field(ge=0)
+_FIGURE = Field(ge=1, le=1e30)
+Seconds = Annotated[Number, _SECONDS, written(TIME, _SECONDS)]
+GpuSeconds = Annotated[Number, _POSITIVE, written(TIME, _POSITIVE)]
+Latency = Annotated[Number, _LATENCY, written(TIME, _LATENCY)]
+Tokens = Annotated[Number, _TOKENS, written(TOKENS, _TOKENS)]
+Bytes = Annotated[Number, _FIGURE, written(BYTES, _FIGURE)]
+BytesPerSecond = Annotated[Number, _FIGURE, written(BYTES_PER_S, _FIGURE)]
+FlopsPerSecond = Annotated[Number, _FIGURE, written(FLOPS_PER_S, _FIGURE)]
+SequenceLength = Annotated[StrictInt, _SEQUENCE, written(SEQUENCE, _SEQUENCE, whole=True)]
+DocumentLength = Annotated[StrictInt, _NOT_NEGATIVE, written(SEQUENCE, _NOT_NEGATIVE, whole=True)]
+IN_QUERY = BeforeValidator(_number_of_query)
+"""marks a number of a query, where all values are text: `Annotated[Tokens, IN_QUERY]`"""
 Text = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$")]
+
+
+OF_WORKLOAD = ("seq_len", "global_batch_size", "optimizer", "document_len", "peft")
+"""keys of `workload` that are sought in other places"""
 
 
 class Document(BaseModel):
@@ -52,15 +104,47 @@ class Document(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _known_keys_only(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            for key in values:
-                if key not in cls.model_fields:
-                    known = ", ".join(cls.model_fields)
-                    remedy = nearest(key, cls.model_fields) or f"keys: {known}"
-                    raise PydanticCustomError(
-                        "unknown_key", "no key is called '{key}'", {"key": str(key)[:80], "remedy": remedy}
-                    )
-        return values
+    def _known_keys_only(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        """Refuses unknown keys, and reports them together with what is wrong with the known ones."""
+        unknown = [key for key in values if key not in cls.model_fields] if isinstance(values, Mapping) else []
+        if not unknown:
+            return check(values)
+        mistakes = [
+            InitErrorDetails(
+                type=PydanticCustomError(
+                    "unknown_key", "no key is called '{key}'", {"key": str(key)[:80], "remedy": cls._remedy(key)}
+                ),
+                input=values,
+            )
+            for key in unknown
+        ]
+        try:
+            check({key: values[key] for key in values if key in cls.model_fields})
+        except ValidationError as error:
+            mistakes += [_carried(found) for found in error.errors(include_url=False)]
+        raise ValidationError.from_exception_data(cls.__name__, mistakes)
+
+    @classmethod
+    def _remedy(cls, key: Any) -> str:
+        """What to write instead of a key that this mapping does not have."""
+        of_workload = {key} | (meant_by(str(key)) - {"model"}) if isinstance(key, str) else set()
+        if (meant := next((name for name in OF_WORKLOAD if name in of_workload), "")) and meant not in cls.model_fields:
+            its = "it" if meant == key else meant
+            return f"{its} is a key of workload: write `workload: {{{meant}: ...}}`"
+        if found := nearest(key, cls.model_fields):
+            return found
+        if knob := next((name for name in KNOBS if name in meant_by(str(key)) and name not in cls.model_fields), ""):
+            return f"did you mean the knob {knob}? Its values stand under `space`: write `space: {{{knob}: [...]}}`"
+        return f"keys: {', '.join(cls.model_fields)}"
+
+
+def _carried(found: ErrorDetails) -> InitErrorDetails:
+    """A problem that pydantic reported, to be reported again."""
+    context = {**found.get("ctx", {}), "message": found["msg"]}
+    return InitErrorDetails(
+        type=PydanticCustomError(found["type"], "{message}", context),
+        loc=found["loc"],
+        input=found["input"],
+    )

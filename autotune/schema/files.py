@@ -6,10 +6,12 @@ another folder, on resumption, and for a service on another machine. Paths are r
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,20 @@ from typing import Any
 from autotune.assets import space_files, study_files
 from autotune.errors import SpecError
 from autotune.schema.reading import MAX_BYTES, check_size, read_document
+from autotune.schema.source_text import ReadDocument, places_in
 from autotune.spec import ModelSpec, catalog
+from autotune.spec.checks import nearest
+from autotune.spec.model import read_config_json
 from autotune.spec.plain import canonical
+from autotune.trainers import trainer, trainer_names
+from autotune.trainers.own_program import CWD, PROGRAM_OPTIONS
+from autotune.trainers.trainer_option import Option
 
 MODEL_BYTES = 1 << 18
 """A `config.json` larger than this is none."""
 
 
-def read_spec(source: str | Path) -> dict[str, Any]:
+def read_spec(source: str | Path) -> ReadDocument:
     """The self-contained document of a YAML or JSON file, of standard input (`-`), or of a study that ships (its name, e.g. `laptop`).
 
     Raises `SpecError` when it (or a file that it points to) cannot be read, is too large, is no YAML or is not a mapping.
@@ -34,26 +42,45 @@ def read_spec(source: str | Path) -> dict[str, Any]:
         source = shipped[str(source)]
     document = read_document(source, what="study spec")
     base = Path.cwd() if str(source) == "-" else Path(source).absolute().parent
+    with places_in(document):
+        _include_files(document, base)
+    return document
+
+
+def _include_files(document: ReadDocument, base: Path) -> None:
+    """Puts what the files hold that the document points to in the place of their paths, and makes the other paths absolute."""
     model, space, data = (document.get(key) for key in ("model", "space", "data"))
-    if isinstance(model, dict) and set(model) == {"hf"} and isinstance(model["hf"], str):
-        document["model"] = asdict(read_model(model["hf"], base))
+    if isinstance(model, dict) and isinstance(model.get("hf"), str) and "source" not in model:
+        path = config_json(model["hf"], base)
+        config = canonical(json.loads(path.read_text(encoding="utf-8")))
+        document["model"] = {**model, "hf": model_name(path), "source": config}
+    elif isinstance(model, dict) and isinstance(model.get("module"), str):
+        document["model"] = {**model, "folder": str(locate(str(model.get("folder", ".")), base, field="model.folder"))}
     elif isinstance(model, str) and is_model_file(model):
-        document["model"] = asdict(read_model(model, base))
+        document["model"] = {k: v for k, v in asdict(read_model(model, base)).items() if k != "code"}
     if isinstance(space, str) and is_space_file(space):
         path = locate(space, base, field="space")
-        document["space"] = {"name": name_of(path.stem), **read_document(path, what="search space")}
+        knobs = read_document(path, what="search space")
+        document["space"] = {"name": name_of(path.stem), **knobs}
+        document.source.included["space"] = knobs.source
     if isinstance(data, str):
         document["data"] = find_data(data, base)
     if isinstance(document.get("trainer"), dict):
         document["trainer"] = with_program_files(document["trainer"], base)
-    return document
 
 
-def with_program_files(trainer: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The trainer with absolute paths of its program's folder (`cwd`) and environment (`python`), and with the contents of the templates that it
-    names (`files`)."""
-    cwd, files, python = trainer.get("cwd"), trainer.get("files"), trainer.get("python")
-    changes: dict[str, Any] = {}
+def with_program_files(asked: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The trainer with absolute paths of its program's folder (`cwd`; `base`, where a program has a relative path beside it and no folder) and environment
+    (`python`), and with the contents of the templates that it names (`files`)."""
+    cwd, files, python = asked.get("cwd"), asked.get("files"), asked.get("python")
+    options = _options(asked)
+    changes: dict[str, Any] = {
+        option.name: path for option in options if option.is_path and (path := _beside(asked.get(option.name), base))
+    }
+    if cwd is None and CWD in options and any(_is_relative(asked.get(name)) for name in PROGRAM_OPTIONS):
+        cwd = "."
+    if cwd is None and asked.get("kind") == "command" and _names_a_file(asked.get("argv"), base):
+        cwd = "."
     if isinstance(python, str) and python:
         changes["python"] = os.path.abspath(
             base / Path(python).expanduser()
@@ -74,7 +101,33 @@ def with_program_files(trainer: dict[str, Any], base: Path) -> dict[str, Any]:
             else template
             for name, template in files.items()
         }
-    return {**trainer, **changes}
+    return {**asked, **changes}
+
+
+def _options(asked: Mapping[str, Any]) -> tuple[Option, ...]:
+    """The options of the trainer that is asked for; none where there is no such trainer, which is said later."""
+    kind = asked.get("kind")
+    return trainer(kind).options if isinstance(kind, str) and kind in trainer_names() else ()
+
+
+def _is_relative(path: Any) -> bool:
+    return isinstance(path, str) and bool(path) and not os.path.isabs(path)
+
+
+def _beside(path: Any, base: Path) -> str:
+    """The whole path of a file or folder beside the spec, or of what such names begin with, as datasets are named; empty where there is none."""
+    if not _is_relative(path) or "\0" in path:
+        return ""
+    whole = base.absolute() / path
+    return str(whole) if whole.exists() or any(whole.parent.glob(f"{glob.escape(whole.name)}.*")) else ""
+
+
+def _names_a_file(argv: Any, base: Path) -> bool:
+    """Whether a command has a word that is a file beside the spec: its program then runs in the spec's folder, wherever the launch is started."""
+    words = argv if isinstance(argv, list) else ()
+    return any(
+        _is_relative(word) and "\0" not in word and len(word) < 4096 and (base / word).is_file() for word in words
+    )
 
 
 def read_template(text: str, base: Path, *, field: str) -> dict[str, Any]:
@@ -109,15 +162,27 @@ def is_space_file(text: str) -> bool:
 
 def read_model(text: str, base: Path | None) -> ModelSpec:
     """The model of a Hugging Face `config.json`, or of the folder that holds one, named after the folder."""
+    path = config_json(text, base)
+    model = ModelSpec.from_hf(path, name=model_name(path))
+    return replace(model, source=canonical(json.loads(path.read_text(encoding="utf-8"))))
+
+
+def config_json(text: str, base: Path | None) -> Path:
+    """The `config.json` that a spec of folder `base` points to by its path or by its folder; it is a JSON document."""
     path = locate(text, base, field="model")
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file() or path.stat().st_size > MODEL_BYTES:
-        raise SpecError(
-            f"{text!r} is no config.json", remedy="give its path, or the model's fields inline", field="model"
-        )
-    model = ModelSpec.from_hf(path, name=name_of(path.parent.name if path.name == "config.json" else path.stem))
-    return replace(model, source=canonical(json.loads(path.read_text(encoding="utf-8"))))
+        what = "is no config.json" if path.exists() else "is neither a file nor the hub id of a model of the catalog"
+        remedy = nearest(text.lower(), catalog.hub_models()) or "give the path of its config.json, or its fields inline"
+        raise SpecError(f"{text!r} {what}", remedy=remedy, field="model")
+    read_config_json(path)
+    return path
+
+
+def model_name(path: Path) -> str:
+    """The name of the model of a `config.json`: that of its folder, or of the file where it is called otherwise."""
+    return name_of(path.parent.name if path.name == "config.json" else path.stem)
 
 
 def find_data(text: str, base: Path) -> str:
@@ -125,7 +190,7 @@ def find_data(text: str, base: Path) -> str:
     path = locate(text, base, field="data")
     if not path.is_file():
         raise SpecError(
-            f"the data file {text!r} does not exist",
+            f"the data file {text!r} " + ("is not a file" if path.exists() else "does not exist"),
             remedy="give a text or .bin file, or leave `data` out for the text that ships",
             field="data",
         )

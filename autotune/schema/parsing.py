@@ -3,11 +3,13 @@
 base            folder against which paths in the document are read; None: paths are refused (a document that came over the wire
                 must not make this machine read its files)
 local_cluster   finds out what is here, when the cluster is `local`
+inspect         builds the model of a user's code, in a process of its own, and says what only the code can tell
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,30 +19,33 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from autotune.assets import space_file
-from autotune.errors import AutotuneError, CatalogError, ConfigError, SpecError
+from autotune.errors import SpecError
+from autotune.schema.clusters import LOCAL, asked_cluster, asked_job
 from autotune.schema.files import find_data, is_model_file, is_space_file, locate, name_of, read_model
+from autotune.schema.located import located
+from autotune.schema.model_code import Inspect, own_model, transformers_model
+from autotune.schema.model_documents import (
+    AskedModel,
+    HuggingFaceModelDocument,
+    ModelDocument,
+    ModuleModelDocument,
+    NamedModelDocument,
+)
 from autotune.schema.reading import check_size, read_document
 from autotune.schema.space_models import SpaceDocument, ValueRule
-from autotune.schema.spec_models import (
-    ClusterDocument,
-    HuggingFaceModelDocument,
-    KindDocument,
-    ModelDocument,
-    StudyDocument,
-)
+from autotune.schema.spec_models import KindDocument, StudyDocument
 from autotune.search import check_searcher
 from autotune.space import Launchable, complete, why_not
 from autotune.spec import (
     KNOBS,
     Budget,
     ClusterSpec,
-    GpuSpec,
     Knob,
-    LinkSpec,
     MeasureSpec,
     ModelSpec,
     Objective,
     ParallelConfig,
+    Peft,
     SpaceSpec,
     Study,
     Workload,
@@ -49,7 +54,8 @@ from autotune.spec import (
 from autotune.trainers import trainer
 from autotune.trainers.trainer import SAME_DATA
 
-LOCAL = "local"
+MAX_OTHERS = 9
+"""further mistakes that an error carries"""
 _PLAIN = {
     "missing": "this key is required, but is missing",
     "model_type": "must hold keys and values",
@@ -73,25 +79,28 @@ def parse_study(
     *,
     base: Path | None = None,
     local_cluster: Callable[[], ClusterSpec] | None = None,
+    inspect: Inspect | None = None,
 ) -> Study:
     """The study that the document asks for. Raises `SpecError` (or `CatalogError` for an unknown name), with the field."""
     asked = _checked(StudyDocument, document)
-    cluster = _cluster(asked.cluster, local_cluster)
+    job = asked_job(asked, asked_cluster(asked.cluster, local_cluster))
     trainer_name, trainer_options = _kind(asked.trainer)
     trainer(trainer_name).checked(trainer_options)
     _refuse_export_options(trainer_name, trainer_options)
     check_searcher(asked.searcher)
     runner, runner_options = _kind(asked.runner)
-    model = _for_sequence(_model(asked.model, base), asked.workload.seq_len)
-    workload: Workload = _located(
+    model = _for_sequence(_model(asked.model, base, inspect), job.seq_len)
+    workload = located(
         "workload",
         lambda: Workload(
             model=model,
-            cluster=cluster,
-            seq_len=asked.workload.seq_len,
-            global_batch_size=_sizes(asked.workload.global_batch_size),
+            cluster=job.cluster,
+            seq_len=job.seq_len,
+            global_batch_size=_sizes(job.global_batch_size),
             optimizer=asked.workload.optimizer,
             trainer=trainer_name,
+            document_len=asked.workload.document_len,
+            peft=None if asked.workload.peft is None else Peft(**asked.workload.peft.model_dump()),
         ),
     )
     space = replace(parse_space(asked.space, base=base), extra=_own_knobs(asked))
@@ -110,12 +119,12 @@ def parse_study(
     for i, (guess, config) in enumerate(zip(asked.enqueue, tuple(enqueue), strict=True)):
         if not (broken := broken_by(config)):
             continue
-        if asked.cluster != LOCAL:
+        if asked.cluster != LOCAL or job.at_hand is not None:
             raise SpecError(broken, field=f"enqueue.{i}")
         enqueue.remove(config)  # the spec was written before anybody knew this machine
         left_out.append(f"{guess if isinstance(guess, str) else config}: {broken}")
     return Study(
-        name=asked.name or f"{workload.model.name}-{cluster.name}",
+        name=asked.name or f"{workload.model.name}-{job.name}",
         workload=workload,
         space=space,
         objective=Objective(**asked.objective.model_dump()),
@@ -128,11 +137,13 @@ def parse_study(
         runner=runner,
         runner_options=runner_options,
         check=asked.check,
+        calibrate=asked.calibrate,
         seed=asked.seed,
         data=asked.data if asked.data is None or base is None else find_data(asked.data, base),
         baseline=baseline,
         enqueue=tuple(dict.fromkeys(enqueue)),
         left_out=tuple(dict.fromkeys(left_out)),
+        at_hand=job.at_hand,
     )
 
 
@@ -148,7 +159,7 @@ def parse_space(
     knobs = {knob: _listed(values) for knob, values in given.items() if values is not None}
     for knob, values in knobs.items():
         for value in values:
-            _located(f"space.{knob}", partial(KNOBS[knob].check, value))
+            located(f"space.{knob}", partial(KNOBS[knob].check, value))
     return SpaceSpec(
         name=asked.name or name or "inline",
         knobs=knobs,
@@ -169,22 +180,41 @@ def _checked(kind: type[D], document: Any, *, field: str = "") -> D:
     try:
         return kind.model_validate(dict(document))
     except ValidationError as error:
-        raise _readable(error, field) from None
+        raise _readable(error, document, field) from None
 
 
-def _readable(error: ValidationError, field: str) -> SpecError:
-    """The first problem in words; the others by their fields."""
-    problems = error.errors(include_url=False)
-    first, rest = problems[0], problems[1:]
-    extra: Mapping[str, Any] = first.get("ctx", {})
-    message = _PLAIN.get(first["type"], "").format(**extra) or first["msg"].replace("Input should", "must")
-    if first["type"] not in ("missing", "unknown_key") and not isinstance(first["input"], Mapping | BaseModel):
-        message += f", but is {first['input']!r:.80}"
-    where = _where(first["loc"], field)
-    if first["type"] == "unknown_key":
-        where = f"{where}.{extra['key']}" if where else str(extra["key"])
-    others = ", ".join(dict.fromkeys(_where(problem["loc"], field) for problem in rest[:5]))
-    remedy = str(extra.get("remedy", "")) or (f"see also {others}" if others else "")
+def _readable(error: ValidationError, document: Mapping[str, Any], field: str) -> SpecError:
+    """All problems in words, in the order of the document: the first as the error, with the others."""
+    found: dict[tuple[str, str], SpecError] = {}
+    for problem in error.errors(include_url=False):
+        mistake = _mistake(problem, field)
+        found.setdefault((mistake.field, mistake.message), mistake)
+    first, *others = sorted(found.values(), key=lambda mistake: _order(document, mistake.field, field))
+    first.others = tuple(others[:MAX_OTHERS])
+    return first
+
+
+def _order(document: Any, field: str, prefix: str) -> list[int]:
+    """Where a field stands among its neighbours, from the outermost mapping inwards; a missing key comes last."""
+    found: list[int] = []
+    for part in field.removeprefix(prefix).strip(".").split("."):
+        keys = [str(key) for key in document] if isinstance(document, Mapping) else []
+        found.append(keys.index(part) if part in keys else len(keys))
+        document = document.get(part) if isinstance(document, Mapping) else None
+    return found
+
+
+def _mistake(problem: Mapping[str, Any], field: str) -> SpecError:
+    """One problem of pydantic's."""
+    where, context = _where(problem["loc"], field), problem.get("ctx", {})
+    message = _PLAIN.get(problem["type"], "").format(**context) or problem["msg"].replace("Input should", "must")
+    if problem["type"] == "unknown_key":
+        where = f"{where}.{context['key']}" if where else context["key"]
+    elif problem["type"] not in ("missing", "quantity") and not isinstance(problem["input"], Mapping | BaseModel):
+        message += f", but is {problem['input']!r:.80}"
+    remedy = str(context.get("remedy", ""))
+    if problem["type"] in ("int_type", "float_type") and re.fullmatch(r"[0-9.]+", str(problem["input"])):
+        remedy = "write it without quotes" if isinstance(problem["input"], str) else remedy
     return SpecError(message, remedy=remedy, field=where)
 
 
@@ -193,62 +223,22 @@ def _where(location: Sequence[int | str], field: str) -> str:
     return ".".join(([field] if field else []) + parts)
 
 
-def _located(field: str, make: Callable[[], Any]) -> Any:
-    """What `make` returns; its errors name the field of the spec."""
-    try:
-        return make()
-    except CatalogError:
-        raise
-    except (SpecError, ConfigError) as error:
-        nested = error.field and not field.endswith(error.field) and not error.field.startswith(field)
-        where = f"{field}.{error.field}" if nested else error.field if error.field.startswith(field) else field
-        raise SpecError(error.message, remedy=error.remedy, field=where) from None
-    except (TypeError, ValueError) as error:
-        if isinstance(error, AutotuneError):
-            raise
-        raise SpecError(str(error), field=field) from None
-
-
-def _model(asked: str | HuggingFaceModelDocument | ModelDocument, base: Path | None) -> ModelSpec:
+def _model(asked: AskedModel, base: Path | None, inspect: Inspect | None) -> ModelSpec:
     if isinstance(asked, HuggingFaceModelDocument):
-        return read_model(asked.hf, base)
+        return transformers_model(asked.hf, asked.source, base=base, inspect=inspect)
+    if isinstance(asked, ModuleModelDocument):
+        name = asked.name or name_of(asked.module.replace(":", "."))
+        return own_model(asked.module, asked.args, asked.folder, name=name, base=base, inspect=inspect)
+    if isinstance(asked, NamedModelDocument):
+        return replace(_model(asked.name, base, inspect), mtp_layers=asked.mtp_layers)
     if isinstance(asked, ModelDocument):
-        model: ModelSpec = _located("model", lambda: ModelSpec(**asked.model_dump()))
-        return model
+        return located("model", lambda: ModelSpec(**asked.model_dump()))
     return read_model(asked, base) if is_model_file(asked) else catalog.model(asked)
 
 
 def _for_sequence(model: ModelSpec, seq_len: int) -> ModelSpec:
     """Learnt positions reach as far as the sequence: a model that is trained from scratch may have more of them than its namesake."""
     return replace(model, max_positions=seq_len) if 0 < model.max_positions < seq_len else model
-
-
-def _cluster(asked: str | ClusterDocument, local_cluster: Callable[[], ClusterSpec] | None) -> ClusterSpec:
-    if isinstance(asked, ClusterDocument):
-        cluster: ClusterSpec = _located("cluster", lambda: _inline_cluster(asked))
-        return cluster
-    if asked != LOCAL:
-        return catalog.cluster(asked)
-    if local_cluster is None:
-        raise SpecError(
-            "the cluster 'local' is this machine, which is not looked at here",
-            remedy="name the cluster, e.g. h100-sxm-1x8",
-            field="cluster",
-        )
-    return local_cluster()
-
-
-def _inline_cluster(asked: ClusterDocument) -> ClusterSpec:
-    gpu = catalog.gpu(asked.gpu) if isinstance(asked.gpu, str) else GpuSpec(**asked.gpu.model_dump())
-    if asked.usd_per_hour is not None:
-        gpu = replace(gpu, usd_per_hour=asked.usd_per_hour)
-    cluster = catalog.cluster_of(gpu, num_nodes=asked.num_nodes, gpus_per_node=asked.gpus_per_node)
-    cluster = replace(cluster, name=asked.name or cluster.name)
-    if asked.intra_node is not None:
-        cluster = replace(cluster, intra_node=LinkSpec(**asked.intra_node.model_dump()))
-    if asked.inter_node is not None:
-        cluster = replace(cluster, inter_node=LinkSpec(**asked.inter_node.model_dump()))
-    return cluster
 
 
 def _kind(asked: str | KindDocument) -> tuple[str, dict[str, Any]]:
@@ -280,8 +270,7 @@ def _refuse_export_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def _config(workload: Workload, asked: str | Mapping[str, Any], field: str, own: Sequence[Knob] = ()) -> ParallelConfig:
-    config: ParallelConfig = _located(field, partial(complete, workload, asked, own))
-    return config
+    return located(field, partial(complete, workload, asked, own))
 
 
 def _own_knobs(asked: StudyDocument) -> dict[str, tuple[Any, ...]]:

@@ -8,35 +8,36 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import SpecError
+from autotune.schema.source_text import MAX_BRACKETS, ReadDocument, SourceText, open_brackets
+from autotune.schema.yaml_mistakes import yaml_mistake
+from autotune.spec.checks import nearest
 
 MAX_BYTES = 1 << 18
 MAX_NODES = 50_000
 MAX_DEPTH = 20
-MAX_BRACKETS = 100
-"""open brackets of YAML, quoted ones included: its parser takes seconds over a kilobyte of them before it gives up"""
 
 
-def read_document(source: str | Path, *, what: str) -> dict[str, Any]:
+def read_document(source: str | Path, *, what: str) -> ReadDocument:
     """The mapping that the file holds; `what` names it in errors."""
     if str(source) == "-":
-        return parse_text(sys.stdin.read(MAX_BYTES + 1), where="standard input", what=what)
+        return parse_text(sys.stdin.read(MAX_BYTES + 1), where="standard input", what=what, file="standard input")
     path = Path(source)
     try:
         if not path.is_file():
             raise SpecError(
                 f"the {what} {str(source)!r} " + ("is not a file" if path.exists() else "does not exist"),
-                remedy="give the path of a YAML or JSON file, or - for standard input",
+                remedy=_nearest_file(path) or "give the path of a YAML or JSON file, or - for standard input",
             )
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
-        return parse_text(content.decode("utf-8"), where=str(source), what=what)
+        return parse_text(content.decode("utf-8"), where=str(source), what=what, file=str(source))
     except UnicodeDecodeError:
         raise SpecError(f"the {what} {str(source)!r} is not UTF-8 text") from None
     except (OSError, ValueError) as error:
@@ -46,12 +47,13 @@ def read_document(source: str | Path, *, what: str) -> dict[str, Any]:
         raise SpecError(f"the {what} {str(source)!r} cannot be read: {reason}") from None
 
 
-def parse_text(text: str, *, where: str, what: str) -> dict[str, Any]:
-    """The mapping that the text holds, as YAML or JSON."""
+def parse_text(text: str, *, where: str, what: str, file: str = "") -> ReadDocument:
+    """The mapping that the text holds, as YAML or JSON. `file`: the name of the text in the places of mistakes."""
     import yaml
 
     if len(text.encode("utf-8", errors="replace")) > MAX_BYTES:
         raise SpecError(f"the {what} in {where} is larger than {MAX_BYTES >> 10} KiB")
+    source = SourceText(text=text, file=file)
     try:
         document = _json(text) if text.lstrip().startswith("{") else None
         if document is None:
@@ -61,22 +63,23 @@ def parse_text(text: str, *, where: str, what: str) -> dict[str, Any]:
     except SpecError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise SpecError(f"the {what} in {where} is not YAML: {reason}") from None
+        raise yaml_mistake(error, source, what=what) from None
     if not isinstance(document, dict):
-        found = "nothing" if document is None else f"a {type(document).__name__}"
-        raise SpecError(f"the {what} in {where} must hold keys and values, but holds {found}")
+        found = "a list" if isinstance(document, list) else "text" if isinstance(document, str) else "one value"
+        raise SpecError(
+            f"the {what} in {where} must hold keys and values, but holds {'nothing' if document is None else found}",
+            remedy="write `key: value` on each line, with a space after the colon",
+        )
     check_size(document)
-    return document
+    return ReadDocument(document, source)
 
 
-def open_brackets(text: str) -> int:
-    """The most brackets that are open at once."""
-    most = depth = 0
-    for sign in re.findall(r"[\[\]{}]", text):
-        depth += 1 if sign in "[{" else -1
-        most = max(most, depth)
-    return most
+def _nearest_file(path: Path) -> str:
+    """ "did you mean X?" for the file of a like name beside a path, or nothing."""
+    with suppress(OSError):
+        beside = [other.name for other in path.parent.iterdir() if other.suffix in (".yaml", ".yml", ".json")]
+        return nearest(path.name, beside[:1000])
+    return ""
 
 
 def check_size(document: Mapping[str, Any]) -> None:
@@ -138,4 +141,9 @@ def _loader() -> Any:
                     seen.add(key.value)
             return super().construct_mapping(node, deep)
 
+    def whole_number(loader: Loader, node: yaml.ScalarNode) -> Any:
+        """YAML 1.1 reads 1:30 as 90, a number in base 60; here it stays text, which is refused where a number is due."""
+        return node.value if ":" in node.value else loader.construct_yaml_int(node)
+
+    Loader.add_constructor("tag:yaml.org,2002:int", whole_number)
     return Loader

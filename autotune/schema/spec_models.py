@@ -6,7 +6,6 @@ These are declarations only; `autotune.schema.parsing` turns a checked document 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,7 +21,25 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from autotune.schema.document import Count, Document, Figure, Fraction, Name, Number, Positive, Seconds, Text, either
+from autotune.schema.document import (
+    Bytes,
+    BytesPerSecond,
+    Document,
+    DocumentLength,
+    FlopsPerSecond,
+    Fraction,
+    GpuSeconds,
+    Latency,
+    Name,
+    Number,
+    Positive,
+    Seconds,
+    SequenceLength,
+    Text,
+    Tokens,
+    either,
+)
+from autotune.schema.model_documents import AskedModel
 from autotune.schema.space_models import OwnScalar, OwnValues, Sizes, SpaceDocument
 from autotune.spec import KNOBS, Budget, MeasureSpec, Objective
 
@@ -31,69 +48,41 @@ MAX_OWN_KNOBS = 16
 _OBJECTIVE, _BUDGET, _MEASURE = Objective(), Budget(), MeasureSpec()
 
 
-class ModelDocument(Document):
-    """A decoder-only transformer by its shape."""
-
-    name: Name = "inline"
-    num_layers: Count
-    hidden_size: Count
-    num_attention_heads: Count
-    vocab_size: Count
-    ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of the MLP; 0 means 4 * hidden_size")
-    num_kv_heads: StrictInt = Field(default=0, ge=0, description="0 means num_attention_heads")
-    gated_mlp: StrictBool = Field(default=False, description="Llama style: gated MLP, RMSNorm, rotary positions")
-    tied_embeddings: StrictBool = False
-    num_experts: StrictInt = Field(default=0, ge=0, description="0 means a dense model")
-    experts_per_token: StrictInt = Field(default=0, ge=0)
-    max_positions: StrictInt = Field(default=0, ge=0, description="learnt positions; 0 means none (rotary)")
-    attention_head_dim: StrictInt = Field(default=0, ge=0, description="0 means hidden_size / num_attention_heads")
-    num_dense_layers: StrictInt = Field(default=0, ge=0, description="layers without experts in a model with experts")
-    dense_ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of the MLP of these layers")
-    shared_ffn_hidden_size: StrictInt = Field(
-        default=0, ge=0, description="inner width of the experts that every token visits"
-    )
-    kv_lora_rank: StrictInt = Field(default=0, ge=0, description="latent attention: width of the latent; 0 means none")
-    q_lora_rank: StrictInt = Field(
-        default=0, ge=0, description="latent attention: width of the queries' latent; 0 means none"
-    )
-    qk_rope_head_dim: StrictInt = Field(default=0, ge=0, description="latent attention: rotated part of a head")
-    v_head_dim: StrictInt = Field(default=0, ge=0, description="latent attention: size of one head's values")
-    source: StrictStr = Field(
-        default="",
-        max_length=1 << 18,
-        description="the Hugging Face config.json that the shape was read from, as JSON text",
-    )
-
-
-class HuggingFaceModelDocument(Document):
-    """A model by its Hugging Face `config.json`."""
-
-    hf: Text = Field(description="path to a config.json, or to the folder that holds one")
-
-
-def _kind_of_model(value: Any) -> str:
-    if isinstance(value, HuggingFaceModelDocument) or (isinstance(value, Mapping) and "hf" in value):
-        return "<hf>"
-    return "<inline>" if isinstance(value, Mapping | BaseModel) else "<name>"
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 
 class GpuDocument(Document):
     """An accelerator by its datasheet."""
 
     name: Name
-    memory_bytes: Figure
-    peak_flops_per_s: dict[Literal["fp32", "tf32", "bf16", "fp16", "fp8"], Figure]
-    memory_bytes_per_s: Figure
+    memory_bytes: Bytes
+    peak_flops_per_s: dict[Precision, FlopsPerSecond]
+    memory_bytes_per_s: BytesPerSecond
+    host_bytes_per_s: BytesPerSecond | None = Field(
+        default=None, description="link to the memory of its host, in one direction; left out: PCIe 5.0 x16"
+    )
+    measured_flops_per_s: dict[Precision, FlopsPerSecond] = Field(
+        default_factory=dict, description="largest rate of a dense matmul that was measured, by precision"
+    )
     source: str = ""
+    usual_fabric: Fabric | None = None
     usd_per_hour: Positive | None = None
     power_watts: Positive | None = None
 
 
-class LinkDocument(Document):
-    """A way between GPUs, per GPU and direction."""
+Fabric = Literal[
+    "efa", "infiniband-edr", "infiniband-hdr", "infiniband-ndr", "infiniband-xdr", "roce", "ethernet", "nvlink"
+]
 
-    latency_s: Annotated[Number, Field(ge=0, le=10)]
-    bytes_per_s: Figure
+
+class LinkDocument(Document):
+    """A way between GPUs, per GPU and direction; what is left out is that of the GPU's catalog entry, or of a port of the fabric."""
+
+    latency_s: Latency | None = None
+    bytes_per_s: BytesPerSecond | None = None
+    fabric: Fabric | None = Field(
+        default=None, description="kind of network between nodes; `ethernet` is TCP without RDMA"
+    )
 
 
 class ClusterDocument(Document):
@@ -105,6 +94,10 @@ class ClusterDocument(Document):
     ]
     num_nodes: Annotated[StrictInt, Field(ge=1, le=1 << 20)] = 1
     gpus_per_node: Annotated[StrictInt, Field(ge=1, le=1 << 12)] = 8
+    gpus_per_domain: Annotated[StrictInt, Field(ge=0, le=1 << 20)] | None = Field(
+        default=None,
+        description="GPUs that the intra_node link joins, where it reaches beyond a node (72 in a GB200 NVL72 rack); 0: those of a node",
+    )
     intra_node: LinkDocument | None = None
     inter_node: LinkDocument | None = None
     usd_per_hour: Positive | None = Field(
@@ -112,12 +105,48 @@ class ClusterDocument(Document):
     )
 
 
+AskedCluster = Annotated[
+    Annotated[Text, Tag("<name>")] | Annotated[ClusterDocument, Tag("<inline>")], either("<name>", "<inline>")
+]
+
+
+class TargetDocument(Document):
+    """The job that is meant, where fewer GPUs are at hand than it will have."""
+
+    cluster: AskedCluster = Field(
+        description="catalog name (GPU-NODESxGPUS), or the fields inline; GPUs of the type at hand"
+    )
+    global_batch_size: Sizes | None = Field(
+        default=None, description="sequences per optimizer step of that job; the workload's when left out"
+    )
+    seq_len: SequenceLength | None = Field(
+        default=None, description="tokens per sequence of that job; the workload's when left out"
+    )
+
+
+class PeftDocument(Document):
+    """Fine-tuning that trains low-rank adapters alone."""
+
+    method: Literal["lora", "qlora"] = Field(description="qlora keeps the frozen weights in 4 bits")
+    rank: Annotated[StrictInt, Field(ge=1, le=1 << 16)] = Field(default=16, description="inner width of an adapter")
+    targets: Literal["attention", "all"] = Field(
+        default="all", description="projections with adapters: those of the attention, or those of the MLP too"
+    )
+
+
 class WorkloadDocument(Document):
     """What a step of the training is."""
 
-    seq_len: Annotated[StrictInt, Field(ge=1, le=1 << 27)] = Field(description="tokens per sequence")
+    seq_len: SequenceLength = Field(description="tokens per sequence")
     global_batch_size: Sizes = Field(description="sequences per optimizer step, or the allowed numbers of them")
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "adamw_8bit", "muon", "adafactor"] = "adamw"
+    document_len: DocumentLength = Field(
+        default=0,
+        description="mean tokens of the documents that are packed into a sequence and do not attend to each other; 0: whole sequences",
+    )
+    peft: PeftDocument | None = Field(
+        default=None, description="adapters that are trained alone; all weights when left out"
+    )
 
 
 class ObjectiveDocument(Document):
@@ -133,9 +162,9 @@ class BudgetDocument(Document):
     max_trials: Annotated[StrictInt, Field(ge=1, le=100_000)] = _BUDGET.max_trials
     max_wall_s: Seconds = _BUDGET.max_wall_s
     max_failed_trials: Annotated[StrictInt, Field(ge=1, le=100_000)] = _BUDGET.max_failed_trials
-    max_gpu_s: Positive | None = _BUDGET.max_gpu_s
-    min_gain: Fraction = _BUDGET.min_gain
-    train_tokens: Annotated[Positive, Field(le=1e18)] | None = _BUDGET.train_tokens
+    max_gpu_s: GpuSeconds | None = _BUDGET.max_gpu_s
+    train_tokens: Tokens | None = _BUDGET.train_tokens
+    min_gain: Fraction | None = _BUDGET.min_gain
     parallel_trials: Annotated[StrictInt, Field(ge=1, le=1024)] = _BUDGET.parallel_trials
 
 
@@ -214,15 +243,22 @@ class StudyDocument(Document):
     """A tuning job, as it is asked for."""
 
     name: Name | None = Field(default=None, description="what people call it; model and cluster when left out")
-    model: Annotated[
-        Annotated[Text, Tag("<name>")]
-        | Annotated[HuggingFaceModelDocument, Tag("<hf>")]
-        | Annotated[ModelDocument, Tag("<inline>")],
-        Discriminator(_kind_of_model),
-    ] = Field(description="catalog name, path to a Hugging Face config.json (also as {hf: PATH}), or the fields inline")
-    cluster: Annotated[
-        Annotated[Text, Tag("<name>")] | Annotated[ClusterDocument, Tag("<inline>")], either("<name>", "<inline>")
-    ] = Field(description="catalog name (GPU-NODESxGPUS), `local`, or the fields inline")
+    model: AskedModel = Field(
+        description="catalog name or path to a Hugging Face config.json (the native decoder of these shapes), {hf: PATH} (transformers' own class), "
+        "{module: PACKAGE.MODULE:FUNCTION} (your own), {name: NAME, mtp_layers: N} (a catalog name or path whose layers of multi-token prediction are "
+        "trained too), or the fields inline"
+    )
+    cluster: AskedCluster = Field(description="catalog name (GPU-NODESxGPUS), `local`, or the fields inline")
+    target: (
+        Annotated[
+            Annotated[Text, Tag("<name>")] | Annotated[TargetDocument, Tag("<inline>")], either("<name>", "<inline>")
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="the job that is meant, when it will have more GPUs than `cluster`: trials on `cluster` then stand for its configs. A cluster's catalog "
+        "name, or {cluster, global_batch_size, seq_len}",
+    )
     workload: WorkloadDocument
     space: Annotated[
         Annotated[Text, Tag("<name>")] | Annotated[SpaceDocument, Tag("<inline>")], either("<name>", "<inline>")
@@ -240,6 +276,10 @@ class StudyDocument(Document):
     check: StrictBool = Field(
         default=True,
         description="whether a program that the store has never seen is tried for a few steps before the search begins",
+    )
+    calibrate: StrictBool = Field(
+        default=True,
+        description="whether a cluster of this machine that has no calibration is measured for about 15 s before the first real trial",
     )
     seed: Annotated[StrictInt, Field(ge=0, lt=1 << 31)] = 0
     data: Text | None = Field(

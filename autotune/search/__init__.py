@@ -6,12 +6,16 @@
     reinforce.py        a policy trained on simulated clusters, adapted during the study
     optuna.py           any Optuna sampler as a searcher
     optuna_study.py     our searchers as Optuna samplers; export of a study to an Optuna storage
+    optuna_constraint.py  predicted memory as a constraint of any Optuna sampler
+    optuna_artifacts.py  the evidence of exported trials as Optuna artifacts
 
+    target_searcher.py  proxies of a target's configs on fewer GPUs, and how those configs rank
     model_based.py      ModelBasedSearcher, the base of bayesian and reinforce: estimates the gain of further trials
     surrogate/          its models of time, memory and failures
     objective_model.py  from step time to score
     dominance.py        which candidates an out-of-memory failure rules out
     transfer.py         how much another workload's measurements tell about this one
+    history.py          constants of the cost model refitted to earlier studies
     policy.py           the policy of reinforce; its weights are in policy.json
 
 A family of searchers has several names, FAMILY:VARIANT: its class has `variants` (name -> a line about it) and takes a keyword `variant`.
@@ -29,11 +33,12 @@ from autotune.errors import CatalogError, MissingExtraError, RunnerError, SpecEr
 from autotune.registry import SEARCHERS, find, load, registered
 from autotune.search.searcher import Problem, Searcher, score
 from autotune.search.transfer import transfer_weight
-from autotune.spec import Estimate, Objective, ParallelConfig, Trial, Workload
+from autotune.spec import Estimate, Objective, ParallelConfig, Study, Trial, Workload
 from autotune.spec.checks import nearest
 
 if TYPE_CHECKING:
     from autotune.cost import Calibration
+    from autotune.search.target_searcher import TargetSearcher
     from autotune.space import SearchSpace
 
 PASSED = "python:"
@@ -87,6 +92,37 @@ def make_searcher(
             field="searcher",
         )
     return made
+
+
+def make_target_searcher(
+    study: Study,
+    space: SearchSpace,
+    *,
+    estimate: Estimate | None = None,
+    calibration: Calibration | None = None,
+    history: Iterable[tuple[Workload, Trial]] = (),
+) -> TargetSearcher:
+    """The searcher of a study with a target, which asks for proxies on the cluster at hand whatever searcher the study names."""
+    from autotune.search.target_searcher import WORTH, TargetSearcher
+    from autotune.trainers import trainer
+
+    if study.at_hand is None:
+        raise ValueError(f"the study {study.name} has no target")
+    problem = Problem(
+        space=space,
+        seed=study.seed,
+        estimate=estimate,
+        calibration=calibration,
+        objective=study.objective,
+        history=tuple(history),
+        enqueue=study.enqueue,
+    )
+
+    def refuse(workload: Workload, config: ParallelConfig) -> str:
+        return "; ".join(str(limit) for limit in trainer(study.trainer).limits(workload, config, study.trainer_options))
+
+    worth = WORTH if study.budget.min_gain is None else study.budget.min_gain
+    return TargetSearcher(problem, study.at_hand, worth=worth, refuse=refuse)
 
 
 def searcher_names() -> tuple[str, ...]:

@@ -26,6 +26,9 @@ class CostRankedSearcher(Searcher):
         if self.problem.objective.metric == "goodput":
             self._rank()
 
+    def relearn(self) -> None:
+        self._rank()
+
     def _rank(self) -> None:
         with np.errstate(divide="ignore"):
             fits = np.log1p(-np.minimum(np.atleast_1d(self._estimate.oom_probability), 1.0))

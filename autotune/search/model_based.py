@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.search.history import informed
 from autotune.search.searcher import Problem, Searcher, score
 from autotune.search.surrogate.acquisition import expected_maximum, log_mixture_improvement
 from autotune.search.surrogate.posterior import Posterior
@@ -26,6 +27,9 @@ class ModelBasedSearcher(Searcher):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self._conditioned_on = 0
+
+    def relearn(self) -> None:
+        self._conditioned_on = -1
 
     def expected_gain(self, trials: int = Searcher.LOOKAHEAD) -> float | None:
         """Expected relative gain of the throughput by the best of the `trials` candidates with the greatest expected improvement. 0 when no candidate
@@ -65,4 +69,4 @@ class ModelBasedSearcher(Searcher):
 
     @cached_property
     def _posterior(self) -> Posterior:
-        return Posterior(self.problem)
+        return Posterior(informed(self.problem))

@@ -26,6 +26,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.errors import InfeasibleError, SpecError
 from autotune.search import Searcher, make_searcher
+from autotune.search.optuna_artifacts import keep_files
 from autotune.spec import (
     Failure,
     FailureKind,
@@ -37,6 +38,8 @@ from autotune.spec import (
 from autotune.spec.checks import one_of
 
 if TYPE_CHECKING:
+    from optuna.artifacts._protocol import ArtifactStore
+
     from autotune.space import SearchSpace
 
 ASKED = "autotune:asked"
@@ -163,10 +166,17 @@ def suggest_config(trial: optuna.Trial, space: SearchSpace) -> ParallelConfig:
     )
 
 
-def export_study(name: str, trials: Sequence[Trial], storage: str) -> optuna.Study:
+def export_study(
+    name: str,
+    trials: Sequence[Trial],
+    storage: str,
+    *,
+    artifact_store: ArtifactStore | None = None,
+) -> optuna.Study:
     """Writes trials as an Optuna study of that name into a storage (e.g. `sqlite:///study.db`), which optuna-dashboard opens.
 
-    The value is tokens per second; reward, peak memory, failure and the reason are user attributes. Raises Optuna's
+    The value is tokens per second; reward, peak memory, failure and the reason are user attributes. `artifact_store` (e.g. an
+    `optuna.artifacts.FileSystemArtifactStore`): also keeps each trial's evidence as artifacts (`autotune.search.optuna_artifacts`). Raises Optuna's
     `DuplicatedStudyError` when the storage has a study of that name.
     """
     study = optuna.create_study(study_name=name, storage=storage, direction="maximize")
@@ -175,11 +185,13 @@ def export_study(name: str, trials: Sequence[Trial], storage: str) -> optuna.Stu
     names = dict.fromkeys(name for trial in trials for name in trial.config.values())
     knobs = {n: tuple(sorted({t.config.value(n) for t in trials if t.config.value(n) is not None})) for n in names}
     choices = {n: CategoricalDistribution(values) for n, values in knobs.items() if values}
-    study.add_trials([_exported(trial, choices) for trial in trials])
+    files = [{} if artifact_store is None else keep_files(trial, artifact_store) for trial in trials]
+    study.add_trials([_exported(trial, choices, kept) for trial, kept in zip(trials, files, strict=True)])
     return study
 
 
-def _exported(trial: Trial, choices: dict[str, CategoricalDistribution]) -> FrozenTrial:
+def _exported(trial: Trial, choices: dict[str, CategoricalDistribution], files: Mapping[str, str]) -> FrozenTrial:
+    """The trial as Optuna's; `files`: system attributes that name its artifacts."""
     state = STATES.get(trial.status, TrialState.FAIL)
     measured = trial.is_measured and trial.measurement is not None
     attributes = {
@@ -197,9 +209,10 @@ def _exported(trial: Trial, choices: dict[str, CategoricalDistribution]) -> Froz
         distributions=choices if state is not TrialState.WAITING else {},
         value=trial.measurement.tokens_per_s if measured and trial.measurement else None,
         user_attrs={k: v for k, v in attributes.items() if v not in (None, "")},
-        system_attrs={"fixed_params": {n: getattr(trial.config, n) for n in choices}}
-        if state is TrialState.WAITING
-        else {},
+        system_attrs={
+            **files,
+            **({"fixed_params": {n: getattr(trial.config, n) for n in choices}} if state is TrialState.WAITING else {}),
+        },
     )
     started, ended = trial.started_at or trial.created_at, trial.ended_at
     if started is not None:

@@ -33,13 +33,24 @@ class ReinforceSearcher(ModelBasedSearcher):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self._estimate = problem.predict()
-        self._policy = Policy.trained()
         self._capacity_bytes = problem.space.workload.cluster.gpu.memory_bytes
+        self._begin()
+
+    def _begin(self) -> None:
+        """The state before any trial."""
+        problem = self.problem
+        self._policy = Policy.trained()
         predicted = predicted_objective(problem, self._estimate)
         self._search_state = SearchState.of(
             self._estimate, predicted, problem.space.coordinates(), self._capacity_bytes
         )
         self._tried: NDArray[np.bool_] = np.zeros(len(problem.space), dtype=np.bool_)
+
+    def relearn(self) -> None:
+        super().relearn()
+        self._begin()
+        for index, trial in self.trials:
+            self.learn(index, trial)
 
     def propose(self) -> tuple[int, str] | None:
         allowed = (self.state == FREE) & ~self.ruled_out

@@ -1,7 +1,7 @@
 """Rule of thumb: the order in which an experienced engineer tries configs, without a model of time.
 
-From the guides of Megatron-LM and the Ultra-Scale Playbook, in order of importance: the least model parallelism that fits; tensor parallelism inside a
-node before pipeline parallelism; no recomputation before selective before full; lower ZeRO stages first; then the largest micro-batch.
+From the guides of Megatron-LM and the Ultra-Scale Playbook, in order of importance: the least model parallelism that fits; tensor parallelism inside
+an NVLink domain (mostly a node) before pipeline parallelism; no recomputation before selective before full; lower ZeRO stages first; then the largest micro-batch.
 The memory estimate decides which configs should fit; those that an out-of-memory failure rules out are skipped.
 """
 
@@ -23,7 +23,7 @@ class RuleOfThumbSearcher(Searcher):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         fits = np.atleast_1d(np.asarray(problem.predict().oom_probability)) <= SAFE
-        self._order = preference(problem.space.table, fits, problem.space.workload.cluster.gpus_per_node)
+        self._order = preference(problem.space.table, fits, problem.space.workload.cluster.domain_gpus)
         self._rank = np.argsort(self._order)
 
     def propose(self) -> tuple[int, str] | None:
@@ -34,11 +34,11 @@ class RuleOfThumbSearcher(Searcher):
         return index, "rule of thumb: least model parallelism that should fit, then the largest micro-batch"
 
 
-def preference(table: ConfigTable, fits: NDArray[np.bool_], gpus_per_node: int) -> NDArray[np.intp]:
+def preference(table: ConfigTable, fits: NDArray[np.bool_], domain_gpus: int) -> NDArray[np.intp]:
     """Row indices, most preferred first, shape (N,)."""
     keys = (
         ~fits,
-        table.tp > gpus_per_node,
+        table.tp > domain_gpus,
         table.recompute,
         table.tp * table.pp * table.cp,
         table.pp,

@@ -2,6 +2,7 @@
 
     ask       chooses a free candidate, which becomes pending
     tell      a terminal trial makes its candidate done; CANCELLED makes it free again; a running trial makes it pending
+    correct   trials came to something else than was told, because the machine changed meanwhile
     score     the number that is maximized: reward.total where the trial has a reward, else log(tokens_per_s)
 
 A searcher is a deterministic function of (space, seed, options, trials told so far). It keeps no random state that `ask` would advance, so a
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -82,6 +83,8 @@ class Searcher(ABC):
         self.space = problem.space
         self.state: NDArray[np.int8] = np.full(len(problem.space), FREE, dtype=np.int8)
         self.ruled_out: NDArray[np.bool_] = np.zeros(len(problem.space), dtype=np.bool_)
+        self.left_out: NDArray[np.bool_] = np.zeros(len(problem.space), dtype=np.bool_)
+        """candidates that cannot be run here"""
         self.trials: list[tuple[int | None, Trial]] = []
         self._reasons: dict[int, str] = {}
         self._enqueued = [self._index_of_enqueued(config) for config in problem.enqueue]
@@ -116,12 +119,27 @@ class Searcher(ABC):
                 self.ruled_out |= needs_as_much_memory(self.space.table, trial.config)
             self.learn(index, trial)
 
+    def leave_out(self, candidates: NDArray[np.intp]) -> None:
+        """Never proposes these: they cannot be run here."""
+        self.state[candidates] = DONE
+        self.left_out[candidates] = True
+
+    def correct(self, trials: Iterable[Trial], *, without: Collection[int] = ()) -> None:
+        """Replaces what was told of these trials, by their numbers, and forgets those of the numbers `without`: the machine changed while they were measured. No
+        candidate changes its state."""
+        by_number = {trial.number: trial for trial in trials}
+        self.trials = [(i, by_number.get(t.number, t)) for i, t in self.trials if t.number not in without]
+        self.relearn()
+
     @abstractmethod
     def propose(self) -> tuple[int, str] | None:
         """The index of the next candidate with the reason in words; None when no candidate should be tried. Must not change any state."""
 
     def learn(self, index: int | None, trial: Trial) -> None:  # noqa: B027  most searchers do not learn
         """Takes in a measured or failed trial of candidate `index` (None: a config outside the space)."""
+
+    def relearn(self) -> None:  # noqa: B027  most searchers look at `trials` whenever they propose
+        """Takes in that `trials` were corrected. A searcher that keeps what it learnt of them starts again from `trials`."""
 
     def expected_gain(self, trials: int = LOOKAHEAD) -> float | None:
         """Expected relative gain of the best of the next `trials` over the best so far; None when this searcher cannot estimate it."""
@@ -131,11 +149,9 @@ class Searcher(ABC):
         """Why `ask` returns nothing, in words."""
         free = len(self.free())
         if not free:
-            return (
-                f"all {len(self.space):,} configs of the space were tried"
-                if len(self.space) > 1
-                else "the only config of the space was tried"
-            )
+            count = len(self.space) - int(self.left_out.sum())
+            which = "of the space" if count == len(self.space) else "of the space that can be run here"
+            return f"all {count:,} configs {which} were tried" if count > 1 else f"the only config {which} was tried"
         return f"the {free:,} configs that were not tried need at least as much memory as one that ran out of memory"
 
     def reason(self, config: ParallelConfig) -> str:

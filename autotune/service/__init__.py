@@ -4,7 +4,10 @@
     server.py            serve(options): socket, application, supervisor, graceful shutdown
     app.py               create_app(store, options): routes, middleware, error handlers, OpenAPI
     options.py           the options of `autotune serve`
-    service_state.py     what all routes share; the limiter for CPU-heavy requests
+    service_state.py     what all routes share
+    fair_queue.py        CPU-heavy requests, by turns among callers; submissions wait behind no plan
+    revision_watch.py    what event streams look at, read once for all streams of a study
+    stream_places.py     places for event streams, some of them kept for owners
     resources/           the routes under /api/v1
     response_models.py   the shapes of the responses, for OpenAPI
     response_cache.py    responses kept until the study's revision changes
@@ -17,17 +20,23 @@
     rates.py             rate limits (token buckets)
     refusals.py          refused requests, written to the audit log
     specs.py             specs of requests: read strictly, restricted to what this service allows
+    trainer_access.py    which trainer options a spec may set, by what they name
+    allowed_folders.py   the folders in which files and programs may lie
 
     Running studies
+    presence.py          which stores the services of this machine run
     supervisor.py        keeps every study that should run running
     launcher.py          starts studies as child processes of
     study_fork_server.py   a process that has imported everything and forks one child per study, which runs
     worker.py              one study
     ray_jobs.py          starts studies as Ray jobs instead
-    ray_head.py          a Ray cluster that lives as long as the service
+    ray_retry.py         opens Ray in the background, and again when it fails or dies
+    ray_cluster.py       a Ray cluster that lives as long as the service, run by
+      ray_head.py          a process of its own
 
     Metrics
     counters.py          the service's own metrics for Prometheus
+    scrape_targets.py    the files from which Prometheus knows what to scrape
     study_metrics.py     metrics of a running study, through Ray
 
 The store is the only state. Any process of the service may be killed at any time; when the service starts again, its studies continue.

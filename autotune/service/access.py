@@ -2,7 +2,8 @@
 
     read     read everything: a team shares its results
     submit   read, submit studies, and act on one's own studies
-    admin    submit, and act on everybody's studies
+    run      submit, also specs that name programs in the service's program folders
+    admin    run, and act on everybody's studies
 
 Programs send a token as `Authorization: Bearer ...`, the web page as a cookie. On a loopback address a caller without a token counts as the user of
 this machine, with all rights. This does not hold behind a proxy, where strangers would seem local, nor with --require-token.
@@ -42,7 +43,7 @@ class Caller:
     name: str
     """owner of the token, or `loopback`"""
     scope: str
-    """read, submit or admin"""
+    """read, submit, run or admin"""
     key: str
     """the key of its rate limits: token id or address"""
     by_browser: bool = False
@@ -59,9 +60,13 @@ class Caller:
         """Whether its scope includes `scope`."""
         return SCOPES.index(scope) <= SCOPES.index(self.scope)
 
+    def owns(self, record: StudyRecord) -> bool:
+        """Whether the study is its own, or it is an admin."""
+        return self.allows("admin") or (bool(self.owner) and record.owner == self.owner)
+
     def check_owns(self, record: StudyRecord) -> None:
-        """Raises `RefusalError` (403) unless it may act on the study."""
-        if not self.allows("admin") and record.owner != self.owner:
+        """Raises `RefusalError` (403) unless it owns the study."""
+        if not self.owns(record):
             raise RefusalError(
                 403,
                 "forbidden",

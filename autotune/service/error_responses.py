@@ -1,5 +1,7 @@
 """Errors as HTTP responses of one shape, {error: {kind, message, field, remedy}}, and the HTTP status of each error.
 
+Mistakes in the text of a spec also have `problems`: all that were found, with lines and columns (`AutotuneError.document`).
+
 An unexpected exception becomes a 500 without details; its traceback goes to the log.
 """
 
@@ -103,14 +105,19 @@ def of_refusal(request: Request, error: Exception) -> JSONResponse:
     return error.response()
 
 
+def status_of(error: AutotuneError) -> int:
+    """The HTTP status of an error."""
+    return next(status for kind, status in STATUS if isinstance(error, kind))
+
+
 def of_autotune(request: Request, error: Exception) -> JSONResponse:
     """Handler of `AutotuneError`."""
     assert isinstance(error, AutotuneError)
-    status = next(status for kind, status in STATUS if isinstance(error, kind))
+    status = status_of(error)
     headers = {"Retry-After": "5"} if status == 503 else None
     if isinstance(error, StoreError):
         log.error("%s", error)
-    return error_response(status, error.kind, error.message, field=error.field, remedy=error.remedy, headers=headers)
+    return StrictJSONResponse({"error": error.document()}, status_code=status, headers=headers)
 
 
 def of_http(request: Request, error: Exception) -> JSONResponse:
@@ -126,7 +133,8 @@ def of_validation(request: Request, error: Exception) -> JSONResponse:
     first: dict[str, Any] = next(iter(error.errors()), {})  # type: ignore[attr-defined]
     place = [str(part) for part in first.get("loc", ())[1:]]
     message = str(first.get("msg", "a parameter is wrong")).replace("Input should", "must")
-    return error_response(422, "spec", message, field=".".join(place), remedy="/openapi.json describes the parameters")
+    remedy = str(first.get("ctx", {}).get("remedy", "/openapi.json describes the parameters"))
+    return error_response(422, "spec", message, field=".".join(place), remedy=remedy)
 
 
 def of_unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -12,9 +12,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from autotune.errors import RunnerError
 from autotune.ports import StudyRecord
@@ -56,6 +57,11 @@ class Launcher(Protocol):
         """What is wrong; empty when the launcher works."""
         ...
 
+    def scrape_targets(self) -> list[dict[str, Any]]:
+        """What Prometheus scrapes of where the studies run (`autotune.service.scrape_targets`). May be called from any thread. Raises
+        `RunnerError` while it cannot be told."""
+        ...
+
     def close(self, grace_s: float) -> None:
         """Lets the processes that it started shut down, for at most `grace_s`. Idempotent."""
         ...
@@ -64,9 +70,12 @@ class Launcher(Protocol):
 class ProcessLauncher:
     """Children of a `StudyForkServer` on this machine."""
 
-    def __init__(self, logs: Path, *, store_url: str, lease_s: float = 10.0) -> None:
-        """`logs`: the folder for the log files, one per study, readable by this user only."""
+    def __init__(
+        self, logs: Path, *, store_url: str, lease_s: float = 10.0, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`logs`: the folder for the log files, one per study, readable by this user only. `environment`: further variables of the children."""
         self._logs, self._store_url, self._lease_s = logs, store_url, lease_s
+        self._environment = dict(environment or {})
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._running: dict[str, int] = {}
@@ -92,6 +101,7 @@ class ProcessLauncher:
         """What the fork server reported. If it died itself, its children continue without it, and their leases show whether they live."""
         if self._fork_server is None:
             return []
+        is_lost = self._fork_server.poll() is not None  # before its reports are read: none that it made is missed
         over = []
         for line in self._reports(self._fork_server):
             if "ended" in line:
@@ -99,7 +109,7 @@ class ProcessLauncher:
                 over.append(Ended(study=line["ended"], code=int(line["code"])))
             else:
                 self._running[line["started"]] = int(line["pid"])
-        if self._fork_server.poll() is not None:
+        if is_lost:
             log.warning("the process that forks studies has died with code %s", self._fork_server.returncode)
             over += [Ended(study=study, code=0) for study in self._running]
             self._running.clear()
@@ -115,6 +125,10 @@ class ProcessLauncher:
     def health(self) -> str:
         """Empty: a fork server that died is replaced at the next start."""
         return ""
+
+    def scrape_targets(self) -> list[dict[str, Any]]:
+        """None: what is known of these studies stands in the service's own metrics."""
+        return []
 
     def close(self, grace_s: float) -> None:
         """Sends SIGTERM to all children. Those that need longer than `grace_s` continue without the service."""
@@ -137,7 +151,8 @@ class ProcessLauncher:
         if self._fork_server is not None and self._fork_server.poll() is None:
             return self._fork_server
         self._logs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        environment = {**os.environ, "AUTOTUNE_STORE": self._store_url, "OMP_NUM_THREADS": "1"}
+        own = {"AUTOTUNE_STORE": self._store_url, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **own, **self._environment}
         self._fork_server = subprocess.Popen(
             [sys.executable, "-m", "autotune.service.study_fork_server", str(self._logs), str(self._lease_s)],
             stdin=subprocess.PIPE,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.settings import PROGRAM_ENVIRONMENT, PROGRAM_USER
 from autotune.spec.checks import one_of, positive, positive_int
 
 PORT = 8600
@@ -71,6 +72,12 @@ class ServiceOptions:
     """trainers that specs may name"""
     data_roots: tuple[Path, ...] = ()
     """folders whose files a spec may name as `data`; empty: none"""
+    program_roots: tuple[Path, ...] = ()
+    """folders whose programs callers of scope run may have started as a trainer's; empty: none"""
+    program_user: str = ""
+    """user as whom trainers' programs run; empty: the user of the service, or of Ray's nodes"""
+    program_environment: tuple[str, ...] = ()
+    """further variables of the environment that these programs see"""
     max_body_bytes: int = 1 << 18
     """size of the largest request body"""
     body_timeout_s: float = 20.0
@@ -79,6 +86,10 @@ class ServiceOptions:
     """most studies that wait in the queue"""
     max_streams: int = 200
     """most event streams that are open at once"""
+    max_streams_per_caller: int = 48
+    """most of them for one caller"""
+    streams_kept_for_owners: int = 64
+    """places among them that only owners of the followed study, and admins, get"""
     max_connections: int = 2000
     """most connections that are open at once"""
     rate: Rate = Rate(per_s=500.0, burst=2000)
@@ -100,6 +111,11 @@ class ServiceOptions:
         positive_int("max_studies", self.max_studies, least=0, at_most=10_000)
         for name in ("body_timeout_s", "lease_s", "poll_s", "grace_s"):
             positive(name, getattr(self, name))
+
+    @property
+    def study_environment(self) -> dict[str, str]:
+        """Variables for the processes of studies: how they start the programs of trainers."""
+        return {PROGRAM_USER: self.program_user, PROGRAM_ENVIRONMENT: ",".join(self.program_environment)}
 
     @property
     def on_loopback(self) -> bool:

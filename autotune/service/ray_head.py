@@ -1,7 +1,8 @@
-"""A Ray cluster on loopback that lives as long as the service: `python -m autotune.service.ray_head FOLDER`.
+"""A Ray cluster on loopback that lives as long as the service: `python -m autotune.service.ray_head PLACE`.
 
 It prints one line, {"dashboard": "http://...", "address": "HOST:PORT"}, and ends when its standard input ends, so that even a killed service leaves
-no cluster behind. The environment decides on token authentication (see `autotune.service.ray_jobs`).
+no cluster behind. PLACE is the cluster's folder, which is removed at the end, and the environment decides on token authentication (for both see
+`autotune.service.ray_cluster`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ import contextlib
 import inspect
 import json
 import os
+import shutil
 import signal
 import sys
 import warnings
 from functools import partialmethod
+from pathlib import Path
+
+from autotune.service.ray_cluster import OWNER, TEMP_DIR
+from autotune.study.process_id import this_process
 
 OBJECT_STORE_BYTES = 100 << 20
 """close to Ray's minimum: trials pass no tensors through Ray"""
@@ -21,10 +27,12 @@ MIN_CPUS = 8
 """more ranks than CPUs are allowed: slow, but every parallel layout can be tried on a small machine"""
 
 
-def main(folder: str) -> None:
+def main(place: str) -> None:
     """Starts the cluster, prints its addresses, and waits for the end of the input."""
     import ray
 
+    Path(place, OWNER).write_text(this_process())
+    folder = str(Path(place, TEMP_DIR))
     _choose_agent_port()
     warnings.simplefilter("ignore")  # Ray warns about its own future defaults
     context = ray.init(
@@ -47,6 +55,7 @@ def main(folder: str) -> None:
     print(json.dumps(where), flush=True)
     sys.stdin.read()
     ray.shutdown()
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def _choose_agent_port() -> None:

@@ -6,7 +6,7 @@ study's id (followed by -2, -3, ... when Ray lost a job and it is started again)
 Jobs are managed over HTTP (https://docs.ray.io, "Ray Jobs REST API"), with a deadline on each request. What Ray says of a job is only a hint, the
 store has the truth: a request that fails ends no study.
 
-    RAY_AUTH_MODE=token         is set for a cluster started here, whose secret lies in a file of the user's data folder;
+    RAY_AUTH_MODE=token         is set for a cluster started here (`autotune.service.ray_cluster`);
                                 the secret of a joined cluster comes from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token
     AUTOTUNE_STORE              is passed to jobs only when it holds no password, because Ray shows the environment of jobs to everybody;
                                 otherwise it must be set on the cluster's head node
@@ -15,34 +15,25 @@ store has the truth: a request that fails ends no study.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import secrets
-import select
 import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 
 from autotune.errors import RunnerError
-from autotune.extras import require_extra
 from autotune.ports import StudyRecord
 from autotune.service.launcher import Ended
 from autotune.service.options import ServiceOptions
-from autotune.settings import data_folder
+from autotune.service.ray_cluster import RayHead, own_token
 
 log = logging.getLogger("autotune.service")
 
-START_S = 120.0
-"""deadline for the start of a cluster"""
 REQUEST_S = 20.0
 """deadline for one request"""
 SUBMIT_S = 90.0
@@ -54,8 +45,6 @@ POLL_S = 1.0
 STUDY_KEY = "autotune_study"
 """metadata key that marks the jobs of autotune"""
 ALIVE = ("PENDING", "RUNNING")
-_SHORT_TEMP = 40
-"""characters; Ray's socket paths in the folder must stay within the system's limit of 107"""
 
 
 class RayLauncher:
@@ -87,18 +76,17 @@ class RayLauncher:
         self._problem = ""
 
     @classmethod
-    def open(cls, options: ServiceOptions, *, store_url: str, url: str) -> Self:
-        """Joins the cluster that the options name, or starts one. Raises `RunnerError`."""
+    def open(
+        cls, options: ServiceOptions, *, store_url: str, url: str, given_up: Callable[[], bool] = lambda: False
+    ) -> Self:
+        """Joins the cluster that the options name, or starts one, until `given_up` says True. Raises `RunnerError`."""
         if not options.ray_address:
-            head = RayHead.start(store_url)
+            head = RayHead.start(store_url, environment=options.study_environment, given_up=given_up)
             log.info("Ray's dashboard is at %s, its token in %s", head.dashboard, own_token()[0])
             return cls(head.dashboard, token=head.token, python=sys.executable, url=url, head=head)
-        if not options.ray_address.startswith(("http://", "https://")):
-            raise RunnerError(
-                f"--ray must be the URL of a Ray dashboard, but is {options.ray_address!r}",
-                remedy="give it as http://HOST:8265",
-            )
-        environment = {} if has_password(store_url) else {"AUTOTUNE_STORE": store_url}
+        check_address(options.ray_address)
+        store = {} if has_password(store_url) else {"AUTOTUNE_STORE": store_url}
+        environment = {**store, **options.study_environment}
         return cls(options.ray_address, token=user_token(), environment=environment, url=url)
 
     def start(self, record: StudyRecord) -> None:
@@ -181,9 +169,28 @@ class RayLauncher:
 
     def health(self) -> str:
         """What is wrong with Ray; empty when it answers."""
-        if self._head is not None and not self._head.lives:
-            return "the Ray cluster that this service started has died; restart the service"
-        return self._problem
+        return "the Ray cluster that this service started has died" if self.is_lost else self._problem
+
+    def scrape_targets(self) -> list[dict[str, Any]]:
+        """The nodes of the cluster for Prometheus. May be called from any thread. Raises `RunnerError` when Ray does not tell."""
+        try:
+            answer = self._http.get(f"{self.dashboard.rstrip('/')}/api/prometheus/sd")
+            found = answer.json() if answer.status_code == 200 else None
+        except (httpx.HTTPError, ValueError):
+            found = None
+        if not isinstance(found, list):
+            raise RunnerError(f"Ray's dashboard at {self.dashboard} lists no nodes to scrape", remedy=_REMEDY)
+        return found
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the cluster was started here and has died, with all its jobs."""
+        return self._head is not None and not self._head.lives
+
+    @property
+    def studies(self) -> frozenset[str]:
+        """Studies whose jobs it started or adopted and has not seen end."""
+        return frozenset(self._jobs)
 
     def close(self, grace_s: float) -> None:
         """Ends a cluster that was started here, with its jobs. In a cluster that was joined, jobs continue."""
@@ -214,78 +221,12 @@ class RayLauncher:
             ) from None
 
 
-class RayHead:
-    """The process that runs a cluster started here (`autotune.service.ray_head`)."""
-
-    def __init__(self, process: subprocess.Popen[str], *, where: Mapping[str, str], token: str, folder: str) -> None:
-        """`where`: the addresses that the process printed. `folder`: the folder of the cluster's files."""
-        self._process, self.token, self.folder = process, token, folder
-        self.dashboard, self.address = where.get("dashboard", ""), where.get("address", "")
-
-    @classmethod
-    def start(cls, store_url: str) -> Self:
-        """Starts the process and waits for its addresses. Raises `MissingExtraError` without Ray, and `RunnerError`."""
-        require_extra("ray", "the service's own Ray cluster")
-        root = tempfile.gettempdir()
-        folder = tempfile.mkdtemp(prefix="at-", dir=root if len(root) <= _SHORT_TEMP else "/tmp")
-        path, token = own_token()
-        environment = {
-            **{name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")},
-            "AUTOTUNE_STORE": store_url,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(path),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps all of Ray on loopback on those systems too
-        }
-        process = subprocess.Popen(
-            [sys.executable, "-m", "autotune.service.ray_head", folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-            start_new_session=True,
+def check_address(address: str) -> None:
+    """Raises `RunnerError` unless the address of a cluster is that of a dashboard."""
+    if not address.startswith(("http://", "https://")):
+        raise RunnerError(
+            f"--ray must be the URL of a Ray dashboard, but is {address!r}", remedy="give it as http://HOST:8265"
         )
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], START_S)
-        line = process.stdout.readline() if ready else ""
-        if not line.startswith("{"):
-            cls(process, where={}, token="", folder=folder).close(5.0)
-            raise RunnerError(
-                f"Ray did not start on this machine: it ended, or gave no address within {START_S:.0f} s",
-                remedy="run `autotune doctor` to check Ray, or run `autotune serve --runner local`, which needs no Ray",
-            )
-        return cls(process, where=json.loads(line), token=token, folder=folder)
-
-    @property
-    def lives(self) -> bool:
-        """Whether it still runs."""
-        return self._process.poll() is None
-
-    def close(self, grace_s: float) -> None:
-        """Ends the cluster and removes its files."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        try:
-            self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def own_token() -> tuple[Path, str]:
-    """The file with the secret of clusters started here, which only this user can read, and the secret itself."""
-    path = data_folder() / "ray_token"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        contextlib.suppress(FileExistsError),
-        open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file,
-    ):
-        file.write(secrets.token_hex(32))
-    return path, path.read_text().strip()
 
 
 def user_token(environment: Mapping[str, str] | None = None) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autotune.spec import StudyStatus
+from autotune.spec import StudyStatus, Wanted
 
 Plain = dict[str, Any]
 
@@ -20,6 +20,17 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+class SpecProblem(Answer):
+    """One mistake in the text of a spec."""
+
+    message: str = Field(examples=["no key is called 'modell'"])
+    field: str = Field(description="keys and positions in lists, joined by dots", examples=["modell"])
+    remedy: str = Field(examples=["did you mean model?"])
+    file: str = Field(description="always empty in an answer to a request")
+    line: int | None = Field(description="from 1; null for a mistake without a place, e.g. a missing key", examples=[3])
+    column: int | None = Field(description="in characters, from 1", examples=[1])
+
+
 class ErrorBody(Answer):
     """What went wrong (the law and the values that break it), in which field, and what to do."""
 
@@ -27,6 +38,10 @@ class ErrorBody(Answer):
     message: str = Field(examples=["no key is called 'modell'"])
     field: str = Field(examples=["modell"])
     remedy: str = Field(examples=["did you mean model?"])
+    problems: list[SpecProblem] = Field(
+        default=[],
+        description="every mistake that was found in the text of a spec, the first of them first; absent otherwise",
+    )
 
 
 class ErrorDocument(Answer):
@@ -42,8 +57,12 @@ class BudgetSummary(Answer):
     max_wall_s: float = Field(description="seconds from the start, without pauses", examples=[3600.0])
     max_failed_trials: int = Field(examples=[10])
     max_gpu_s: float | None = Field(description="rank-seconds; null: not limited")
-    min_gain: float = Field(description="expected relative gain below which the search ends; 0: never", examples=[0.01])
-    train_tokens: float | None = Field(description="tokens of the training that the config is for; null: not known")
+    min_gain: float | None = Field(
+        description="expected relative gain of the next eight trials below which the search ends; 0: never; null: when a trial takes longer than it saves the training"
+    )
+    train_tokens: float | None = Field(
+        description="tokens of the training that the config is for; null: not known, a training as long as 200 trials is assumed"
+    )
     parallel_trials: int = Field(description="trials at once", examples=[1])
 
 
@@ -52,10 +71,14 @@ class StudySummary(Answer):
 
     id: str = Field(examples=["kfm4a2b9xq"])
     name: str = Field(examples=["gpt2-medium-8xh100"])
-    status: StudyStatus
+    status: StudyStatus = Field(description="what is")
+    wanted: Wanted = Field(description="what people asked for last; the study's controller follows it")
     message: str
     model: str = Field(examples=["gpt2-medium"])
-    cluster: str = Field(examples=["h100-sxm-1x8"])
+    cluster: str = Field(description="that the job is meant for", examples=["h100-sxm-1x8"])
+    at_hand: str | None = Field(
+        default=None, description="the smaller cluster that runs proxies of the job; null: trials run on `cluster`"
+    )
     trainer: str
     runner: str
     searcher: str
@@ -69,6 +92,7 @@ class StudySummary(Answer):
     elapsed_s: float
     trials: dict[str, int] = Field(description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}])
     speedup: float | None = Field(description="of the winner; null until the study has ended", examples=[1.31])
+    tags: list[str] = Field(default=[], description="words by which people find it again")
     result: Plain
 
 
@@ -96,6 +120,44 @@ class RecordAnswer(Answer):
     record: Plain
 
 
+class NoteDocument(Answer):
+    """What somebody wrote on a study."""
+
+    number: int
+    at: str
+    author: str = Field(description="owner of the token; empty: the user of the service's machine")
+    text: str
+
+
+class NoteAnswer(Answer):
+    """One note."""
+
+    note: NoteDocument
+
+
+class NoteList(Answer):
+    """Notes, oldest first."""
+
+    notes: list[NoteDocument]
+
+
+class DeletionDocument(Answer):
+    """What deleting a study takes away."""
+
+    study: str
+    name: str
+    trials: int
+    measured: int = Field(description="measured configs, which no longer count across history")
+    learners: list[Plain] = Field(description="later studies that may have learnt from it")
+    held_by: list[Plain] = Field(description="studies that learnt from it and have not ended: it cannot be deleted")
+
+
+class DeletionAnswer(Answer):
+    """What goes, or went, with a study."""
+
+    deletion: DeletionDocument
+
+
 class StudyList(Answer):
     """Studies, newest first."""
 
@@ -109,6 +171,13 @@ class StatusAnswer(StudyAnswer):
     best: TrialDocument | None
     baseline: TrialDocument | None
     speedup: float | None = Field(description="best config relative to the baseline", examples=[1.31])
+    speedup_low: float | None = Field(default=None, description="lower end of its 95% interval", examples=[1.27])
+    speedup_high: float | None = Field(default=None, description="upper end of its 95% interval", examples=[1.35])
+    tied_with: list[int] = Field(default=[], description="trials whose configs cannot be told from the best")
+    infeasible: dict[str, int] = Field(default={}, description="configs that cannot be run here, counted by reason")
+    target: Plain | None = Field(
+        default=None, description="how the target's configs rank, for a study that runs proxies of them; else null"
+    )
     notes: list[str]
 
 
@@ -211,6 +280,9 @@ class PlanAnswer(Answer):
     configs: list[PlanRow]
     feasible: int
     infeasible: dict[str, int]
+    clusters: list[Plain] = Field(
+        default_factory=list, description="the best on each cluster that was asked about; absent otherwise"
+    )
 
 
 class ExportAnswer(Answer):

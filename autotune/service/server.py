@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -18,13 +19,19 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from autotune.errors import ServiceError, SpecError
+from autotune.extras import require_extra
 from autotune.ports import TokenStore
 from autotune.service.app import create_app
 from autotune.service.launcher import Launcher, ProcessLauncher
 from autotune.service.options import ServiceOptions
+from autotune.service.presence import announced
+from autotune.service.scrape_targets import ScrapeTargets
 from autotune.service.supervisor import Supervisor
 from autotune.settings import data_folder, settings
 from autotune.store import open_store
+from autotune.store.location import find_location
+
+log = logging.getLogger("autotune.service")
 
 HEAD_TIMEOUT_S = 10.0
 """time in which the head of a request must arrive; otherwise the connection is closed"""
@@ -49,17 +56,28 @@ def serve(
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         logging.getLogger("httpx").setLevel(logging.WARNING)
         _check_tokens_exist(store.tokens, options)
+        _check_programs(options)
+        _warn_of_readers(address)
         listener = _listen(options)
         url = _url(options, listener)
         launcher = _launcher(options, address, url) if run_studies else None
         supervisor = (
-            Supervisor(store, launcher, max_studies=options.max_studies, poll_s=options.poll_s, grace_s=options.grace_s)
+            Supervisor(
+                store,
+                launcher,
+                max_studies=options.max_studies,
+                runners=frozenset(options.runners),
+                poll_s=options.poll_s,
+                grace_s=options.grace_s,
+            )
             if launcher is not None
             else None
         )
         app = create_app(store, options, supervisor=supervisor)
+        presence = announced(address) if run_studies else contextlib.nullcontext()
         try:
-            _Server(app, options, lambda: on_ready(url)).run(sockets=[listener])
+            with presence, ScrapeTargets(url, launcher.scrape_targets if launcher else list):
+                _Server(app, options, lambda: on_ready(url)).run(sockets=[listener])
         finally:
             listener.close()
             if supervisor is not None:
@@ -167,6 +185,41 @@ def _check_tokens_exist(tokens: TokenStore, options: ServiceOptions) -> None:
         )
 
 
+def _check_programs(options: ServiceOptions) -> None:
+    """Raises `SpecError` for a program folder that does not exist, and for a user as whom this process can start nothing."""
+    for root in options.program_roots:
+        if not root.is_dir():
+            raise SpecError(f"there is no folder {str(root)!r}", remedy="name an existing one", field="--program-root")
+    if options.program_user:
+        import pwd
+
+        try:
+            wanted = pwd.getpwnam(options.program_user).pw_uid
+        except KeyError:
+            raise SpecError(
+                f"this machine has no user {options.program_user!r}",
+                remedy="make one first, without a login: `useradd --system NAME`",
+                field="--program-user",
+            ) from None
+        if os.geteuid() not in (0, wanted):
+            raise SpecError(
+                f"only root can start programs as the user {options.program_user!r}, but the service runs as user {os.geteuid()}",
+                remedy="run the service as root, or leave --program-user out",
+                field="--program-user",
+            )
+    elif options.program_roots:
+        log.warning(
+            "programs of callers run as the service's own user, who can read its database; --program-user NAME separates them"
+        )
+
+
+def _warn_of_readers(store: str) -> None:
+    """Says when other users of this machine can read an SQLite database, as those that older releases made."""
+    path = find_location(store).path
+    if path is not None and path.exists() and path.stat().st_mode & 0o077:
+        log.warning("other users of this machine can read the database %s; `chmod 600 %s` ends that", path, path)
+
+
 def _listen(options: ServiceOptions) -> socket.socket:
     host = options.host.strip("[]")
     try:
@@ -189,7 +242,15 @@ def _url(options: ServiceOptions, listener: socket.socket) -> str:
 
 def _launcher(options: ServiceOptions, store_url: str, url: str) -> Launcher:
     if options.way == "ray":
-        from autotune.service.ray_jobs import RayLauncher
+        from autotune.service.ray_jobs import RayLauncher, check_address
+        from autotune.service.ray_retry import RetriedRay
 
-        return RayLauncher.open(options, store_url=store_url, url=options.public_url or url)
-    return ProcessLauncher(data_folder() / "logs", store_url=store_url, lease_s=options.lease_s)
+        if options.ray_address:
+            check_address(options.ray_address)
+        else:
+            require_extra("ray", "the service's own Ray cluster")
+        page = options.public_url or url
+        return RetriedRay(lambda given_up: RayLauncher.open(options, store_url=store_url, url=page, given_up=given_up))
+    return ProcessLauncher(
+        data_folder() / "logs", store_url=store_url, lease_s=options.lease_s, environment=options.study_environment
+    )

@@ -1,4 +1,4 @@
-"""State that all routes share: store, options, access control, counters, response cache, and the limiter for CPU-heavy requests."""
+"""State that all routes share: store, options, access control, counters, response cache, and the queues of CPU-heavy requests."""
 
 from __future__ import annotations
 
@@ -7,27 +7,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
-import anyio
-import anyio.to_thread
 from fastapi import Depends, Path, Query, Request
 
 from autotune.errors import SpecError
 from autotune.ports import ServiceStore
 from autotune.service.access import LOOPBACK, Caller, Gate
 from autotune.service.counters import Counters
-from autotune.service.error_responses import RefusalError
+from autotune.service.fair_queue import FairQueue
 from autotune.service.options import ServiceOptions
 from autotune.service.response_cache import ResponseCache
+from autotune.service.revision_watch import RevisionWatch
+from autotune.service.stream_places import StreamPlaces
 from autotune.service.supervisor import Supervisor
 from autotune.spec.checks import nearest
 
 T = TypeVar("T")
 
-MAX_HEAVY = 2
-"""CPU-heavy requests (enumeration, estimates, search) that run at once; more would only slow each other down"""
-MAX_WAITING = 2000
-"""CPU-heavy requests that may run or wait"""
-
+STREAM_POLL_S = 0.5
+"""time between two looks of an event stream at its study"""
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$"
 StudyId = Annotated[
     str,
@@ -51,12 +48,18 @@ class ServiceState:
     """None where another process runs the studies of the store"""
     closing: threading.Event = field(default_factory=threading.Event)
     """set when the service shuts down: open event streams then end"""
-    streams: int = 0
-    """number of open event streams"""
     last_health: tuple[dict[str, Any] | None, float] = (None, 0.0)
     """the last health document, and the monotonic time at which it was made"""
-    _heavy: anyio.CapacityLimiter | None = None
-    _waiting: int = 0
+    _plans: FairQueue = field(
+        default_factory=lambda: FairQueue("plans and searches", places=2, places_per_caller=1, waiting_per_caller=200)
+    )
+    _submissions: FairQueue = field(
+        default_factory=lambda: FairQueue("submissions", places=2, places_per_caller=2, waiting_per_caller=2000)
+    )
+
+    def __post_init__(self) -> None:
+        self.stream_places = StreamPlaces(self.options)
+        self.revisions = RevisionWatch(self.store, interval_s=STREAM_POLL_S)
 
     def changed(self) -> None:
         """A study was submitted or acted on: invalidates cached responses and wakes the supervisor."""
@@ -64,23 +67,18 @@ class ServiceState:
         if self.supervisor is not None:
             self.supervisor.wake()
 
-    async def work(self, what: Callable[[], T]) -> T:
-        """Runs a CPU-heavy function in a thread, a few at a time. Raises `RefusalError` when too many wait."""
-        if self._heavy is None:
-            self._heavy = anyio.CapacityLimiter(MAX_HEAVY)
-        if self._waiting >= MAX_WAITING:
-            raise RefusalError(
-                503,
-                "busy",
-                f"{MAX_WAITING:,} requests for planning and search wait already",
-                remedy="try again in 5 s",
-                headers={"Retry-After": "5"},
-            )
-        self._waiting += 1
-        try:
-            return await anyio.to_thread.run_sync(what, limiter=self._heavy)
-        finally:
-            self._waiting -= 1
+    async def plan(self, caller: Caller, what: Callable[[], T]) -> T:
+        """Runs a CPU-heavy function that answers a question. Raises `RefusalError` (429) when too many of the caller wait."""
+        return await self._plans.run(caller.name, what)
+
+    async def submit(self, caller: Caller, what: Callable[[], T]) -> T:
+        """Runs a function that stores a study; it waits behind no plan. Raises `RefusalError` (429) when too many of the caller wait."""
+        return await self._submissions.run(caller.name, what)
+
+    @property
+    def streams(self) -> int:
+        """Number of open event streams."""
+        return self.stream_places.count
 
 
 def service_state_of(request: Request) -> ServiceState:

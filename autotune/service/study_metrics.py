@@ -1,18 +1,23 @@
 """Metrics of a running study, exported through Ray for the dashboards in `dashboards/grafana`. `dashboards/prometheus/metrics.yaml` lists the names.
 
 Where the process is not connected to Ray, nothing is exported; the service's own /metrics and the results database hold the same facts.
+
+Ray forgets a gauge that was not set for two of its report intervals (10 s each), so a thread sets the last value of each again and again.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from autotune.spec import Trial
 from autotune.study.progress import BestChanged, LoopEvent, StudyOpened, TrialEnded, TrialStepped
 
 STEP_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+REPEAT_S = 5.0
+"""time after which gauges are set again, half of Ray's report interval"""
 GAUGES = {
     "autotune_tokens_per_second_per_gpu": "Throughput of the running trial",
     "autotune_mfu": "Model FLOPs utilization of the running trial, 0 to 1",
@@ -22,7 +27,7 @@ GAUGES = {
 
 
 class StudyMetrics:
-    """The metrics of one study; `on_event` is what the loop calls."""
+    """The metrics of one study; `on_event` is what the loop calls. As a context manager it keeps the gauges alive."""
 
     def __init__(self, study: str, *, connected: Callable[[], bool] | None = None, kinds: Any = None) -> None:
         """`connected`: whether metrics can be exported. `kinds`: an object with Counter, Gauge and Histogram (default: Ray's)."""
@@ -30,7 +35,26 @@ class StudyMetrics:
         self._connected = connected or _is_connected_to_ray
         self._kinds = kinds
         self._made: dict[str, Any] = {}
+        self._last: dict[str, float] = {}
+        """the last value of each gauge"""
         self._warmup_steps = 0
+        self._closing = threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._repeat, name="study-metrics", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.set()
+
+    def repeat(self) -> None:
+        """Sets every gauge to its last value again."""
+        for name, value in list(self._last.items()):
+            self._metric(name).set(value, tags={"study": self._study})
+
+    def _repeat(self) -> None:
+        while not self._closing.wait(REPEAT_S):
+            self.repeat()
 
     def on_event(self, event: LoopEvent) -> None:
         """Takes one event of the loop."""
@@ -55,6 +79,7 @@ class StudyMetrics:
 
     def _set(self, name: str, value: float | None) -> None:
         if value is not None:
+            self._last[name] = float(value)
             self._metric(name).set(float(value), tags={"study": self._study})
 
     def _metric(self, name: str) -> Any:

@@ -13,14 +13,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from autotune.errors import AutotuneError, ConflictError, NotFoundError, RunnerError, StoreError
-from autotune.ports import Lease, StudyRecord, StudyStore
+from autotune.ports import Lease, LeasedStore, StudyRecord
 from autotune.service.launcher import Ended, Launcher
+from autotune.service.options import RUNNER_OPTIONS
 from autotune.service.worker import ENDED, HELD, STORE_AWAY
-from autotune.spec import StudyStatus
+from autotune.spec import StudyStatus, Wanted
+from autotune.study.lease import release_dead
 from autotune.study.process_id import is_beside, is_gone
 
 log = logging.getLogger("autotune.service")
@@ -43,6 +46,8 @@ class _Trouble:
     """The deaths of a study's process."""
 
     crashes: int = 0
+    code: int = 0
+    """the last exit code"""
     ended_trials: int = -1
     not_before_s: float = 0.0
 
@@ -63,18 +68,22 @@ class Supervisor:
 
     def __init__(
         self,
-        store: StudyStore,
+        store: LeasedStore,
         launcher: Launcher,
         *,
         max_studies: int,
+        runners: frozenset[str] | None = None,
         poll_s: float = 0.5,
         grace_s: float = 30.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_studies`: how many studies may run at once on this host."""
+        """`max_studies`: how many studies may run at once on this host. `runners`: those whose studies it starts; None: all."""
         self._store, self._launcher = store, launcher
         self._max, self._poll_s, self._grace_s = max_studies, poll_s, grace_s
         self._monotonic = monotonic
+        self._runners = runners
+        self._left: set[str] = set()
+        """studies of other runners, which it does not start"""
         self._started: set[str] = set()
         self._orphaned: set[str] = set()
         self._leases: dict[str, _LeaseWatch] = {}
@@ -132,6 +141,9 @@ class Supervisor:
             trouble = self._trouble.get(record.id)
             if record.id in self._started or (trouble and now < trouble.not_before_s):
                 continue
+            if trouble and trouble.crashes >= MAX_CRASHES:
+                self._fail(record, trouble)
+                continue
             self._leases[record.id] = _LeaseWatch(lease=self._store.holder(record.id))
             self._launcher.start(record)
             self._started.add(record.id)
@@ -139,14 +151,15 @@ class Supervisor:
             free -= 1
 
     def _check_processes(self) -> None:
-        """Kills processes whose studies ended long ago (cancelled, but something in them hangs) and hung ones, which are then replaced."""
+        """Kills processes whose studies were cancelled or ended long ago (something in them hangs) and hung ones, which are then replaced."""
         if self._monotonic() - self._checked_s < CHECK_S:
             return
         self._checked_s = self._monotonic()
         for study in sorted(self._started):
             record = self._store.study(study)
-            if record.ended_at is not None and (datetime.now(UTC) - record.ended_at).total_seconds() > STRAGGLE_S:
-                log.warning("study %s has ended, but its process has not: the process is killed", study)
+            over_at = record.ended_at or (record.wanted_at if record.wanted is Wanted.CANCEL else None)
+            if over_at is not None and (datetime.now(UTC) - over_at).total_seconds() > STRAGGLE_S:
+                log.warning("study %s has ended or was cancelled, but its process runs on: it is killed", study)
                 self._launcher.kill(study)
             elif self._is_hung(study):
                 log.warning(
@@ -161,8 +174,7 @@ class Supervisor:
         if lease != watch.lease:
             watch.lease, watch.checks, watch.has_changed = lease, 0, True
         watch.checks += 1
-        is_out = lease is None or lease.expires_at <= datetime.now(UTC)
-        return is_out and watch.has_changed and watch.checks > HUNG_CHECKS
+        return not self._store.is_held(study) and watch.has_changed and watch.checks > HUNG_CHECKS
 
     def _run(self) -> None:
         adopted = False
@@ -194,8 +206,26 @@ class Supervisor:
             else:
                 self._orphaned.discard(study)
         waiting = sum(1 for t in self._trouble.values() if t.not_before_s)
-        rest = self._store.claimable(limit=free + len(self._started) + waiting)
-        return [*first, *(r for r in rest if r.id not in self._orphaned)]
+        rest = self._store.claimable(limit=free + len(self._started) + waiting + len(self._left))
+        found = [*first, *(r for r in rest if r.id not in self._orphaned)]
+        return [record for record in found if not self._is_left(record)]
+
+    def _is_left(self, record: StudyRecord) -> bool:
+        """Whether the study is of a runner that this service does not run; the study then says so, once."""
+        runner = record.study.runner
+        if self._runners is None or runner in self._runners:
+            return False
+        if record.id not in self._left:
+            self._left.add(record.id)
+            serving = "start one with `autotune serve --runner ray`, or " if runner in RUNNER_OPTIONS else ""
+            message = (
+                f"waits for a service that runs studies of the runner {runner!r}: this one runs {', '.join(sorted(self._runners))}; "
+                f"{serving}run the study with `autotune tune`"
+            )
+            log.warning("study %s %s", record.id, message)
+            with suppress(ConflictError):
+                self._store.set_status(record.id, record.status, expect=[record.status], message=message)
+        return True
 
     def _others(self) -> set[str]:
         """Studies held by other processes of this host that this supervisor did not start. Studies of dead processes go to `_orphaned`.
@@ -212,7 +242,7 @@ class Supervisor:
                     continue
                 if is_gone(lease.owner):
                     self._orphaned.add(record.id)
-                elif lease.expires_at > datetime.now(UTC):  # otherwise it is frozen, and its study may be claimed
+                elif self._store.is_held(record.id):  # otherwise it is frozen, and its study may be claimed
                     found.add(record.id)
         return found
 
@@ -239,9 +269,9 @@ class Supervisor:
             return
         done = sum(count for status, count in record.trial_counts.items() if status not in ("PENDING", "RUNNING"))
         trouble.crashes = 1 if done > trouble.ended_trials else trouble.crashes + 1
-        trouble.ended_trials = done
-        if trouble.crashes >= MAX_CRASHES:
-            self._fail(record, trouble, ended.code)
+        trouble.ended_trials, trouble.code = done, ended.code
+        if trouble.crashes >= MAX_CRASHES:  # `round` makes it FAILED as soon as nobody holds it
+            self._orphaned.add(ended.study)
             return
         wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (trouble.crashes - 1))
         trouble.not_before_s = self._monotonic() + wait_s
@@ -250,16 +280,18 @@ class Supervisor:
             "the process of study %s ended with code %s; starting it again in %.1f s", ended.study, ended.code, wait_s
         )
 
-    def _fail(self, record: StudyRecord, trouble: _Trouble, code: int) -> None:
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    def _fail(self, record: StudyRecord, trouble: _Trouble) -> None:
+        how = f"killed by signal {-trouble.code}" if trouble.code < 0 else f"exit code {trouble.code}"
         message = (
             f"its process died {trouble.crashes} times without ending a trial in between (last: {how}); "
             f"see the log of study {record.id}, fix the cause and submit the study again"
         )
-        self._trouble.pop(record.id, None)
         try:
+            release_dead(self._store, record.id)
             self._store.set_status(record.id, StudyStatus.FAILED, expect=[StudyStatus.QUEUED, *ACTIVE], message=message)
+            self._trouble.pop(record.id, None)
         except ConflictError as error:
+            trouble.not_before_s = self._monotonic() + STORE_WAIT_S
             log.warning("%s", error)
 
     def _cancel(self, study: str) -> None:

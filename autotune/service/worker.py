@@ -35,7 +35,10 @@ def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -
         print(error, file=sys.stderr)
         return STORE_AWAY
     try:
-        api.run_study(store, study_id, interrupted=interrupted.is_set, leave=True, lease_s=lease_s, on_event=on_event)
+        with metrics:
+            api.run_study(
+                store, study_id, interrupted=interrupted.is_set, leave=True, lease_s=lease_s, on_event=on_event
+            )
         return ENDED
     except ConflictError as error:
         print(error, file=sys.stderr)

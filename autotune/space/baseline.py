@@ -7,10 +7,11 @@ precision is the first that the space lists, and each of the study's own knobs h
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.space.constraint import why_not
 from autotune.space.space import SearchSpace
-from autotune.spec import ParallelConfig
+from autotune.spec import ConfigTable, ParallelConfig
 
 
 def default_config(space: SearchSpace) -> ParallelConfig:
@@ -31,8 +32,12 @@ def default_config(space: SearchSpace) -> ParallelConfig:
                 )
                 if why_not(space.workload, config) is None and not _is_refused(space, config):
                     return config
-    table = space.table
-    plainness = (
+    return space[int(np.lexsort(distance_from_plain(space.table, precision))[0])]
+
+
+def distance_from_plain(table: ConfigTable, precision: str) -> NDArray[np.int64]:
+    """How far each config is from data parallelism alone, keys of a lexicographic order, the last one first; shape (6, N)."""
+    keys = (
         ~table.is_word("precision", precision),
         table.column("recompute"),
         table.zero_stage,
@@ -40,7 +45,7 @@ def default_config(space: SearchSpace) -> ParallelConfig:
         -table.world_size,
         table.tp * table.pp * table.cp,
     )
-    return space[int(np.lexsort(plainness)[0])]
+    return np.array(keys, dtype=np.int64)
 
 
 def _is_refused(space: SearchSpace, config: ParallelConfig) -> bool:

@@ -1,7 +1,8 @@
 """All legal configs of a space as columns, without ever building the illegal ones.
 
 The product of the knobs is grown one knob at a time; each law is checked as soon as the knobs that it reads are there, so a degree that breaks a
-law is cut before anything is multiplied onto it. A cut row counts as all the combinations that it would have grown into:
+law is cut before anything is multiplied onto it. A knob with one value multiplies nothing: it is one number
+until the end. A cut row counts as all the combinations that it would have grown into:
 the counts in `excluded` add up, with the legal rows, to the full product.
 
     choices   the values (codes) of each knob, in rising order; for a derived dp the world sizes, for derived accumulation_steps the batch sizes
@@ -20,7 +21,9 @@ from numpy.typing import NDArray
 
 from autotune.errors import ConfigError, SpecError
 from autotune.space.completion import default_precision
-from autotune.space.constraint import LAWS, Law, reasons, world_size_law
+from autotune.space.constraint import LAWS, reasons
+from autotune.space.law import Law
+from autotune.space.mesh_laws import world_size_law
 from autotune.spec import FIELDS, KNOBS, ConfigTable, Knob, ParallelConfig, SpaceSpec, Workload
 from autotune.spec.checks import nearest
 
@@ -35,17 +38,26 @@ MAX_ROWS = 5_000_000
 MAX_CONFIGS = 2_000_000
 """Legal configs that a space may have: what estimates and searchers can hold in a few GB."""
 CHUNK = 1 << 18
+_FACTORS = ("tp", "pp", "cp", "dp", "micro_batch_size", "accumulation_steps")
+"""Factors of world size and batch: they are columns while the space grows, even with one value."""
+DERIVED = ("dp", "accumulation_steps")
+"""Knobs that follow from world size and batch where a space does not list them."""
 
 GROWN_FIRST = (
     "tp",
     "pp",
     "cp",
+    "cp_style",
     "dp",
     "zero_stage",
+    "dp_replicas",
     "ep",
+    "dispatcher",
     "virtual_stages",
+    "pp_split",
     "pp_schedule",
     "sequence_parallel",
+    "async_tp",
     "micro_batch_size",
     "accumulation_steps",
 )
@@ -112,6 +124,7 @@ def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable
     choices, laws = choices_of(workload, space), laws_of(workload, space)
     excluded = {law.name: 0 for law in laws}
     rows: Columns = {}
+    constants: Columns = {}
     known: set[str] = set()
     for place, knob in enumerate(order):
         combinations = _length(rows) * len(choices[knob])
@@ -122,11 +135,16 @@ def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable
         known.add(knob)
         kept: list[Columns] = []
         count = 0
-        for grown, illegal, law_name in _grow(rows, declared[knob], choices[knob], space):
-            excluded[law_name] += illegal * later
+        alone = len(choices[knob]) == 1 and knob not in _FACTORS
+        if alone:
+            constants[knob] = choices[knob].astype(declared[knob].dtype)
+        parts = [(rows, 0, "")] if alone else _grow(rows, declared[knob], choices[knob], space)
+        for grown, illegal, law_name in parts:
+            if illegal:
+                excluded[law_name] += illegal * later
             columns = grown
             for law in due:
-                holds = law.check(workload, ConfigTable(columns, own))
+                holds = law.check(workload, ConfigTable({**columns, **constants}, own))
                 cut = len(holds) - int(np.count_nonzero(holds))
                 if cut:
                     excluded[law.name] += cut * later
@@ -135,8 +153,8 @@ def enumerate_configs(workload: Workload, space: SpaceSpec) -> tuple[ConfigTable
             count += _length(columns)
             if count > (MAX_CONFIGS if place == len(order) - 1 else MAX_ROWS):
                 raise _too_many(choices)
-        rows = {name: np.concatenate([part[name] for part in kept]) for name in kept[0]}
-    return ConfigTable(rows, own), {name: count for name, count in excluded.items() if count}
+        rows = kept[0] if len(kept) == 1 else {name: np.concatenate([p[name] for p in kept]) for name in kept[0]}
+    return ConfigTable({**rows, **constants}, own), {name: count for name, count in excluded.items() if count}
 
 
 def nearest_miss(
@@ -153,9 +171,9 @@ def nearest_miss(
         random = np.random.default_rng(0)
         picks = tuple(random.integers(0, len(choices[name]), sample) for name in order)
     columns: Columns = {name: choices[name][pick] for name, pick in zip(order, picks, strict=True)}
-    if "dp" not in space.knobs:
+    if _is_derived("dp", space):
         columns["dp"] = np.maximum(1, columns["dp"] // (columns["tp"] * columns["pp"] * columns["cp"]))
-    if "accumulation_steps" not in space.knobs:
+    if _is_derived("accumulation_steps", space):
         one_step = columns["micro_batch_size"] * columns["dp"]
         columns["accumulation_steps"] = np.maximum(1, columns["accumulation_steps"] // one_step)
     table = ConfigTable(columns, own)
@@ -171,13 +189,17 @@ def _grow(rows: Columns, knob: Knob, values: NDArray[np.int64], space: SpaceSpec
     for start in range(0, max(length, 1), chunk):
         part = {name: np.repeat(column[start : start + chunk], len(values)) for name, column in rows.items()}
         column = np.tile(values, min(chunk, length - start))
-        if knob.name == "dp" and "dp" not in space.knobs:
+        if knob.name == "dp" and _is_derived("dp", space):
             yield _derive(part, "dp", column, by=part["tp"] * part["pp"] * part["cp"], law="world_size")
-        elif knob.name == "accumulation_steps" and knob.name not in space.knobs:
+        elif _is_derived(knob.name, space):
             yield _derive(part, knob.name, column, by=part["micro_batch_size"] * part["dp"], law="batch")
         else:
             part[knob.name] = column.astype(knob.dtype)
             yield part, 0, "batch"
+
+
+def _is_derived(knob: str, space: SpaceSpec) -> bool:
+    return knob in DERIVED and knob not in space.knobs
 
 
 def _derive(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.space.completion import default_precision
+from autotune.space.constraint import why_not
 from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, Study, Workload
 from autotune.trainers import Limit, Trainer, trainer
 
@@ -60,6 +61,11 @@ class Launchable:
 
     def _name(self, limit: Limit) -> str:
         return f"{self.trainer.name}_{limit.knob.partition('.')[0]}"
+
+
+def why_not_in(study: Study, config: ParallelConfig) -> str | None:
+    """Why the study cannot run the config, in words: the first law that it breaks, or what the trainer cannot express; None when it can."""
+    return why_not(study.workload, config) or Launchable.of(study).why_not(study.workload, config)
 
 
 def fixed_knobs(workload: Workload, space: SpaceSpec) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from autotune.errors import InfeasibleError
 from autotune.space.constraint import why_not
-from autotune.space.enumeration import choices_of, enumerate_configs, laws_of, nearest_miss, world_sizes
+from autotune.space.enumeration import DERIVED, choices_of, enumerate_configs, laws_of, nearest_miss, world_sizes
+from autotune.space.exclusion import in_words
 from autotune.space.launchable import Launchable
 from autotune.spec import KNOBS, ConfigTable, ParallelConfig, SpaceSpec, Study, Workload
 
-_DERIVED = ("dp", "accumulation_steps")
 SAID_LAWS = 2
 """laws that the nearest miss breaks of which an error gives the reason: those that cut away most"""
 
@@ -151,8 +151,21 @@ class SearchSpace:
         return tuple(int(size) for size in np.unique(self.table.world_size))
 
     def coordinates(self) -> NDArray[np.float64]:
-        """Where each config lies, shape (N, d): log2 of counts, codes of words, 0 or 1 for flags. One step in any column is one step of a knob."""
-        return np.stack([knob.coordinate(self.table.column(name)) for name, knob in self.table.knobs.items()], axis=1)
+        """Where each config lies, shape (N, d) (`ConfigTable.coordinates`)."""
+        return self.table.coordinates()
+
+    def coordinates_of(self, config: ParallelConfig) -> NDArray[np.float64]:
+        """Where a config lies on the axes of this space, shape (1, d). It need not be in it.
+
+        A study's own knobs are axes too. A config of another study is at their defaults, and knobs that only that study has are left out.
+        """
+        coordinates = []
+        for name, knob in self.table.knobs.items():
+            value = config.value(name)
+            if value is None or (knob.values and value not in knob.values):
+                value = knob.default
+            coordinates.append(knob.coordinate(np.array([knob.encode(value)], dtype=knob.dtype)))
+        return np.stack(coordinates, axis=1)
 
 
 def why_outside(workload: Workload, space: SpaceSpec, config: ParallelConfig) -> str | None:
@@ -162,7 +175,7 @@ def why_outside(workload: Workload, space: SpaceSpec, config: ParallelConfig) ->
         return broken
     declared = {**KNOBS, **{knob.name: knob for knob in space.own_knobs}}
     for name, codes in choices_of(workload, space).items():
-        if name in _DERIVED and name not in space.knobs:
+        if name in DERIVED and name not in space.knobs:
             continue
         knob, value = declared[name], config.value(name)
         allowed = [knob.decode(code) for code in codes]
@@ -191,7 +204,7 @@ def _nothing_launchable(
 def _nothing_legal(workload: Workload, space: SpaceSpec, excluded: Mapping[str, int]) -> InfeasibleError:
     config, reasons = nearest_miss(workload, space)
     foremost = sorted(reasons, key=lambda name: -excluded.get(name, 0))[:SAID_LAWS]
-    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(excluded.items(), key=lambda item: -item[1]))
+    counts = "; ".join(f"{count:,}: {words}" for words, count in in_words(excluded).items())
     return InfeasibleError(
         f"no config of the space {space.name!r} is legal for {workload.model.name} on {workload.cluster.name}: "
         f"all {sum(excluded.values()):,} combinations break a law ({counts}); the nearest miss is {config}: {'; and '.join(reasons[name] for name in foremost)}",

@@ -2,9 +2,12 @@
 
     knob.py       Knob, the one declaration of each tunable value                      table.py     ConfigTable, many configs as columns
     config.py     ParallelConfig, the point that is tuned                              knob_use.py  KnobUse, what a part of the program does with each knob
-    model.py      ModelSpec         cluster.py   GpuSpec, LinkSpec, ClusterSpec        workload.py  Workload
-    estimate.py   Estimate          trial.py     Trial, Measurement, Failure, Reward   study.py     Study and its parts
-    loss_comparison.py  LossComparison, a trial's loss against other configs' at equal tokens
+    model.py      ModelSpec         cluster.py   GpuSpec, LinkSpec, ClusterSpec        workload.py  Workload, Peft
+    estimate.py   Estimate          trial.py     Trial, Failure, Reward, StandsFor     study.py     Study and its parts
+    measurement.py  Measurement     loss_comparison.py  LossComparison, a trial's loss against other configs' at equal tokens
+    model_code.py  ModelCode, the user's code that builds a model                      dry_run.py   DryRun, one rank of a job run without a GPU
+    duration.py   durations as text                                                    speedup.py   speedups as text, with their interval
+    trial_row.py  a trial as one row of a table
     catalog/      models and GPUs by name, one YAML file each
 
 Units are SI and bytes; a name ends in its unit. Only the catalog does I/O, on first use.
@@ -12,24 +15,44 @@ Units are SI and bytes; a name ends in its unit. Only the catalog does I/O, on f
 
 from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec
 from autotune.spec.config import FIELDS, KNOBS, PRECISIONS, SCHEDULES, ParallelConfig, config_label
+from autotune.spec.dry_run import (
+    MEMORY_CATEGORIES,
+    CollectiveCall,
+    DryRun,
+    MatrixProduct,
+    MemorySample,
+    MemoryTrace,
+    ModuleCost,
+    Moment,
+    Phase,
+    TracedCollective,
+    TracedOperation,
+    TracedSegment,
+    TracedWeight,
+)
 from autotune.spec.estimate import Estimate, MemoryParts, TimeParts
 from autotune.spec.knob import Knob
 from autotune.spec.knob_use import KnobUse
 from autotune.spec.loss_comparison import LossComparison
+from autotune.spec.measurement import Measurement
 from autotune.spec.model import ModelSpec
-from autotune.spec.study import Budget, MeasureSpec, Objective, SpaceSpec, Study, StudyStatus
+from autotune.spec.model_code import ModelCode
+from autotune.spec.study import Budget, MeasureSpec, Objective, SpaceSpec, Study, StudyStatus, Wanted
 from autotune.spec.table import ConfigTable
-from autotune.spec.trial import Failure, FailureKind, Measurement, Reward, Trial, TrialPurpose, TrialStatus
-from autotune.spec.workload import Workload
+from autotune.spec.trial import Failure, FailureKind, Reward, StandsFor, Trial, TrialPurpose, TrialStatus
+from autotune.spec.workload import Peft, Workload
 
 __all__ = [
     "FIELDS",
     "KNOBS",
+    "MEMORY_CATEGORIES",
     "PRECISIONS",
     "SCHEDULES",
     "Budget",
     "ClusterSpec",
+    "CollectiveCall",
     "ConfigTable",
+    "DryRun",
     "Estimate",
     "Failure",
     "FailureKind",
@@ -38,20 +61,34 @@ __all__ = [
     "KnobUse",
     "LinkSpec",
     "LossComparison",
+    "MatrixProduct",
     "MeasureSpec",
     "Measurement",
     "MemoryParts",
+    "MemorySample",
+    "MemoryTrace",
+    "ModelCode",
     "ModelSpec",
+    "ModuleCost",
+    "Moment",
     "Objective",
     "ParallelConfig",
+    "Peft",
+    "Phase",
     "Reward",
     "SpaceSpec",
+    "StandsFor",
     "Study",
     "StudyStatus",
     "TimeParts",
+    "TracedCollective",
+    "TracedOperation",
+    "TracedSegment",
+    "TracedWeight",
     "Trial",
     "TrialPurpose",
     "TrialStatus",
+    "Wanted",
     "Workload",
     "config_label",
 ]

@@ -7,9 +7,12 @@ import math
 from collections.abc import Iterable
 
 from autotune.errors import SpecError
+from autotune.spec.usual_names import meant_by
 
 MAX_COUNT = 1 << 40
 """upper bound of counts, to catch typing errors"""
+LONGEST_NAME = 60
+"""characters of a word that is sought among names"""
 _LEAST_FIGURE, _LARGEST_FIGURE = 1.0, 1e30
 
 
@@ -52,6 +55,15 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """ "did you mean X?", or nothing when no known word is near."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    """ "did you mean X?", or nothing when no known word is near. A word that begins a few of them, as h100 does h100-sxm, is taken for one of these,
+    and a name that trainers use for one of them is taken for it."""
+    known = list(known)
+    begun = [name for name in known if name.startswith(f"{word}-")]
+    if 1 <= len(begun) <= 4:
+        listed = " or ".join(filter(None, [", ".join(begun[:-1]), begun[-1]]))
+        return f"did you mean {listed}?"
+    meant = [name for name in known if name in meant_by(str(word)[:LONGEST_NAME])]
+    if len(meant) == 1:
+        return f"did you mean {meant[0]}?"
+    close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else ""

@@ -1,23 +1,40 @@
 """The cluster that a model is trained on: a GPU type, links, and nodes of GPUs. SI units and bytes throughout.
 
+    node        GPUs of one host                                   intra_node link
+    domain      nodes that one NVLink switch joins; usually one    intra_node link (a GB200 NVL72 rack: 18 nodes of 4)
+    cluster     all domains                                        inter_node link
+
 Figures are those of the datasheets: dense peaks (no sparsity) per GPU, link bandwidths per GPU and direction. The fraction of them that a
 trainer reaches is a constant of the cost model (`autotune.cost.calibration`).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autotune.errors import CatalogError, SpecError
 from autotune.spec.catalog_files import entry_names, read_entry
-from autotune.spec.checks import figure, nearest, positive, positive_int
+from autotune.spec.checks import figure, nearest, one_of, positive, positive_int
 from autotune.spec.config import PRECISIONS
 
 _LONGEST_LATENCY_S = 3600.0
 _GIB = 1 << 30
+_LINKS = ("intra_node", "inter_node")
+_OF_CLUSTER = (*_LINKS, "gpus_per_node", "gpus_per_domain")
+"""keys of a GPU's catalog file that are fields of `ClusterSpec`"""
+_SAME_RATE = {"bf16": "fp16", "fp16": "bf16", "fp8": "mxfp8", "mxfp8": "fp8"}
+FABRICS: Mapping[str, float | None] = {
+    "efa": None, "infiniband-edr": 12.5e9, "infiniband-hdr": 25e9, "infiniband-ndr": 50e9, "infiniband-xdr": 100e9,
+    "roce": None, "ethernet": None, "nvlink": None,
+}  # fmt: skip
+"""kinds of network between nodes, with the bandwidth of a port, bytes/s, where the word fixes it; `ethernet` is TCP without RDMA"""
 _CLUSTER_NAME = re.compile(r"(?P<gpu>[a-z0-9-]+)-(?P<nodes>[0-9]{1,7})x(?P<gpus>[0-9]{1,4})")
 
 
@@ -33,6 +50,12 @@ class GpuSpec:
     """dense peak by precision, FLOP/s; a precision that is absent is not supported"""
     memory_bytes_per_s: float
     """device-memory bandwidth, bytes/s"""
+    host_bytes_per_s: float = 64e9
+    """bandwidth of its link to the memory of its host, bytes/s in one direction; PCIe 5.0 x16 where nothing is stated"""
+    measured_flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    """largest rate of a dense matmul that anybody measured, by precision, FLOP/s; a precision that is absent was not measured"""
+    usual_fabric: str = ""
+    """kind of network that usually joins nodes of such GPUs, one of `FABRICS`; empty: not known"""
     source: str = ""
     """source of the figures"""
     usd_per_hour: float | None = None
@@ -43,15 +66,39 @@ class GpuSpec:
     def __post_init__(self) -> None:
         figure("memory_bytes", self.memory_bytes)
         figure("memory_bytes_per_s", self.memory_bytes_per_s)
+        figure("host_bytes_per_s", self.host_bytes_per_s)
+        _checked_fabric("usual_fabric", self.usual_fabric)
         if not self.peak_flops_per_s:
             raise SpecError("peak_flops_per_s must name at least one precision", field="peak_flops_per_s")
-        for precision, peak in self.peak_flops_per_s.items():
-            if precision not in PRECISIONS:
+        for name, rates in (
+            ("peak_flops_per_s", self.peak_flops_per_s),
+            ("measured_flops_per_s", self.measured_flops_per_s),
+        ):
+            for precision, rate in rates.items():
+                if precision not in PRECISIONS:
+                    raise SpecError(
+                        f"{name} has no precision called {precision!r}",
+                        remedy=f"use {', '.join(PRECISIONS)}",
+                        field=name,
+                    )
+                figure(f"{name}.{precision}", rate)
+        for precision, rate in self.measured_flops_per_s.items():
+            if rate > self.peak_flops_per_s.get(precision, 0.0):
                 raise SpecError(
-                    f"peak_flops_per_s has no precision called {precision!r}",
-                    remedy=f"use {', '.join(PRECISIONS)}",
+                    f"measured_flops_per_s.{precision} must be at most the peak, but is {rate:g} and the peak is "
+                    f"{self.peak_flops_per_s.get(precision, 0.0):g}",
+                    remedy="give the dense peak of the datasheet, in FLOP/s",
+                    field="measured_flops_per_s",
                 )
-            figure(f"peak_flops_per_s.{precision}", peak)
+
+    def ceiling_flops_per_s(self, precision: str) -> float:
+        """The rate that no matmul of this precision exceeds: the largest that was measured, else the datasheet's peak. The GPU must have the precision.
+
+        fp16 and bf16 run at one rate, and so do fp8 and mxfp8: where one of the two was measured, it is the ceiling of both.
+        """
+        peak = self.peak_flops_per_s[precision]
+        twin = _SAME_RATE.get(precision, precision)
+        return self.measured_flops_per_s.get(precision, min(self.measured_flops_per_s.get(twin, peak), peak))
 
     @property
     def is_cpu(self) -> bool:
@@ -62,7 +109,8 @@ class GpuSpec:
     def of(cls, name: str) -> GpuSpec:
         """The catalog's GPU of that name. Raises `CatalogError` with the nearest name when there is none."""
         values = dict(read_entry("gpus", name, field="gpu"))
-        del values["intra_node"], values["inter_node"]
+        for key in _OF_CLUSTER:
+            values.pop(key, None)
         return cls(name=name, memory_bytes=float(round(values.pop("memory_gib") * _GIB)), **values)
 
 
@@ -74,6 +122,8 @@ class LinkSpec:
     """time of an empty message, s"""
     bytes_per_s: float
     """bandwidth per GPU and direction, bytes/s"""
+    fabric: str = ""
+    """kind of network, one of `FABRICS`, for a link between nodes; empty: not stated"""
 
     def __post_init__(self) -> None:
         if positive("latency_s", self.latency_s, zero=True) > _LONGEST_LATENCY_S:
@@ -81,6 +131,7 @@ class LinkSpec:
                 f"latency_s must be at most {_LONGEST_LATENCY_S:g} s, but is {self.latency_s:g}", field="latency_s"
             )
         figure("bytes_per_s", self.bytes_per_s)
+        _checked_fabric("fabric", self.fabric)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +147,18 @@ class ClusterSpec:
     gpus_per_node: int = 8
     """GPUs (or CPU ranks) per node, >= 1"""
     intra_node: LinkSpec = field(default_factory=lambda: LinkSpec(latency_s=5e-6, bytes_per_s=64e9))
-    """link between GPUs of one node"""
+    """link between GPUs of one node, and of one domain"""
     inter_node: LinkSpec = field(default_factory=lambda: LinkSpec(latency_s=10e-6, bytes_per_s=25e9))
-    """link between GPUs of two nodes"""
+    """link between GPUs of two domains"""
+    gpus_per_domain: int = 0
+    """GPUs that the intra_node link joins, where it reaches beyond a node (72 in a GB200 NVL72 rack); 0: those of a node"""
     cores_per_node: int | None = None
     """cores that the ranks of a node share, for ranks that are CPU processes; None if not known"""
 
     def __post_init__(self) -> None:
         positive_int("num_nodes", self.num_nodes, at_most=1 << 20)
         positive_int("gpus_per_node", self.gpus_per_node, at_most=1 << 12)
+        positive_int("gpus_per_domain", self.gpus_per_domain, at_most=1 << 20, least=0)
         if self.cores_per_node is not None:
             positive_int("cores_per_node", self.cores_per_node, at_most=1 << 16)
 
@@ -112,6 +166,28 @@ class ClusterSpec:
     def num_gpus(self) -> int:
         """All GPUs (or CPU ranks)."""
         return self.num_nodes * self.gpus_per_node
+
+    @property
+    def nodes_per_domain(self) -> int:
+        """Whole nodes that the intra_node link joins; 1 on most clusters."""
+        return min(max(1, self.gpus_per_domain // self.gpus_per_node), self.num_nodes)
+
+    @property
+    def domain_gpus(self) -> int:
+        """GPUs of the largest group that no slower link than intra_node joins: a node, or the nodes of a domain."""
+        return self.nodes_per_domain * self.gpus_per_node
+
+    def domain_ranks(self, world: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Ranks of a job of `world` ranks in each domain: it takes equally many whole nodes of each domain that it needs.
+
+        64 or 256 nodes over domains of 18 take 16 of each, so that no group of a power of two straddles domains (Slurm's `--segment=16`). Where only
+        small shares divide the nodes, as with 37, it takes as few domains as can hold it.
+        """
+        if self.nodes_per_domain == 1:
+            return np.full(np.shape(world), float(self.gpus_per_node))
+        nodes, where = np.unique(np.ceil(np.asarray(world) / self.gpus_per_node), return_inverse=True)
+        shares = [_share(int(count), self.nodes_per_domain) * float(self.gpus_per_node) for count in nodes]
+        return np.reshape(np.array(shares)[where], np.shape(world))
 
     def resized(self, *, num_nodes: int, gpus_per_node: int) -> ClusterSpec:
         """A cluster of the same kind with another size."""
@@ -132,7 +208,8 @@ class ClusterSpec:
         links: dict[str, Any] = {}
         if gpu.name in entry_names("gpus"):
             values = read_entry("gpus", gpu.name, field="gpu")
-            links = {link: LinkSpec(**values[link]) for link in ("intra_node", "inter_node")}
+            links = {link: LinkSpec(**values[link]) for link in _LINKS}
+            links |= {"gpus_per_domain": values.get("gpus_per_domain", 0)}
         name = f"{gpu.name}-{num_nodes}x{gpus_per_node}"
         return cls(name=name, gpu=gpu, num_nodes=num_nodes, gpus_per_node=gpus_per_node, **links)
 
@@ -155,3 +232,15 @@ class ClusterSpec:
                 field="cluster",
             )
         return cls.of(found["gpu"], num_nodes=int(found["nodes"]), gpus_per_node=int(found["gpus"]))
+
+
+def _checked_fabric(name: str, word: object) -> None:
+    if word:
+        one_of(name, word, FABRICS)
+
+
+def _share(nodes: int, at_most: int) -> int:
+    """Nodes that a job of `nodes` nodes takes of each domain."""
+    even = nodes // math.ceil(nodes / at_most)
+    equal = max(share for share in range(1, min(nodes, at_most) + 1) if nodes % share == 0)
+    return equal if 2 * equal >= even else even

@@ -81,14 +81,15 @@ class ParallelConfig:
         "word",
         "bf16",
         "number format of the matrix products",
-        values=("fp32", "tf32", "bf16", "fp16", "fp8"),
+        values=("fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"),
         always_shown=True,
     )
     recompute: str = knob(
         "word",
         "none",
-        "activation checkpointing: none, selective (attention only) or full (every layer)",
-        values=("none", "selective", "full"),
+        "activation checkpointing: none, selective (attention only), full (every layer), norm (norms and the MLP's activation function) "
+        "or mlp (the MLP or the experts)",
+        values=("none", "selective", "full", "norm", "mlp"),
         label="{}-recompute",
     )
     zero_stage: int = knob(
@@ -117,6 +118,71 @@ class ParallelConfig:
         unit="stages per rank",
     )
     compile: bool = knob("flag", False, "torch.compile of the layers", label="compile")
+    dp_replicas: int = knob(
+        "degree",
+        1,
+        "copies of the sharded weights and optimizer (HSDP); each copy is sharded over dp * cp / dp_replicas ranks",
+        label="rep{}",
+        unit="copies",
+    )
+    pp_split: str = knob(
+        "word",
+        "layers",
+        "what a pipeline is cut by: layers (the decoder layers alone are counted) or edges (embedding and loss count as one layer each)",
+        values=("layers", "edges"),
+        label="{}-split",
+    )
+    loss: str = knob(
+        "word",
+        "own",
+        "how the loss is computed: own (as the trainer does by itself), full (all logits at once), chunked (along the sequence) "
+        "or fused (one kernel that keeps no copy in fp32)",
+        values=("own", "full", "chunked", "fused"),
+        label="{}-loss",
+    )
+    cp_style: str = knob(
+        "word",
+        "ring",
+        "how context parallelism attends: ring (keys and values go around), heads (all-to-all over heads, Ulysses) or gather (keys and "
+        "values are gathered)",
+        values=("ring", "heads", "gather"),
+        label="{}-cp",
+    )
+    activation_budget: int = knob(
+        "number",
+        100,
+        "saved activations that the compiler keeps, the rest is recomputed (torch._functorch.config.activation_memory_budget)",
+        values=(100, 80, 60, 40, 20, 0),
+        label="budget{}",
+        unit="percent",
+    )
+    offload: str = knob(
+        "word",
+        "none",
+        "what is kept in host memory: nothing, the optimizer's states (updated there), the activations, or all of it",
+        values=("none", "optimizer", "activations", "all"),
+        label="{}-offload",
+    )
+    async_tp: bool = knob(
+        "flag", False, "tensor-parallel collectives cut up and overlapped with their matrix products", label="async-tp"
+    )
+    cuda_graph: str = knob(
+        "word",
+        "none",
+        "CUDA graphs: none, of each layer, or of the whole step",
+        values=("none", "layers", "step"),
+        label="{}-graph",
+    )
+    dispatcher: str = knob(
+        "word",
+        "alltoall",
+        "how tokens reach their experts: alltoall, allgather, or flex (kernels such as DeepEP and HybridEP)",
+        values=("alltoall", "allgather", "flex"),
+        label="{}-dispatch",
+    )
+    ep_overlap: bool = knob(
+        "flag", False, "the experts' all-to-all hidden behind another micro-batch's compute", label="ep-overlap"
+    )
     extra: Mapping[str, Value] = NO_EXTRA
     """values of the study's own knobs, by name"""
 

@@ -16,6 +16,7 @@ from typing import Any, final
 
 from autotune.errors import SpecError
 from autotune.spec.checks import nearest
+from autotune.spec.hugging_face_defaults import SIZE_KEYS, with_class_defaults
 
 Document = Mapping[str, Any]
 
@@ -36,18 +37,6 @@ _HARMLESS = re.compile(
     r"kv_cache|summary|return|scal"
 )
 """those among them that change no weights of the decoder"""
-_SIZES = {
-    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "hidden_size": ("hidden_size", "n_embd", "n_embed", "d_model"),
-    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
-    "vocab_size": ("vocab_size",),
-    "ffn_hidden_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
-    "num_kv_heads": ("num_key_value_heads", "num_kv_heads"),
-    "attention_head_dim": ("head_dim",),
-    "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
-}
-"""our fields, and the keys under which families write them"""
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
@@ -77,13 +66,13 @@ def fields_of(document: Document) -> dict[str, Any]:
     """
     family_name, document = text_model(document)
     family = _family(family_name, document)
-    asked = {**family.defaults, **{key: value for key, value in document.items() if value is not None}}
+    asked = with_class_defaults(document, family.defaults)
 
     def first(name: str) -> Any:
-        return next((asked[key] for key in _SIZES[name] if asked.get(key) is not None), None)
+        return next((asked[key] for key in SIZE_KEYS[name] if asked.get(key) is not None), None)
 
-    found = {name: first(name) for name in _SIZES}
-    missing = [_SIZES[name][0] for name in _REQUIRED if found[name] is None]
+    found = {name: first(name) for name in SIZE_KEYS}
+    missing = [SIZE_KEYS[name][0] for name in _REQUIRED if found[name] is None]
     if missing:
         raise SpecError(f"the model's config.json lacks {', '.join(missing)}", remedy=INLINE, field="model")
     fields = {name: value for name, value in found.items() if value is not None}
@@ -132,7 +121,7 @@ def _family(name: str, document: Document) -> Family:
 
 
 def _refuse_unread(name: str, family: Family, document: Document) -> None:
-    read = {key for keys in _SIZES.values() for key in keys} | {*family.reads, family.positions}
+    read = {key for keys in SIZE_KEYS.values() for key in keys} | {*family.reads, family.positions}
     for key, value in document.items():
         plain = isinstance(value, int | float | list) and bool(value)
         if plain and key not in read and _SHAPE.search(key) and not _HARMLESS.search(key):
@@ -241,9 +230,19 @@ _DEEPSEEK_KEYS = (
     *("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "moe_intermediate_size"),
     *("n_shared_experts", "first_k_dense_replace", "moe_layer_freq"),
 )
-_DEEPSEEK = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+_DEEPSEEK = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128} | {
+    "v_head_dim": 128
+}
+_DEEPSEEK_V2 = Family(
+    special=_deepseek,
+    reads=_DEEPSEEK_KEYS,
+    defaults={**_DEEPSEEK, "moe_intermediate_size": 1407, "n_routed_experts": 64, "n_shared_experts": 2},
+)
 _DEEPSEEK_V3 = Family(
-    special=_deepseek, reads=_DEEPSEEK_KEYS, defaults={**_DEEPSEEK, "q_lora_rank": 1536, "first_k_dense_replace": 3}
+    special=_deepseek,
+    reads=_DEEPSEEK_KEYS,
+    defaults={**_DEEPSEEK, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1}
+    | {"num_experts_per_tok": 8, "first_k_dense_replace": 3},
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -329,7 +328,7 @@ FAMILIES: Mapping[str, Family] = {
         special=_first_dense,
         reads=_DEEPSEEK_KEYS,
     ),
-    "deepseek_v2": Family(special=_deepseek, reads=_DEEPSEEK_KEYS, defaults=_DEEPSEEK),
+    "deepseek_v2": _DEEPSEEK_V2,
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
     "llama4_text": Family(

@@ -162,7 +162,7 @@ class Knob:
         """
         if not self.values:
             return np.asarray(np.log2(column.astype(np.float64)))
-        if self.kind == "number" and self.values[0] > 0:
+        if self.kind == "number" and min(self.values) > 0:
             return np.asarray(np.log2(np.array(self.values, dtype=np.float64))[column.astype(np.int64)])
         return column.astype(np.float64)
 

@@ -2,7 +2,8 @@
 
     read        a value changes what the part does, or is refused with a reason
     neutral     a value changes nothing there, for a stated reason
-    forgotten   neither: nobody has taught the part about the knob, so it refuses every value but the default
+    cannot      the part has no such thing: every value but the default is refused, for a stated reason
+    forgotten   none of these: nobody has taught the part about the knob, so it refuses every value but the default
 
 A knob that is added to `ParallelConfig` is forgotten everywhere until each part is taught: it is refused by name, never dropped in silence.
 `python -m autotune.testing.knobs` lists what is forgotten.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -33,27 +34,56 @@ class KnobUse:
     """names of the knobs that it reads; written out, so that a new knob is not among them by accident"""
     neutral: Mapping[str, str] = field(default_factory=dict)
     """why a knob changes nothing there, by name"""
+    cannot: Mapping[str, str] = field(default_factory=dict)
+    """why a knob must keep its default there, by name; `recompute=norm` speaks of one value of a knob that is read"""
     own_knobs_neutral: str = ""
     """why the knobs that a single study adds change nothing there; empty: they are refused"""
 
     def forgotten(self, knobs: Mapping[str, Knob] = KNOBS) -> tuple[Knob, ...]:
-        """The knobs that it neither reads nor declares neutral."""
-        return tuple(knob for name, knob in knobs.items() if name not in self.reads and name not in self.neutral)
+        """The knobs that it neither reads nor declares neutral or impossible."""
+        declared = self.reads | self.neutral.keys() | self.cannot.keys()
+        return tuple(knob for name, knob in knobs.items() if name not in declared)
 
     def mistakes(self, knobs: Mapping[str, Knob] = KNOBS) -> tuple[str, ...]:
-        """What is wrong with the declaration itself, in words: names that are no knob, and knobs both read and neutral."""
-        strange = sorted((self.reads | self.neutral.keys()) - knobs.keys())
-        both = sorted(self.reads & self.neutral.keys())
+        """What is wrong with the declaration itself, in words: names that are no knob, values that a knob has not, and knobs declared in two ways."""
+        whole, single = _split(self.cannot)
+        strange = sorted((self.reads | self.neutral.keys() | whole | {name for name, _ in single}) - knobs.keys())
+        answers = (
+            (self.reads, "reads it"),
+            (self.neutral.keys(), "declares it neutral"),
+            (whole, "says that it cannot"),
+        )
+        twice = {
+            name: [words for names, words in answers if name in names]
+            for name in sorted(self.reads | self.neutral.keys() | whole)
+        }
         return (
             *(f"the {self.part} declares {name}, which is no knob" for name in strange),
-            *(f"the {self.part} both reads {name} and declares it neutral" for name in both),
+            *(f"{name}: the {self.part} {' and '.join(said)}" for name, said in twice.items() if len(said) > 1),
+            *(
+                f"the {self.part} says that it cannot {name}={value}, which {name} is never"
+                for name, value in sorted(single)
+                if name in knobs and value not in map(knobs[name].text, knobs[name].values)
+            ),
+            *(
+                f"the {self.part} says that it cannot {name}={value}, but does not read {name}"
+                for name, value in sorted(single)
+                if name not in self.reads
+            ),
         )
 
+    def impossible(self, knob: Knob, value: Any) -> str:
+        """Why it cannot do this value, in words; empty where it can, and for knobs that it has forgotten."""
+        if value == knob.default:
+            return ""
+        return self.cannot.get(knob.name) or self.cannot.get(f"{knob.name}={knob.text(value)}", "")
+
     def check(self, config: ParallelConfig) -> None:
-        """Raises `ConfigError` when the config gives a forgotten knob another value than its default, or has own knobs that are not neutral."""
-        for knob in self.forgotten():
+        """Raises `ConfigError` when the config gives a knob a value that the part cannot do, a forgotten knob another value than its default, or
+        has own knobs that are not neutral."""
+        for knob, forgotten in self._limited():
             if (value := getattr(config, knob.name)) != knob.default:
-                raise self._forgot(knob, value)
+                self._check_value(knob, value, forgotten)
         for name in config.extra if not self.own_knobs_neutral else ():
             raise ConfigError(
                 f"the {self.part} does not know the study's own knob {name}", remedy=own_knob_remedy(name), field=name
@@ -61,11 +91,10 @@ class KnobUse:
 
     def check_table(self, table: ConfigTable) -> None:
         """The same for many configs, of the knobs that every config has."""
-        for knob in self.forgotten():
-            column = table.column(knob.name)
-            others = np.flatnonzero(column != knob.encode(knob.default))
-            if len(others):
-                raise self._forgot(knob, knob.decode(column[others[0]]))
+        for knob, forgotten in self._limited():
+            for code in np.unique(table.column(knob.name)):
+                if (value := knob.decode(code)) != knob.default:
+                    self._check_value(knob, value, forgotten)
 
     def key(self, config: ParallelConfig) -> str:
         """The config as text of the knobs that are read: the same for configs between which this part sees no difference.
@@ -79,14 +108,34 @@ class KnobUse:
         ]
         return ",".join(f"{knob.name}={knob.text(getattr(config, knob.name))}" for knob in shown)
 
-    def _forgot(self, knob: Knob, value: object) -> ConfigError:
-        return ConfigError(
-            f"the {self.part} does not know {knob.name}, but it is {knob.text(value)}",
-            remedy=f"leave {knob.name} at {knob.text(knob.default)}, or teach the {self.part} what it means (see {__name__})",
-            field=knob.name,
-        )
+    def _limited(self) -> tuple[tuple[Knob, bool], ...]:
+        """The knobs of which it refuses some value, each with whether it has forgotten the knob."""
+        forgotten = {knob.name for knob in self.forgotten()}
+        limited = forgotten | {name.partition("=")[0] for name in self.cannot}
+        return tuple((KNOBS[name], name in forgotten) for name in KNOBS if name in limited)
+
+    def _check_value(self, knob: Knob, value: Any, forgotten: bool) -> None:
+        said = f"{knob.name}={knob.text(value)}"
+        if reason := self.impossible(knob, value):
+            raise ConfigError(
+                f"the {self.part} cannot do {said}: {reason}",
+                remedy=f"leave {knob.name} at {knob.text(knob.default)}",
+                field=knob.name,
+            )
+        if forgotten:
+            raise ConfigError(
+                f"the {self.part} does not know {knob.name}, but it is {knob.text(value)}",
+                remedy=f"leave {knob.name} at {knob.text(knob.default)}, or teach the {self.part} what it means (see {__name__})",
+                field=knob.name,
+            )
 
 
 def own_knob_remedy(name: str) -> str:
     """What to do where a study's own knob cannot be carried."""
     return f"use a trainer of kind command, whose argv or env carries it to your program by the placeholder {{{name}}}"
+
+
+def _split(cannot: Mapping[str, str]) -> tuple[set[str], set[tuple[str, str]]]:
+    """(knobs that are impossible as a whole, single values that are)."""
+    pieces = [name.partition("=") for name in cannot]
+    return {name for name, sign, _ in pieces if not sign}, {(name, value) for name, sign, value in pieces if sign}

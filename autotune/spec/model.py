@@ -17,6 +17,7 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.spec.checks import positive_int
 from autotune.spec.hugging_face import fields_of
+from autotune.spec.model_code import ModelCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,13 @@ class ModelSpec:
     """part of a head that is rotated and whose keys all heads share; only with a latent"""
     v_head_dim: int = 0
     """size of one head's values, where it is not `attention_head_dim`; only with a latent"""
+    mtp_layers: int = 0
+    """layers behind the last one that predict a further token each, with a loss of their own (multi-token prediction, arXiv:2412.19437, section 2.2).
+    A config.json names them (`num_nextn_predict_layers`), but most trainers leave them out: set it where yours trains them"""
     source: str = ""
     """the Hugging Face config.json that the shape was read from, as JSON text; empty where the shape was given. Exports carry it over"""
+    code: ModelCode | None = None
+    """what builds it, where that is not the decoder that ships"""
 
     def __post_init__(self) -> None:
         if not self.ffn_hidden_size and isinstance(self.hidden_size, int):
@@ -83,7 +89,7 @@ class ModelSpec:
         for name in (
             *("num_experts", "experts_per_token", "max_positions", "attention_head_dim"),
             *("num_dense_layers", "dense_ffn_hidden_size", "shared_ffn_hidden_size"),
-            *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim"),
+            *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim", "mtp_layers"),
         ):
             positive_int(name, getattr(self, name), at_most=1 << 24, least=0)
         if not self.attention_head_dim and self.hidden_size % self.num_attention_heads:
@@ -203,18 +209,27 @@ class ModelSpec:
         return (self.vocab_size + self.max_positions) * self.hidden_size
 
     @property
+    def mtp_parameters(self) -> int:
+        """Weights of one layer of multi-token prediction beside those of a decoder layer: a projection of two states into one, and three norms. It
+        shares the embedding and the output projection."""
+        return 2 * self.hidden_size**2 + self.norm_parameters * 3 // 2
+
+    @property
     def num_parameters(self) -> int:
-        """All weights: layers, embeddings, final norm and output projection (once when tied)."""
+        """All weights: layers, embeddings, final norm and output projection (once when tied); of a model with code of its own, those that it built."""
+        if self.code is not None and self.code.num_parameters:
+            return self.code.num_parameters
         head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         dense = self.attention_parameters + self.norm_parameters + self._mlp(self.dense_ffn_hidden_size)
         layers = (self.num_layers - self.num_dense_layers) * self.layer_parameters + self.num_dense_layers * dense
+        layers += self.mtp_layers * (self.layer_parameters + self.mtp_parameters)
         return layers + self.embedding_parameters + self.norm_parameters // 2 + head
 
     @property
     def active_parameters(self) -> int:
         """Weights that one token uses: `num_parameters` without the experts that it does not visit."""
         idle = max(0, self.num_experts - self.experts_per_token) * self.mlp_parameters
-        return self.num_parameters - (self.num_layers - self.num_dense_layers) * idle
+        return self.num_parameters - (self.num_layers - self.num_dense_layers + self.mtp_layers) * idle
 
     def _mlp(self, width: int) -> int:
         biases = 0 if self.gated_mlp else width + self.hidden_size
@@ -226,12 +241,13 @@ class ModelSpec:
 
         Raises `SpecError` when the file is missing, is no JSON object, is of a family that is not known, or has a size that nothing reads.
         """
-        document = _read_json(config) if isinstance(config, str | Path) else config
+        document = read_config_json(config) if isinstance(config, str | Path) else config
         label = name or str(document.get("_name_or_path") or document.get("model_type") or "model")
         return cls(name=label, **fields_of(document))
 
 
-def _read_json(path: str | Path) -> Mapping[str, Any]:
+def read_config_json(path: str | Path) -> Mapping[str, Any]:
+    """The JSON object of a model's file. Raises `SpecError` when it cannot be read or holds something else."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

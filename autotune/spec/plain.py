@@ -17,9 +17,23 @@ from typing import Any, TypeVar
 from autotune.errors import SpecError
 from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec
 from autotune.spec.config import ParallelConfig
+from autotune.spec.dry_run import (
+    CollectiveCall,
+    DryRun,
+    MatrixProduct,
+    MemorySample,
+    MemoryTrace,
+    ModuleCost,
+    Moment,
+    TracedCollective,
+    TracedOperation,
+    TracedSegment,
+    TracedWeight,
+)
 from autotune.spec.model import ModelSpec
+from autotune.spec.model_code import ModelCode
 from autotune.spec.study import Budget, MeasureSpec, Objective, SpaceSpec, Study
-from autotune.spec.workload import Workload
+from autotune.spec.workload import Peft, Workload
 
 Part = TypeVar("Part")
 
@@ -36,8 +50,16 @@ def to_plain(value: Any) -> Any:
 
 
 def study_to_dict(study: Study) -> dict[str, Any]:
-    """All of a study as plain values: dicts, lists, text, numbers, true, false and null."""
-    return to_plain(study)  # type: ignore[no-any-return]
+    """All of a study as plain values: dicts, lists, text, numbers, true, false and null. A study without a target has no `at_hand`, so its fingerprint is
+    what it was before there were targets."""
+    values: dict[str, Any] = to_plain(study)
+    return values if study.at_hand is not None else {k: v for k, v in values.items() if k != "at_hand"}
+
+
+def is_same_study(kept: Study, kept_spec: Mapping[str, Any], study: Study, spec: Mapping[str, Any]) -> bool:
+    """Whether a study of the same values, or of the same spec where there is one, was kept. A model whose code has changed makes another study."""
+    is_same = study_to_dict(kept) == study_to_dict(study) or (bool(spec) and to_plain(kept_spec) == to_plain(spec))
+    return is_same and kept.workload.model.code == study.workload.model.code
 
 
 def study_from_dict(values: Mapping[str, Any]) -> Study:
@@ -52,6 +74,7 @@ def study_from_dict(values: Mapping[str, Any]) -> Study:
         "baseline": lambda part: None if part is None else ParallelConfig.from_dict(part),
         "left_out": tuple,
         "enqueue": lambda part: tuple(ParallelConfig.from_dict(config) for config in part),
+        "at_hand": lambda part: None if part is None else cluster_from_dict(part),
     }
     return _build(Study, {name: readers[name](value) if name in readers else value for name, value in plain.items()})
 
@@ -69,11 +92,61 @@ def workload_from_dict(values: Mapping[str, Any]) -> Workload:
         Workload,
         {
             **plain,
-            "model": _build(ModelSpec, plain["model"]),
+            "model": model_from_dict(plain["model"]),
             "cluster": cluster_from_dict(plain["cluster"]),
             "global_batch_size": tuple(sizes) if isinstance(sizes, list) else sizes,
+            **({"peft": _build(Peft, plain["peft"])} if plain.get("peft") else {}),
         },
     )
+
+
+def model_from_dict(values: Mapping[str, Any]) -> ModelSpec:
+    """The model of plain values, with its code."""
+    code = values.get("code")
+    return _build(ModelSpec, {**values, "code": _build(ModelCode, code)} if code else values)
+
+
+def dry_run_from_dict(values: Mapping[str, Any]) -> DryRun:
+    """The dry run of `to_plain`'s values."""
+    kinds = {"modules": ModuleCost, "products": MatrixProduct}
+    parts: dict[str, Any] = {
+        name: tuple(_build(kind, part) for part in values.get(name, ())) for name, kind in kinds.items()
+    }
+    if values.get("trace"):
+        parts["trace"] = _trace(values["trace"])
+    calls = ({**call, "ranks": tuple(call["ranks"])} for call in values["collectives"])
+    samples = {name: tuple(_sample(part) for part in values[name]) for name in ("phase_peaks", "timeline")}
+    parts |= {**samples, "peak": _sample(values["peak"]), "guesses": tuple(values.get("guesses", ()))}
+    return _build(DryRun, {**values, **parts, "collectives": tuple(_build(CollectiveCall, call) for call in calls)})
+
+
+def _trace(values: Mapping[str, Any]) -> MemoryTrace:
+    rows = {"storages", "changes_bytes", "shape"}
+
+    def tuples(part: Mapping[str, Any]) -> dict[str, Any]:
+        found = {name: tuple(value) if name in rows else value for name, value in part.items()}
+        if "arrivals" in found:
+            found["arrivals"] = tuple((place, weight) for place, weight in found["arrivals"])
+        operations = ({**one, "sizes": tuple(one["sizes"])} for one in found.get("operations", ()))
+        if "collectives" in found:
+            found["operations"] = tuple(_build(TracedOperation, one) for one in operations)
+            found["collectives"] = tuple(_build(TracedCollective, one) for one in found["collectives"])
+        return found
+
+    return _build(
+        MemoryTrace,
+        {
+            **values,
+            "segments": tuple(_build(TracedSegment, tuples(part)) for part in values["segments"]),
+            "weights": tuple(_build(TracedWeight, tuples(part)) for part in values["weights"]),
+            "recompute": tuple(values["recompute"]),
+            "held_bytes": tuple(values["held_bytes"]),
+        },
+    )
+
+
+def _sample(values: Mapping[str, Any]) -> MemorySample:
+    return _build(MemorySample, {**values, "moment": _build(Moment, values["moment"])})
 
 
 def measure_from_dict(values: Mapping[str, Any]) -> MeasureSpec:
@@ -102,9 +175,10 @@ def fingerprint(values: Any) -> str:
 
 
 def identity(values: Any) -> str:
-    """`fingerprint` of the values that say something: without those that are null, false, zero or empty.
+    """`fingerprint` of the values that say something: without those that are null, false, zero or empty, and without what the catalog adds to a GPU's
+    datasheet.
 
-    A field that is added later, with such a value as its default, changes no identity.
+    A field that is added later, with such a value as its default, changes no identity; nor does what becomes known of a GPU that was stored before.
     """
     return fingerprint(_said(values))
 
@@ -120,9 +194,13 @@ def finite(values: Any) -> Any:
     return values
 
 
+_ADDED = frozenset({"host_bytes_per_s", "measured_flops_per_s", "usual_fabric"})
+"""fields of `GpuSpec` that say more of the same GPU than stores hold of it"""
+
+
 def _said(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: said for key, item in value.items() if (said := _said(item))}
+        return {key: said for key, item in value.items() if key not in _ADDED and (said := _said(item))}
     return [_said(item) for item in value] if isinstance(value, list | tuple) else value
 
 

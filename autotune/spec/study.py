@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from autotune.errors import SpecError
+from autotune.spec.cluster import ClusterSpec
 from autotune.spec.config import ParallelConfig
 from autotune.spec.knob import Knob
 from autotune.spec.workload import Workload
@@ -29,6 +31,22 @@ class StudyStatus(StrEnum):
     def is_terminal(self) -> bool:
         """Whether this state never changes."""
         return self in (StudyStatus.COMPLETED, StudyStatus.FAILED, StudyStatus.CANCELLED)
+
+
+class Wanted(StrEnum):
+    """What people want of a study, beside its status, which says what is. Only people write the one, only the study's controller the other."""
+
+    RUN = "run"
+    PAUSE = "pause"
+    """no new trials; running ones finish"""
+    STOP = "stop"
+    """running trials finish, then the best is named"""
+    CANCEL = "cancel"
+    """running trials are killed"""
+
+    def may_become(self, other: Wanted) -> bool:
+        """Whether people may ask for `other` after this: a pause can be taken back, an end cannot."""
+        return other in (self, Wanted.CANCEL) or self in (Wanted.RUN, Wanted.PAUSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +91,11 @@ class Budget:
     """failed trials"""
     max_gpu_s: float | None = None
     """rank-seconds; None: not limited"""
-    min_gain: float = 0.01
-    """the search ends when the expected relative gain of further trials falls below this; 0 means never"""
     train_tokens: float | None = None
-    """tokens of the training run that the config is for; if given, the search ends when further trials would take longer than they save in that run, whatever
-    `min_gain` is"""
+    """tokens of the training run that the config is for: the search ends when the next trial would take longer than it saves in that run. None: a run as long
+    as 200 trials"""
+    min_gain: float | None = None
+    """without `train_tokens`: the search ends when the expected relative gain of the next eight trials falls below this; 0: it never does"""
     parallel_trials: int = 1
     """trials that run at once, if the runner has the capacity"""
 
@@ -97,9 +115,9 @@ class MeasureSpec:
     precision: float = 0.03
     """the trial ends when the 95% confidence interval of the median step time is within +- this fraction"""
     finalists: int = 2
-    """number of best configs that are measured again, together with the baseline, before a winner is named"""
+    """number of best configs at least that are measured again, together with the baseline, before a winner is named; more where they cannot be told apart"""
     final_rounds: int = 2
-    """rounds in which finalists and baseline are measured again, in turn"""
+    """rounds at least in which finalists and baseline are measured again, in turn; up to twice as many runs where no winner stands out"""
     stability_steps: int = 0
     """steps of the last round, if more than in the others: a longer run to judge the stability of losses, norms and memory; 0: the same as in other rounds"""
     start_timeout_s: float = 120.0
@@ -121,7 +139,7 @@ class Study:
     name: str
     """its name"""
     workload: Workload
-    """what is trained, and on what"""
+    """what is trained, and on what: the target's, where the study has one"""
     space: SpaceSpec
     """which configs exist"""
     objective: Objective = Objective()
@@ -154,3 +172,35 @@ class Study:
     """enqueued configs that were dropped because this cluster cannot run them, each with the reason in words"""
     check: bool = True
     """whether a program that the store has never seen is tried for a few steps before the search begins"""
+    calibrate: bool = True
+    """whether a cluster without a calibration is measured quickly before the first real trial"""
+    at_hand: ClusterSpec | None = None
+    """the cluster that the trials run on, where the workload's, the target, is larger: then they are proxy trials, each of which stands for a config of the
+    workload. None: they run on the workload's own"""
+
+    def __post_init__(self) -> None:
+        if self.at_hand is not None:
+            _check_target(self.workload.cluster, self.at_hand, self.objective)
+
+
+def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objective) -> None:
+    """Raises `SpecError` for a target about which no proxy on the cluster at hand can say anything."""
+    if target.gpu.name != at_hand.gpu.name:
+        raise SpecError(
+            f"proxies must run on the target's type of GPU, but the target {target.name} has {target.gpu.name} and the cluster at hand, {at_hand.name}, "
+            f"has {at_hand.gpu.name}",
+            remedy=f"run the study on a node of {target.gpu.name}, or compare types of GPUs with `autotune plan --clusters`",
+            field="target.cluster",
+        )
+    if target.num_gpus <= at_hand.num_gpus:
+        raise SpecError(
+            f"a target must have more GPUs than the cluster at hand, but {target.name} has {target.num_gpus:,} and {at_hand.name} has {at_hand.num_gpus:,}",
+            remedy="name under `target` the cluster that the job is meant for, and under `cluster` the one that runs the trials; or leave `target` out",
+            field="target.cluster",
+        )
+    if objective.metric != "throughput":
+        raise SpecError(
+            f"a target's configs are ranked by throughput, but objective.metric={objective.metric}: proxies do not show what a batch of the target learns or costs",
+            remedy="set objective.metric to throughput",
+            field="objective.metric",
+        )

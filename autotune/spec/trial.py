@@ -11,18 +11,17 @@ Terminal states never change.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
-
 from autotune.spec.config import ParallelConfig
 from autotune.spec.estimate import Estimate
-from autotune.spec.loss_comparison import LossComparison
+from autotune.spec.measurement import Measurement
+from autotune.spec.plain import workload_from_dict, workload_to_dict
+from autotune.spec.workload import Workload
 
 
 class TrialStatus(StrEnum):
@@ -77,6 +76,12 @@ class Failure:
     step: int | None = None
     """the optimizer step in which it failed, counted from 0 with warm-up"""
 
+    @property
+    def evidence(self) -> str:
+        """Kind and message, the exception and the last log lines, as text."""
+        lines = (f"{self.kind}: {self.message}", self.exception, *self.log_tail)
+        return "\n".join(line for line in lines if line)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -92,113 +97,6 @@ class Failure:
     def from_dict(cls, values: Mapping[str, Any]) -> Failure:
         """The failure of `to_dict`'s values."""
         return cls(**{**values, "kind": FailureKind(values["kind"]), "log_tail": tuple(values.get("log_tail", ()))})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """The measurement of one attempt. Series hold one entry per optimizer step after warm-up."""
-
-    step_times_s: tuple[float, ...]
-    """seconds of each step, of the slowest rank, device-synchronized"""
-    peak_memory_bytes: float | None = None
-    """peak of the fullest rank; None if the trainer does not report it"""
-    tokens_per_step: int = 0
-    """global_batch_size * seq_len"""
-    num_ranks: int = 1
-    """ranks in use"""
-    losses: tuple[float, ...] = ()
-    """training loss, mean over all ranks, nats per token; NaN for a step whose loss a program's log does not say"""
-    grad_norms: tuple[float, ...] = ()
-    """global gradient norm before clipping; NaN as for losses"""
-    nonfinite_steps: int = 0
-    """steps with a loss or gradient that was not finite, except those that loss scaling skipped"""
-    skipped_steps: int = 0
-    """steps that dynamic loss scaling skipped"""
-    gradient_noise_scale: float | None = None
-    """simple noise scale in sequences (McCandlish et al. 2018, eq. 2.8), if it was estimated; infinite if the gradient is indistinguishable from noise"""
-    gradient_noise_interval: tuple[float, float] | None = None
-    """90% interval of the noise scale, sequences"""
-    setup_s: float = 0.0
-    """seconds before the first step: processes, groups, model"""
-    flops_per_token: float | None = None
-    """model FLOPs per token, without recomputation, where known"""
-    peak_flops_per_s: float | None = None
-    """datasheet peak of one rank in the config's precision, where known"""
-    memory_capacity_bytes: float | None = None
-    """memory of one rank, where known"""
-    rank_peak_memory_bytes: tuple[float, ...] = ()
-    """peak of each rank"""
-    breakdown_s: Mapping[str, float] = field(default_factory=dict)
-    """profiled seconds of a step by cause, if a profile was requested"""
-    utilization: Mapping[str, float] = field(default_factory=dict)
-    """other readings by name: power_watts, sm, memory_bandwidth, ..."""
-    reference_losses: tuple[float, ...] = ()
-    """losses of an fp32 reference on the same data, if one was measured"""
-    loss_comparison: LossComparison | None = None
-    """the loss at equal tokens against other configs', where they do not see the same data"""
-    time_from: str = ""
-    """what the step times were taken from: `log` (a time that the program printed), `rate` (a printed rate) or `arrival` (of its step lines); empty: the
-    worker's own clock"""
-    time_resolution_s: float = 0.0
-    """the smallest difference between two step times that it can tell; 0 where it is not known"""
-
-    def __post_init__(self) -> None:
-        for name in ("step_times_s", "losses", "grad_norms", "rank_peak_memory_bytes", "reference_losses"):
-            value = getattr(self, name)
-            if not isinstance(value, tuple):
-                object.__setattr__(self, name, tuple(value))
-        if isinstance(self.loss_comparison, Mapping):
-            object.__setattr__(self, "loss_comparison", LossComparison(**self.loss_comparison))
-
-    @property
-    def step_time_s(self) -> float:
-        """Median seconds of a step; nan without steps."""
-        return float(np.median(self.step_times_s)) if self.step_times_s else math.nan
-
-    @property
-    def step_time_spread(self) -> float:
-        """Robust relative spread of the step time: 1.4826 * median absolute deviation / median, with the rounding of the times (a uniform
-        error over the resolution, whose standard deviation is resolution / sqrt(12))."""
-        if len(self.step_times_s) < 2:
-            return 0.0
-        times = np.asarray(self.step_times_s)
-        middle = float(np.median(times))
-        deviation = 1.4826 * float(np.median(np.abs(times - middle)))
-        return math.hypot(deviation, self.time_resolution_s / math.sqrt(12)) / middle if middle > 0 else 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens per second of the whole job, at the median step."""
-        return self.tokens_per_step / self.step_time_s if self.step_times_s and self.step_time_s > 0 else math.nan
-
-    @property
-    def tokens_per_s_per_gpu(self) -> float:
-        """Tokens per second and rank in use, at the median step."""
-        return self.tokens_per_s / self.num_ranks
-
-    @property
-    def mfu(self) -> float | None:
-        """Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B): tokens/s * FLOPs per token / peak; None where unknown."""
-        if self.flops_per_token is None or not self.peak_flops_per_s:
-            return None
-        return self.tokens_per_s_per_gpu * self.flops_per_token / self.peak_flops_per_s
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, derived ones included."""
-        stored = {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
-        return {
-            **stored,
-            "step_time_s": _plain(self.step_time_s),
-            "step_time_spread": self.step_time_spread,
-            "tokens_per_s": _plain(self.tokens_per_s),
-            "tokens_per_s_per_gpu": _plain(self.tokens_per_s_per_gpu),
-            "mfu": _plain(self.mfu),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Measurement:
-        """The measurement of `to_dict`'s values; derived ones are recomputed."""
-        return cls(**{k: _back(v) for k, v in values.items() if k in cls.__dataclass_fields__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +138,27 @@ class TrialPurpose(StrEnum):
     """proposed by the searcher"""
     FINAL = "final"
     """a finalist or the baseline, measured again in turn before a winner is named"""
+    PROXY = "proxy"
+    """a small job that stands for a config of the target; it is compared with no other trial and cannot be the best"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandsFor:
+    """What a proxy trial stands for, and what ran in its place."""
+
+    config: ParallelConfig
+    """config of the study's workload, the target"""
+    workload: Workload
+    """what the trial trained, on the cluster at hand"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"config": self.config.to_dict(), "workload": workload_to_dict(self.workload)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StandsFor:
+        """The value of `to_dict`'s values."""
+        return cls(config=ParallelConfig.from_dict(values["config"]), workload=workload_from_dict(values["workload"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +189,8 @@ class Trial:
     """how it failed, if it did"""
     reason: str = ""
     """why it was proposed, or why it was stopped, in words"""
+    stands_for: StandsFor | None = None
+    """of a proxy trial, the config that it stands for and the workload that it ran; None: it ran the study's workload"""
     created_at: datetime | None = None
     """UTC"""
     started_at: datetime | None = None
@@ -301,6 +222,7 @@ class Trial:
             "reward": self.reward.to_dict() if self.reward else None,
             "failure": self.failure.to_dict() if self.failure else None,
             "reason": self.reason,
+            "stands_for": self.stands_for.to_dict() if self.stands_for else None,
             "created_at": self.created_at.isoformat() if self.created_at else None,
             "started_at": self.started_at.isoformat() if self.started_at else None,
             "ended_at": self.ended_at.isoformat() if self.ended_at else None,
@@ -318,6 +240,7 @@ class Trial:
             "measurement": Measurement.from_dict,
             "reward": Reward.from_dict,
             "failure": Failure.from_dict,
+            "stands_for": StandsFor.from_dict,
             "created_at": datetime.fromisoformat,
             "started_at": datetime.fromisoformat,
             "ended_at": datetime.fromisoformat,
@@ -327,19 +250,7 @@ class Trial:
         return cls(**v)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"nonfinite": str(value)} if not math.isnan(value) else None
-    if isinstance(value, LossComparison):
-        return asdict(value)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(v) for v in value]
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-def _back(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return float(value["nonfinite"]) if set(value) == {"nonfinite"} else dict(value)
-    if isinstance(value, list):
-        return tuple(math.nan if v is None else _back(v) for v in value)
-    return value
+def trial_numbers(numbers: Sequence[int]) -> str:
+    """`trial 7`, `trials 7 and 9`, `trials 3, 7 and 9`."""
+    *first, last = map(str, numbers)
+    return f"trials {', '.join(first)} and {last}" if first else f"trial {last}"

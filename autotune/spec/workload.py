@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from autotune.errors import SpecError
 from autotune.spec.checks import one_of, positive_int
 from autotune.spec.cluster import ClusterSpec
 from autotune.spec.model import ModelSpec
 
-OPTIMIZERS = ("adamw", "sgd")
-"""adamw keeps two fp32 moments per weight, sgd none"""
+OPTIMIZERS = ("adamw", "sgd", "adamw_8bit", "muon", "adafactor")
+"""adamw keeps two fp32 moments per weight, adamw_8bit two of one byte, muon one (adamw's two for embeddings, norms and the output projection),
+adafactor sums over rows and columns, sgd none"""
+PEFT_METHODS = ("lora", "qlora")
+"""lora trains adapters beside frozen weights (arXiv 2106.09685); qlora keeps the frozen weights in 4 bits (arXiv 2305.14314)"""
+PEFT_TARGETS = ("attention", "all")
+"""which projections have adapters: those of the attention, or those of the MLP (or the experts) too"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peft:
+    """Fine-tuning that trains low-rank adapters and leaves the model's weights as they are."""
+
+    method: str = "lora"
+    """lora or qlora"""
+    rank: int = 16
+    """inner width of an adapter, >= 1"""
+    targets: str = "all"
+    """attention or all"""
+
+    def __post_init__(self) -> None:
+        one_of("peft.method", self.method, PEFT_METHODS)
+        positive_int("peft.rank", self.rank, at_most=1 << 16)
+        one_of("peft.targets", self.targets, PEFT_TARGETS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +50,13 @@ class Workload:
     global_batch_size: int | tuple[int, ...]
     """sequences per optimizer step: one value, or the allowed values in rising order"""
     optimizer: str = "adamw"
-    """adamw or sgd"""
+    """adamw, sgd, adamw_8bit, muon or adafactor"""
     trainer: str = "native"
     """name of the trainer; the cost model's constants depend on it and on the GPU type"""
+    document_len: int = 0
+    """mean tokens of the documents that are packed into a sequence and do not attend to each other; 0: a sequence is one document"""
+    peft: Peft | None = None
+    """what fine-tuning trains instead of all weights; None: all weights"""
 
     def __post_init__(self) -> None:
         for name, kind in (("model", ModelSpec), ("cluster", ClusterSpec)):
@@ -49,6 +77,14 @@ class Workload:
         if isinstance(self.global_batch_size, tuple):
             object.__setattr__(self, "global_batch_size", tuple(sorted(set(sizes))))
         one_of("optimizer", self.optimizer, OPTIMIZERS)
+        if self.document_len:
+            positive_int("document_len", self.document_len, at_most=self.seq_len)
+        if self.peft is not None and not isinstance(self.peft, Peft):
+            raise SpecError(
+                f"peft must be a Peft, but is {self.peft!r}",
+                remedy="Peft(method='lora', rank=16, targets='all')",
+                field="peft",
+            )
 
     @property
     def global_batch_sizes(self) -> tuple[int, ...]:

@@ -6,10 +6,13 @@
     location, database, diagnosis             the address, connections and transactions, the meaning of drivers' errors
     tables, schema, migrations                the tables, their version, and the upgrades of older databases
     submissions, lifecycle, locking,
-    trials, history, best_trials              the writes, one subject each
+    trials, decisions, history, best_trials,
+    annotation_keeper, deletion               the writes, one subject each
     rows, packing, queries                    values as rows, compact encodings, the reads
+    checksums, examination                    a checksum for each row; what `autotune store check` finds
     tokens, audit, measured_once, statistics  what the service and the cost model store here
     laws, maintenance, table_files            the laws of every history; check, backup, vacuum; CSV and Parquet files
+    restoring                                 restore from a backup, upgrade with a dry run
 
 SQLAlchemy is imported only when a store is opened.
 """

@@ -8,31 +8,43 @@ SQLite
                  lock of this module, because SQLite's own lock is unfair and polls. Transactions take milliseconds; a process that is frozen
                  inside one keeps others from writing until it continues or dies.
 
+    Main file    After a durable transaction, at most once a second, the WAL is copied into the main file, so that a plain copy of it is no empty store.
+    Read-only    A file that this user may not write is opened for reading.
+    Deleted      A file that was deleted, replaced or emptied while it was open is neither read nor written any more: what is written there would be lost.
+
 PostgreSQL runs at READ COMMITTED. Each write begins with an UPDATE of the study's row, which serves as the study's lock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.pool import QueuePool, StaticPool
 
+from autotune.errors import StoreUnavailableError, StoreVersionError
 from autotune.extras import require_extra
 from autotune.store.diagnosis import diagnosed
 from autotune.store.location import StoreLocation
 
 BUSY_TIMEOUT_S = 30.0
 """Time that a writer waits for transactions of other processes, s; each takes milliseconds."""
+CHECKPOINT_S = 1.0
+"""Least time between two copies of the WAL into the main file, s."""
 CONNECT_TIMEOUT_S = 5
 """Time to wait for a PostgreSQL server to accept a connection, s."""
+SILENT_SERVER = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 2, "tcp_user_timeout": 20_000}
+"""Ends a connection on which nothing has come back for 20 s (the last in ms). Without it, a network that is cut blocks a write for a quarter of an hour."""
 
 
 def now_us() -> int:
@@ -62,6 +74,7 @@ def lock(connection: Connection, subject: str) -> None:
         connection.execute(_LOCK, {"number": int.from_bytes(digest, "big", signed=True)})
 
 
+_VERSION = text("SELECT version_num FROM autotune_version")
 _LOCK = text("SELECT pg_advisory_xact_lock(:number)")
 
 
@@ -72,8 +85,14 @@ class Database:
         self.location = location
         self._write_lock = threading.RLock() if location.is_sqlite else None
         self._is_memory = location.is_sqlite and location.path is None
+        self.is_read_only = (
+            location.path is not None and location.path.exists() and not os.access(location.path, os.W_OK)
+        )
+        self._opened: os.stat_result | None = None
+        self._version = ""
+        self._checkpointed_s = 0.0
         with diagnosed(location):
-            self.engine = _make_engine(location, self._is_memory)
+            self.engine = _make_engine(location, self)
         self._snapshots = (
             self.engine if location.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
         )
@@ -83,11 +102,24 @@ class Database:
         """Whether the database is SQLite."""
         return self.location.is_sqlite
 
+    @property
+    def is_memory(self) -> bool:
+        """Whether the database lives in this process alone."""
+        return self._is_memory
+
+    def is_prepared(self, version: str) -> None:
+        """From here on the file is expected to exist, to be the same one, and the schema to have this version."""
+        self._version = version
+        if self.location.path is not None:
+            self._opened = _stat(self.location.path)
+
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A consistent snapshot: all reads in the block see the same state. Raises the store's errors."""
-        with diagnosed(self.location), self._exclusive(self._is_memory), self._snapshots.connect() as connection:
-            yield connection
+        with diagnosed(self.location), self._exclusive(self._is_memory):
+            self._check_file()
+            with self._snapshots.connect() as connection:
+                yield connection
 
     @contextmanager
     def write(self, *, durable: bool = False) -> Iterator[Connection]:
@@ -95,10 +127,55 @@ class Database:
 
         After `StoreUnavailableError` the caller does not know whether it was committed. Writing again is safe, see `autotune.store.trials`.
         """
-        with diagnosed(self.location), self._exclusive(True), self.engine.connect() as connection:
-            connection = connection.execution_options(autotune_write="FULL" if durable else "NORMAL")
-            with connection.begin():
-                yield connection
+        with diagnosed(self.location), self._exclusive(True):
+            self._check_file()
+            if self.is_read_only:
+                raise StoreUnavailableError(
+                    f"the store {self.location} cannot be written: it is read-only for this user",
+                    remedy="make the file and its folder writable for this user",
+                )
+            with self.engine.connect() as connection:
+                connection = connection.execution_options(autotune_write="FULL" if durable else "NORMAL")
+                with connection.begin():
+                    self._refuse_outdated(connection)
+                    yield connection
+                if durable and self.location.path is not None:
+                    self._checkpoint(connection)
+
+    def _check_file(self) -> None:
+        """Raises `StoreUnavailableError` when the file is not the one that was opened."""
+        path = self.location.path
+        if self._opened is None or path is None:
+            return
+        found = _stat(path)
+        if found is None:
+            what = "deleted"
+        elif not os.path.samestat(found, self._opened):
+            what = "replaced"
+        elif not found.st_size:
+            what = "emptied"
+        else:
+            return
+        raise StoreUnavailableError(
+            f"the file of the store {path} was {what} while it was open",
+            remedy="bring the file back (`autotune store restore FILE` does from a backup), then start again",
+        )
+
+    def _refuse_outdated(self, connection: Connection) -> None:
+        """Raises `StoreVersionError` when a newer release has upgraded the database since this process opened it: it writes what the newer one cannot read."""
+        if self._version and (found := connection.scalar(_VERSION)) != self._version:
+            raise StoreVersionError(
+                f"the store {self.location} was upgraded to version {found} while this process had it open, which writes version {self._version}",
+                remedy="end this process and start it again with the newer release",
+            )
+
+    def _checkpoint(self, connection: Connection) -> None:
+        """Copies the WAL into the main file as far as no reader needs it; what cannot be copied now is copied later."""
+        if time.monotonic() - self._checkpointed_s < CHECKPOINT_S:
+            return
+        self._checkpointed_s = time.monotonic()
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     @contextmanager
     def _exclusive(self, needed: bool) -> Iterator[None]:
@@ -106,8 +183,6 @@ class Database:
             yield
             return
         if not self._write_lock.acquire(timeout=2 * BUSY_TIMEOUT_S):
-            from autotune.errors import StoreUnavailableError
-
             raise StoreUnavailableError(
                 f"the store {self.location} is busy: other threads have been writing for {2 * BUSY_TIMEOUT_S:.0f} s",
                 remedy="try again",
@@ -128,7 +203,25 @@ class Database:
         self.engine.dispose()
 
 
-def _make_engine(location: StoreLocation, is_memory: bool) -> Engine:
+def _stat(path: Path) -> os.stat_result | None:
+    """Device, inode and size of the file; None where there is none."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _connect(path: Path, database: Database) -> sqlite3.Connection:
+    """Opens the file, and makes it only before the store is prepared."""
+    wal = path.with_name(path.name + "-wal")
+    mode = "ro" if database.is_read_only else "rwc" if database._opened is None else "rw"
+    if database.is_read_only and not (wal.exists() and wal.stat().st_size):
+        mode += "&immutable=1"  # without a WAL nothing else writes, and SQLite needs no file of its own beside it
+    uri = f"{path.as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, check_same_thread=False, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+
+
+def _make_engine(location: StoreLocation, database: Database) -> Engine:
     if not location.is_sqlite:
         require_extra("postgresql", "a PostgreSQL store")
         engine = create_engine(
@@ -137,28 +230,28 @@ def _make_engine(location: StoreLocation, is_memory: bool) -> Engine:
             max_overflow=24,
             pool_timeout=BUSY_TIMEOUT_S,
             pool_pre_ping=True,
-            connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "autotune"},
+            connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "autotune", **SILENT_SERVER},
             hide_parameters=True,
         )
         event.listen(engine, "connect", _limit_waits)
         return engine
     pool: dict[str, Any] = (
         {"poolclass": StaticPool}
-        if is_memory
+        if database.is_memory
         else {"poolclass": QueuePool, "pool_size": 8, "max_overflow": 24, "pool_timeout": BUSY_TIMEOUT_S}
     )
-    engine = create_engine(
-        location.url,
-        connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_S, "isolation_level": None},
-        hide_parameters=True,
-        **pool,
-    )
+    if (path := location.path) is not None:
+        pool["creator"] = lambda: _connect(path, database)
+    else:
+        pool["connect_args"] = {"check_same_thread": False, "isolation_level": None}
+    engine = create_engine(location.url, hide_parameters=True, **pool)
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
-        cursor.execute("PRAGMA page_size=8192")  # of a new file: fits several trials on a page
-        _use_wal(cursor)
+        if not database.is_read_only:
+            cursor.execute("PRAGMA page_size=8192")  # of a new file: fits several trials on a page
+            _use_wal(cursor)
         cursor.execute("PRAGMA foreign_keys=ON")
         cursor.execute("PRAGMA cache_size=-16384")
         cursor.close()

@@ -33,7 +33,7 @@ _SQLITE_REMEDIES = {
     ),
 }
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_DAMAGED_REMEDY = "restore a backup (FILE.*.backup, or one made by `autotune store backup`), or name another file"
+_DAMAGED_REMEDY = "restore a backup (FILE.*.backup, or one made by `autotune store backup`) with `autotune store restore`, or name another file"
 
 
 def diagnose(error: Exception, location: StoreLocation) -> StoreError:

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from autotune.ports import HistoryEvent
+from autotune.store.checksums import sealed
 from autotune.store.database import now_us
 from autotune.store.rows import json_text, read_event
 from autotune.store.tables import events, studies
@@ -32,16 +33,18 @@ _COUNT = (
 _INSERT = insert(events)
 
 
-def append(connection: Connection, study: int, lines: Sequence[Line], *, new_trials: int = 0) -> None:
-    """Appends the lines to the history of the study with that key, in this transaction, and adds `new_trials` to its count of trials."""
+def append(connection: Connection, study: int, lines: Sequence[Line], *, new_trials: int = 0) -> int:
+    """Appends the lines to the history of the study with that key, in this transaction, and adds `new_trials` to its count of trials. Returns the number of
+    the first line."""
     now = now_us()
     counts = {"of_study": study, "new_events": len(lines), "new_trials": new_trials, "now": now}
     first = connection.execute(_COUNT, counts).scalar_one() - len(lines) + 1
     rows = [
-        {"study": study, "sequence": first + i, "at_us": now, "kind": kind, "data": json_text(data)}
+        sealed(events, {"study": study, "sequence": first + i, "at_us": now, "kind": kind, "data": json_text(data)})
         for i, (kind, data) in enumerate(lines)
     ]
     connection.execute(_INSERT, rows if len(rows) > 1 else rows[0])
+    return int(first)
 
 
 def read(

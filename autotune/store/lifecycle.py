@@ -1,17 +1,21 @@
-"""Status changes of a study, each a compare-and-set. A terminal status never changes, and it leaves no trial open."""
+"""What people want of a study, and its status: two columns with different writers, so that neither overwrites the other.
+
+`wanted` is written by people, at any time before the study has ended. `status` is written under the lease of the study's controller, or by anybody while
+nobody holds the study. Each change is a compare-and-set. A terminal status never changes, and it leaves no trial open.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, Row, select, update
 
 from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import Lease, StudyFields
-from autotune.spec import StudyStatus
+from autotune.spec import StudyStatus, Wanted
 from autotune.store import locking
-from autotune.store.database import now_us
+from autotune.store.database import Database, now_us
 from autotune.store.history import append
 from autotune.store.rows import clean, json_text
 from autotune.store.tables import specs, studies
@@ -21,17 +25,37 @@ FIELDS = tuple(StudyFields.__annotations__)
 """Fields that can be written together with the status."""
 
 
+def want(connection: Connection, study_id: str, wanted: Wanted, message: str) -> None:
+    """Writes what people want. Adds a line to the history only when it changes."""
+    study = _locked(connection, study_id)
+    if study.status in locking.TERMINAL:
+        raise ConflictError(f"study {study_id} has ended as {study.status}", remedy="submit a new study")
+    before = Wanted(study.wanted)
+    if not before.may_become(wanted):
+        raise ConflictError(
+            f"study {study_id} was asked to {before}, which cannot be taken back, so that it cannot {wanted}"
+        )
+    if before is wanted:
+        return
+    now, text = now_us(), clean(message)
+    values = {"wanted": str(wanted), "wanted_us": now, "message": text, "updated_us": now}
+    connection.execute(update(studies).where(studies.c.key == study.key).values(**values))
+    append(connection, study.key, [("study.wanted", {"wanted": str(wanted), "from": str(before), "message": message})])
+
+
 def set_status(
+    database: Database,
     connection: Connection,
     study_id: str,
     status: StudyStatus,
     *,
     expect: Sequence[StudyStatus],
-    message: str,
+    message: str | None,
     lease: Lease | None,
+    wanted: Wanted | None,
     fields: Mapping[str, Any],
 ) -> None:
-    """Sets status, message and fields. Adds a line to the history only when status or message change."""
+    """Sets status, message (None: it stays) and fields. Adds a line to the history only when status or message change."""
     unknown = [name for name in fields if name not in FIELDS]
     if unknown:
         raise TypeError(f"set_status has no field called {unknown[0]!r}; fields: {', '.join(FIELDS)}")
@@ -42,10 +66,12 @@ def set_status(
             )
         study = locking.hold(connection, lease)
     else:
-        found = connection.execute(select(studies).where(studies.c.id == study_id).with_for_update()).first()
-        if found is None:
-            raise NotFoundError(f"no study has the id {study_id!r}", remedy="`autotune list` shows them")
-        study = found
+        study = _locked(connection, study_id)
+        if study.lease_owner and study.lease_expires_us > database.server_now_us(connection):
+            raise ConflictError(
+                f"only its controller changes the status of a study that is being run, and {study.lease_owner} runs study {study_id}",
+                remedy="say what is wanted of it: pause, resume, stop or cancel",
+            )
     if study.status in locking.TERMINAL:
         raise ConflictError(
             f"a terminal status never changes, and study {study_id} is {study.status}", remedy="submit a new study"
@@ -53,7 +79,9 @@ def set_status(
     if study.status not in [str(s) for s in expect]:
         names = ", ".join(str(s) for s in expect)
         raise ConflictError(f"study {study_id} must be {names} to become {status}, but is {study.status}")
-    now = now_us()
+    if wanted is not None and study.wanted != wanted:
+        raise ConflictError(f"study {study_id} must be wanted to {wanted} to become {status}, but to {study.wanted}")
+    now, message = now_us(), study.message if message is None else message
     columns: dict[str, Any] = {name: value for name, value in fields.items() if name != "result"}
     columns |= {"status": str(status), "message": clean(message), "updated_us": now}
     if status is StudyStatus.RUNNING and study.started_us is None:
@@ -69,3 +97,11 @@ def set_status(
         lines.append((f"study.{status.lower()}", {"from": study.status, "message": message}))
     if lines:
         append(connection, study.key, lines)
+
+
+def _locked(connection: Connection, study_id: str) -> Row[Any]:
+    """The study's row, locked until the transaction ends. Raises `NotFoundError`."""
+    found = connection.execute(select(studies).where(studies.c.id == study_id).with_for_update()).first()
+    if found is None:
+        raise NotFoundError(f"no study has the id {study_id!r}", remedy="`autotune list` shows them")
+    return found

@@ -72,6 +72,12 @@ def holder(connection: Connection, study_id: str) -> Lease | None:
     return Lease(study=study_id, owner=row.lease_owner, fence=row.fence, expires_at=from_us(row.lease_expires_us))
 
 
+def is_held(database: Database, connection: Connection, study_id: str) -> bool:
+    """Whether somebody's lease is in force, by the clock by which it was given."""
+    row = find(connection, study_id)
+    return bool(row.lease_owner) and row.lease_expires_us > database.server_now_us(connection)
+
+
 def renew(database: Database, connection: Connection, lease: Lease, lease_s: float) -> Lease:
     """The lease with a new expiry. An expired lease can be renewed too, unless it was taken over."""
     expires = database.server_now_us(connection) + round(lease_s * 1e6)

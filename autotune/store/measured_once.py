@@ -1,4 +1,4 @@
-"""Measurements that all studies share: calibrations of the cost model, and losses of the fp32 reference."""
+"""What all studies share: calibrations of the cost model, profiles of models, and losses of the fp32 reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from autotune.spec.plain import canonical
 from autotune.store.database import now_us
 from autotune.store.rows import clean
-from autotune.store.tables import calibrations, reference_losses
+from autotune.store.tables import calibrations, profiles, reference_losses
 
 
 def save_calibration(connection: Connection, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
@@ -26,6 +26,18 @@ def calibration(connection: Connection, cluster: str, trainer: str) -> dict[str,
     """The constants stored for exactly this cluster and trainer; None without any."""
     query = select(calibrations.c["values"]).where(calibrations.c.cluster == cluster, calibrations.c.trainer == trainer)
     text = connection.execute(query).scalar()
+    return None if text is None else json.loads(text)
+
+
+def save_profile(connection: Connection, fingerprint: str, values: Mapping[str, Any]) -> None:
+    """Stores what dry runs said of a model's training, and replaces what an earlier one said."""
+    row = {"fingerprint": clean(fingerprint), "at_us": now_us(), "values": canonical(dict(values))}
+    connection.execute(_replace(connection, profiles, row))
+
+
+def profile(connection: Connection, fingerprint: str) -> dict[str, Any] | None:
+    """The profile stored under exactly this fingerprint; None without any."""
+    text = connection.execute(select(profiles.c["values"]).where(profiles.c.fingerprint == fingerprint)).scalar()
     return None if text is None else json.loads(text)
 
 

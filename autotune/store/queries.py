@@ -12,10 +12,10 @@ from sqlalchemy import Connection, Row, Select, bindparam, func, select
 from autotune.errors import NotFoundError
 from autotune.ports import Revision, StudyRecord
 from autotune.spec import StudyStatus, Trial
-from autotune.store.database import to_us
+from autotune.store.database import from_us, to_us
 from autotune.store.packing import unpack_steps
 from autotune.store.rows import read_study, read_trial
-from autotune.store.tables import attempts, records, specs, studies, trials, workloads
+from autotune.store.tables import attempts, records, specs, studies, tags, trials, workloads
 
 _LISTED = 5
 """Number of candidates that the error for an ambiguous id lists."""
@@ -34,7 +34,7 @@ def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
     by_name = studies.c.name == study_id
     for condition in (studies.c.id == study_id, by_name, studies.c.id.startswith(study_id, autoescape=True)):
         rows = connection.execute(
-            select(studies.c.key, studies.c.id)
+            select(studies.c.key, studies.c.id, studies.c.name, studies.c.status, studies.c.created_us)
             .where(condition)
             .order_by(studies.c.created_us.desc(), studies.c.key.desc())
             .limit(_LISTED + 1)
@@ -42,11 +42,16 @@ def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
         if len(rows) == 1 or (rows and condition is by_name):
             return rows[0].key, rows[0].id
         if rows:
-            some = ", ".join(row.id for row in rows[:_LISTED]) + (", ..." if len(rows) > _LISTED else "")
+            some = "; ".join(map(_described, rows[:_LISTED])) + ("; and others" if len(rows) > _LISTED else "")
             raise NotFoundError(
                 f"more than one study has an id that starts with {study_id!r}: {some}", remedy="give the whole id"
             )
     raise NotFoundError(f"no study has the id or name {study_id!r}", remedy="`autotune list` shows them")
+
+
+def _described(row: Any) -> str:
+    """A study in the list of those that an id may mean."""
+    return f"{row.id} ({row.name}, {from_us(row.created_us):%Y-%m-%d %H:%M}, {row.status})"
 
 
 def revision(connection: Connection, study_id: str) -> Revision:
@@ -60,7 +65,7 @@ def study(connection: Connection, study_id: str) -> StudyRecord:
     """The record of the study with that id, name or start of an id."""
     key, _ = resolve(connection, study_id)
     row = connection.execute(_study_rows().where(studies.c.key == key)).one()
-    return read_study(row, _trial_counts(connection, [key])[key])
+    return _records(connection, [row])[0]
 
 
 def list_studies(
@@ -75,11 +80,13 @@ def list_studies(
     ended_before: datetime | None = None,
     runner: str = "",
     without_runner: str = "",
+    tag: str = "",
     limit: int,
     offset: int,
 ) -> list[StudyRecord]:
     """The records that match all filters, newest first."""
-    query = _study_rows().order_by(studies.c.created_us.desc(), studies.c.key.desc()).limit(limit).offset(offset)
+    newest_first = studies.c.created_us.desc(), studies.c.key.desc()
+    query = select(studies.c.key).order_by(*newest_first).limit(limit).offset(offset)
     if wanted := [str(s) for s in statuses]:
         query = query.where(studies.c.status.in_(wanted))
     if owner:
@@ -90,11 +97,16 @@ def list_studies(
         query = query.where(studies.c.ended_us < to_us(ended_before))
     query = query.where(studies.c.runner == runner) if runner else query
     query = query.where(studies.c.runner != without_runner) if without_runner else query
+    if tag:
+        query = query.where(studies.c.key.in_(select(tags.c.study).where(tags.c.tag == tag)))
     about = {"model": model, "cluster": cluster, "trainer": trainer}
     if any(about.values()):
         query = query.join(workloads, workloads.c.key == studies.c.workload)
         query = query.where(*(workloads.c[column] == value for column, value in about.items() if value))
-    return _records(connection, connection.execute(query).all())
+    # the specs are fetched for those that were picked: those before the offset would be read and left out
+    picked = list(connection.scalars(query))
+    rows = {row.key: row for row in connection.execute(_study_rows().where(studies.c.key.in_(picked)))}
+    return _records(connection, [rows[key] for key in picked])
 
 
 def claimable(connection: Connection, now: int, *, limit: int) -> list[StudyRecord]:
@@ -143,6 +155,7 @@ def best(
     runner: str = "",
     without_runner: str = "",
     one_each: bool = False,
+    measured_after: datetime | None = None,
     **filters: Any,
 ) -> list[tuple[StudyRecord, Trial]]:
     """Representatives of configs, by tokens per second and GPU of the cluster, best first. See `autotune.ports.HistoryReader.best`.
@@ -163,19 +176,27 @@ def best(
     asked = {name: value for name, value in filters.items() if value not in (None, "")}
     if {"gpu", "num_gpus", "seq_len"} & set(asked):
         picked = picked.join(workloads, workloads.c.key == records.c.workload)
-    if runner or without_runner or one_each or "owner" in asked:
+    if runner or without_runner or measured_after is not None or "owner" in asked:
         picked = picked.join(trials, trials.c.key == records.c.trial).join(studies, studies.c.key == trials.c.study)
     for name, value in asked.items():
         picked = picked.where(columns[name] == value)
     if runner or without_runner:
         picked = picked.where(studies.c.runner == runner if runner else studies.c.runner != without_runner)
+    if measured_after is not None:
+        picked = picked.where(trials.c.ended_us > to_us(measured_after))
     if one_each:
         place = func.row_number().over(
             partition_by=(records.c.model, records.c.cluster), order_by=(records.c.throughput.desc(), records.c.trial)
         )
-        places = picked.add_columns(studies.c.created_us, place.label("place")).order_by(None).limit(None).subquery()
-        picked = select(places.c.trial, places.c.throughput).where(places.c.place == 1).limit(limit)
-        picked = picked.order_by(places.c.created_us.desc(), places.c.throughput.desc(), places.c.trial)
+        places = picked.add_columns(place.label("place")).order_by(None).limit(None).subquery()
+        picked = (
+            select(places.c.trial, places.c.throughput)
+            .join(trials, trials.c.key == places.c.trial)
+            .join(studies, studies.c.key == trials.c.study)
+            .where(places.c.place == 1)
+            .order_by(studies.c.created_us.desc(), places.c.throughput.desc(), places.c.trial)
+            .limit(limit)
+        )
     # the trials' documents are fetched for those that were picked: sorting would drag all of them along
     order = {trial: at for at, trial in enumerate(connection.scalars(picked))}
     query = select(trials, studies.c.id.label("study_id")).join(studies, studies.c.key == trials.c.study)
@@ -191,8 +212,16 @@ def _by_key(connection: Connection, keys: set[int]) -> list[StudyRecord]:
 
 def _records(connection: Connection, rows: Iterable[Row[Any]]) -> list[StudyRecord]:
     rows = list(rows)
-    counts = _trial_counts(connection, [row.key for row in rows])
-    return [read_study(row, counts[row.key]) for row in rows]
+    keys = [row.key for row in rows]
+    counts, tagged = _trial_counts(connection, keys), _tags(connection, keys)
+    return [read_study(row, counts[row.key], tagged[row.key]) for row in rows]
+
+
+def _tags(connection: Connection, keys: list[int]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = defaultdict(list)
+    for key, tag in connection.execute(select(tags).where(tags.c.study.in_(keys))) if keys else ():
+        found[key].append(tag)
+    return found
 
 
 def _trial_counts(connection: Connection, keys: list[int]) -> dict[int, dict[str, int]]:

@@ -1,6 +1,7 @@
 """Conversion between rows and values.
 
-A trial's row has columns for what queries ask about; `document` holds config, estimate, measurement, reward, failure and reason in full.
+A trial's row has columns for what queries ask about; `document` holds config, estimate, measurement, reward, failure and reason in full, and of
+a proxy trial what it stands for.
 The column `config` is the short text that people read and search. A config is known by `config_key`, the first 64 bits of the
 fingerprint of `ParallelConfig.key`, so that the same config is the same number in every study and after knobs are added.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +23,12 @@ from autotune.spec import (
     Measurement,
     ParallelConfig,
     Reward,
+    StandsFor,
     StudyStatus,
     Trial,
     TrialPurpose,
     TrialStatus,
+    Wanted,
 )
 from autotune.spec.plain import canonical, finite, study_from_dict
 from autotune.store.database import from_us, to_us
@@ -47,7 +50,7 @@ def json_text(values: Any) -> str:
     return canonical(finite(values))
 
 
-def read_study(row: Row[Any], trial_counts: Mapping[str, int]) -> StudyRecord:
+def read_study(row: Row[Any], trial_counts: Mapping[str, int], tags: Iterable[str]) -> StudyRecord:
     """The record of a row of `studies` joined with `specs`."""
     return StudyRecord(
         id=row.id,
@@ -66,6 +69,10 @@ def read_study(row: Row[Any], trial_counts: Mapping[str, int]) -> StudyRecord:
         speedup=row.speedup,
         result=json.loads(row.result),
         trial_counts=dict(trial_counts),
+        wanted=Wanted(row.wanted),
+        decisions=row.num_decisions,
+        wanted_at=from_us(row.wanted_us) if row.wanted_us is not None else None,
+        tags=tuple(sorted(tags)),
     )
 
 
@@ -92,6 +99,7 @@ def read_trial(study_id: str, row: Row[Any]) -> Trial:
         reward=Reward.from_dict(document["reward"]) if document["reward"] else None,
         failure=Failure.from_dict(document["failure"]) if document["failure"] else None,
         reason=document["reason"],
+        stands_for=StandsFor.from_dict(document["stands_for"]) if document.get("stands_for") else None,
         created_at=from_us(row.created_us),
         started_at=from_us(row.started_us) if row.started_us is not None else None,
         ended_at=from_us(row.ended_us) if row.ended_us is not None else None,
@@ -116,9 +124,15 @@ def new_trial_row(trial: Trial, *, study: int, workload: int, now: int) -> dict[
 
 
 def ended_columns(asked: Trial, trial: Trial, *, num_gpus: int, now: int) -> dict[str, Any]:
-    """The columns that change when the trial `asked` ends as `trial`; `num_gpus` is the size of the cluster."""
-    kept = replace(trial, estimate=trial.estimate or asked.estimate, reason=trial.reason or asked.reason)
-    measured = trial.measurement if trial.is_measured else None
+    """The columns that change when the trial `asked` ends as `trial`; `num_gpus` is the size of the cluster. A proxy trial has no throughput that could be
+    ranked."""
+    kept = replace(
+        trial,
+        estimate=trial.estimate or asked.estimate,
+        reason=trial.reason or asked.reason,
+        stands_for=asked.stands_for,
+    )
+    measured = trial.measurement if trial.is_measured and asked.stands_for is None else None
     return {
         "status": str(trial.status),
         "failure": str(trial.failure.kind) if trial.failure else None,
@@ -131,15 +145,17 @@ def ended_columns(asked: Trial, trial: Trial, *, num_gpus: int, now: int) -> dic
 
 def document_of(trial: Trial) -> dict[str, Any]:
     """Config and evidence of a trial as plain values, without derived values."""
-    measurement = trial.measurement.to_dict() if trial.measurement else None
+    stands_for = {"stands_for": trial.stands_for.to_dict()} if trial.stands_for else {}
     return {
+        **stands_for,
         "config": trial.config.to_dict(),
         "estimate": trial.estimate.to_dict() if trial.estimate else None,
-        "measurement": {k: v for k, v in measurement.items() if k not in _DERIVED} if measurement else None,
+        "measurement": _without_derived(trial.measurement) if trial.measurement else None,
         "reward": trial.reward.to_dict() if trial.reward else None,
         "failure": trial.failure.to_dict() if trial.failure else None,
         "reason": trial.reason,
     }
 
 
-_DERIVED = ("step_time_s", "step_time_spread", "tokens_per_s", "tokens_per_s_per_gpu", "mfu")
+def _without_derived(measurement: Measurement) -> dict[str, Any]:
+    return {name: v for name, v in measurement.to_dict().items() if name in Measurement.__dataclass_fields__}

@@ -20,7 +20,7 @@ from autotune.settings import data_folder
 from autotune.store.database import Database, lock
 from autotune.store.diagnosis import diagnosed
 
-HEAD = "0003"
+HEAD = "0007"
 """The version that this release reads and writes."""
 
 
@@ -31,17 +31,28 @@ def prepare(database: Database) -> None:
         _make_folder(database, path)
     with database.read() as connection:
         found = version(connection)
-    if found == HEAD:
-        return
-    _refuse_unknown(database, found)
-    if found is not None and path is not None:
-        back_up(path, path.with_name(f"{path.name}.v{found}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.backup"))
+    if found != HEAD:
+        refuse_unknown(database, found)
+        if database.is_read_only:
+            raise StoreVersionError(
+                f"the store {database.location} has version {found or 'none'} and must be upgraded to {HEAD}, but it is read-only for this user",
+                remedy="make the file and its folder writable, or copy it and name the copy",
+            )
+        _upgrade_locked(database, path)
+    database.is_prepared(HEAD)
+
+
+def _upgrade_locked(database: Database, path: Path | None) -> None:
+    """Backs up and upgrades while nobody else can write: the backup holds all that was acknowledged before."""
     with database.write() as connection:
         lock(connection, "schema")
         found = version(connection)
-        if found != HEAD:
-            _refuse_unknown(database, found)
-            upgrade(connection, HEAD)
+        if found == HEAD:
+            return
+        refuse_unknown(database, found)
+        if found is not None and path is not None:
+            back_up(path, path.with_name(f"{path.name}.v{found}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}.backup"))
+        upgrade(connection, HEAD)
 
 
 def version(connection: Connection) -> str | None:
@@ -80,8 +91,10 @@ def back_up(source: Path, target: Path) -> None:
     part = target.with_name(target.name + ".part")
     try:
         with contextlib.closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as old:
+            _make_private(part)
             with contextlib.closing(sqlite3.connect(part)) as new:
-                old.backup(new, pages=4096, sleep=0.01)
+                # in one step, from one snapshot: copied in several steps it begins again after each write of others
+                old.backup(new)
                 new.execute("PRAGMA journal_mode=DELETE")
             with part.open("rb+") as file:
                 os.fsync(file.fileno())
@@ -99,10 +112,18 @@ def _make_folder(database: Database, path: Path) -> None:
             f"the folder {folder} of the store {path.name} does not exist", remedy="make it, or name another store"
         )
     with diagnosed(database.location):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_private(path)
 
 
-def _refuse_unknown(database: Database, found: str | None) -> None:
+def _make_private(path: Path) -> None:
+    """Makes a database that only this user can read, unless there is one. SQLite gives the files beside it (-wal, -shm) the same mode."""
+    if not path.exists():
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def refuse_unknown(database: Database, found: str | None) -> None:
+    """Raises `StoreVersionError` for a version that this release does not know."""
     if found is None or (found.isdigit() and found <= HEAD):
         return
     raise StoreVersionError(

@@ -11,6 +11,7 @@ from sqlalchemy import text
 from autotune.errors import ConflictError
 from autotune.ports import (
     AuditEvent,
+    Decision,
     HistoryEvent,
     KnownWorkload,
     Lease,
@@ -20,9 +21,11 @@ from autotune.ports import (
     StudyFields,
     StudyRecord,
 )
-from autotune.spec import Failure, Study, StudyStatus, Trial
+from autotune.spec import Failure, Study, StudyStatus, Trial, Wanted
 from autotune.store import (
     audit,
+    decisions,
+    deletion,
     history,
     lifecycle,
     locking,
@@ -33,6 +36,7 @@ from autotune.store import (
     submissions,
     trials,
 )
+from autotune.store.annotation_keeper import AnnotationKeeper
 from autotune.store.database import Database
 from autotune.store.location import StoreLocation
 from autotune.store.tokens import TokenKeeper
@@ -44,6 +48,7 @@ class SqlStore:
     def __init__(self, location: StoreLocation) -> None:
         self.database = Database(location)
         self.tokens = TokenKeeper(self.database)
+        self.annotations = AnnotationKeeper(self.database)
         try:
             schema.prepare(self.database)
         except BaseException:
@@ -54,11 +59,18 @@ class SqlStore:
         return f"SqlStore({self.database.location})"
 
     def submit(
-        self, study: Study, spec: Mapping[str, Any], *, idempotency_key: str | None = None, owner: str = ""
+        self,
+        study: Study,
+        spec: Mapping[str, Any],
+        *,
+        idempotency_key: str | None = None,
+        owner: str = "",
+        join: bool = False,
     ) -> StudyRecord:
-        """Stores a new study as QUEUED; a key that was used before returns its study."""
+        """Stores a new study as QUEUED; a key that was used before returns its study, `join` one of the same spec that has not ended."""
         with self.database.write(durable=True) as connection:
-            study_id = submissions.submit(connection, study, spec, idempotency_key, owner)
+            joined = submissions.find_unfinished(connection, study, spec) if join else None
+            study_id = joined or submissions.submit(connection, study, spec, idempotency_key, owner)
         return self.study(study_id)
 
     def study(self, study_id: str) -> StudyRecord:
@@ -83,6 +95,7 @@ class SqlStore:
         ended_before: datetime | None = None,
         runner: str = "",
         without_runner: str = "",
+        tag: str = "",
         limit: int = 50,
         offset: int = 0,
     ) -> list[StudyRecord]:
@@ -100,6 +113,7 @@ class SqlStore:
                 ended_before=ended_before,
                 runner=runner,
                 without_runner=without_runner,
+                tag=tag,
                 limit=limit,
                 offset=offset,
             )
@@ -125,6 +139,11 @@ class SqlStore:
         with self.database.write() as connection:
             history.append(connection, locking.find(connection, study_id).key, [(kind, data)])
 
+    def delete(self, study_id: str, *, learners: Sequence[str] = ()) -> None:
+        """Removes a study that has ended, for good."""
+        with self.database.write(durable=True) as connection:
+            deletion.delete_study(connection, study_id, learners)
+
     def claim(self, study_id: str, owner: str, *, lease_s: float) -> Lease | None:
         """Takes the lease; None while somebody else holds it."""
         with self.database.write() as connection:
@@ -135,6 +154,11 @@ class SqlStore:
         with self.database.read() as connection:
             return locking.holder(connection, study_id)
 
+    def is_held(self, study_id: str) -> bool:
+        """Whether somebody's lease is in force, by the clock of the store."""
+        with self.database.read() as connection:
+            return locking.is_held(self.database, connection, study_id)
+
     def renew(self, lease: Lease, *, lease_s: float) -> Lease:
         """The lease with a new expiry."""
         with self.database.write() as connection:
@@ -144,6 +168,16 @@ class SqlStore:
         """Releases the lease."""
         with self.database.write() as connection:
             locking.release(connection, lease)
+
+    def keep_decision(self, lease: Lease, decision: Decision) -> None:
+        """Keeps all of a decision, or nothing. Measurements under a lease that was taken over are stored as late."""
+        with self.database.write(durable=decisions.must_survive_a_power_cut(decision)) as connection:
+            try:
+                return decisions.keep(self.database, connection, lease, decision)
+            except locking.FencedError as fenced:
+                decisions.keep_as_late(connection, fenced, lease, decision)
+                refused: ConflictError = fenced
+        raise refused
 
     def add_trial(self, lease: Lease, trial: Trial) -> None:
         """Stores a new PENDING trial."""
@@ -186,20 +220,35 @@ class SqlStore:
                 refused: ConflictError = fenced
         raise refused
 
+    def want(self, study_id: str, wanted: Wanted, *, message: str = "") -> StudyRecord:
+        """Writes what people want of the study."""
+        with self.database.write(durable=True) as connection:
+            lifecycle.want(connection, study_id, wanted, message)
+            return queries.study(connection, study_id)
+
     def set_status(
         self,
         study_id: str,
         status: StudyStatus,
         *,
         expect: Sequence[StudyStatus],
-        message: str = "",
+        message: str | None = "",
         lease: Lease | None = None,
+        wanted: Wanted | None = None,
         **fields: Unpack[StudyFields],
     ) -> StudyRecord:
         """Changes the study's status, if it is one of `expect`."""
         with self.database.write(durable=True) as connection:
             lifecycle.set_status(
-                connection, study_id, status, expect=expect, message=message, lease=lease, fields=fields
+                self.database,
+                connection,
+                study_id,
+                status,
+                expect=expect,
+                message=message,
+                lease=lease,
+                wanted=wanted,
+                fields=fields,
             )
             return queries.study(connection, study_id)
 
@@ -217,6 +266,7 @@ class SqlStore:
         runner: str = "",
         without_runner: str = "",
         one_each: bool = False,
+        measured_after: datetime | None = None,
         limit: int = 10,
     ) -> list[tuple[StudyRecord, Trial]]:
         """Best measured trials across all studies by tokens per second and GPU of the cluster, one for each workload and config."""
@@ -234,6 +284,7 @@ class SqlStore:
                 runner=runner,
                 without_runner=without_runner,
                 one_each=one_each,
+                measured_after=measured_after,
                 limit=limit,
             )
 
@@ -261,6 +312,16 @@ class SqlStore:
         """The constants stored under exactly these names."""
         with self.database.read() as connection:
             return measured_once.calibration(connection, cluster, trainer)
+
+    def save_profile(self, fingerprint: str, values: Mapping[str, Any]) -> None:
+        """Stores a profile of a model's training, and replaces an earlier one."""
+        with self.database.write() as connection:
+            measured_once.save_profile(connection, fingerprint, values)
+
+    def profile(self, fingerprint: str) -> dict[str, Any] | None:
+        """The profile stored under exactly this fingerprint."""
+        with self.database.read() as connection:
+            return measured_once.profile(connection, fingerprint)
 
     def save_reference_losses(self, model: str, data: str, seed: int, losses: Sequence[float]) -> None:
         """Stores the losses of the fp32 reference by step; a shorter series does not replace a longer one."""

@@ -8,7 +8,6 @@ from sqlalchemy import Connection, func, select
 
 from autotune.ports import KnownWorkload, Statistics
 from autotune.spec.plain import workload_from_dict
-from autotune.store.database import from_us
 from autotune.store.tables import records, studies, trials, workloads
 
 
@@ -32,27 +31,15 @@ def statistics(connection: Connection, now: int) -> Statistics:
 
 
 def known_workloads(connection: Connection) -> list[KnownWorkload]:
-    """All workloads that have measurements, the latest measured first."""
-    configs = select(records.c.workload, func.count().label("configs")).group_by(records.c.workload).subquery()
-    measured = (
-        select(trials.c.workload, func.count().label("trials"), func.max(trials.c.ended_us).label("last_us"))
-        .where(trials.c.throughput.is_not(None))
-        .group_by(trials.c.workload)
-        .subquery()
-    )
+    """All workloads that have measurements, the one with the newest representative first."""
+    configs, newest = func.count().label("configs"), func.max(records.c.trial).label("newest")
+    found = select(records.c.workload, configs, newest).group_by(records.c.workload).subquery()
     rows = connection.execute(
-        select(workloads.c.key, workloads.c.workload, configs.c.configs, measured.c.trials, measured.c.last_us)
-        .join(configs, configs.c.workload == workloads.c.key)
-        .join(measured, measured.c.workload == workloads.c.key)
-        .order_by(measured.c.last_us.desc(), workloads.c.key)
+        select(workloads.c.key, workloads.c.workload, found.c.configs)
+        .join(found, found.c.workload == workloads.c.key)
+        .order_by(found.c.newest.desc())
     )
     return [
-        KnownWorkload(
-            key=row.key,
-            workload=workload_from_dict(json.loads(row.workload)),
-            configs=row.configs,
-            trials=row.trials,
-            last_at=from_us(row.last_us),
-        )
+        KnownWorkload(key=row.key, workload=workload_from_dict(json.loads(row.workload)), configs=row.configs)
         for row in rows
     ]

@@ -8,16 +8,26 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Table, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from autotune.errors import ConflictError
-from autotune.spec import Study, StudyStatus, Workload
-from autotune.spec.plain import canonical, fingerprint, identity, study_from_dict, study_to_dict, workload_to_dict
+from autotune.spec import Study, StudyStatus, Wanted, Workload
+from autotune.spec.plain import (
+    canonical,
+    fingerprint,
+    identity,
+    is_same_study,
+    study_from_dict,
+    study_to_dict,
+    workload_to_dict,
+)
 from autotune.store.database import lock, now_us
 from autotune.store.history import append
+from autotune.store.locking import TERMINAL
 from autotune.store.rows import clean, json_text
 from autotune.store.tables import specs, studies, submissions, workloads
 
@@ -40,9 +50,11 @@ def submit(
             .where(submissions.c.owner == owner, submissions.c.idempotency_key == clean(idempotency_key))
         ).first()
         if row is not None:
-            # A release with more fields computes other fingerprints: then the stored spec decides.
-            kept = (study_from_dict(json.loads(row.values_text)), row.spec)
-            if row.fingerprint != mark and kept != (study, json_text(spec)):
+            # A release with more fields computes other fingerprints: then the stored study and spec decide. What a spec does not say of the budget may
+            # have another default by now.
+            kept = study_from_dict(json.loads(row.values_text))
+            kept = replace(kept, budget=study.budget) if spec else kept
+            if row.fingerprint != mark and (kept, row.spec) != (study, json_text(spec)):
                 raise ConflictError(
                     f"an idempotency key belongs to one spec, but this one was used for another spec, of study {row.id}",
                     remedy="use a new key for a new spec",
@@ -58,6 +70,22 @@ def submit(
         )
     append(connection, key, [("study.submitted", {"name": study.name, "owner": owner})])
     return study_id
+
+
+def find_unfinished(connection: Connection, study: Study, spec: Mapping[str, Any]) -> str | None:
+    """The id of the newest study of the same name and spec that has not ended. Nobody else submits one of this name until the transaction ends."""
+    name = clean(study.name)
+    lock(connection, fingerprint(["studies of one name", name]))
+    rows = connection.execute(
+        select(studies.c.id, specs.c["values"].label("values_text"), specs.c.spec)
+        .join(specs, specs.c.study == studies.c.key)
+        .where(studies.c.name == name, studies.c.status.not_in(TERMINAL), studies.c.wanted != str(Wanted.CANCEL))
+        .order_by(studies.c.created_us.desc(), studies.c.key.desc())
+    )
+    for row in rows:
+        if is_same_study(study_from_dict(json.loads(row.values_text)), json.loads(row.spec), study, spec):
+            return str(row.id)
+    return None
 
 
 def _insert_study(connection: Connection, study: Study, owner: str, now: int) -> tuple[int, str]:

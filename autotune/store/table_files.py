@@ -18,8 +18,8 @@ from sqlalchemy import select
 from autotune.errors import SpecError
 from autotune.extras import require_extra
 from autotune.ports import HistoryEvent, StudyRecord
-from autotune.spec import KNOBS, Trial
 from autotune.spec.plain import canonical
+from autotune.spec.trial_row import TRIAL_COLUMNS, iso, trial_row
 from autotune.store.diagnosis import diagnosed
 from autotune.store.packing import unpack_steps
 from autotune.store.sql import SqlStore
@@ -40,19 +40,6 @@ STUDIES: Columns = {
     **dict.fromkeys(("trials", "baseline", "best"), int),
     **dict.fromkeys(("elapsed_s", "speedup"), float),
 }
-_TYPES = {"flag": bool, "word": str}
-TRIALS: Columns = {
-    "study": str,
-    "number": int,
-    **{name: _TYPES.get(knob.kind, int) for name, knob in KNOBS.items()},
-    "extra": str,
-    **dict.fromkeys(("purpose", "status", "failure", "failure_message", "reason"), str),
-    **dict.fromkeys(("seed", "attempts"), int),
-    **dict.fromkeys(("step_time_s", "step_time_spread", "tokens_per_s", "tokens_per_s_per_gpu", "mfu"), float),
-    **dict.fromkeys(("peak_memory_bytes", "estimated_step_time_s", "estimated_peak_memory_bytes"), float),
-    **dict.fromkeys(("reward", "stability"), float),
-    **dict.fromkeys(("created_at", "started_at", "ended_at"), str),
-}
 STEPS: Columns = {
     "study": str,
     **dict.fromkeys(("number", "attempt", "step"), int),
@@ -72,7 +59,7 @@ def export(store: SqlStore, folder: str | os.PathLike[str], *, format: str = "cs
     folder = Path(folder).expanduser().absolute()
     tables: dict[str, tuple[Columns, Callable[[SqlStore], Iterable[Row]]]] = {
         "studies": (STUDIES, _study_rows),
-        "trials": (TRIALS, _trial_rows),
+        "trials": (TRIAL_COLUMNS, _trial_rows),
         "steps": (STEPS, _step_rows),
         "events": (EVENTS, _event_rows),
     }
@@ -117,7 +104,7 @@ def _study_row(record: StudyRecord) -> Row:
     study, workload = record.study, record.study.workload
     words = (record.id, study.name, record.owner, str(record.status), record.message)
     of = (workload.model.name, workload.cluster.name, workload.cluster.gpu.name, workload.trainer, study.searcher)
-    times = (_iso(record.created_at), _iso(record.started_at), _iso(record.ended_at))
+    times = (iso(record.created_at), iso(record.started_at), iso(record.ended_at))
     counts = (sum(record.trial_counts.values()), record.baseline, record.best)
     return (*words, *of, workload.cluster.num_gpus, workload.seq_len, *times, *counts, record.elapsed_s, record.speedup)
 
@@ -125,36 +112,7 @@ def _study_row(record: StudyRecord) -> Row:
 def _trial_rows(store: SqlStore) -> Iterator[Row]:
     for _, study_id in study_keys(store):
         for trial in store.trials(study_id):
-            yield _trial_row(trial)
-
-
-def _trial_row(trial: Trial) -> Row:
-    failure, reward, estimate = trial.failure, trial.reward, trial.estimate
-    seen = trial.measurement if trial.measurement and trial.measurement.step_times_s else None
-    words = (
-        str(trial.purpose),
-        str(trial.status),
-        failure and str(failure.kind),
-        failure and failure.message,
-        trial.reason,
-    )
-    speeds = ("step_time_s", "step_time_spread", "tokens_per_s", "tokens_per_s_per_gpu", "mfu")
-    return (
-        trial.study,
-        trial.number,
-        *(trial.config.value(name) for name in KNOBS),
-        canonical(dict(trial.config.extra)) if trial.config.extra else None,
-        *words,
-        trial.seed,
-        trial.attempts,
-        *(getattr(seen, name) if seen else None for name in speeds),
-        trial.measurement and trial.measurement.peak_memory_bytes,
-        estimate and float(estimate.step_time_s),
-        estimate and float(estimate.peak_memory_bytes),
-        reward and reward.total,
-        reward and reward.stability,
-        *(_iso(at) for at in (trial.created_at, trial.started_at, trial.ended_at)),
-    )
+            yield trial_row(trial)
 
 
 def _step_rows(store: SqlStore) -> Iterator[Row]:
@@ -174,11 +132,7 @@ def _step_rows(store: SqlStore) -> Iterator[Row]:
 def _event_rows(store: SqlStore) -> Iterator[Row]:
     for _, study_id in study_keys(store):
         for event in all_events(store, study_id):
-            yield (study_id, event.sequence, _iso(event.at), event.kind, canonical(event.data))
-
-
-def _iso(at: Any) -> str | None:
-    return at.isoformat() if at is not None else None
+            yield (study_id, event.sequence, iso(event.at), event.kind, canonical(event.data))
 
 
 def _write_csv(path: Path, columns: Columns, rows: Iterable[Row]) -> None:

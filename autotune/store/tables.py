@@ -3,15 +3,18 @@
     studies     one row per study: its state, its lease and the counters of its history; narrow, because every write touches it
     specs       what was asked, and what came of it in the end
     workloads   model, cluster, trainer and the rest of a workload, once however many studies share it
-    trials      a config in a study; columns for what is asked about, one packed document for the evidence
+    trials      a config in a study, with the workload that it ran; columns for what is asked about, one packed document for the evidence
     attempts    launches of trials, each with its packed series of step metrics
     events      append-only history, numbered from 1 without gaps in each study
     records     for each workload and config, the measured trial that stands for it: what `best` reads
-    submissions idempotency keys        calibrations, reference_losses   measured once, for all studies
+    submissions idempotency keys        calibrations, profiles, reference_losses   made once, for all studies
+    notes, tags what people write on studies
     tokens      hashed access tokens    audit   who did what
 
 Times end in `_us`: microseconds since 1970 UTC, whole numbers, so that both databases keep them exactly. `key` numbers a study inside the
 database; people see its `id`.
+
+Events, trials and attempts have a checksum (`autotune.store.checksums`). Triggers of the migration refuse rows that are written, or change, without theirs.
 """
 
 from __future__ import annotations
@@ -89,6 +92,9 @@ studies = Table(
     Column("fence", BigInteger, nullable=False),
     Column("num_trials", Integer, nullable=False),
     Column("num_events", BigInteger, nullable=False),
+    Column("wanted", Text, nullable=False, server_default="run"),
+    Column("wanted_us", BigInteger),
+    Column("num_decisions", BigInteger, nullable=False, server_default="0"),
     Index(None, "status", "created_us"),
 )
 
@@ -115,12 +121,13 @@ trials = Table(
     Column("purpose", Text, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("failure", Text),
-    Column("throughput", Float),  # tokens per second and GPU of the cluster; null unless measured
+    Column("throughput", Float),  # tokens per second and GPU of the cluster; null unless measured, and for proxy trials
     Column("reward", Float),
     Column("created_us", BigInteger, nullable=False),
     Column("started_us", BigInteger),
     Column("ended_us", BigInteger),
     Column("document", LargeBinary, nullable=False),
+    Column("checksum", LargeBinary),
     Index("uq_trials_study_number", "study", "number", unique=True),
     Index(None, "study", "status"),
     Index(None, "status", "failure"),
@@ -146,6 +153,7 @@ attempts = Table(
     Column("ended_us", BigInteger),
     Column("failure", Text),
     Column("steps", LargeBinary, nullable=False),
+    Column("checksum", LargeBinary),
     Index("uq_attempts_study_number_attempt", "study", "number", "attempt", unique=True),
 )
 
@@ -157,7 +165,28 @@ events = Table(
     Column("at_us", BigInteger, nullable=False),
     Column("kind", Text, nullable=False),
     Column("data", Text, nullable=False),
+    Column("checksum", LargeBinary),
     PrimaryKeyConstraint("study", "sequence"),
+    **NARROW,
+)
+
+notes = Table(
+    "notes",
+    metadata,
+    _study_key(),
+    Column("number", BigInteger, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    Column("author", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    PrimaryKeyConstraint("study", "number"),
+)
+
+tags = Table(
+    "tags",
+    metadata,
+    _study_key(),
+    Column("tag", Text, nullable=False, index=True),
+    PrimaryKeyConstraint("study", "tag"),
     **NARROW,
 )
 
@@ -180,6 +209,14 @@ calibrations = Table(
     Column("at_us", BigInteger, nullable=False),
     Column("values", Text, nullable=False),
     PrimaryKeyConstraint("cluster", "trainer"),
+)
+
+profiles = Table(
+    "profiles",
+    metadata,
+    Column("fingerprint", Text, primary_key=True),
+    Column("at_us", BigInteger, nullable=False),
+    Column("values", Text, nullable=False),
 )
 
 records = Table(

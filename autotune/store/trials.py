@@ -12,17 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import Lease, StepsReported
 from autotune.spec import Failure, Trial, TrialStatus
 from autotune.store import locking
 from autotune.store.best_trials import keep_record
+from autotune.store.checksums import resealed, sealed
 from autotune.store.database import now_us
 from autotune.store.history import Line, append
 from autotune.store.packing import append_steps
 from autotune.store.rows import ended_columns, json_text, new_trial_row, read_trial
+from autotune.store.submissions import keep_workload
 from autotune.store.tables import attempts, trials, workloads
 
 OPEN = (str(TrialStatus.PENDING), str(TrialStatus.RUNNING))
@@ -37,15 +39,21 @@ _RUN = (
     update(trials)
     .where(trials.c.key == bindparam("of_key"))
     .values(
-        status=str(TrialStatus.RUNNING),
-        attempts=bindparam("attempt"),
-        started_us=func.coalesce(trials.c.started_us, bindparam("now")),
+        status=bindparam("status"),
+        attempts=bindparam("attempts"),
+        started_us=bindparam("started_us"),
+        checksum=bindparam("checksum"),
     )
 )
 _END = (
     update(trials)
     .where(trials.c.key == bindparam("of_key"))
-    .values({name: bindparam(name) for name in ("status", "failure", "throughput", "reward", "ended_us", "document")})
+    .values(
+        {
+            name: bindparam(name)
+            for name in ("status", "failure", "throughput", "reward", "ended_us", "document", "checksum")
+        }
+    )
 )
 _ATTEMPT = select(attempts).where(
     attempts.c.study == bindparam("of_study"),
@@ -53,15 +61,20 @@ _ATTEMPT = select(attempts).where(
     attempts.c.attempt == bindparam("of_attempt"),
 )
 _ADD_ATTEMPT = insert(attempts)
-_STEPS = update(attempts).where(attempts.c.key == bindparam("of_key")).values(steps=bindparam("steps"))
+_STEPS = (
+    update(attempts)
+    .where(attempts.c.key == bindparam("of_key"))
+    .values(steps=bindparam("steps"), checksum=bindparam("checksum"))
+)
+_OPEN_ATTEMPTS = select(attempts).where(
+    attempts.c.study == bindparam("of_study"),
+    attempts.c.number == bindparam("of_number"),
+    attempts.c.ended_us.is_(None),
+)
 _CLOSE = (
     update(attempts)
-    .where(
-        attempts.c.study == bindparam("of_study"),
-        attempts.c.number == bindparam("of_number"),
-        attempts.c.ended_us.is_(None),
-    )
-    .values(ended_us=bindparam("ended_us"), failure=bindparam("failure"))
+    .where(attempts.c.key == bindparam("of_key"))
+    .values(ended_us=bindparam("ended_us"), failure=bindparam("failure"), checksum=bindparam("checksum"))
 )
 
 
@@ -80,12 +93,15 @@ def add(connection: Connection, lease: Lease, trial: Trial) -> None:
             f"but the new trial has {trial.number}"
         )
     _refuse_terminal(study)
-    connection.execute(_ADD, new_trial_row(trial, study=study.key, workload=study.workload, now=now_us()))
+    workload = keep_workload(connection, trial.stands_for.workload) if trial.stands_for else study.workload
+    row = new_trial_row(trial, study=study.key, workload=workload, now=now_us())
+    connection.execute(_ADD, sealed(trials, row))
     line = {
         "number": trial.number,
         "config": str(trial.config),
         "purpose": str(trial.purpose),
         "reason": trial.reason,
+        **({"stands_for": str(trial.stands_for.config)} if trial.stands_for else {}),
     }
     append(connection, study.key, [("trial.asked", line)], new_trials=1)
 
@@ -108,9 +124,14 @@ def start_attempt(connection: Connection, lease: Lease, number: int, attempt: in
             f"a trial runs one attempt at a time, but attempt {row.attempts} of trial {number} still runs"
         )
     now = now_us()
-    connection.execute(_RUN, {"of_key": row.key, "attempt": attempt, "now": now})
+    runs = {
+        "status": str(TrialStatus.RUNNING),
+        "attempts": attempt,
+        "started_us": now if row.started_us is None else row.started_us,
+    }
+    connection.execute(_RUN, {"of_key": row.key, **resealed(trials, row._mapping, runs)})
     started = {"study": study.key, "number": number, "attempt": attempt, "fence": lease.fence, "started_us": now}
-    connection.execute(_ADD_ATTEMPT, {**started, "steps": b""})
+    connection.execute(_ADD_ATTEMPT, sealed(attempts, {**started, "steps": b""}))
     append(connection, study.key, [("trial.started", {"number": number, "attempt": attempt})])
 
 
@@ -122,25 +143,26 @@ def adopt_attempt(connection: Connection, lease: Lease, number: int, attempt: in
     if row.status != TrialStatus.RUNNING or row.attempts != attempt or running.ended_us is not None:
         raise ConflictError(f"attempt {attempt} of trial {number} does not run, so that it cannot be adopted")
     if running.fence != lease.fence:
-        connection.execute(update(attempts).where(attempts.c.key == running.key).values(fence=lease.fence))
+        changes = resealed(attempts, running._mapping, {"fence": lease.fence})
+        connection.execute(update(attempts).where(attempts.c.key == running.key).values(**changes))
         append(connection, study.key, [("trial.adopted", {"number": number, "attempt": attempt})])
 
 
 def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReported]) -> None:
     """Stores the steps of each report. Raises `NotFoundError` for an attempt that was never started."""
     study = locking.hold(connection, lease)
-    grown: dict[tuple[int, int], tuple[int, bytes]] = {}
+    grown: dict[tuple[int, int], tuple[Row[Any], bytes]] = {}
     for report in steps:
         of_study, number, attempt = report.id
         if of_study != lease.study:
             raise ConflictError(f"a report of study {of_study} came with the lease of study {lease.study}")
         if (number, attempt) not in grown:
             row = _attempt(connection, study, number, attempt)
-            grown[number, attempt] = (row.key, row.steps)
-        key, packed = grown[number, attempt]
-        grown[number, attempt] = (key, append_steps(packed, report))
-    for key, packed in grown.values():
-        connection.execute(_STEPS, {"of_key": key, "steps": packed})
+            grown[number, attempt] = (row, row.steps)
+        row, packed = grown[number, attempt]
+        grown[number, attempt] = (row, append_steps(packed, report))
+    for row, packed in grown.values():
+        connection.execute(_STEPS, {"of_key": row.key, **resealed(attempts, row._mapping, {"steps": packed})})
 
 
 def end_attempt(connection: Connection, lease: Lease, number: int, attempt: int, failure: Failure | None) -> None:
@@ -166,7 +188,7 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> bool:
     _check_ending(trial, was_started=row.status == TrialStatus.RUNNING)
     now = now_us()
     columns = ended_columns(asked, trial, num_gpus=row.num_gpus, now=now)
-    connection.execute(_END, {"of_key": row.key, **columns})
+    connection.execute(_END, {"of_key": row.key, **resealed(trials, row._mapping, columns)})
     if row.attempts:
         _close(connection, study, trial.number, trial.failure, now)
     if columns["throughput"] is not None:
@@ -177,16 +199,12 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> bool:
 
 def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Line]:
     """Cancels all open trials of a study that ends; returns the lines for its history."""
-    rows = connection.execute(
-        select(trials.c.number, trials.c.attempts)
-        .where(trials.c.study == study.key, trials.c.status.in_(OPEN))
-        .order_by(trials.c.number)
-    ).all()
+    still_open = select(trials).where(trials.c.study == study.key, trials.c.status.in_(OPEN)).order_by(trials.c.number)
+    rows = connection.execute(still_open).all()
     now, status = now_us(), str(TrialStatus.CANCELLED)
-    connection.execute(
-        update(trials).where(trials.c.study == study.key, trials.c.status.in_(OPEN)).values(status=status, ended_us=now)
-    )
     for row in rows:
+        changes = resealed(trials, row._mapping, {"status": status, "ended_us": now})
+        connection.execute(update(trials).where(trials.c.key == row.key).values(**changes))
         _close(connection, study, row.number, None, now)
     return [
         ("trial.ended", {"number": row.number, "status": status, "attempts": row.attempts, "reason": reason})
@@ -213,7 +231,9 @@ def _ending(trial: Trial, throughput: float | None, attempts_made: int) -> dict[
 
 def _close(connection: Connection, study: Row[Any], number: int, failure: Failure | None, now: int) -> None:
     text = json_text(failure.to_dict()) if failure else None
-    connection.execute(_CLOSE, {"of_study": study.key, "of_number": number, "ended_us": now, "failure": text})
+    changes = {"ended_us": now, "failure": text}
+    for row in connection.execute(_OPEN_ATTEMPTS, {"of_study": study.key, "of_number": number}).all():
+        connection.execute(_CLOSE, {"of_key": row.key, **resealed(attempts, row._mapping, changes)})
 
 
 def _trial(connection: Connection, study: Row[Any], number: int) -> Row[Any]:

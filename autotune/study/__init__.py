@@ -4,9 +4,12 @@ loop.py         Loop: polls the runner, asks the controller, carries out its com
 controller/     Controller: what to do next, as a pure state machine
 running.py      submit, run and act on studies: what `autotune tune` and the service call
 assembly.py     a spec worked out: space, predictions, baseline, searcher, runner
+first_profile.py the profile of a model that code builds, before its first study
+target_findings.py how the configs of a target rank, from proxies
 preflight.py    what the runner or this machine cannot run, found before anything is started
 check/          a few real steps of a program before its study begins, and `autotune check`
 lease.py        StudyLease: the right to write for a study, renewed by a thread     process_id.py   who holds it
+quick_calibration.py  a short calibration before a study whose cluster was never measured
 references.py   fp32 losses of earlier studies                                      progress.py     events for the live view
 passed_runner.py  a runner that Python code passes as an object
 """

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from autotune.errors import InfeasibleError, RunnerError
 from autotune.planning import fits, nearest_miss
-from autotune.ports import CalibrationStore, StudyReader, TrialRunner
+from autotune.ports import KnowledgeStore, StudyReader, StudyRecord, TrialRunner
 from autotune.results.calibrations import stored_calibration
 from autotune.space import SearchSpace, default_config, why_not
 from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
@@ -29,6 +29,7 @@ from autotune.study.preflight import check_here
 if TYPE_CHECKING:
     from autotune.cost import Calibration
     from autotune.search import Searcher, SearcherFactory
+    from autotune.search.target_searcher import TargetSearcher
 
 REMEDIES = 3
 """changes that would make the nearest miss fit, at most"""
@@ -51,6 +52,14 @@ class Assembly:
     estimate: Estimate
     """of every config of the space"""
     baseline: ParallelConfig
+    here: Assembly | None = None
+    """of a study with a target: the proxy of one of its configs as a study of its own, for what must be known of the machine at hand. None: the study runs
+    here as it is"""
+
+    @property
+    def runs_here(self) -> Assembly:
+        """What this machine is asked to run."""
+        return self.here or self
 
     def predict(self, config: ParallelConfig) -> Estimate:
         """What one config is predicted to cost."""
@@ -64,10 +73,15 @@ class Assembly:
     def searcher(
         self, history: Sequence[tuple[Workload, Trial]] = (), *, factory: SearcherFactory | None = None
     ) -> Searcher:
-        """A fresh searcher, which has been told nothing yet: of the study's name, or made by `factory`."""
-        from autotune.search import make_searcher
+        """A fresh searcher, which has been told nothing yet: of the study's name, or made by `factory`; of a study with a target the one that asks for
+        proxies."""
+        from autotune.search import make_searcher, make_target_searcher
 
         study = self.study
+        if study.at_hand is not None:
+            return make_target_searcher(
+                study, self.space, estimate=self.estimate, calibration=self.calibration, history=history
+            )
         return make_searcher(
             factory or study.searcher,
             self.space,
@@ -83,8 +97,10 @@ class Assembly:
         """Why the trainer cannot run this config, in words; empty when it can."""
         from autotune.trainers import trainer
 
-        limits = trainer(self.study.trainer).limits(self.study.workload, config, self.study.trainer_options)
-        return "; ".join(str(limit) for limit in limits)
+        study = self.study
+        return "; ".join(
+            str(limit) for limit in trainer(study.trainer).limits(study.workload, config, study.trainer_options)
+        )
 
     @property
     def references(self) -> dict[int, ParallelConfig]:
@@ -92,7 +108,8 @@ class Assembly:
         step, or where that does not fit the config of the space that needs the least memory, in fp32. Without those that are not needed
         (stability counts for nothing, all configs are fp32, configs do not see the same data, the baseline is its own) or cannot be run."""
         lower = bool((~self.space.table.is_word("precision", "fp32")).any())
-        if self.study.objective.stability_weight == 0 or not lower or not self.study.same_data:
+        study = self.study
+        if study.objective.stability_weight == 0 or not lower or not study.same_data or study.at_hand is not None:
             return {}
         found = {batch: self._reference(batch) for batch in self.study.workload.global_batch_sizes}
         return {batch: config for batch, config in found.items() if config is not None and config != self.baseline}
@@ -122,14 +139,14 @@ class Assembly:
         gpu = self.study.workload.cluster.gpu
         raise InfeasibleError(
             f"a config must fit into the memory of its GPUs, but none of the {len(self.space):,} legal ones is expected to: the nearest miss, "
-            f"{miss.config}, needs about {format_bytes(float(miss.estimate.peak_memory_bytes))} of the {format_bytes(gpu.memory_bytes)} of a {gpu.name}",
+            f"{miss.config}, has {format_bytes(gpu.memory_bytes)} on a {gpu.name} and needs {miss.need}",
             remedy=f"allow in the space what would make it fit ({'; '.join(miss.remedies[:REMEDIES])}), use more or larger GPUs, or enqueue a "
             "config that may just fit",
             field="space",
         )
 
 
-def assemble(study: Study, store: CalibrationStore | None = None) -> Assembly:
+def assemble(study: Study, store: KnowledgeStore | None = None) -> Assembly:
     """Works the study out.
 
     Raises `SpecError` when the trainer cannot carry a knob of the study, and `InfeasibleError` when no config of its space is legal.
@@ -140,37 +157,78 @@ def assemble(study: Study, store: CalibrationStore | None = None) -> Assembly:
     trainer(study.trainer).check_own_knobs(study.space.extra, study.trainer_options)
     space = SearchSpace.of_study(study)
     calibration = stored_calibration(study.workload, store)
-    return Assembly(
+    if calibration is None and study.at_hand is not None:
+        calibration = stored_calibration(replace(study.workload, cluster=study.at_hand), store)
+    found = Assembly(
         study=study,
         space=space,
         calibration=calibration,
         estimate=estimate(study.workload, space.table, calibration=calibration),
         baseline=study.baseline or default_config(space),
     )
+    return found if study.at_hand is None else replace(found, here=_here(found))
+
+
+def _here(assembly: Assembly) -> Assembly:
+    """The first proxy as a study of its own. Raises `InfeasibleError` when none of the target's best configs has a proxy on the cluster at hand."""
+    from autotune.cost import estimate
+
+    searcher = cast("TargetSearcher", assembly.searcher())
+    first = searcher.propose()
+    if first is None:
+        raise InfeasibleError(
+            f"a study with a target runs proxies of its configs, but {searcher.nothing_left()}",
+            remedy="hold a cluster of more GPUs, or rank the target by predictions alone with `autotune plan --cluster`",
+            field="cluster",
+        )
+    proxy = searcher.proxy_for(assembly.space[first[0]])
+    space = SearchSpace.of(proxy.workload, [proxy.config])
+    alone = replace(
+        assembly.study, workload=proxy.workload, at_hand=None, baseline=proxy.config, enqueue=(), left_out=()
+    )
+    return Assembly(
+        study=alone,
+        space=space,
+        calibration=assembly.calibration,
+        estimate=estimate(proxy.workload, space.table, calibration=assembly.calibration),
+        baseline=proxy.config,
+    )
 
 
 def history_of(study: Study, store: StudyReader, *, before: datetime) -> list[tuple[Workload, Trial]]:
-    """Ended trials of earlier studies on the same cluster, model or trainer, those that tell most about this one first, the newer of equals first;
+    """Ended trials of the studies that it learns from (`teachers_of`), in their order."""
+    return [
+        (trial.stands_for.workload if trial.stands_for else teacher.study.workload, trial)
+        for teacher in teachers_of(study, store, before=before)
+        for trial in store.trials(teacher.id)
+        if trial.status.is_terminal
+    ]
+
+
+def teachers_of(study: Study, store: StudyReader, *, before: datetime) -> list[StudyRecord]:
+    """Earlier studies that it learns from: on the same cluster, model or trainer, those that tell most about this one first, the newer of equals first;
     simulated ones only for simulated ones.
 
-    Only studies that had ended when this one was submitted: a restart must find the same history.
+    Only studies that had ended when this one was submitted (`before`): a restart must find the same history.
     """
     from autotune.search import transfer_weight
 
-    ours = study.workload
-    only, without = (SIMULATED, "") if study.runner == SIMULATED else ("", SIMULATED)
-    ended = partial(store.studies, ended_before=before, runner=only, without_runner=without, limit=LOOKED_AT)
-    alike = ended(model=ours.model.name), ended(cluster=ours.cluster.name), ended(trainer=ours.trainer)
-    found = {record.id: record for records in alike for record in records}
-    near = {record.id: transfer_weight(ours, record.study.workload) for record in found.values()}
-    kin = [record for record in found.values() if near[record.id]]
+    found = studies_alike(study, store, limit=LOOKED_AT, ended_before=before)
+    near = {record.id: transfer_weight(study.workload, record.study.workload) for record in found}
+    kin = [record for record in found if near[record.id]]
     kin.sort(key=lambda record: (near[record.id], record.created_at, record.id), reverse=True)
-    return [
-        (r.study.workload, trial)
-        for r in kin[:PAST_STUDIES]
-        for trial in store.trials(r.id)
-        if trial.status.is_terminal
-    ]
+    return kin[:PAST_STUDIES]
+
+
+def studies_alike(
+    study: Study, store: StudyReader, *, limit: int, ended_before: datetime | None = None
+) -> list[StudyRecord]:
+    """The newest studies on the same model, the same cluster and the same trainer, up to `limit` of each; simulated ones only for simulated ones."""
+    workload = study.workload
+    only, without = (SIMULATED, "") if study.runner == SIMULATED else ("", SIMULATED)
+    newest = partial(store.studies, ended_before=ended_before, runner=only, without_runner=without, limit=limit)
+    alike = newest(model=workload.model.name), newest(cluster=workload.cluster.name), newest(trainer=workload.trainer)
+    return list({record.id: record for records in alike for record in records}.values())
 
 
 def make_runner_of(assembly: Assembly, passed: TrialRunner | None = None) -> TrialRunner:
@@ -178,6 +236,7 @@ def make_runner_of(assembly: Assembly, passed: TrialRunner | None = None) -> Tri
     any config; where the runner can say so beforehand, before it is made."""
     from autotune.registry import make_runner
 
+    assembly = assembly.runs_here
     study = assembly.study
     check_passed(study, passed)
     if passed is None:

@@ -13,13 +13,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from autotune.errors import ConflictError, StoreUnavailableError
-from autotune.ports import Lease, LeasedStore, StepsReported, StudyFields, StudyReader, StudyRecord
-from autotune.spec import Failure, StudyStatus, Trial
+from autotune.ports import Decision, Fact, HistoryEvent, Lease, LeasedStore, StepsReported, StudyFields, StudyRecord
+from autotune.spec import StudyStatus, Trial, Wanted
+from autotune.study.controller import CUT_OFF
 from autotune.study.process_id import is_gone, this_process
 
 T = TypeVar("T")
@@ -52,6 +54,8 @@ class StudyLease:
         self._impatient = impatient
         self._closed = threading.Event()
         self._came_round_s = time.monotonic()
+        self._decisions: int | None = None
+        """how many are kept of this study"""
         self._renewer = threading.Thread(target=self._renew, name=f"lease of {lease.study}", daemon=True)
 
     @classmethod
@@ -62,11 +66,10 @@ class StudyLease:
         """
         owner = this_process()
         lease = store.claim(study_id, owner, lease_s=lease_s)
-        if lease is None and (held := _holder(store, study_id)) is not None and is_gone(held.owner):
-            store.release(held)
+        if lease is None and release_dead(store, study_id):
             lease = store.claim(study_id, owner, lease_s=lease_s)
         if lease is None:
-            held = _holder(store, study_id)
+            held = store.holder(study_id)
             raise ConflictError(
                 f"study {study_id} is being run by another controller" + (f" ({held.owner})" if held else ""),
                 remedy=f"wait for it; if it died, its lease runs out in {lease_s:.0f} s",
@@ -95,14 +98,25 @@ class StudyLease:
 
     def told_in_order(self) -> list[Trial]:
         """All trials: the terminal ones in the order in which they ended, then the others by number."""
-        trials = {t.number: t for t in self._patiently(lambda: self.store.trials(self.study_id))}
-        order: list[int] = []
-        after = 0
-        while page := self._patiently(lambda: self.store.events(self.study_id, after=after, limit=PAGE)):  # noqa: B023  called at once
-            order += [int(event.data["number"]) for event in page if event.kind == "trial.ended"]
-            after = page[-1].sequence
+        trials = self.trials()
+        order = [int(event.data["number"]) for event in self._events() if event.kind == "trial.ended"]
         ended = [n for n in dict.fromkeys(order) if n in trials and trials[n].status.is_terminal]
         return [trials[n] for n in ended] + [t for n, t in sorted(trials.items()) if n not in set(ended)]
+
+    def trials(self) -> dict[int, Trial]:
+        """All trials as they are kept, by number."""
+        return {t.number: t for t in self._patiently(lambda: self.store.trials(self.study_id))}
+
+    def lost(self) -> dict[int, int]:
+        """By trial, how many of its attempts were lost, those aside that only the end of a controller cut off."""
+        ends = [event.data for event in self._events() if event.kind == "attempt.ended" and event.data["failure"]]
+        return dict(Counter(int(end["number"]) for end in ends if end["failure"]["message"] != CUT_OFF.message))
+
+    def _events(self) -> Iterator[HistoryEvent]:
+        after = 0
+        while page := self._patiently(lambda: self.store.events(self.study_id, after=after, limit=PAGE)):  # noqa: B023  called at once
+            yield from page
+            after = page[-1].sequence
 
     def record(self) -> StudyRecord:
         """The study as it is kept."""
@@ -115,13 +129,10 @@ class StudyLease:
         except StoreUnavailableError:
             return None
 
-    def add_trial(self, trial: Trial) -> None:
-        """Keeps a new trial."""
-        self._patiently(lambda: self.store.add_trial(self._lease, trial))
-
-    def start_attempt(self, number: int, attempt: int) -> None:
-        """Notes that an attempt begins."""
-        self._patiently(lambda: self.store.start_attempt(self._lease, number, attempt))
+    def may_run(self) -> bool:
+        """Whether people want the study to run, as far as the store can be reached now."""
+        record = self.glance()
+        return record is None or record.wanted is Wanted.RUN
 
     def adopt_attempt(self, number: int, attempt: int) -> None:
         """Notes that an attempt of an earlier controller goes on under this one."""
@@ -132,18 +143,62 @@ class StudyLease:
         if steps:
             self._patiently(lambda: self.store.add_steps(self._lease, steps))
 
-    def end_attempt(self, number: int, attempt: int, failure: Failure) -> None:
-        """Closes an attempt that another follows."""
-        self._patiently(lambda: self.store.end_attempt(self._lease, number, attempt, failure))
+    def decide(
+        self,
+        cause: Mapping[str, Any],
+        facts: Sequence[Fact],
+        *,
+        status: StudyStatus | None = None,
+        message: str | None = None,
+        wanted: Wanted | None = None,
+        **fields: Unpack[StudyFields],
+    ) -> None:
+        """Keeps a decision in one transaction: the event that caused it, its facts, and what changes of the study."""
+        if self._decisions is None:
+            self._decisions = self.record().decisions
+        decision = Decision(
+            number=self._decisions + 1,
+            cause=cause,
+            facts=tuple(facts),
+            status=status,
+            message=message,
+            wanted=wanted,
+            fields=fields,
+        )
+        self._patiently(lambda: self.store.keep_decision(self._lease, decision))
+        self._decisions += 1
 
-    def end_trial(self, trial: Trial) -> bool:
-        """Makes a trial terminal; False when it was."""
-        return self._patiently(lambda: self.store.end_trial(self._lease, trial))
+    def decide_pause(
+        self, cause: Mapping[str, Any], facts: Sequence[Fact], *, message: str, **fields: Unpack[StudyFields]
+    ) -> None:
+        """Keeps the decision to rest: as PAUSED while people want a pause; else the status stays, so that another controller goes on with the study."""
+        self._while_paused(
+            lambda status, wanted: self.decide(cause, facts, status=status, message=message, wanted=wanted, **fields)
+        )
+
+    def pause_if_wanted(self, message: str) -> StudyRecord:
+        """PAUSED, as long as people want a pause; else the status stays, so that another controller goes on with the study."""
+        return self._while_paused(lambda status, wanted: self.move(status, message, wanted=wanted))
+
+    def _while_paused(self, write: Callable[[StudyStatus | None, Wanted | None], T]) -> T:
+        """Writes the status PAUSED on condition that people want a pause; without either when they do not, also when they took it back in between."""
+        while True:
+            pause = self.record().wanted is Wanted.PAUSE
+            try:
+                return write(StudyStatus.PAUSED, Wanted.PAUSE) if pause else write(None, None)
+            except ConflictError:
+                if not pause or self.record().wanted is Wanted.PAUSE:
+                    raise
 
     def move(
-        self, status: StudyStatus | None, message: str | None = None, **fields: Unpack[StudyFields]
+        self,
+        status: StudyStatus | None,
+        message: str | None = None,
+        *,
+        wanted: Wanted | None = None,
+        **fields: Unpack[StudyFields],
     ) -> StudyRecord:
-        """Sets status, message (None: unchanged) and fields of the study; a study that has ended is left as it is."""
+        """Sets status, message and fields of the study (None: it stays); a study that has ended is left as it is. `wanted`: only if people want this."""
         while True:
             found = self.record()
             if found.status.is_terminal:
@@ -154,8 +209,9 @@ class StudyLease:
                         self.study_id,
                         status or found.status,  # noqa: B023  called at once
                         expect=[found.status],  # noqa: B023
-                        message=found.message if message is None else message,  # noqa: B023
+                        message=message,
                         lease=self._lease,
+                        wanted=wanted,
                         **fields,
                     )
                 )
@@ -192,12 +248,10 @@ class StudyLease:
                 return
 
 
-def _holder(store: StudyReader, study_id: str) -> Lease | None:
-    """The last lease that was taken, from the history."""
-    last, after = None, 0
-    while page := store.events(study_id, after=after, limit=PAGE):
-        last = next((e for e in reversed(page) if e.kind == "study.claimed"), last)
-        after = page[-1].sequence
-    if last is None:
-        return None
-    return Lease(study=study_id, owner=str(last.data["owner"]), fence=int(last.data["fence"]), expires_at=last.at)
+def release_dead(store: LeasedStore, study_id: str) -> bool:
+    """Takes the lease from a process of this host that has ended; whether there was one."""
+    held = store.holder(study_id)
+    if held is None or not is_gone(held.owner):
+        return False
+    store.release(held)
+    return True

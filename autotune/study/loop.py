@@ -2,22 +2,33 @@
 
     controller   decides: events in, commands out (`autotune.study.controller`)
     runner       runs trials: commands in, events out (`autotune.ports.TrialRunner`)
-    lease        writes every fact to the store before anything is done about it (`autotune.study.lease`)
+    lease        writes every decision to the store, in one transaction, before anything is done about it (`autotune.study.lease`)
     on_event     is called with what happens, for the live view (`autotune.study.progress`)
 
-Each round polls the runner, reads the clock and what people asked for, passes these events to the controller and carries out its commands in
-order. When this process dies, the store holds enough for another one to continue: see `Controller.__init__`.
+Each round polls the runner, reads the clock and what people asked for, and passes these events to the controller. All facts among the commands that
+follow from one event are stored at once; then the commands are carried out in order. When this process dies, the store holds whole decisions, and
+another process continues from the last of them: see `Controller.__init__`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import ConflictError
-from autotune.ports import AdoptingRunner, LogRead, StepsReported, StudyRecord, TrialRunner
-from autotune.spec import StudyStatus
+from autotune.ports import (
+    AdoptingRunner,
+    AttemptEnded,
+    Fact,
+    KeepNote,
+    LogRead,
+    StepsReported,
+    StudyFields,
+    StudyRecord,
+    TrialRunner,
+)
+from autotune.spec import StudyStatus, Wanted
 from autotune.study.controller import (
     PAUSED_ON_REQUEST,
     AttemptAdopted,
@@ -34,6 +45,7 @@ from autotune.study.controller import (
     KeepLate,
     KeepSteps,
     KeepTrial,
+    NoteMachineChange,
     NoteQueued,
     NoteStarted,
     PauseAsked,
@@ -41,6 +53,9 @@ from autotune.study.controller import (
     StartAttempt,
     StopAsked,
     Tick,
+    cause,
+    change_in_words,
+    plan_in_words,
 )
 from autotune.study.lease import StudyLease
 from autotune.study.progress import (
@@ -59,17 +74,17 @@ from autotune.study.progress import (
 POLL_S = 0.2
 """the longest wait for the runner's next event"""
 GLANCE_S = 1.0
-"""how often the loop reads the status that people set (pause, stop, cancel) and stores step metrics"""
+"""how often the loop reads what people want (pause, stop, cancel) and stores step metrics, besides whenever the runner reports"""
 CHECKPOINT_S = 2.0
 """how often elapsed time and rank-seconds are stored, besides at each trial's end; a killed study loses at most so much of its accounts"""
 
-ASKED: dict[StudyStatus, Event] = {
-    StudyStatus.RUNNING: ResumeAsked(),
-    StudyStatus.PAUSED: PauseAsked(),
-    StudyStatus.STOPPING: StopAsked(),
-    StudyStatus.CANCELLED: CancelAsked(),
+ASKED: dict[Wanted, Event] = {
+    Wanted.RUN: ResumeAsked(),
+    Wanted.PAUSE: PauseAsked(),
+    Wanted.STOP: StopAsked(),
+    Wanted.CANCEL: CancelAsked(),
 }
-"""The event for each status that people may set in the store."""
+"""The event for what people want of the study."""
 
 
 class Loop:
@@ -84,13 +99,19 @@ class Loop:
         on_event: OnEvent = lambda _: None,
         interrupted: Callable[[], bool] = lambda: False,
         leave: bool = False,
+        findings: Callable[[], Mapping[str, Any]] = dict,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`interrupted()` turns true when the study shall pause at once; `leave`: its status then stays, so that another controller takes it over. The caller closes the runner."""
+        """`interrupted()` turns true when the study shall pause at once; `leave`: its status then stays, so that another controller takes it over.
+        `findings`: what the study's trials show beside its winner, as plain values; stored with its result. The caller closes the runner."""
         self.controller, self.runner, self.lease = controller, runner, lease
         self.on_event, self.interrupted, self.monotonic = on_event, interrupted, monotonic
-        self._leave = leave
+        self._leave, self._findings = leave, findings
         self._steps: list[StepsReported] = []
+        self._change = ""
+        """the last change of the machine's speed, in words"""
+        self._result: dict[str, Any] = {}
+        """what is known of the study beside its trials, as it is stored"""
         self._best: int | None = controller.best.number if controller.best else None
         self._end: StudyRecord | None = None
 
@@ -109,8 +130,9 @@ class Loop:
 
     def _run(self) -> StudyRecord:
         glanced = checked = self.monotonic()
-        if (asked := ASKED.get(self.lease.record().status)) is not None:
-            self._handle(asked)
+        record = self.lease.record()
+        self._result = dict(record.result)
+        self._hear(record)
         self._adopt()
         self._handle(Tick(now_s=glanced))
         while self._end is None:
@@ -118,11 +140,13 @@ class Loop:
             now = self.monotonic()
             if self.interrupted():
                 events.append(InterruptAsked())
-            if now - glanced >= GLANCE_S:
+            is_due = now - glanced >= GLANCE_S
+            if is_due:
                 glanced = now
                 self._keep_steps()
-                if (record := self.lease.glance()) is not None and record.status in ASKED:
-                    events.append(ASKED[record.status])
+            decides = is_due or any(isinstance(e, AttemptEnded) for e in events)
+            if decides and (wishes := self.lease.glance()) is not None:
+                self._hear(wishes)  # before the next trial is decided on
             if now - checked >= CHECKPOINT_S:
                 checked = now
                 self._checkpoint()
@@ -130,6 +154,14 @@ class Loop:
                 self._handle(event)
             self.lease.come_round()
         return self._end
+
+    def _hear(self, record: StudyRecord) -> None:
+        """Takes in what people want of the study, which may have ended meanwhile."""
+        if record.status.is_terminal:
+            raise ConflictError(f"study {record.id} has ended as {record.status}", remedy="submit a new study")
+        if record.wanted is Wanted.STOP and record.status is not StudyStatus.STOPPING:
+            self.lease.move(StudyStatus.STOPPING)
+        self._handle(ASKED[record.wanted])
 
     def _adopt(self) -> None:
         """Takes over the attempts that an earlier controller left running, where the runner can."""
@@ -144,17 +176,60 @@ class Loop:
             )
 
     def _handle(self, event: Event) -> None:
-        for command in self.controller.handle(event):
+        commands = self.controller.handle(event)
+        self._keep(event, commands)
+        for command in commands:
             self._carry_out(command)
 
+    def _keep(self, event: Event, commands: Sequence[Command]) -> None:
+        """Stores all facts that follow from the event in one transaction, before anything is done about them."""
+        facts = [fact for command in commands if (fact := self._fact(command, commands)) is not None]
+        phases = [c for c in commands if isinstance(c, EnterPhase)]
+        end = next((c for c in commands if isinstance(c, EndStudy)), None)
+        if phases:
+            self._result = {"phase": str(phases[-1].phase), "stop_reason": self.controller.stop_reason}
+        if not (facts or phases or end):
+            return
+        if any(isinstance(fact, CloseAttempt | EndTrial) for fact in facts):
+            facts = [*(KeepSteps(steps=steps) for steps in self._steps), *facts]
+            self._steps = []
+        why = {**cause(event), "elapsed_s": self.controller.elapsed_s}
+        if end is None:
+            self.lease.decide(why, facts, elapsed_s=self.controller.elapsed_s, result=self._spent())
+            return
+        self._result = dict(end.result)
+        fields: StudyFields = {
+            "elapsed_s": self.controller.elapsed_s,
+            "baseline": end.baseline,
+            "best": end.best,
+            "speedup": end.speedup,
+            "result": self._spent(),
+        }
+        if end.status is StudyStatus.PAUSED and (self._leave or end.message == PAUSED_ON_REQUEST):
+            self.lease.decide_pause(why, facts, message=end.message, **fields)
+        else:
+            self.lease.decide(why, facts, status=end.status, message=end.message, **fields)
+
+    def _fact(self, command: Command, others: Sequence[Command]) -> Fact | None:
+        """What is stored of a command together with the others; None: nothing, or step metrics, which are stored in bulk."""
+        match command:
+            case KeepTrial() | StartAttempt() | CloseAttempt() | EndTrial():
+                return command
+            case KeepLate(event=late) if (report := self.controller.late(late)) is not None:
+                return EndTrial(trial=report)
+            case NoteMachineChange(change=change, again=again):
+                ended = {c.trial.number: c.trial for c in others if isinstance(c, EndTrial)}
+                self._change = f"{change_in_words(change, {**self.lease.trials(), **ended})} {plan_in_words(again)}"
+                return KeepNote(kind="machine.changed", data={"message": self._change, "again": list(again)})
+        return None
+
     def _carry_out(self, command: Command) -> None:
-        lease, tell = self.lease, self.on_event
+        """Does what follows from facts that are stored by now."""
+        tell = self.on_event
         match command:
             case KeepTrial(trial=trial):
-                lease.add_trial(trial)
                 tell(TrialAsked(trial=trial))
             case StartAttempt(request=request):
-                lease.start_attempt(request.number, request.attempt)
                 self.runner.start(request)
             case NoteQueued(number=number, reason=reason):
                 tell(Notice(message=f"trial {number} waits: {reason}"))
@@ -166,47 +241,34 @@ class Loop:
             case CancelAttempt(id=attempt_id):
                 self.runner.cancel(attempt_id)
             case CloseAttempt(number=number, attempt=attempt, failure=failure):
-                self._keep_steps()
-                lease.end_attempt(number, attempt, failure)
                 tell(TrialRetried(number=number, attempt=attempt, failure=failure))
             case EndTrial(trial=trial):
-                self._keep_steps()
-                lease.end_trial(trial)
                 tell(TrialEnded(trial=trial))
-                self._checkpoint()
                 if (best := self.controller.best) is not None and best.number != self._best:
                     self._best = best.number
                     tell(BestChanged(trial=best))
-            case KeepLate(event=late):
-                if (report := self.controller.late(late)) is not None:
-                    lease.end_trial(report)  # the store notes it as late and changes nothing
+            case NoteMachineChange():
+                tell(Notice(message=self._change))
             case EnterPhase(phase=phase, message=message):
-                lease.move(None, result=self._spent({"phase": str(phase), "stop_reason": self.controller.stop_reason}))
                 tell(PhaseEntered(phase=phase, message=message))
             case EndStudy():
-                self._rest(command)
+                self._end = self.lease.record()
+                tell(StudyRested(record=self._end))
 
     def _checkpoint(self) -> None:
         """Stores the time that the study and its ranks have taken."""
-        self.lease.move(None, elapsed_s=self.controller.elapsed_s, result=self._spent(self.lease.record().result))
+        self.lease.move(None, elapsed_s=self.controller.elapsed_s, result=self._spent())
 
-    def _spent(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """`result` with the rank-seconds, which a later controller cannot add up from the trials: their wall-clock times include outages and clock changes."""
-        return {**result, "gpu_s": self.controller.spent.gpu_s}
+    def _spent(self) -> dict[str, Any]:
+        """What is known of the study beside its trials: with the rank-seconds, which a later controller cannot add up from the trials (their wall-clock times
+        include outages and clock changes), and the counts of configs that cannot be run here, which are no trials."""
+        return {
+            **self._result,
+            **self._findings(),
+            "gpu_s": self.controller.spent.gpu_s,
+            "infeasible": dict(self.controller.infeasible),
+        }
 
     def _keep_steps(self) -> None:
         self.lease.add_steps(self._steps)
         self._steps = []
-
-    def _rest(self, end: EndStudy) -> None:
-        as_it_is = end.status is StudyStatus.PAUSED and (self._leave or end.message == PAUSED_ON_REQUEST)
-        self._end = self.lease.move(
-            None if as_it_is else end.status,  # on request the store says PAUSED, or somebody has just taken it back
-            end.message,
-            elapsed_s=self.controller.elapsed_s,
-            baseline=end.baseline,
-            best=end.best,
-            speedup=end.speedup,
-            result=self._spent(end.result),
-        )
-        self.on_event(StudyRested(record=self._end))

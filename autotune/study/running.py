@@ -5,27 +5,43 @@ A study that was interrupted, or whose controller died, is continued from what t
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError, CatalogError, ConflictError, RunnerError, StoreError
-from autotune.ports import Store, StudyRecord, StudyStore, TrialRunner
-from autotune.results.answers import Result, is_held, result_of
-from autotune.spec import Study, StudyStatus
+from autotune.errors import AutotuneError, CallbackError, CatalogError, ConflictError, RunnerError, StoreError
+from autotune.ports import LeasedStore, Store, StudyFields, StudyRecord, TrialRunner
+from autotune.results.answers import result_of
+from autotune.results.result import Result
+from autotune.spec import Study, StudyStatus, Wanted
 from autotune.study.assembly import assemble, history_of, make_runner_of
 from autotune.study.check.unseen_program import check_unseen, needs_check
-from autotune.study.controller import STOPPED_ON_REQUEST, Controller
-from autotune.study.lease import StudyLease
+from autotune.study.controller import CANCELLED_ON_REQUEST, PAUSED_ON_REQUEST, STOPPED_ON_REQUEST, Controller
+from autotune.study.controller.ending import has_found
+from autotune.study.lease import StudyLease, release_dead
 from autotune.study.loop import Loop
 from autotune.study.passed_runner import check_passed
 from autotune.study.preflight import check_here, check_runner
 from autotune.study.progress import Notice, OnEvent, StudyOpened
+from autotune.study.quick_calibration import calibrate_quickly, needs_calibration
 from autotune.study.references import keep_losses, known_losses
+from autotune.study.target_findings import TargetFindings
 
 if TYPE_CHECKING:
     from autotune.search import SearcherFactory
 
 ACTIONS = ("pause", "resume", "stop", "cancel")
+WANTED = {
+    "pause": (Wanted.PAUSE, "pause asked for: running trials finish"),
+    "resume": (Wanted.RUN, ""),
+    "stop": (Wanted.STOP, "stop asked for: running trials finish"),
+    "cancel": (Wanted.CANCEL, "cancel asked for: running trials are killed"),
+}
+"""What each action asks for, and the message of the study until its controller has heard it."""
+SETTLE_S = 10.0
+"""time that a controller which comes to rest gets to leave the study, s"""
 
 
 def submit_study(
@@ -35,6 +51,7 @@ def submit_study(
     *,
     idempotency_key: str | None = None,
     owner: str = "",
+    join: bool = False,
     searcher: SearcherFactory | None = None,
     here: bool = False,
     runner: TrialRunner | None = None,
@@ -43,17 +60,17 @@ def submit_study(
 
     `searcher`: what makes the study's searcher, where that is registered under no name. `here`: this machine is going to run it, so what it
     cannot run is refused too; otherwise the machine that runs it is asked when the study starts. `runner`: the study's, where it is passed as an
-    object; it is asked nothing.
+    object; it is asked nothing. `join`: a study of the same spec that has not ended is returned instead (`autotune.ports.StudyWriter.submit`).
     """
     assembly = assemble(study, store)
     assembly.check_fit()
     check_passed(study, runner)
     if here and runner is None:
-        check_here(study, assembly.space)
+        check_here(assembly.runs_here.study, assembly.runs_here.space)
     elif runner is None:
         check_runner(study)
     assembly.searcher(factory=searcher)
-    return store.submit(study, spec or {}, idempotency_key=idempotency_key, owner=owner)
+    return store.submit(study, spec or {}, idempotency_key=idempotency_key, owner=owner, join=join)
 
 
 def run_study(
@@ -74,8 +91,9 @@ def run_study(
     closed at the end.
 
     A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds it and `StoreError` when the store stays
-    away; both leave the study as it is for the next controller. Any other error makes the study FAILED with a message, or PAUSED when the runner
-    failed after something had been measured or when only the study's searcher or runner is not here, and is raised too.
+    away; both leave the study as it is for the next controller. Any other error makes the study FAILED with a message, or PAUSED when it can go on
+    once its cause is gone (the operating system failed, the runner failed after something had been measured, the study's searcher or runner is not
+    here, a callback raised), and is raised too. A study that people want to pause or cancel is not run: it comes to rest.
     """
     tell, stop = on_event or (lambda _: None), interrupted or (lambda: False)
     record = store.study(study_id)
@@ -85,14 +103,17 @@ def run_study(
     trouble = {"on_trouble": lambda text: tell(Notice(message=text)), "impatient": stop}
     with StudyLease.claim(store, record.id, lease_s=lease_s, **trouble) as lease:
         try:
-            _run(store, lease, tell, stop, leave, searcher, runner)
+            if not _rests_as_wanted(lease):
+                _run(store, lease, tell, stop, leave, searcher, runner)
         except (ConflictError, StoreError):
             raise
         except Exception as error:
             message = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
             lacks_object = isinstance(error, CatalogError) and error.field in ("searcher", "runner")
-            can_go_on = lacks_object or (
-                isinstance(error, RunnerError) and any(t.is_measured for t in store.trials(record.id))
+            can_go_on = (
+                lacks_object
+                or isinstance(error, OSError | MemoryError | CallbackError)
+                or (isinstance(error, RunnerError) and any(t.is_measured for t in store.trials(record.id)))
             )
             lease.move(StudyStatus.PAUSED if can_go_on else StudyStatus.FAILED, message)
             raise
@@ -111,34 +132,60 @@ def _check_same_searcher(record: StudyRecord, factory: SearcherFactory | None) -
         )
 
 
-def act(store: StudyStore, study_id: str, action: str) -> StudyRecord:
-    """pause, resume, stop or cancel a study, whether it is being run or not. Raises `ConflictError` when its state forbids that."""
-    record = store.study(study_id)
-    queued, running, paused = StudyStatus.QUEUED, StudyStatus.RUNNING, StudyStatus.PAUSED
-    if action == "pause":
-        return store.set_status(record.id, paused, expect=[queued, running, paused], message="pause asked for")
-    if action == "resume":
-        status = running if record.started_at else queued
-        return store.set_status(record.id, status, expect=[paused, status], message="")
-    if action == "cancel":
-        expect = [s for s in StudyStatus if not s.is_terminal]
-        return store.set_status(record.id, StudyStatus.CANCELLED, expect=expect, message="cancelled on request")
-    if action != "stop":
+def act(store: LeasedStore, study_id: str, action: str) -> StudyRecord:
+    """Writes what people want of a study: pause, resume, stop or cancel. Raises `ConflictError` when it has ended or was asked to end before.
+
+    The controller of the study hears it and changes the status when it has obeyed. The status of a study that nobody runs changes at once.
+    """
+    if action not in WANTED:
         raise ValueError(f"an action is one of {', '.join(ACTIONS)}, but is {action!r}")
-    is_asked = record.status in (running, StudyStatus.STOPPING) and is_held(store, record.id)
-    if not is_asked and not record.status.is_terminal:  # nobody runs it: end it with what is known
-        result = result_of(store, record.id)
-        status = StudyStatus.COMPLETED if result.best else StudyStatus.CANCELLED
-        fields: dict[str, Any] = {
-            "best": result.best.number if result.best else None,
-            "baseline": result.baseline.number if result.baseline else None,
-            "speedup": result.speedup,
-        }
-        return store.set_status(record.id, status, expect=[record.status], message=STOPPED_ON_REQUEST, **fields)
-    stopping = StudyStatus.STOPPING
-    return store.set_status(
-        record.id, stopping, expect=[running, stopping], message="stop asked for: running trials finish"
-    )
+    wanted, message = WANTED[action]
+    record = store.want(store.study(study_id).id, wanted, message=message)
+    release_dead(store, record.id)
+    deadline = time.monotonic() + SETTLE_S
+    while not record.status.is_terminal:
+        if store.is_held(record.id):
+            if record.status is not StudyStatus.PAUSED or time.monotonic() > deadline:
+                return record  # its controller hears it
+            time.sleep(0.02)  # it has come to rest and is about to leave
+        else:
+            with contextlib.suppress(ConflictError):  # a controller has just claimed it
+                return _settled(store, record)
+        record = store.study(record.id)
+    return record
+
+
+def _settled(store: LeasedStore, record: StudyRecord) -> StudyRecord:
+    """The study with the status that follows from what people want, when nobody runs it."""
+    move = partial(store.set_status, record.id, expect=[record.status], wanted=record.wanted)
+    match record.wanted:
+        case Wanted.PAUSE:
+            return (
+                record if record.status is StudyStatus.PAUSED else move(StudyStatus.PAUSED, message=PAUSED_ON_REQUEST)
+            )
+        case Wanted.CANCEL:
+            return move(StudyStatus.CANCELLED, message=CANCELLED_ON_REQUEST)
+        case Wanted.STOP:
+            result = result_of(store, record.id)
+            fields: StudyFields = {
+                "best": result.best.number if result.best else None,
+                "baseline": result.baseline.number if result.baseline else None,
+                "speedup": result.speedup,
+            }
+            ended = StudyStatus.COMPLETED if has_found(fields["best"], result.trials) else StudyStatus.CANCELLED
+            return move(ended, message=STOPPED_ON_REQUEST, **fields)
+    goes_on = StudyStatus.RUNNING if record.started_at else StudyStatus.QUEUED
+    return move(goes_on, message="") if record.status is StudyStatus.PAUSED else record
+
+
+def _rests_as_wanted(lease: StudyLease) -> bool:
+    """Brings a study to rest that people want to pause or cancel, before anything is started for it; whether it rests."""
+    record = lease.record()
+    if record.wanted is Wanted.CANCEL:
+        lease.move(StudyStatus.CANCELLED, CANCELLED_ON_REQUEST)
+    elif record.wanted is Wanted.PAUSE:
+        return lease.pause_if_wanted(PAUSED_ON_REQUEST).status is StudyStatus.PAUSED
+    return record.wanted is Wanted.CANCEL
 
 
 def _run(
@@ -150,22 +197,35 @@ def _run(
     factory: SearcherFactory | None,
     passed: TrialRunner | None,
 ) -> None:
+    from autotune.cost.correction import Correction
+
+    def interrupted() -> bool:
+        lease.come_round()
+        return stop() or not lease.may_run()
+
     record = lease.record()
     study = record.study
     assembly = assemble(study, store)
     assembly.check_fit()
-    searcher = assembly.searcher(history_of(study, store, before=record.created_at), factory=factory)
     for guess in study.left_out:
         tell(Notice(message=f"a guess of the spec is left out, because this cluster cannot run it: {guess}"))
         if record.started_at is None:
             store.record_event(record.id, "guess.left_out", {"message": guess})
+    past = lease.told_in_order()
+    if passed is None and needs_calibration(assembly.runs_here.study, store, past, len(assembly.space)):
+        constants = calibrate_quickly(assembly.runs_here.study, store, tell, interrupted)
+        if constants is not None:
+            store.record_event(record.id, "cluster.calibrated", {"message": constants.source})
+            assembly = assemble(study, store)
+        elif _rests_as_wanted(lease):
+            return
+    searcher = assembly.searcher(history_of(study, store, before=record.created_at), factory=factory)
     runner = make_runner_of(assembly, passed)
     try:
         if record.status is not StudyStatus.STOPPING:
-            record = lease.move(StudyStatus.RUNNING, "")
-        past = lease.told_in_order()
+            record = lease.move(StudyStatus.RUNNING, "" if record.wanted is Wanted.RUN else None)
         if needs_check(study, store, record.id, past):
-            check_unseen(assembly, runner, lease, tell, stop)
+            check_unseen(assembly.runs_here, runner, lease, tell, stop)
         controller = Controller(
             study_id=record.id,
             study=study,
@@ -173,8 +233,10 @@ def _run(
             capacity=runner.capacity,
             baseline=assembly.baseline,
             predict=assembly.predict,
+            correct=Correction(assembly.space, assembly.calibration).applied,
             refuse=assembly.refuse,
             past=past,
+            lost=lease.lost(),
             elapsed_s=record.elapsed_s,
             gpu_s=record.result.get("gpu_s"),
             stop_reason=str(record.result.get("stop_reason", "")),
@@ -182,7 +244,8 @@ def _run(
             fp32_losses=known_losses(assembly, store),
         )
         tell(StudyOpened(record=record, past=tuple(past)))
-        Loop(controller, runner, lease, on_event=tell, interrupted=stop, leave=leave).run()
+        found = TargetFindings(searcher)
+        Loop(controller, runner, lease, on_event=tell, interrupted=stop, leave=leave, findings=found).run()
         keep_losses(assembly, store, controller.trials.values())
     finally:
         runner.close()

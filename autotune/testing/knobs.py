@@ -1,6 +1,6 @@
 """Which part of the program has forgotten which knob, and what the laws about knobs are checked over.
 
-    python -m autotune.testing.knobs     one line for each knob that a part neither reads nor declares neutral; exit code 1 when there is any
+    python -m autotune.testing.knobs     one line for each knob that a part neither reads nor declares neutral or impossible; exit code 1 when there is any
 
 The parts are all trainers, the cost model, the native training loop and the simulated runner. A forgotten knob is refused by name there, so
 nothing is dropped in silence, but nobody can use it.
@@ -24,6 +24,8 @@ PARTS = (
     "autotune_workers.runners.simulated:SIMULATED_RUNNER",
 )
 """Where the parts beside the trainers say what they do with each knob."""
+EXPERT_KNOBS = ("ep", "dispatcher", "ep_overlap")
+"""knobs that only a model with experts can vary"""
 COUNTS = (1, 2, 4)
 """degrees and counts that the laws try"""
 
@@ -36,7 +38,10 @@ def knob_uses() -> tuple[KnobUse, ...]:
 def complaints_of(use: KnobUse) -> tuple[str, ...]:
     """One sentence for each knob that the part has forgotten, and for each wrong declaration."""
     return (
-        *(f"the {use.part} neither reads {knob.name} nor declares it neutral" for knob in use.forgotten()),
+        *(
+            f"the {use.part} neither reads {knob.name} nor declares it neutral or impossible"
+            for knob in use.forgotten()
+        ),
         *use.mistakes(),
     )
 
@@ -49,6 +54,8 @@ def base_configs(workload: Workload) -> Iterator[ParallelConfig]:
     shapes = (
         plain,
         replace(plain, dp=4, precision="fp32"),
+        replace(plain, compile=True),
+        replace(plain, ep=2),
         replace(plain, tp=2),
         replace(plain, tp=2, sequence_parallel=True),
         replace(plain, pp=2),
@@ -56,6 +63,7 @@ def base_configs(workload: Workload) -> Iterator[ParallelConfig]:
         alone,
         replace(alone, tp=2),
         pipeline,
+        replace(pipeline, pp=4),
         replace(pipeline, pp_schedule="interleaved_1f1b", virtual_stages=2),
         replace(pipeline, pp_schedule="interleaved_1f1b", virtual_stages=4),
     )
@@ -84,6 +92,13 @@ def variations(
                 yield knob, value, config
 
 
+def varied_configs(workload: Workload, knobs: Iterable[str] = FIELDS) -> Iterator[ParallelConfig]:
+    """Legal configs in which one of these knobs has another value than in a base config."""
+    for base in base_configs(workload):
+        for _, _, config in variations(workload, base, knobs):
+            yield config
+
+
 def _is_legal(workload: Workload, config: ParallelConfig) -> bool:
     return why_not(replace(workload, global_batch_size=config.global_batch_size), config) is None
 
@@ -95,7 +110,7 @@ def main() -> int:
     for sentence in found:
         print(sentence)
     if not found:
-        print(f"{len(KNOBS)} knobs: read or declared neutral by each of {len(uses)} parts")
+        print(f"{len(KNOBS)} knobs: read, or declared neutral or impossible, by each of {len(uses)} parts")
     return 1 if found else 0
 
 

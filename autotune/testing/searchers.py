@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -232,6 +233,26 @@ class SearcherContract:
         searcher = self.make()
         searcher.tell([measured(ParallelConfig(dp=16, micro_batch_size=4, accumulation_steps=1, recompute="full"))])
         assert len(self.play(searcher, trials=3)) == 3
+
+    def test_corrected_trials_count_as_if_they_had_been_told_so(self) -> None:
+        """The machine was slower in the third trial than was thought."""
+        corrected, fresh = self.make(), self.make()
+        played = self.play(corrected, trials=5)
+        third = played[2]
+        if third.measurement is not None:
+            times = tuple(t / 2 for t in third.measurement.step_times_s)
+            third = replace(third, measurement=replace(third.measurement, step_times_s=times))
+        corrected.correct([third])
+        fresh.tell([*played[:2], third, *played[3:]])
+        assert corrected.trials == fresh.trials
+        assert corrected.ask(1) == fresh.ask(1)
+
+    def test_trials_that_are_forgotten_are_not_asked_for_again(self) -> None:
+        searcher = self.make()
+        played = self.play(searcher, trials=4)
+        searcher.correct([], without=[played[1].number])
+        assert played[1].number not in {t.number for _, t in searcher.trials}
+        assert played[1].config not in searcher.ask(1)
 
     def test_repeats_are_accepted(self) -> None:
         """Finalists are measured again and told again."""

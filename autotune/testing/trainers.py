@@ -20,7 +20,7 @@ import pytest
 from autotune.errors import CatalogError, ExportError, SpecError
 from autotune.spec import FIELDS, Knob, ParallelConfig, Workload
 from autotune.testing.checked_configs import EXPERTS, GPT, MODEL, WORKLOAD, configs, one_node_configs
-from autotune.testing.knobs import base_configs, complaints_of, variations
+from autotune.testing.knobs import EXPERT_KNOBS, base_configs, complaints_of, variations, varied_configs
 from autotune.trainers import Launch, Limit, StepMetrics, Trainer, trainer, trainer_names, write_launch
 from autotune.trainers.effective import effective
 from autotune.trainers.nested_documents import without_equal
@@ -93,7 +93,7 @@ class TrainerContract:
                 subject.launch(self.workload, config, given)
             assert subject.in_python in caught.value.remedy
 
-    def test_every_knob_is_read_or_declared_neutral(self) -> None:
+    def test_every_knob_is_read_or_declared_neutral_or_impossible(self) -> None:
         complaints = complaints_of(self.subject().knob_use)
         assert not complaints, "; ".join(complaints)
 
@@ -102,7 +102,7 @@ class TrainerContract:
         subject = self.subject()
         seen: dict[tuple[str, Any], bool] = {}
         experts = replace(self.workload, model=EXPERTS)
-        for workload, knobs in ((self.workload, FIELDS), (experts, ("ep",))):
+        for workload, knobs in ((self.workload, FIELDS), (experts, EXPERT_KNOBS)):
             for base in base_configs(workload):
                 for knob, value, config in variations(workload, base, knobs):
                     # of degrees and counts one value suffices
@@ -135,10 +135,15 @@ class TrainerContract:
             with pytest.raises(SpecError, match="no configuration of its own"):
                 subject.read_config(PresentConfiguration(files={"config.json": "{}"}))
             pytest.skip("it declares that it reads no configuration")
-        for config in itertools.chain(configs(), one_node_configs()):
-            if subject.limits(self.workload, config, given):
+        experts = replace(self.workload, model=EXPERTS)
+        for workload, config in itertools.chain(
+            ((self.workload, config) for config in itertools.chain(configs(), one_node_configs())),
+            ((self.workload, config) for config in varied_configs(self.workload)),
+            ((experts, config) for config in varied_configs(experts, EXPERT_KNOBS)),
+        ):
+            if subject.limits(workload, config, given):
                 continue
-            reading = subject.read_config(PresentConfiguration.of_launch(subject.launch(self.workload, config, given)))
+            reading = subject.read_config(PresentConfiguration.of_launch(subject.launch(workload, config, given)))
             # where the user's own program is started, the launch cannot tell what only that program knows
             untold = [n for n in FIELDS if n in subject.neutral or (self.notes_count and n not in reading.knobs)]
             knobs = {**reading.knobs, **{name: config.value(name) for name in untold}}

@@ -1,8 +1,12 @@
 """A config with knobs that have no effect set to their neutral value, so that no trainer refuses a config for such a knob.
 
-tp = 1         sequence parallelism has nothing to shard
-dp * cp = 1    ZeRO has nothing to shard
-pp = 1         no schedule and no virtual stages; interleaved 1F1B with one stage per rank is 1F1B
+tp = 1            sequence parallelism has nothing to shard; asynchronous tensor parallelism nothing to overlap
+cp = 1            no style of context parallelism
+ep = 1            no dispatcher, and no all-to-all to hide
+dp * cp = 1       ZeRO has nothing to shard
+zero_stage = 0    no copies of shards
+pp = 1            no schedule, no virtual stages and no split; interleaved 1F1B with one stage per rank is 1F1B
+compile = false   no compiler keeps a budget of activations
 """
 
 from __future__ import annotations
@@ -20,10 +24,20 @@ def effective(config: ParallelConfig) -> ParallelConfig:
     changes: dict[str, Any] = {}
     if config.tp == 1:
         changes["sequence_parallel"] = False
+    if config.tp == 1 or not config.sequence_parallel:
+        changes["async_tp"] = False
+    if config.cp == 1:
+        changes["cp_style"] = "ring"
+    if config.ep == 1:
+        changes |= {"dispatcher": "alltoall", "ep_overlap": False}
     if config.dp * config.cp == 1:
         changes["zero_stage"] = 0
+    if config.zero_stage == 0 or config.dp * config.cp == 1:
+        changes["dp_replicas"] = 1
+    if not config.compile:
+        changes["activation_budget"] = 100
     if config.pp == 1:
-        changes |= {"pp_schedule": "1f1b", "virtual_stages": 1}
+        changes |= {"pp_schedule": "1f1b", "virtual_stages": 1, "pp_split": "layers"}
     elif config.pp_schedule == "interleaved_1f1b" and config.virtual_stages == 1:
         changes["pp_schedule"] = "1f1b"
     return replace(config, **changes)

@@ -16,7 +16,10 @@ from pathlib import Path
 
 from autotune.trainers.launch_files import INTERPRETER, Launch
 
-_FIRST_LINE_BYTES = 512
+_BEGINNING_BYTES = 1024
+"""of a program that are read"""
+_BEGINNING_LINES = 4
+"""after the first, of a shell script that starts a Python"""
 
 
 def search_path(environment: Mapping[str, str], first: str = "") -> str:
@@ -37,16 +40,36 @@ def find_executable(launch: Launch) -> str:
 
 
 def python_of(executable: str, environment: Mapping[str, str]) -> str:
-    """The Python that runs an executable: itself, or the one that its first line names (as in `torchrun`); empty when it is no Python program."""
+    """The Python that runs an executable: itself, or the one that its first lines name (as in `torchrun`); empty when it is no Python program."""
     if INTERPRETER.fullmatch(Path(executable).name):
         return executable
     try:
         with open(executable, "rb") as file:
-            first = file.readline(_FIRST_LINE_BYTES).decode(errors="replace").strip()
+            first, *more = file.read(_BEGINNING_BYTES).decode(errors="replace").splitlines() or [""]
     except OSError:
         return ""
-    words = shlex.split(first[2:]) if first.startswith("#!") else []
+    words = _words(first[2:]) if first.startswith("#!") else []
     words = [word for word in words if Path(word).name != "env" and not word.startswith("-")]
+    if words and Path(words[0]).name in ("sh", "bash"):
+        words = _executed(more)
     if not words or not INTERPRETER.fullmatch(Path(words[0]).name):
         return ""
     return shutil.which(words[0], path=search_path(environment)) or ""
+
+
+def _executed(lines: list[str]) -> list[str]:
+    """What a shell script of a few lines becomes. pip writes Python programs so where the path of the interpreter is long or has a space:
+    the second line is `'''exec' "/a path/bin/python" "$0" "$@"`."""
+    for line in lines[:_BEGINNING_LINES]:
+        first, *rest = _words(line) or [""]
+        if first == "exec":
+            return rest
+    return []
+
+
+def _words(line: str) -> list[str]:
+    """The words of a line of the shell; none of one that goes on in the next."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return []

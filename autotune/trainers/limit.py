@@ -14,7 +14,7 @@ class Limit:
     """One value that a trainer cannot express."""
 
     knob: str
-    """a knob of ParallelConfig or of the study, or `model.FIELD` of ModelSpec, or `workload.FIELD`"""
+    """a knob of ParallelConfig or of the study, or `model.FIELD` of ModelSpec, or `workload.FIELD`, or `world_size` or `nnodes` of its placement"""
     value: Any
     """the value that cannot be expressed"""
     message: str

@@ -31,6 +31,7 @@ _NORM = re.compile(r"'grad_norm': '?([-+0-9.eEnaif]+)'?")
 _SPEED = re.compile(r"'train_samples_per_second': '?([0-9.eE+]+)'?")
 _BAR = re.compile(r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *(\d{1,12})/(\d{1,12}) \[[^\]]{0,80}?(?:it/s|s/it)")
 _ANY_BAR = re.compile(r"^([^|%]{0,60}?)[ :]*\d{1,3}%\|[^|]{0,300}\| *\d{1,12}/\d{1,12} \[([^\]]{0,80})")
+_BAR_LOSS = re.compile(r"[ ,](?:train[_/]|step_)?loss(?:_step)?=([-+0-9.eEnaif]+)")
 _PER_STEP = re.compile(r"(?<![a-z])(?:it|iter\w*|step|batch|update)(?:e?s)?/s|s/(?:it|step|batch|update)|\?")
 _TRAINING = re.compile(r"(train|step|iter|epoch)|$", re.IGNORECASE)
 
@@ -82,12 +83,16 @@ class ProgressBars:
 
 
 def stock_reader() -> LineReader:
-    """Reads one program's log without any patterns: JSON objects, loss dictionaries and progress bars."""
+    """Reads one program's log without any patterns: JSON objects, loss dictionaries and progress bars.
+
+    A bar's loss (`set_postfix(loss=...)`) is that of the step before where tqdm draws the new count first; all configs have it so.
+    """
     bars = ProgressBars()
 
     def read(line: str) -> StepMetrics | None:
         if (step := bars.step_of(line)) is not None:
-            return StepMetrics(step=step, ends_step=True)
+            loss = _BAR_LOSS.search(clean(line)[:MAX_SEARCHED])
+            return StepMetrics(step=step, loss=number(loss[1]) if loss else None, ends_step=True)
         found = parse_step_line(line) or parse_loss_dictionary(line)
         if found is None or any(getattr(found, name) is not None for name in _TIMES):
             return found

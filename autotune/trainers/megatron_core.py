@@ -1,4 +1,4 @@
-"""What Megatron-LM and Megatron-Bridge share: the rules of Megatron Core, and the lines that both log.
+"""What Megatron-LM and Megatron-Bridge share: the rules of Megatron Core, an option, and the lines that both log.
 
 Data parallelism and accumulation are no settings but follow from others: dp = world / (tp * pp * cp), and accumulation = global_batch_size /
 (micro_batch_size * dp). ZeRO 1 is the distributed optimizer; ZeRO 2 and 3 are Megatron-FSDP.
@@ -7,12 +7,15 @@ Data parallelism and accumulation are no settings but follow from others: dp = w
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import word_limit
 from autotune.trainers.limit import Limit
+from autotune.trainers.megatron_knobs import divides_evenly
 from autotune.trainers.step_metrics import StepMetrics, clean, number
+from autotune.trainers.trainer_option import Option, Reach
 
 _ITERATION = re.compile(r"\biteration +(\d+)/ *(?:\d+|infinity) +\|")
 _FIELD = {
@@ -22,6 +25,17 @@ _FIELD = {
     "skipped": re.compile(r"number of skipped iterations: *(\d+)"),
 }
 _MEMORY = re.compile(r"\bmemory \(MB\) \|.{0,400}?max reserved: *([0-9.]+)")
+NOT_IN_CORE = {
+    "activation_budget": "Megatron Core has no switch for torch.compile, whose compiler would keep the budget",
+    "loss=chunked": "Megatron Core computes the loss of all logits at once",
+}
+"""what neither program can do, with the reason"""
+OVERLAP = Option(
+    name="overlap",
+    meaning="overlap gradient and weight communication with compute",
+    default=True,
+    reach=Reach.NOTHING,
+)
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """sharding strategy of Megatron-FSDP by ZeRO stage"""
 
@@ -43,8 +57,9 @@ def core_limits(workload: Workload, c: ParallelConfig) -> tuple[Limit, ...]:
 
     if c.compile:
         limit("compile", True, "Megatron-LM has fused kernels of its own and no switch for torch.compile", False)
-    if model.num_layers % (c.pp * c.virtual_stages):
-        limit("pp", c.pp, f"{model.num_layers} layers cannot be split evenly into {c.pp * c.virtual_stages} stages")
+    if c.pp_split == "layers" and not divides_evenly(model, c):
+        message = f"{model.num_layers} layers cannot be split evenly into {c.pp * c.virtual_stages} stages; pp_split=edges can be uneven"
+        limit("pp", c.pp, message)
     if c.virtual_stages > 1 and c.accumulation_steps % c.pp:
         limit(
             "virtual_stages",
@@ -57,6 +72,7 @@ def core_limits(workload: Workload, c: ParallelConfig) -> tuple[Limit, ...]:
         limit("zero_stage", 1, "the distributed optimizer supports only Adam", 0)
     if c.zero_stage >= 2 and c.pp > 1:
         limit("zero_stage", c.zero_stage, "Megatron-FSDP is not launched together with pipeline stages here", 1)
+    limits += _module_limits(c)
     if model.num_experts and c.tp > 1 and not c.sequence_parallel:
         limit("sequence_parallel", False, "experts with tensor parallelism need sequence parallelism", True)
     if c.ep > 1 and not model.num_experts:
@@ -64,6 +80,27 @@ def core_limits(workload: Workload, c: ParallelConfig) -> tuple[Limit, ...]:
     if c.ep > 1 and c.precision == "fp16":
         limit("precision", "fp16", "expert parallelism does not train in fp16", "bf16")
     return tuple(limits)
+
+
+def _module_limits(c: ParallelConfig) -> Iterator[Limit]:
+    """What offloading, CUDA graphs and the overlap of experts cannot be combined with."""
+    if c.offload in ("optimizer", "all") and c.zero_stage != 1:
+        message = "the optimizer is offloaded by its distributed form, which is zero_stage=1"
+        yield Limit(knob="offload", value=c.offload, message=message, nearest="none")
+    if c.offload in ("activations", "all") and c.recompute == "full":
+        message = "with recompute=full there are no activations inside a layer to offload"
+        yield Limit(knob="offload", value=c.offload, message=message, nearest="none")
+    if c.cuda_graph != "none" and (c.recompute == "full" or c.offload in ("activations", "all")):
+        message = "CUDA graphs cannot hold recompute=full or offloaded activations"
+        yield Limit(knob="cuda_graph", value=c.cuda_graph, message=message, nearest="none")
+    if c.cuda_graph == "step" and c.recompute != "none":
+        message = "a graph of the whole step holds no recomputation"
+        yield Limit(knob="cuda_graph", value="step", message=message, nearest="none")
+    if c.ep_overlap and (c.recompute == "full" or c.dispatcher == "allgather" or (c.pp > 1 and c.virtual_stages == 1)):
+        message = (
+            "it needs a dispatcher that sends (alltoall or flex), no recompute=full, and virtual stages where pp > 1"
+        )
+        yield Limit(knob="ep_overlap", value=True, message=message, nearest=False)
 
 
 def parse_iteration(line: str) -> StepMetrics | None:

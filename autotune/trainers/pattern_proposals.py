@@ -42,6 +42,10 @@ _END_OF_EPOCH = re.compile(
     r"\bend of (?:the )?epoch|\bepoch(?:\W{0,3}\d+)?[\s_:|,-]{0,3}(?:time|took|duration|done|finished|completed|ended)"
 )
 """what stands before the time of a whole epoch"""
+_OTHER_FIGURE = re.compile(rf"(?:loss|norm|ppl|perplexity|lr|learning[ _]rate|epoch){_IS}$", re.IGNORECASE)
+"""what stands before a number that is none of a unit's that follows it: `loss 2.31 ms/step 38`"""
+_IS_LABEL = re.compile(r"['\"\])]{0,2}\s{0,8}[:=]")
+"""what stands after a unit that names the number behind it: `ms/step: 38`"""
 _NOT_TRAINING = re.compile(r"(?:val|valid|validation|eval|evaluation|test|aux|balancing|best|target)[\s_/.:-]*$")
 
 
@@ -84,6 +88,7 @@ CLUES = (
     Clue(metric="step_time_s", before=rf"\b(?:{_STEP}|per)[ _](?:time|duration){_IS}", is_loose=True),
     Clue(metric="step_time_s", before=rf"\b(?:time|dt){_IS}", is_loose=True),
     Clue(metric="steps_per_s", before=r"(?<![\w.])", after=rf" ?(?:{_STEP}s?|batches|its){_PER_S}"),
+    Clue(metric="steps_per_s", before=rf"\b(?:{_STEP}s?|batches|its)(?:/|_per_| per )s(?:ec(?:ond)?)?{_IS}"),
     Clue(metric="tokens_per_s_per_gpu", before=r"(?<![\w.])", after=rf" ?tok(?:en)?s?{_PER_S}{_GPU}"),
     Clue(
         metric="tokens_per_s_per_gpu",
@@ -195,6 +200,11 @@ def _candidates(lines: Sequence[str]) -> list[Candidate]:
             for match in clue.found_in(line):
                 start, end = match.span(1)
                 if "_time_" in clue.metric and _END_OF_EPOCH.search(line[: match.end()].lower()):
+                    continue
+                is_unit_behind = not line[match.start() : match.start(1)]
+                if is_unit_behind and (
+                    _OTHER_FIGURE.search(line[: match.start()]) or _IS_LABEL.match(line, match.end())
+                ):
                     continue
                 if clue.metric == "loss" and _NOT_TRAINING.search(line[: match.start()].lower()):
                     continue

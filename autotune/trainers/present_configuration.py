@@ -16,12 +16,13 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.trainer_option import Option
+from autotune.trainers.trainer_option import Option, Reach
 
 SETTINGS = Option(
     name="settings",
     meaning="further settings of the trainer, written into its file or command as they are",
     default={},
+    reach=Reach.ARGUMENT,
 )
 
 
@@ -35,11 +36,13 @@ class PresentConfiguration:
     """the command, where it is known"""
     env: Mapping[str, str] = field(default_factory=dict)
     """variables that it is started with"""
+    cwd: str = ""
+    """folder in which it runs, where that is known and not the folder of the files"""
 
     @classmethod
     def of_launch(cls, launch: Launch) -> PresentConfiguration:
         """What a launch writes."""
-        return cls(files=launch.files, argv=launch.argv, env=launch.env)
+        return cls(files=launch.files, argv=launch.argv, env=launch.env, cwd=launch.cwd)
 
     @property
     def ranks(self) -> int | None:

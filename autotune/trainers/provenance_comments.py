@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.spec.duration import format_duration
+from autotune.spec.speedup import format_speedup
 
 LONGEST = 160
 """characters of a line"""
@@ -31,7 +32,8 @@ def comments(tuned: Mapping[str, Any]) -> list[str]:
     if default:
         lines.append(f"Default config: {default['config']}: {_speed(default)}")
     if tuned["speedup"]:
-        lines.append(f"Speedup against the default: {tuned['speedup']:.2f}x in tokens per second")
+        speedup = format_speedup(tuned["speedup"], tuned.get("speedup_low"), tuned.get("speedup_high"))
+        lines.append(f"Speedup against the default: {speedup} in tokens per second")
     return [plain_line(line) for line in lines]
 
 

@@ -7,7 +7,8 @@ Facts of its code (0.3.0) that the mapping rests on:
   - Context parallelism shards weights over dp_shard * cp, so replicas that are copies on all of their ranks exist without it only
     (distributed/full_dtensor.py).
   - Embedding and output projection may be one weight, but not with a pipeline (models/common/decoder.py).
-  - CUDA graphs are on by default and refuse a pipeline (trainer.py). Float8's recipes are rowwise and rowwise_with_gw_hp.
+  - CUDA graphs are on by default and refuse a pipeline (trainer.py). Float8's recipes are rowwise and rowwise_with_gw_hp; mxfp8
+    needs a Blackwell GPU (components/quantization/mx.py).
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from autotune_model import llama
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
-from torchtitan.components.quantization import Float8LinearConverter
+from torchtitan.components.quantization import Float8LinearConverter, MXFP8LinearConverter
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.config.configs import DebugConfig
-from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.activation_checkpoint import FullAC, MemoryBudgetAC, SelectiveAC
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 from torchtitan.trainer import Trainer
 """
@@ -60,21 +61,28 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any],
     if options["dataset_path"]:
         data["dataset_path"] = options["dataset_path"]
     loss = call("CrossEntropyLoss.Config", {"global_vocab_size": model.vocab_size})
+    compiled = {"enable": c.compile, "components": ["model", "loss"]}
+    if c.async_tp:
+        compiled["enable_async_tensor_parallel"] = True
     parallelism = {**parallelism_settings(model, c), "enable_sequence_parallel": c.tp == 1 or c.sequence_parallel}
     return {
         "model_spec": call("llama", _model(model, c, workload.seq_len)),
         "hf_assets_path": assets,
         "training": call("TrainingConfig", training),
         "parallelism": call("ParallelismConfig", parallelism),
-        "activation_checkpoint": _RECOMPUTE[c.recompute],
-        "compile": call("CompileConfig", {"enable": c.compile, "components": ["model", "loss"]}),
-        "loss": call("ChunkedLossWrapper.Config", {"loss_fn": loss}),
+        "activation_checkpoint": _RECOMPUTE[c.recompute] if c.activation_budget == 100 else _budget(c),
+        "compile": call("CompileConfig", compiled),
+        "loss": loss if c.loss == "full" else call("ChunkedLossWrapper.Config", {"loss_fn": loss}),
         "optimizer": call("default_adamw", {"lr": options["learning_rate"]}),
         "lr_scheduler": call("LRSchedulersContainer.Config", {"warmup_steps": max(1, options["steps"] // 10)}),
         "dataloader": call("HuggingFaceTextDataLoader.Config", data),
         "metrics": call("MetricsProcessor.Config", {"log_freq": 1, "disable_color_printing": True}),
         "debug": call("DebugConfig", {"seed": options["seed"]}),
     }
+
+
+def _budget(c: ParallelConfig) -> Source:
+    return call("MemoryBudgetAC.Config", {"memory_budget": c.activation_budget / 100})
 
 
 def _model(model: ModelSpec, c: ParallelConfig, seq_len: int) -> dict[str, Any]:
@@ -100,6 +108,9 @@ def _model(model: ModelSpec, c: ParallelConfig, seq_len: int) -> dict[str, Any]:
     if c.precision == "fp8":
         given = {"recipe_name": "rowwise", "filter_fqns": ["lm_head"], "model_compile_enabled": c.compile}
         arguments["converters"] = [call("Float8LinearConverter.Config", given)]
+    if c.precision == "mxfp8":
+        within = {"fqns": ["layers."], "model_compile_enabled": c.compile}  # the output projection stays in bf16
+        arguments["converters"] = [call("MXFP8LinearConverter.Config", within)]
     return arguments
 
 

@@ -3,7 +3,7 @@
 Facts of its code (0.2.2) that the mapping rests on:
   - Mixed precision comes from FSDP or, on a mesh of one dimension, from autocast. With tp or pp and without FSDP there is none.
   - DDP works only without other axes; tensor parallelism always shards activations along the sequence.
-  - Float8's recipes are tensorwise, rowwise and rowwise_with_gw_hp.
+  - Float8's recipes are tensorwise, rowwise and rowwise_with_gw_hp; mxfp8 needs a Blackwell GPU (components/quantization/mx.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ from autotune.trainers.torchtitan_settings import parallelism_settings, rotary_s
 
 COMMAND: tuple[str, ...] = ("-m", "torchtitan.train", "--job.config_file", "torchtitan.toml")
 """what torchrun starts"""
+ROTATE_METHODS = {"ring": "alltoall", "gather": "allgather"}
+"""values of context_parallel_rotate_method: alltoall passes keys and values on to the next rank"""
+
+CONVERTERS = {"fp8": "float8", "mxfp8": "mx"}
+"""section of quantize.linear, by precision"""
+RECIPES = {"float8": "tensorwise", "mx": "mxfp8_cublas"}
 
 
 def job_files(workload: Workload, c: ParallelConfig, options: Mapping[str, Any], assets: str) -> dict[str, str]:
@@ -35,9 +41,16 @@ def _sections(
     training = {**training_settings(workload, c, options["steps"]), "dataset": options["dataset"]}
     if options["dataset_path"]:
         training["dataset_path"] = options["dataset_path"]
-    checkpointing = {"mode": c.recompute}
+    checkpointing: dict[str, Any] = {"mode": c.recompute}
+    if c.activation_budget < 100:
+        checkpointing = {"mode": "memory_budget", "memory_budget": c.activation_budget / 100}
     if c.recompute == "selective":
         checkpointing["selective_ac_option"] = "op"
+    parallelism = parallelism_settings(workload.model, c)
+    if c.cp > 1:
+        parallelism["context_parallel_rotate_method"] = ROTATE_METHODS[c.cp_style]
+    if c.async_tp:
+        parallelism["enable_async_tensor_parallel"] = True
     sections: dict[str, dict[str, Any]] = {
         "job": {"description": f"{workload.model.name}, tuned by autotune", "dump_folder": "./outputs"},
         "experimental": {"custom_import": "autotune_model"},
@@ -45,20 +58,20 @@ def _sections(
             "name": "autotune_model",
             "flavor": "tuned",
             "hf_assets_path": assets,
-            "converters": ["quantize.linear.float8"] if c.precision == "fp8" else [],
+            "converters": [f"quantize.linear.{CONVERTERS[c.precision]}"] if c.precision in CONVERTERS else [],
         },
         "optimizer": {"name": "AdamW", "lr": options["learning_rate"], "eps": 1e-8},
         "lr_scheduler": {"warmup_steps": max(1, options["steps"] // 10)},
         "training": training,
-        "parallelism": parallelism_settings(workload.model, c),
+        "parallelism": parallelism,
         "activation_checkpoint": checkpointing,
         "compile": {"enable": c.compile, "components": ["model", "loss"]},
         "metrics": {"log_freq": 1, "disable_color_printing": True},
         "checkpoint": {"enable": False},
         "debug": {"seed": options["seed"]},
     }
-    if c.precision == "fp8":
-        sections["quantize"] = {"linear": {"float8": {"recipe_name": "tensorwise", "filter_fqns": ["output"]}}}
+    if converter := CONVERTERS.get(c.precision):
+        sections["quantize"] = {"linear": {converter: {"recipe_name": RECIPES[converter], "filter_fqns": ["output"]}}}
     return sections
 
 

@@ -4,7 +4,8 @@
 
 With a pipeline, local_batch_size is the batch of a whole step of one data-parallel rank, and pipeline_parallel_microbatch_size the micro-batch. Without
 one, the accumulation is global_batch_size / (local_batch_size * dp). Replicas are either copies (data_parallel_replicate_degree, ZeRO 0) or shards (FSDP2): FSDP2 that
-keeps weights gathered after the forward pass is ZeRO 2, and FSDP2 that reshards them is ZeRO 3. There is no ZeRO 1.
+keeps weights gathered after the forward pass is ZeRO 2, and FSDP2 that reshards them is ZeRO 3. There is no ZeRO 1. With both degrees above 1 the copies are of
+shards (HSDP). With pp_split=edges the first and the last stage have one layer less each.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def stage_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
     if interleaved and c.virtual_stages < 2:
         message = f"{SCHEDULES[c.pp_schedule]} needs at least two stages per rank"
         return (Limit(knob="virtual_stages", value=c.virtual_stages, message=message, nearest=2),)
-    if stages > model.num_layers or layers_per_stage(model, c) == 0:
+    if stages > model.num_layers + (2 if c.pp_split == "edges" else 0) or layers_per_stage(model, c) == 0:
         message = f"{model.num_layers} layers cannot be split into {stages} stages with equally many layers per stage"
         return (Limit(knob="virtual_stages", value=c.virtual_stages, message=message),)
     return ()
@@ -45,8 +46,9 @@ def layers_per_stage(model: ModelSpec, c: ParallelConfig) -> int | None:
     if c.virtual_stages <= 2:
         return None
     stages = c.pp * c.virtual_stages
-    layers = math.ceil(model.num_layers / stages)
-    return layers if math.ceil(model.num_layers / layers) == stages else 0
+    counted = model.num_layers + (2 if c.pp_split == "edges" else 0)
+    layers = math.ceil(counted / stages)
+    return layers if math.ceil(counted / layers) == stages else 0
 
 
 def training_settings(workload: Workload, c: ParallelConfig, steps: int) -> dict[str, Any]:
@@ -66,8 +68,8 @@ def training_settings(workload: Workload, c: ParallelConfig, steps: int) -> dict
 def parallelism_settings(model: ModelSpec, c: ParallelConfig) -> dict[str, Any]:
     """What both releases call the same in [parallelism]."""
     settings: dict[str, Any] = {
-        "data_parallel_replicate_degree": 1 if c.zero_stage else c.dp,
-        "data_parallel_shard_degree": c.dp if c.zero_stage else 1,
+        "data_parallel_replicate_degree": c.dp_replicas if c.zero_stage else c.dp,
+        "data_parallel_shard_degree": c.dp // c.dp_replicas if c.zero_stage else 1,
         "fsdp_reshard_after_forward": "always" if c.zero_stage == 3 else "never",
         "tensor_parallel_degree": c.tp,
         "pipeline_parallel_degree": c.pp,
@@ -75,11 +77,12 @@ def parallelism_settings(model: ModelSpec, c: ParallelConfig) -> dict[str, Any]:
     }
     if c.pp == 1:
         return settings
+    edge = int(c.pp_split == "edges")  # layers that embedding and output projection stand for
     settings |= {
         "pipeline_parallel_schedule": SCHEDULES[c.pp_schedule],
         "pipeline_parallel_microbatch_size": c.micro_batch_size,
-        "pipeline_parallel_first_stage_less_layers": 0,
-        "pipeline_parallel_last_stage_less_layers": 0,
+        "pipeline_parallel_first_stage_less_layers": edge,
+        "pipeline_parallel_last_stage_less_layers": edge,
     }
     if layers := layers_per_stage(model, c):
         settings["pipeline_parallel_layers_per_stage"] = layers

@@ -1,7 +1,7 @@
 """The base class of trainers: how to launch a config with somebody's training loop, and how to read its log.
 
 A trainer is one module in `autotune/trainers/catalog/`. The module's name is the trainer's name, and its last line is `TRAINER = TheClass()`. It
-says which knobs it reads (`reads`, `neutral`) and which of their values it cannot express (`find_limits`), writes the launch (`build`) and reads
+says which knobs it reads (`reads`, `neutral`, `cannot`) and which of their values it cannot express (`find_limits`), writes the launch (`build`) and reads
 its own log lines (`parse_line`). Values of a knob that it does not name are refused. The checks that all trainers share, of options, ranks and
 batch, are in `launch` here.
 """
@@ -19,9 +19,12 @@ from autotune.spec import KNOBS, KnobUse, ParallelConfig, Workload
 from autotune.spec.checks import nearest
 from autotune.spec.knob_use import own_knob_remedy
 from autotune.spec.model_figures import figures_of
+from autotune.trainers.effective import effective
 from autotune.trainers.launch_files import INTERPRETER, Launch
 from autotune.trainers.limit import Limit, refuse
 from autotune.trainers.nested_documents import document_text, dotted, merged, parse_document
+from autotune.trainers.own_model_limits import module_limits
+from autotune.trainers.own_program import CWD, in_its_folder
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.step_metrics import MAX_LINE, LineReader, StepMetrics, clean, number
 from autotune.trainers.torchrun import place
@@ -35,6 +38,7 @@ UNCOMMON_SHAPES = {
     "num_dense_layers": "model whose layers have experts only in part",
     "shared_ffn_hidden_size": "experts that every token visits",
     "kv_lora_rank": "latent attention",
+    "mtp_layers": "layers of multi-token prediction",
 }
 """Fields of `ModelSpec` that are set only for models that most trainers cannot build, each with what it stands for."""
 
@@ -54,18 +58,29 @@ class Trainer(ABC):
     options: ClassVar[tuple[Option, ...]] = SHARED_OPTIONS
     """its arguments beside the config"""
     reads: ClassVar[frozenset[str]] = frozenset()
-    """names of the knobs that it handles: each of their values changes the launch or is refused by a limit. List every name, so that a knob that is
-    added later is not included by accident"""
+    """names of the knobs that it handles: each value changes the launch or is refused by a limit. List every name, so that no later knob slips in"""
     limited_by: ClassVar[frozenset[str]] = frozenset(KNOBS) - {"micro_batch_size", "accumulation_steps"}
     """knobs on whose values its limits depend: configs that differ in others only have the same limits"""
     same_data: ClassVar[bool] = False
     """whether every config sees the same batches in the same order; where it is False, the option `same_data` may say so for a program that does"""
     neutral: ClassVar[Mapping[str, str]] = {}
     """knobs that do not change its launches, each with the reason"""
+    cannot: ClassVar[Mapping[str, str]] = {}
+    """knobs, and single values such as `recompute=norm`, that it has nothing for, each with the reason"""
+    optimizers: ClassVar[frozenset[str]] = frozenset({"adamw", "sgd"})
+    """values of `Workload.optimizer` that it can be told"""
+    packs_documents: ClassVar[bool] = False
+    """whether it can be told that sequences are packed of documents that do not attend to each other (`Workload.document_len`)"""
+    peft_methods: ClassVar[frozenset[str]] = frozenset()
+    """methods of `Workload.peft` that it can be told"""
+    no_adapters: ClassVar[str] = "its launches set up none"
+    """why it cannot be told others"""
 
     shapes: ClassVar[frozenset[str]] = frozenset()
     """fields of `ModelSpec` among `UNCOMMON_SHAPES` that it can train"""
 
+    trains_modules: ClassVar[bool] = False
+    """whether it trains the module that a user's builder returns (`model: {module: ...}`)"""
     reads_config_json: ClassVar[bool] = False
     """whether it builds the model from the user's config.json, where there is one"""
     families: ClassVar[frozenset[str] | None] = None
@@ -132,7 +147,7 @@ class Trainer(ABC):
     @property
     def knob_use(self) -> KnobUse:
         """Which knobs it reads, and which have no effect."""
-        return KnobUse(part=f"trainer {self.name}", reads=self.reads, neutral=self.neutral)
+        return KnobUse(part=f"trainer {self.name}", reads=self.reads, neutral=self.neutral, cannot=self.cannot)
 
     @final
     def limits(
@@ -140,25 +155,46 @@ class Trainer(ABC):
     ) -> tuple[Limit, ...]:
         """The values of this config that it cannot express; empty when there are none. `options`: as given to `launch`.
 
-        Non-default values of knobs that it neither reads nor declares neutral are refused here, and so are a study's own knobs that its launch
-        cannot pass on.
+        Values that it declares impossible, and non-default values of knobs that it has not declared at all, are refused here, and so are a
+        study's own knobs that its launch cannot pass on.
         """
         values = self.checked(options)
-        forgotten = [
-            Limit(
-                knob=knob.name,
-                value=getattr(config, knob.name),
-                message=f"the trainer {self.name} does not know this knob",
-                nearest=None if knob.kind == "degree" else knob.default,
-            )
-            for knob in self.knob_use.forgotten()
-            if getattr(config, knob.name) != knob.default
-        ]
         refused = ((name, self.own_knob_refusal(name, values)) for name in config.extra)
         own = [Limit(knob=name, value=config.extra[name], message=message) for name, message in refused if message]
-        return (*forgotten, *own, *self._shape_limits(workload), *self.find_limits(workload, config, values))
+        refusals = (*self._knob_limits(config), *own, *self._workload_limits(workload), *self._shape_limits(workload))
+        return (*refusals, *self.find_limits(workload, config, values))
+
+    def _knob_limits(self, config: ParallelConfig) -> Iterator[Limit]:
+        use, asked = self.knob_use, effective(config)
+        forgotten = {knob.name for knob in use.forgotten()}
+        for knob in KNOBS.values():
+            if (value := getattr(asked, knob.name)) == knob.default:
+                continue
+            message = use.impossible(knob, value)
+            if knob.name in forgotten:
+                message = f"the trainer {self.name} does not know this knob"
+            if message:
+                nearest = None if knob.kind == "degree" else knob.default
+                yield Limit(knob=knob.name, value=value, message=message, nearest=nearest)
+
+    def _workload_limits(self, workload: Workload) -> Iterator[Limit]:
+        if workload.optimizer not in self.optimizers:
+            known = ", ".join(sorted(self.optimizers))
+            message = f"the trainer {self.name} can be told {known}"
+            yield Limit(knob="workload.optimizer", value=workload.optimizer, message=message, nearest="adamw")
+        if workload.document_len and not self.packs_documents:
+            message = f"the trainer {self.name} attends over whole sequences"
+            yield Limit(knob="workload.document_len", value=workload.document_len, message=message, nearest=0)
+        if workload.peft is not None and workload.peft.method not in self.peft_methods:
+            message = (
+                f"the trainer {self.name} cannot be told to train adapters alone in this way ({self.no_adapters}); "
+                "trainers that can: command with a program of yours, and native for lora"
+            )
+            yield Limit(knob="workload.peft", value=workload.peft.method, message=message)
 
     def _shape_limits(self, workload: Workload) -> Iterator[Limit]:
+        if not (self.trains_modules or UNCOMMON_SHAPES.keys() <= self.shapes):  # the latter build a model of their own
+            yield from module_limits(workload.model, self.name)
         figures = figures_of(workload.model)
         if figures is not None and self.reads_config_json:
             return
@@ -233,6 +269,8 @@ class Trainer(ABC):
         launch = self.build(workload, config, values)
         if settings := values.get(SETTINGS.name):
             launch = self.with_settings(launch, settings)
+        if CWD in self.options:
+            launch = in_its_folder(launch, values)
         python = values.get(PYTHON.name, "")
         if python and not os.path.isabs(python):
             raise SpecError(

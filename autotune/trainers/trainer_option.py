@@ -1,10 +1,11 @@
-"""Options: what a trainer is told beside the config."""
+"""Options: what a trainer is told beside the config, and what each of them can reach on the machine that runs the trials."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from autotune.errors import SpecError
@@ -12,6 +13,25 @@ from autotune.spec.checks import nearest
 
 MAX_OPTION = 4096
 """characters of an option's value"""
+
+
+class Reach(StrEnum):
+    """What the value of an option names on the machine that runs the trials. A service lets its callers set options by this."""
+
+    NOTHING = "nothing"
+    """a number, a flag or a plain word"""
+    FILE = "file"
+    """a file, a folder, or the beginning of the names of several files"""
+    FILES = "files"
+    """several of these in one text, with numbers between them"""
+    PROGRAM = "program"
+    """a program, an interpreter, or the folder in which one runs"""
+    ARGUMENT = "argument"
+    """text that a program, or the trainer's own file of settings, gets as it is: it may name anything"""
+    ADDRESS = "address"
+    """an address or a name on the network"""
+    ENVIRONMENT = "environment"
+    """variables of the environment"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +46,10 @@ class Option:
     """its value when it is left out; also determines its type (None: text)"""
     export_only: bool = False
     """whether only exports use it: trials take the value from the study, so a study may not set it"""
+    is_path: bool = False
+    """whether it may be the path of a file or folder (or the beginning of one): a relative one that exists beside the spec is read as such"""
+    reach: Reach | None = None
+    """what its value names on the machine that runs the trials; None: not declared, and a service refuses it"""
     choices: tuple[str, ...] = ()
     """the words that it may be; empty: any. A number is taken as it is written: YAML reads `version: 0.3` as one"""
 
@@ -83,25 +107,43 @@ SAME_DATA = Option(
     name="same_data",
     meaning="whether every config sees the same batches in the same order, so that losses can be compared step by step",
     default=False,
+    reach=Reach.NOTHING,
 )
 PYTHON = Option(
     name="python",
     meaning="environment or interpreter whose programs (python, torchrun, ...) are started; default: those of PATH",
     default="",
+    reach=Reach.PROGRAM,
 )
 WORKING_DIR = Option(
     name="working_dir",
-    meaning="how nodes get the program's folder: shared, when all see it at one path; upload, when Ray sends it along",
+    meaning="how nodes get the folder of the program, or of the module that builds the model: shared, when all see it at one path; upload, when Ray sends it along",
     default="shared",
+    reach=Reach.ARGUMENT,
     choices=("shared", "upload"),
 )
 SHARED_OPTIONS = (
-    Option(name="nearest", meaning="use the nearest values that the trainer can express", default=False),
-    Option(name="steps", meaning="optimizer steps to run", default=50),
-    Option(name="master_addr", meaning="address of node 0; default: each node is told when it starts", default=""),
-    Option(name="master_port", meaning="port at which several nodes meet; default: as told, else 29500", default=0),
-    Option(name="learning_rate", meaning="peak learning rate", default=3e-4),
-    Option(name="seed", meaning="seed of weights and data", default=1234),
+    Option(
+        name="nearest",
+        meaning="use the nearest values that the trainer can express",
+        default=False,
+        reach=Reach.NOTHING,
+    ),
+    Option(name="steps", meaning="optimizer steps to run", default=50, reach=Reach.NOTHING),
+    Option(
+        name="master_addr",
+        meaning="address of node 0; default: each node is told when it starts",
+        default="",
+        reach=Reach.ADDRESS,
+    ),
+    Option(
+        name="master_port",
+        meaning="port at which several nodes meet; default: as told, else 29500",
+        default=0,
+        reach=Reach.ADDRESS,
+    ),
+    Option(name="learning_rate", meaning="peak learning rate", default=3e-4, reach=Reach.NOTHING),
+    Option(name="seed", meaning="seed of weights and data", default=1234, reach=Reach.NOTHING),
     PYTHON,
     SAME_DATA,
     WORKING_DIR,

@@ -112,7 +112,7 @@ TRIAL = (
         Box(640, 85, 240, 56, "STOPPED", ("measured; cannot win any more",), GREEN),
         Box(640, 155, 240, 56, "FAILED", ("out of memory, diverged, hang, ...",), RED),
         Box(640, 225, 240, 56, "CANCELLED", ("nothing learnt; may be tried again",), WHITE),
-        Box(20, 250, 240, 56, "INFEASIBLE", ("the trainer cannot express it",), RED),
+        Box(20, 250, 240, 56, "INFEASIBLE", ("too few ranks after a restart",), RED),
     ),
     (
         Arrow(((150, 160), (230, 160)), "started", (190, 152)),

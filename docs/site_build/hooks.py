@@ -1,4 +1,4 @@
-"""Hooks of the site's build: reference pages are made from the code, formulas become MathML.
+"""Hooks of the site's build: reference pages are made from the code, the example notebook is run, formulas become MathML.
 
 mkdocs calls `on_files` before it reads the pages and `on_page_content` for each page. Nothing is fetched from the network.
 """
@@ -11,22 +11,30 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from notebook_page import page_of, run_notebook
 from reference import pages
+
+NOTEBOOK = "examples/first_study.ipynb"
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of the reference, and the benchmarks' results with their figure."""
+    """Adds the pages of the reference, the notebook, and the benchmarks' results with their figure."""
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
-    benchmarks = Path(config.config_file_path).parent / "tests" / "benchmarks"
+    root = Path(config.config_file_path).parent
+    run = run_notebook(root / NOTEBOOK)
+    files.append(File.generated(config, "how-to/notebook.md", content=page_of(run, source=NOTEBOOK)))
+    files.append(File.generated(config, f"how-to/{Path(NOTEBOOK).name}", content=nbformat.writes(run)))
+    benchmarks = root / "tests" / "benchmarks"
     results = (benchmarks / "RESULTS.md").read_text(encoding="utf-8")
     results = results.replace("figures/search_regret.svg", "images/search-regret.svg")
     files.append(File.generated(config, "results.md", content=results))

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 SECTIONS = {
     "Functions": ("autotune.api.load_study", "autotune.api.tune", "autotune.cost.estimate", "autotune.api.open_store"),
-    "Answers without hardware": ("autotune.api.plan_of", "autotune.api.what_if_of", "autotune.api.calibrate"),
-    "Results": ("autotune.api.Result", "autotune.spec.Trial", "autotune.spec.Measurement", "autotune.spec.Estimate"),
+    "Answers without hardware": (
+        "autotune.api.plan_of",
+        "autotune.api.what_if_of",
+        "autotune.api.compare_clusters_of",
+        "autotune.api.calibrate",
+    ),
+    "Will it fit?": ("autotune.api.fit", "autotune.will_it_fit.Fit", "autotune.spec.DryRun"),
+    "Results": (
+        "autotune.results.result.Result",
+        "autotune.results.plots.Plots",
+        "autotune.results.figure.Figure",
+        "autotune.spec.Trial",
+        "autotune.spec.Measurement",
+        "autotune.spec.Estimate",
+    ),
+    "Callbacks": ("autotune.study.callbacks", "autotune.study.progress"),
     "The service's client": ("autotune.client.Client", "autotune.client.AsyncClient"),
     "What is asked": (
         "autotune.spec.Study",
@@ -21,7 +35,7 @@ SECTIONS = {
     "Trainers": ("autotune.trainers.Trainer", "autotune.trainers.Launch", "autotune.trainers.StepMetrics"),
     "Runners": ("autotune.ports.TrialRunner", "autotune.ports.TrialRequest", "autotune.ports.AttemptEnded"),
     "Ray Train": ("autotune.ray.tune_torch_trainer", "autotune.ray.with_config"),
-    "Optuna": ("autotune.search.optuna_study",),
+    "Optuna": ("autotune.search.optuna_study", "autotune.search.optuna_constraint"),
     "Errors": ("autotune.errors",),
 }
 

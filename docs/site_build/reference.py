@@ -48,6 +48,7 @@ def commands() -> str:
         "| 0 | done |",
         "| 1 | failed, or no configuration is feasible |",
         "| 2 | the input is wrong |",
+        "| 3 | a store or service is away: it cannot be reached or written now |",
         "| 130 | interrupted; what was measured is kept |",
         "",
     ]
@@ -86,6 +87,7 @@ _KEYS = {
     "WorkloadDocument": "workload",
     "ModelDocument": "model",
     "ClusterDocument": "cluster",
+    "TargetDocument": "target",
     "GpuDocument": "cluster.gpu",
     "LinkDocument": "cluster.intra_node, cluster.inter_node",
     "SpaceDocument": "space",
@@ -158,7 +160,7 @@ def knobs() -> str:
             "- `global_batch_size = micro_batch_size * accumulation_steps * dp`",
             "- `world size = tp * pp * dp * cp`; `ep` divides `dp * cp`",
             "",
-            "Further laws depend on model, cluster and trainer (`autotune/space/constraint.py`). `autotune estimate SPEC --config ...` says which law a",
+            "Further laws depend on model, cluster and trainer (`autotune/space/mesh_laws.py`, `autotune/space/step_laws.py`). `autotune estimate SPEC --config ...` says which law a",
             "config breaks, and `autotune plan SPEC` counts what each law excludes.",
             "",
         ]

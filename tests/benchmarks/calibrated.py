@@ -1,4 +1,4 @@
-"""Effect of `autotune calibrate`: predicted and measured step times of real trials on this machine, without and with calibration.
+"""Effect of `autotune calibrate`: predicted and measured step times of real trials on this machine, without, with a quick and with a full calibration.
 
     python -m tests.benchmarks.calibrated [--configs 12] [--rounds 2]
 
@@ -82,13 +82,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loaded = load_study(SPEC, overrides={"runner": "local", "enqueue": []})
     study = replace(loaded, measure=replace(loaded.measure, warmup_steps=2, min_steps=6, max_steps=8, precision=0.0))
     workload, space = study.workload, SearchSpace.build(study.workload, study.space)
-    began_s = time.monotonic()
-    measured = calibrator("local")()
-    print(f"calibrated in {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}", flush=True)
-    before, after = calibration_for(workload), Calibration.from_measurements(measured, cluster=workload.cluster)
+    found: dict[str, Calibration] = {}
+    for name in ("quick", "full"):
+        began_s = time.monotonic()
+        measured = calibrator("local")(quick=name == "quick")
+        print(f"{name}: calibrated in {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}", flush=True)
+        found[name] = Calibration.from_measurements(measured, cluster=workload.cluster)
+    before, after = calibration_for(workload), found["full"]
     for name, value in after.to_dict().items():
         if isinstance(value, float) and value != getattr(before, name):
-            print(f"  {name:20} {getattr(before, name):10.4g} -> {value:10.4g}")
+            print(
+                f"  {name:20} {getattr(before, name):10.4g} -> quick {getattr(found['quick'], name):10.4g}, full {value:10.4g}"
+            )
 
     configs = chosen(space, args.configs)
     times = np.full((args.rounds, len(configs)), np.nan)
@@ -103,13 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = ConfigTable.of([c for c, ok in zip(configs, ran, strict=True) if ok])
     steps = np.median(times[:, ran], axis=0)
     print(f"{ran.sum()} of {len(configs)} configs in {args.rounds} rounds, load {os.getloadavg()[0]:.1f}")
-    e = {"before": estimate(workload, table, calibration=before), "after": estimate(workload, table, calibration=after)}
+    e = {name: estimate(workload, table, calibration=c) for name, c in {"before": before, **found}.items()}
     for i, config in enumerate(table):
         guesses = ", ".join(f"{name} {1e3 * float(np.asarray(x.step_time_s)[i]):.1f}" for name, x in e.items())
         print(f"  {1e3 * steps[i]:8.1f} ms measured, {guesses}: {config}")
     print("| constants | ratio | error: median / p90 | Spearman | inside |\n|---|---|---|---|---|")
     print(row("known before", study, table, steps, before))
-    print(row("calibrated", study, table, steps, after))
+    print(row("quick calibration", study, table, steps, found["quick"]))
+    print(row("full calibration", study, table, steps, after))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A cell holds the rows with the same source, model, GPU type, number of GPUs, sequence length and global batch, if there are at least `MIN_CONFIGS` of
 them. Repeats of a config count as their median. What the header does not say is set to the sweep's default: the padded vocabulary of GPT-2
-(51200), the form of MLP and embeddings that matches the printed parameter count best, and sequence parallelism wherever nanotron shards tensors.
+(51200), the precision of that time, the form of MLP and embeddings that matches the printed parameter count best, and sequence parallelism wherever nanotron shards tensors.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ TRAINERS = {
     "nemo": "megatron",
 }
 """Trainer by the first word of the source."""
+PRECISIONS = {"vtrain": "fp16"}
+"""Precision where the source does not print it, by the same word; the fit reads these rows alike (`published/vtrain.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +88,10 @@ class Cell:
         )
 
 
-def read_cells(path: Path, *, unknown_cause: FailureKind = FailureKind.OUT_OF_MEMORY) -> list[Cell]:
-    """The cells of a CSV; `unknown_cause` is what a failure counts as whose cause the source does not say."""
+def read_cells(
+    path: Path, *, unknown_cause: FailureKind = FailureKind.OUT_OF_MEMORY, least: int = MIN_CONFIGS
+) -> list[Cell]:
+    """The cells of a CSV of at least that many configs; `unknown_cause` is what a failure counts as whose cause the source does not say."""
     groups: defaultdict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
     with path.open(encoding="utf-8", newline="") as file:
         for record in csv.DictReader(file):
@@ -96,7 +100,7 @@ def read_cells(path: Path, *, unknown_cause: FailureKind = FailureKind.OUT_OF_ME
                     tuple(record[k] for k in ("source", "model_name", "gpu", "gpus", "seq_len", "global_batch"))
                 ].append(record)
     cells = [_cell(records, unknown_cause) for records in groups.values()]
-    return [c for c in cells if len(c.rows) >= MIN_CONFIGS and any(r.failure is None for r in c.rows.values())]
+    return [c for c in cells if len(c.rows) >= least and any(r.failure is None for r in c.rows.values())]
 
 
 def _cell(records: list[dict[str, str]], unknown_cause: FailureKind) -> Cell:
@@ -129,6 +133,7 @@ def _merged(rows: list[Row]) -> Row:
 def _row(record: dict[str, str], trainer: str, seq_len: int, unknown_cause: FailureKind) -> Row:
     tp, vpp = _int(record["tp"]), _int(record["vpp"])
     zero = record["zero_stage_or_fsdp"]
+    unprinted = PRECISIONS.get(record["source"].split("-")[0], "bf16")
     config = ParallelConfig(
         tp=tp,
         pp=_int(record["pp"]),
@@ -137,7 +142,7 @@ def _row(record: dict[str, str], trainer: str, seq_len: int, unknown_cause: Fail
         ep=_int(record["ep"]),
         micro_batch_size=_int(record["micro_batch"]),
         accumulation_steps=_int(record["accum"]),
-        precision=record["precision"] if record["precision"] in ("bf16", "fp16", "fp32", "fp8") else "bf16",
+        precision=record["precision"] if record["precision"] in ("bf16", "fp16", "fp32", "fp8") else unprinted,
         recompute=record["checkpointing"] if record["checkpointing"] in ("selective", "full") else "none",
         zero_stage=int(zero[-1]) if zero[-1:].isdigit() else 0,
         sequence_parallel=tp > 1

@@ -12,15 +12,17 @@ from scipy.special import ndtr
 from autotune.cost import Calibration, calibration_for, estimate
 from autotune.space import SearchSpace
 from autotune.spec import Estimate
-from tests.benchmarks.fit_cost_model import by_model, held_out, pairs
+from tests.benchmarks.constants_document import TIME
+from tests.benchmarks.held_out import by_model, held_out
 from tests.benchmarks.perturbation import PHYSICAL, perturbed
+from tests.benchmarks.time_fit import pairs
 
 MODELS = ("held_out", "shipped", "wrong", "wrong_alike", "useless")
 MEMORY_CONSTANTS = tuple(n for n in PHYSICAL if n.endswith("_bytes") or n in ("activation_factor", "usable_fraction"))
 """Constants that are left alone when time is made wrong; memory is scaled as a whole."""
 
-WIDTHS = ("time_sigma", "comm_sigma", "memory_sigma")
-"""Error bars of the held-out constants: those that ship, which are the spread of held-out errors."""
+HELD_OUT = tuple(n for n in TIME if not n.endswith("_sigma"))
+"""Constants that are fitted without a model; error bars are those that ship, which are the spread of held-out errors, and so is memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ def prediction(space: SearchSpace, model: str, seed: int, held_out: Calibration 
     shipped = calibration_for(space.workload)
     constants = shipped
     if model != "shipped" and held_out is not None:
-        constants = replace(held_out, **{n: getattr(shipped, n) for n in WIDTHS})
+        constants = replace(shipped, **{n: getattr(held_out, n) for n in HELD_OUT})
     if model.startswith("wrong"):
         constants = replace(
             perturbed(constants, rng, math.log(2.0)), **{n: getattr(constants, n) for n in MEMORY_CONSTANTS}

@@ -35,7 +35,10 @@ def draw(random_: random.Random, ranks: int) -> tuple[str, str]:
         if pp > 1 and schedule != "gpipe" and accumulation < pp:
             continue
         virtual = random_.choice([1, 2]) if schedule.startswith("interleaved") else 1
-        recompute = "none" if schedule == "interleaved_zero_bubble" else random_.choice(["none", "selective", "full"])
+        words = ["none", "norm", "mlp", "selective", "full"]
+        recompute = "none" if schedule == "interleaved_zero_bubble" else random_.choice(words)
+        stage = random_.choice([0, 1, 2] if schedule == "interleaved_zero_bubble" else [0, 1, 2, 3])
+        copies = [n for n in (1, 2) if stage and dp % n == 0 and dp * cp // ep % n == 0 and dp * cp > n]
         knobs = {
             "tp": tp,
             "pp": pp,
@@ -45,13 +48,23 @@ def draw(random_: random.Random, ranks: int) -> tuple[str, str]:
             "micro_batch_size": size,
             "accumulation_steps": accumulation,
             "precision": random_.choice(["fp32", "bf16", "fp16"]),
-            "zero_stage": random_.choice([0, 1, 2] if schedule == "interleaved_zero_bubble" else [0, 1, 2, 3]),
+            "zero_stage": stage,
+            "dp_replicas": random_.choice(copies or [1]),
             "sequence_parallel": str(tp > 1 and random_.random() < 0.5).lower(),
             "pp_schedule": schedule,
             "virtual_stages": virtual,
             "recompute": recompute,
+            "pp_split": random_.choice(["layers", "edges"]) if pp > 1 else "layers",
+            "loss": random_.choice(["own", "chunked"]),
+            "cp_style": random_.choice(_styles(model, tp)) if cp > 1 else "ring",
+            "dispatcher": random_.choice(["alltoall", "allgather"]) if ep > 1 else "alltoall",
         }
         return model, ",".join(f"{name}={value}" for name, value in knobs.items())
+
+
+def _styles(model: str, tp: int) -> list[str]:
+    """Styles of context parallelism over two ranks."""
+    return ["ring", "gather", *(["heads"] if MODELS[model].num_kv_heads // tp % 2 == 0 else [])]
 
 
 def main(seed: int = 1, configs: int = 24, ranks: int = 4) -> None:

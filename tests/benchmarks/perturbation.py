@@ -13,10 +13,12 @@ import numpy as np
 from autotune.cost import Calibration
 from autotune.cost.calibration import NUMBERS
 
-PHYSICAL = tuple(n for n in NUMBERS if not n.endswith("_sigma"))
+PHYSICAL = tuple(n for n in NUMBERS if not n.endswith("_sigma") and n != "level")
 """names of the constants that describe the hardware and the trainer"""
 FRACTIONS = tuple(
-    n for n in NUMBERS if n.endswith("_efficiency") or n in ("data_overlap", "usable_fraction", "fp8_factor", "rails")
+    n
+    for n in NUMBERS
+    if n.endswith("_efficiency") or n in ("data_overlap", "dispatch_overlap", "usable_fraction", "fp8_factor", "rails")
 )
 """names of the constants that are fractions"""
 SOFTWARE = (
@@ -26,6 +28,9 @@ SOFTWARE = (
     "pipelined_tensor_host_s",
     "send_host_s",
     "data_overlap",
+    "dispatch_overlap",
+    "expert_host_s",
+    "expert_imbalance",
     "score_bytes",
     "activation_factor",
     "waiting_in_layer",

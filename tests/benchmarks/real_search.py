@@ -30,6 +30,7 @@ from statistics import fmean, geometric_mean, median
 
 from autotune.api import load_study, open_store
 from autotune.cost import estimate
+from autotune.cost.correction import Correction
 from autotune.ports import Store, StudyRecord, TrialRunner
 from autotune.registry import make_runner
 from autotune.space import SearchSpace
@@ -85,6 +86,7 @@ def run(store: Store, runner: TrialRunner, study: Study, assembly: Assembly) -> 
             capacity=runner.capacity,
             baseline=study.baseline,
             predict=assembly.predict,
+            correct=Correction(assembly.space, assembly.calibration).applied,
             refuse=assembly.refuse,
             past=lease.told_in_order(),
             elapsed_s=record.elapsed_s,

@@ -1,10 +1,10 @@
 """Replays searchers on published sweeps: how many trials until the best so far is within 5% of the best of the cell?
 
-    python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ... | --worlds 60 | --invented 100] [--model held_out]
+    python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ... | --worlds 60 | --invented 100 | --near-equals 60 | --wild 60] [--model held_out]
 
 Columns, over all cells and seeds: mean, median and 90th percentile of the trials until within 5%; failed trials among them; mean regret after 3, 5 and
-10 trials. For searchers that estimate their expected gain: trials and regret when the expected gain of further trials fell below 1%. The cost model
-is one of
+10 trials. For searchers that estimate their expected gain: trials and regret when a further trial no longer paid for a training of unsaid length
+(`autotune.study.controller.stop_rule`). The cost model is one of
 
     held_out    constants fitted without the cell's model (the honest case)       shipped   the constants that ship
     wrong       every time constant off by a random factor (log-normal, spread 2), memory off by 25% either way
@@ -31,10 +31,13 @@ from autotune.errors import AutotuneError
 from autotune.search import make_searcher, searcher_names
 from autotune.space import SearchSpace
 from autotune.spec import FailureKind, ParallelConfig, Trial, Workload
+from autotune.study.controller.stop_rule import TRIALS_IN_A_TRAINING, pays
 from tests.benchmarks.cells import MIN_CONFIGS, Cell, read_cells
 from tests.benchmarks.figure import curves_svg
 from tests.benchmarks.models import MODELS, Prediction, held_out_constants, prediction
 from tests.benchmarks.replay_invented import invented_cells
+from tests.benchmarks.replay_near_equals import near_equal_cells
+from tests.benchmarks.replay_wild import wild_cells
 from tests.benchmarks.replay_worlds import simulated_cells
 
 DATA = Path(__file__).with_name("data")
@@ -42,8 +45,6 @@ DEFAULT = ("nanotron_h100.csv", "vtrain_single_node_a100.csv")
 FIGURE = Path(__file__).with_name("figures") / "search_regret.svg"
 CLOSE = 0.05
 """regret that counts as found"""
-MIN_GAIN = 0.01
-"""expected relative gain below which a search stops, as `Budget.min_gain`"""
 CURVE = 20
 """length of the regret curve, and trials after which a search is stopped (`Budget.max_trials`)"""
 Fitted = dict[tuple[str, str], Calibration]
@@ -115,8 +116,8 @@ def replay(
             found = len(curve) if regret <= CLOSE else None
         if (
             stopped is None
-            and (gain := searcher.expected_gain()) is not None
-            and (gain < MIN_GAIN or len(curve) == CURVE)
+            and (gain := searcher.expected_gain(1)) is not None
+            and (not pays(gain, TRIALS_IN_A_TRAINING) or len(curve) == CURVE)
         ):
             # trials that are already running finish
             stopped = len(curve) + len(pending), min([regret, *map(cell.regret, pending)])
@@ -181,6 +182,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--invented", type=int, default=0, help="number of invented cells to use, of another form than the cost model"
     )
     parser.add_argument(
+        "--near-equals", type=int, default=0, help="number of cells of 2,000 and more configs with errors of their own"
+    )
+    parser.add_argument(
+        "--wild",
+        type=int,
+        default=0,
+        help="number of invented cells with a best far ahead and first picks far too slow",
+    )
+    parser.add_argument(
         "--unfitted", action="store_true", help="invented cells: of trainers that no constant was fitted to"
     )
     parser.add_argument("--searchers", default="bayesian,cost_ranked,rule_of_thumb,random", help="names, by commas")
@@ -199,7 +209,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := [name for name in args.searchers.split(",") if name not in searcher_names()]:
         parser.error(f"no searcher is called {unknown[0]!r}; there are {', '.join(searcher_names())}")
     try:
-        made = simulated_cells(args.worlds) or invented_cells(args.invented, is_fitted=not args.unfitted)
+        made = [
+            *simulated_cells(args.worlds),
+            *invented_cells(args.invented, is_fitted=not args.unfitted),
+            *near_equal_cells(args.near_equals),
+            *wild_cells(args.wild, is_fitted=not args.unfitted),
+        ]
         cells = made or [cell for path in paths for cell in read_cells(path, unknown_cause=args.unknown_failure)]
     except (OSError, KeyError, ValueError, AutotuneError) as error:
         parser.error(f"the measurements cannot be read: {type(error).__name__}: {error}")

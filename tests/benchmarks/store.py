@@ -18,11 +18,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import insert, text, update
 
 from autotune.spec import Measurement, ParallelConfig, Trial, TrialStatus
 from autotune.store import SqlStore, open_store
+from autotune.store.checksums import sealed
 from autotune.store.packing import append_steps
 from autotune.store.rows import ended_columns, json_text, new_trial_row
 from autotune.store.tables import attempts, events, studies, trials
@@ -31,6 +33,7 @@ from autotune.testing.stores import a_study, measured, pending, reported, run_tr
 SIZES = (10, 1_000, 10_000)
 REPEATS = 60
 STEPS = 20
+Row = dict[str, Any]
 
 
 def a_trial(number: int, dice: random.Random) -> Trial:
@@ -51,51 +54,38 @@ def a_trial(number: int, dice: random.Random) -> Trial:
     return replace(measured(pending(number, config)), measurement=measurement)
 
 
+def rows_of(number: int, dice: random.Random) -> tuple[Row, Row, list[tuple[str, str]]]:
+    """An ended trial as the store's own methods would write it: its row, that of its attempt with the steps, and kinds and data of its events.
+
+    Study and workload are filled in by the caller.
+    """
+    trial = a_trial(number, dice)
+    row = new_trial_row(trial, study=0, workload=0, now=0) | ended_columns(trial, trial, num_gpus=8, now=1)
+    steps = append_steps(b"", reported(("", number, 1), 0, [dice.random() for _ in range(STEPS)]))
+    launch = {"number": number, "attempt": 1, "fence": 1, "started_us": 0, "ended_us": 1, "steps": steps}
+    asked = {"number": number, "config": str(trial.config), "purpose": "search", "reason": "because"}
+    ended = {"number": number, "status": "COMPLETED", "attempts": 1, "reward": 0.3}
+    ended["tokens_per_s_per_gpu"] = dice.random()
+    lines = [("trial.asked", asked), ("trial.started", {"number": number, "attempt": 1}), ("trial.ended", ended)]
+    return row | {"attempts": 1, "started_us": 0}, launch, [(kind, json_text(data)) for kind, data in lines]
+
+
 def fill(store: SqlStore, study_id: str, first: int, count: int, dice: random.Random) -> None:
-    """Writes `count` ended trials with attempts, steps and events, as the store's own methods would."""
+    """Writes `count` ended trials with attempts, steps and events."""
     with store.database.write() as connection:
         study = connection.execute(studies.select().where(studies.c.id == study_id)).one()
-        rows, launches, lines = [], [], []
+        mine = {"study": study.key}
+        at = {**mine, "at_us": study.created_us}
+        rows, launches, lines = list[Row](), list[Row](), list[Row]()
         for number in range(first, first + count):
-            trial = a_trial(number, dice)
-            row = new_trial_row(trial, study=study.key, workload=study.workload, now=study.created_us)
-            row |= ended_columns(trial, trial, num_gpus=8, now=study.created_us) | {"attempts": 1, "started_us": 0}
-            rows.append(row)
-            steps = append_steps(b"", reported((study_id, number, 1), 0, [dice.random() for _ in range(STEPS)]))
-            launches.append(
-                {
-                    "study": study.key,
-                    "number": number,
-                    "attempt": 1,
-                    "fence": 1,
-                    "started_us": 0,
-                    "ended_us": 1,
-                    "steps": steps,
-                }
-            )
-            told = {
-                "number": number,
-                "status": "COMPLETED",
-                "attempts": 1,
-                "tokens_per_s_per_gpu": dice.random(),
-                "reward": 0.3,
-            }
-            asked = {"number": number, "config": str(trial.config), "purpose": "search", "reason": "because"}
-            started = {"number": number, "attempt": 1}
-            for kind, data in (("trial.asked", asked), ("trial.started", started), ("trial.ended", told)):
-                sequence = study.num_events + len(lines) + 1
-                lines.append(
-                    {
-                        "study": study.key,
-                        "sequence": sequence,
-                        "at_us": study.created_us,
-                        "kind": kind,
-                        "data": json_text(data),
-                    }
-                )
-        connection.execute(insert(trials), rows)
-        connection.execute(insert(attempts), launches)
-        connection.execute(insert(events), lines)
+            row, launch, told = rows_of(number, dice)
+            rows.append({**row, **mine, "workload": study.workload})
+            launches.append({**launch, **mine})
+            for kind, data in told:
+                lines.append({**at, "sequence": study.num_events + len(lines) + 1, "kind": kind, "data": data})
+        connection.execute(insert(trials), [sealed(trials, row) for row in rows])
+        connection.execute(insert(attempts), [sealed(attempts, row) for row in launches])
+        connection.execute(insert(events), [sealed(events, row) for row in lines])
         connection.execute(
             update(studies)
             .where(studies.c.key == study.key)
@@ -112,14 +102,20 @@ def represent(store: SqlStore) -> None:
         connection.execute(text(RECORDS))
 
 
-def median_ms(what: Callable[[], object], repeats: int = REPEATS) -> tuple[float, float]:
-    """Median wall and CPU milliseconds of a call."""
+def times_ms(what: Callable[[], object], repeats: int) -> tuple[list[float], list[float]]:
+    """Wall and CPU milliseconds of each call."""
     walls, cpus = [], []
     for _ in range(repeats):
         wall, cpu = time.perf_counter(), time.process_time()
         what()
         walls.append(1e3 * (time.perf_counter() - wall))
         cpus.append(1e3 * (time.process_time() - cpu))
+    return walls, cpus
+
+
+def median_ms(what: Callable[[], object], repeats: int = REPEATS) -> tuple[float, float]:
+    """Median wall and CPU milliseconds of a call."""
+    walls, cpus = times_ms(what, repeats)
     return statistics.median(walls), statistics.median(cpus)
 
 

@@ -121,6 +121,26 @@ class Served:
         return True
 
 
+class Replicated:
+    """A database of a server that crashes for good; its standby takes its place."""
+
+    def __init__(self, primary: PostgresServer, standby: PostgresServer, database: str) -> None:
+        """`database`: its name."""
+        self.primary, self.standby = primary, standby
+        servers = f"host=127.0.0.1,127.0.0.1&port={primary.port},{standby.port}"
+        self.address = f"postgresql://autotune@/{database}?{servers}&target_session_attrs=read-write"
+
+    def take_away(self, disturbance: Disturbance) -> None:
+        """Kills the primary, and makes the standby the primary after a while."""
+        self.primary.stop(kill=True)
+        time.sleep(disturbance.for_s)
+        self.standby.promote()
+
+    def is_free(self) -> bool:
+        """As with any server."""
+        return True
+
+
 class Arena:
     """One study, its controllers and what they wrote down."""
 

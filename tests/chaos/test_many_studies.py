@@ -67,6 +67,7 @@ def wrong(store: SqlStore, studies: list[str]) -> list[str]:
     return [*found, *maintenance.check(store)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.flaky(reruns=2, only_rerun=["TimeoutError"])
 def test_fifty_studies_on_four_places_are_run_in_turn(tmp_path: Path, store: SqlStore) -> None:

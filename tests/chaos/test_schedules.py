@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.arena import Played, SmallDisk, Where, play_all, small_disk
+from tests.chaos.arena import Played, Replicated, SmallDisk, Where, play_all, small_disk
 from tests.chaos.conftest import Place
 from tests.chaos.schedule import ANYWHERE, SUPERVISED, Disturbance, Schedule, seeded, study_spec
+from tests.postgresql import postgres_server
 
 pytestmark = pytest.mark.alone
 
@@ -95,13 +96,32 @@ def test_a_disk_that_fills_up_again_and_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_database_that_is_gone_for_a_minute(tmp_path: Path, servers: Callable[[int], list[Place]]) -> None:
+@pytest.mark.parametrize("kind", ["files", "servers"])
+def test_a_database_that_is_locked_or_gone_for_a_minute(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
     """The one controller waits for it and goes on: no other is needed."""
+    places: Callable[[int], list[Place]] = request.getfixturevalue(kind)
     gone = Disturbance(kind="database", after=8, for_s=61.0)
     schedule = replace(seeded(7, supervised=0.0), disturbances=(gone,), lease_s=10.0)
-    (played,) = play_all([schedule], servers(1), tmp_path)
+    (played,) = play_all([schedule], places(1), tmp_path / "play")
     assert played.wrong == ()
     assert (played.met, played.controllers) == (("database",), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_server_whose_standby_takes_its_place(tmp_path: Path, seed: int) -> None:
+    """Under synchronous replication: without it a server that dies may take along what it acknowledged last."""
+    fails = Disturbance(kind="database", after=4, for_s=1.0)
+    schedule = replace(one_of(seed, "kill"), disturbances=(Disturbance(kind="kill", after=2), fails))
+    with postgres_server(fsync=True) as primary, postgres_server(fsync=True, standby_of=primary) as standby:
+        primary.wait_for_standby()
+        place = Replicated(primary, standby, primary.new_database().rpartition("/")[2])
+        (played,) = play_all([schedule], [lambda _: place], tmp_path / "play")
+    assert played.wrong == ()
+    assert played.met == ("kill", "database")
 
 
 @pytest.mark.slow

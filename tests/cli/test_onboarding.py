@@ -60,7 +60,7 @@ for step in range(args.max_steps):
 def test_init_writes_a_spec_that_is_planned_from_another_folder(run: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text(SCRIPT)
-    done = run("init", "code/train.py", "--model", "gpt2-small", "--cluster", "cpu-1x1", "-o", "specs/train.yaml")
+    done = run("init", "code/train.py", "--model", "nano-gpt", "--cluster", "cpu-1x1", "-o", "specs/train.yaml")
     assert (done.code, done.out) == (0, "")
     assert "does not load" not in done.err
     assert "fill in: workload.seq_len" in done.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 
@@ -23,6 +25,24 @@ def test_plan_shows_a_table_and_other_sizes(run, write):
     document = run("plan", write(), "--gpus", "8,16", "--tokens", "1e9", "--json").document
     assert [row["num_gpus"] for row in document["what_if"]] == [8, 16]
     assert document["what_if"][1]["days"] < document["what_if"][0]["days"]
+
+
+def test_plan_compares_clusters(run, write):
+    done = run("plan", write(), "--clusters", "h100-sxm,b200-sxm-1x8,v100-32gb", "--tokens", "1e9")
+    assert done.code == 0, done.err
+    assert "b200-sxm-1x8" in done.out
+    assert "fastest: b200-sxm-1x8" in done.out
+    document = run("plan", write(), "--clusters", "h100-sxm, b200-sxm-1x8", "--tokens", "1e9", "--json").document
+    h100, b200 = document["clusters"]
+    assert (h100["cluster"], b200["num_gpus"]) == ("h100-sxm-1x8", 8)
+    assert b200["bill"]["days"] < h100["bill"]["days"]
+    assert h100["tokens_per_s_low"] < h100["estimate"]["tokens_per_s"] < h100["tokens_per_s_high"]
+    unknown = run("plan", write(), "--clusters", "h1000")
+    assert unknown.code == 2
+    assert "no GPU is called 'h1000'" in unknown.err
+    alone = run("plan", write(), "--tokens", "1e9")
+    assert alone.code == 2
+    assert "--clusters" in alone.err
 
 
 def test_plan_says_the_nearest_miss_when_nothing_fits(run, write):
@@ -92,19 +112,53 @@ def test_catalogs_say_what_each_entry_is(run):
 
 @pytest.mark.parametrize("command", ["knobs", "models", "clusters", "spaces", "searchers", "runners"])
 def test_catalogs_fit_a_narrow_terminal(run, monkeypatch, command):
-    wide, names = run(command).out, [row["name"] for row in run(command, "--json").document[command]]
-    monkeypatch.setattr("autotune.cli.output.PIPE_WIDTH", 72)
-    narrow = run(command).out
-    assert max(map(len, narrow.splitlines())) <= 72 < max(map(len, wide.splitlines())) or wide == narrow
+    names = [row["name"] for row in run(command, "--json").document[command]]
+    for name, value in (("TTY_COMPATIBLE", "1"), ("NO_COLOR", "1"), ("COLUMNS", "72")):
+        monkeypatch.setenv(name, value)
+    narrow = re.sub("\x1b\\[[0-9;]*m", "", run(command).out)
+    assert "\t" not in narrow
+    assert max(map(len, narrow.splitlines())) <= 72
     assert set(names) <= set(narrow.split())
+
+
+@pytest.mark.parametrize("command", ["knobs", "models", "clusters", "spaces", "searchers", "runners"])
+def test_a_piped_table_is_one_line_for_each_row_with_tabs_and_no_padding(run, command):
+    rows = run(command, "--json").document[command]
+    head, *lines = run(command).out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == [row["name"] for row in rows]
+    assert {line.count("\t") for line in (head, *lines)} == {head.count("\t")}
+    for line in lines:
+        assert all(cell == " ".join(cell.split()) for cell in line.split("\t"))
 
 
 def test_doctor(run):
     done = run("doctor", "--json")
     assert done.document["ok"] is (done.code == 0)
     names = {check["name"] for check in done.document["checks"]}
-    assert {"Python", "torch", "Ray", "results database", "disk"} <= names
+    assert {"Python", "torch", "dry runs", "Ray", "results database", "disk"} <= names
     assert {c["status"] for c in done.document["checks"] if c["name"] == "Ray dashboard panels"} == {"hint"}
+
+
+def test_doctor_says_that_gpus_are_announced_and_torch_cannot_use_them(run, monkeypatch):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    (check,) = [c for c in run("doctor", "--json").document["checks"] if c["name"] == "GPUs"]
+    assert check["status"] == "warning"
+    assert "CUDA_VISIBLE_DEVICES=0 announces GPUs" in check["detail"]
+
+
+@pytest.mark.parametrize(
+    ("version", "within"),
+    [("2.13.0+cpu", True), ("2.13.9", True), ("2.12.1", False), ("2.14.0", False), ("3.0", False), ("2.9", False)],
+)
+def test_doctor_knows_the_releases_of_torch_on_which_models_can_be_run_dry(version, within):
+    from autotune.cli.doctor import _is_within, _requirement
+
+    bound = _requirement("torch", "native")
+    assert ">=" in bound
+    assert _is_within(version, bound) is within
 
 
 def test_looking_after_the_store(run, write, tmp_path):

@@ -9,8 +9,8 @@ import pytest
 
 from autotune.cost.layout import layout_of
 from autotune.cost.pipeline import bubble_time_s, in_flight
-from autotune.cost.stages import cut_layers
 from autotune.spec import ConfigTable, ParallelConfig
+from autotune.trainers.layer_split import cut_layers
 from tests.cost.examples import MODEL, workload
 
 TORCH = {

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, estimate
+from autotune.cost.activations import LayerActivations, layer_activations
 from autotune.cost.layout import layout_of
-from autotune.cost.recompute import kept_elements, repeated
+from autotune.cost.recompute import repeated
 from autotune.cost.traits import TRAITS, traits_of
 from autotune.spec import ConfigTable, ModelSpec, ParallelConfig
 from tests.cost.examples import EXPERTS, MODEL, workload
@@ -19,14 +20,23 @@ NO_HOST = Calibration(layer_host_s=0.0, micro_batch_host_s=0.0, step_host_s=0.0,
 """a host that never holds a device up"""
 
 
+def activations(model: ModelSpec, table: ConfigTable) -> LayerActivations:
+    """Those of a layer under Megatron-LM."""
+    where = workload(model, trainer="megatron")
+    experts = model.num_experts > 0
+    return layer_activations(
+        where, table, layout_of(where, table), Calibration(), traits_of("megatron"), experts=experts
+    )
+
+
 @pytest.mark.parametrize("tp", [1, 2, 8])
 def test_activations_are_those_of_the_paper(tp: int) -> None:
     """arXiv 2205.05198, equations 2 and 4, less 2*s*b*h of dropout masks (and 1 of them within attention) that today's models lack."""
     for sequence_parallel, whole in ((False, 8.0), (True, 8.0 / tp)):
         table = ConfigTable.of([ParallelConfig(tp=tp, sequence_parallel=sequence_parallel)])
-        elements, _, boundary = kept_elements(GPT, layout_of(workload(GPT), table), traits_of("megatron"))
-        assert 2 * elements[0] / GPT.hidden_size == pytest.approx(whole + 24.0 / tp)
-        assert 2 * boundary[0] / GPT.hidden_size == pytest.approx(2.0 / (tp if sequence_parallel else 1))
+        layer = activations(GPT, table)
+        assert layer.everything[0] / GPT.hidden_size == pytest.approx(whole + 24.0 / tp)
+        assert layer.boundary[0] / GPT.hidden_size == pytest.approx(2.0 / (tp if sequence_parallel else 1))
 
 
 @pytest.mark.parametrize("trainer", sorted(TRAITS))
@@ -46,23 +56,20 @@ def test_an_early_stop_does_not_repeat_the_down_projection() -> None:
     table = ConfigTable.of([ParallelConfig(recompute=r) for r in ("none", "full")])
     shares = {}
     for trainer in ("megatron", "torchtitan"):
-        again = repeated(GPT, table, layout_of(workload(GPT), table), traits_of(trainer))
+        again = repeated(GPT, table, layout_of(workload(GPT), table), traits_of(trainer), 2048.0)
         assert again.matmuls[0] == again.moved[0] == again.collectives[0] == 0
         shares[trainer] = again.matmuls[1]
     assert shares["megatron"] == 1.0
     assert shares["torchtitan"] == pytest.approx(8 / 12)  # 4 h*h of a layer's 12
-    weighed = repeated(EXPERTS, table, layout_of(workload(EXPERTS), table), traits_of("torchtitan"))
+    weighed = repeated(EXPERTS, table, layout_of(workload(EXPERTS), table), traits_of("torchtitan"), 2048.0)
     assert weighed.matmuls[1] == 1.0
 
 
 def test_experts_keep_their_inputs() -> None:
     table = ConfigTable.of([ParallelConfig()])
-    one, many = (
-        kept_elements(m, layout_of(workload(m), table), traits_of("megatron"))[0]
-        for m in (EXPERTS, replace(EXPERTS, experts_per_token=4))
-    )
+    one, many = (activations(replace(EXPERTS, experts_per_token=n), table).everything for n in (2, 4))
     mlp = 3.0 * EXPERTS.ffn_hidden_size
-    np.testing.assert_allclose(many - one, 2 * (mlp + 2.0 * EXPERTS.hidden_size))
+    np.testing.assert_allclose(many - one, 2 * 2 * (mlp + EXPERTS.hidden_size))
 
 
 def test_the_ring_overlaps_with_the_attention_of_long_sequences() -> None:

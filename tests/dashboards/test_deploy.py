@@ -1,21 +1,32 @@
-"""The deployment files: well formed, and every command, option, variable and port in them is one that exists. No engine runs here."""
+"""The deployment files: as their schemas say, and every command, option, variable and port in them is one that exists. No engine runs here."""
 
 from __future__ import annotations
 
 import configparser
+import contextlib
+import importlib.resources
+import json
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import typer
 import yaml
 
 from autotune.cli import application
 from autotune.extras import MODULES
+from autotune.service import scrape_targets
+from autotune.service.app import create_app
+from autotune.service.options import ServiceOptions
 from autotune.settings import settings
+from autotune.store.in_memory import MemoryStore
 
 FOLDER = Path(__file__).resolve().parents[2] / "dashboards" / "deploy"
 ROOT = FOLDER.parents[1]
@@ -52,15 +63,18 @@ def containers(name: str) -> list[Any]:
 
 
 def commands() -> list[list[str]]:
-    """Every autotune command line in the files."""
+    """Every autotune command line in the files, those of their comments included."""
     job = documents("rayjob.yaml")[0]["spec"]["entrypoint"]
     service = next(c["args"] for c in containers("raycluster.yaml") if c["name"] == "autotune")
+    text = "\n".join(file.read_text() for file in sorted(FOLDER.iterdir()) if file.is_file())
+    said = re.findall(r"(?:autotune|--|`autotune) (token create [\w -]+?)\s*(?:#|\\|`|$)", text, re.M)
+    assert len(said) >= 4
     return [
         shlex.split(unit()["Service"]["ExecStart"])[1:],
         docker_words("CMD"),
         shlex.split(job)[1:],
         service,
-        ["token", "create", "--owner", "me", "--scope", "admin"],
+        *map(shlex.split, sorted(set(said))),
     ]
 
 
@@ -87,7 +101,9 @@ def test_the_image_copies_what_there_is_and_runs_as_nobody_in_particular() -> No
     for line in re.findall(r"^COPY (?!--from)(.*)$", text, re.M):
         *sources, _ = line.split()
         assert all((ROOT / source).exists() for source in sources), line
-    assert text.index("USER autotune") < text.index("ENTRYPOINT")
+    assert text.index("USER 10001") < text.index(
+        "ENTRYPOINT"
+    )  # a number: Kubernetes cannot tell whether a name is root
     assert ".[all]" in text, "the image serves, runs trials and joins Ray clusters"
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (everything,) = extras["all"]
@@ -95,44 +111,160 @@ def test_the_image_copies_what_there_is_and_runs_as_nobody_in_particular() -> No
     assert docker_words("ENTRYPOINT") == ["autotune"]
 
 
+def test_the_composition_is_one_that_compose_takes() -> None:
+    """By the published schema of compose files (https://github.com/compose-spec/compose-spec)."""
+    schema = importlib.resources.files("check_jsonschema.builtin_schemas.vendor") / "compose-spec.json"
+    (composition,) = documents("compose.yaml")
+    jsonschema.validate(composition, json.loads(schema.read_text()))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(composition | {"servises": {}}, json.loads(schema.read_text()))
+
+
 def test_the_composition_keeps_to_loopback_and_keeps_secrets_in_files() -> None:
     (composition,) = documents("compose.yaml")
     services = composition["services"]
-    assert all(port.startswith("127.0.0.1:") for port in services["autotune"]["ports"])
+    for name, service in services.items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        assert re.search(r":v?\d+\.\d+", service["image"]) or "build" in service, f"{name} names its version"
     assert "ports" not in services["database"]
     assert (FOLDER / services["autotune"]["build"]["context"]).resolve() == ROOT
     used = {name for service in services.values() for name in service.get("secrets", [])}
     assert used == set(composition["secrets"])
-    volumes = {v.partition(":")[0] for s in services.values() for v in s.get("volumes", [])}
-    assert volumes == set(composition["volumes"])
+    mounts = [v.split(":")[0] for s in services.values() for v in s.get("volumes", [])]
+    assert {m for m in mounts if not m.startswith(".")} == set(composition["volumes"])
+    assert all((FOLDER / m).exists() for m in mounts if m.startswith("."))
     address = services["autotune"]["environment"]["AUTOTUNE_STORE"]
     assert settings({"AUTOTUNE_STORE": address}).store == address
     assert "password=" not in address.lower()
 
 
-@pytest.mark.parametrize(
-    ("name", "kinds"), [("raycluster.yaml", ["RayCluster", "Deployment", "Service"]), ("rayjob.yaml", ["RayJob"])]
-)
-def test_the_manifests_have_what_their_kinds_ask_for(name: str, kinds: list[str]) -> None:
+def test_the_secrets_are_made_once_and_for_nobody_else(tmp_path: Path) -> None:
+    script = shutil.copy(FOLDER / "make-secrets", tmp_path)
+
+    def made() -> dict[str, str]:
+        subprocess.run([script], check=True, capture_output=True)
+        return {file.name: file.read_text() for file in (tmp_path / "secrets").iterdir()}
+
+    first = made()
+    (composition,) = documents("compose.yaml")
+    assert set(first) == {Path(secret["file"]).name for secret in composition["secrets"].values()}
+    assert first["pgpass"] == f"database:5432:autotune:autotune:{first['postgres_password']}\n"
+    assert len(first["postgres_password"]) == len(first["grafana_password"]) == 48
+    assert {file.stat().st_mode & 0o077 for file in (tmp_path / "secrets").iterdir()} == {0}
+    assert made() == first
+
+
+def test_prometheus_and_grafana_find_what_the_composition_mounts() -> None:
+    (composition,) = documents("compose.yaml")
+    (metrics,) = documents("prometheus.yml")
+    (job,) = metrics["scrape_configs"]
+    assert job["job_name"] == "autotune", "the alerts ask for it"
+    assert job["metrics_path"] == scrape_targets.PATH
+    assert job["static_configs"] == [{"targets": ["autotune:8600"]}]
+    assert "autotune" in docker_words("CMD"), "the name that Prometheus asks for is an allowed one"
+    assert Path(job["authorization"]["credentials_file"]).name in composition["services"]["prometheus"]["secrets"]
+    volumes = dict(v.split(":")[:2] for v in composition["services"]["grafana"]["volumes"])
+    (source,) = yaml.safe_load((FOLDER / "grafana" / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    (provider,) = yaml.safe_load((FOLDER / "grafana" / "dashboards" / "autotune.yaml").read_text())["providers"]
+    assert volumes["../grafana"] == provider["options"]["path"]
+
+
+OBJECT, INTEGER, BOOLEAN, TEXT = ({"type": kind} for kind in ("object", "integer", "boolean", "string"))
+GROUP = {"rayStartParams": OBJECT, "template": OBJECT}
+WORKERS = GROUP | {"groupName": TEXT, "replicas": INTEGER, "minReplicas": INTEGER, "maxReplicas": INTEGER}
+RAY_SPEC = {
+    "rayVersion": TEXT,
+    "authOptions": OBJECT,
+    "headGroupSpec": {"properties": GROUP},
+    "workerGroupSpecs": {"items": {"properties": WORKERS, "required": sorted(WORKERS)}},
+}
+"""fields of RayCluster that the manifests use, by ray.io_rayclusters.yaml of KubeRay 1.5.1; pod templates are checked by Kubernetes' own schema"""
+JOB_SPEC = {
+    "entrypoint": TEXT,
+    "shutdownAfterJobFinishes": BOOLEAN,
+    "ttlSecondsAfterFinished": INTEGER,
+    "activeDeadlineSeconds": INTEGER,
+    "backoffLimit": INTEGER,
+    "rayClusterSpec": {"properties": RAY_SPEC},
+}
+POD_ENDPOINT = {"port": TEXT, "path": TEXT, "interval": TEXT}
+MONITOR_SPEC = {
+    "selector": OBJECT,
+    "jobLabel": TEXT,
+    "endpoints": {"items": {"properties": POD_ENDPOINT | {"authorization": OBJECT}}},
+    "podMetricsEndpoints": {"items": {"properties": POD_ENDPOINT}},
+}
+CUSTOM = {"RayCluster": RAY_SPEC, "RayJob": JOB_SPEC, "ServiceMonitor": MONITOR_SPEC, "PodMonitor": MONITOR_SPEC}
+
+
+def closed(schema: Any) -> Any:
+    """A schema in which every object takes the named fields alone."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    more = {"additionalProperties": False, "type": "object"} if isinstance(schema.get("properties"), dict) else {}
+    return {key: closed(value) for key, value in schema.items()} | more
+
+
+def templates(document: Any) -> list[Any]:
+    """Every pod template in a manifest."""
+    if isinstance(document, list):
+        return [found for part in document for found in templates(part)]
+    if not isinstance(document, dict):
+        return []
+    own = [document["template"]] if "template" in document else []
+    return own + [found for value in document.values() for found in templates(value)]
+
+
+MANIFESTS = {
+    "raycluster.yaml": ["RayCluster", "Deployment", "Service"],
+    "rayjob.yaml": ["RayJob"],
+    "postgresql.yaml": ["StatefulSet", "Service"],
+    "monitoring.yaml": ["ServiceMonitor", "PodMonitor"],
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_manifests_are_ones_that_kubernetes_takes(name: str) -> None:
     found = documents(name)
-    assert [d["kind"] for d in found] == kinds
+    assert [d["kind"] for d in found] == MANIFESTS[name]
     for document in found:
-        assert document["metadata"]["name"]
-        assert (
-            document["apiVersion"]
-            == {"RayCluster": "ray.io/v1", "RayJob": "ray.io/v1", "Deployment": "apps/v1", "Service": "v1"}[
-                document["kind"]
-            ]
-        )
-        cluster = (
-            document["spec"].get("rayClusterSpec", document["spec"]) if document["kind"].startswith("Ray") else None
-        )
-        if cluster:
-            assert cluster["authOptions"] == {"mode": "token"}
-            assert cluster["headGroupSpec"]["template"]["spec"]["containers"]
-            assert "rayStartParams" in cluster["headGroupSpec"]
-    for container in containers(name):
-        assert container["image"] == "autotune:latest"
-        assert container["resources"]["limits"]
-        for variable in container.get("env", []):
-            assert "value" not in variable, "secrets come from secrets"
+        if fields := CUSTOM.get(document["kind"]):
+            jsonschema.validate(document["spec"], closed({"properties": fields}))
+        else:
+            kubernetes_validate.validate(document, "1.33", strict=True)
+        for template in templates(document):
+            pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": template}
+            kubernetes_validate.validate(pod, "1.33", strict=True)
+            assert template["spec"]["securityContext"]["runAsNonRoot"]
+            for container in template["spec"]["containers"]:
+                assert {"readinessProbe", "livenessProbe"} <= set(container)
+                assert container["resources"]["limits"]
+                assert not container["securityContext"]["allowPrivilegeEscalation"]
+    clusters = [d["spec"].get("rayClusterSpec", d["spec"]) for d in found if d["kind"].startswith("Ray")]
+    for cluster in clusters:
+        assert cluster["authOptions"] == {"mode": "token"}
+        assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+def test_probes_ask_what_the_service_answers() -> None:
+    (service,) = (c for c in containers("raycluster.yaml") if c["name"] == "autotune")
+    with contextlib.closing(MemoryStore()) as store:
+        routes = create_app(store, ServiceOptions(port=0)).openapi()["paths"]
+    for probe in ("readinessProbe", "livenessProbe"):
+        asked = service[probe]["httpGet"]
+        assert asked["path"] in routes
+        assert asked["httpHeaders"][0]["value"] in service["args"], "the probe's name is an allowed one"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    text = (FOLDER / "autotune.service").read_text().replace("/opt/autotune/bin/autotune", shutil.which("true") or "")
+    text = re.sub(r"^(User|Group)=.*$", r"\1=root", text, flags=re.M)  # the unit's own user is made by hand
+    (tmp_path / "autotune.service").write_text(text)
+    found = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / "autotune.service")], capture_output=True, text=True
+    )
+    assert [line for line in found.stderr.splitlines() if "autotune.service" in line] == []

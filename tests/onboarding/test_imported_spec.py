@@ -112,3 +112,16 @@ def test_options_fill_in_what_the_file_does_not_tell(tmp_path: Path) -> None:
 def test_a_shape_of_the_catalog_is_named(tmp_path: Path) -> None:
     exported("megatron", tmp_path / "launch")
     assert drafted(tmp_path / "launch", "megatron").document["model"] == "llama-1b"
+
+
+def test_what_a_deepspeed_file_leaves_to_the_program_is_not_guessed_and_the_spec_loads(tmp_path: Path) -> None:
+    open_values = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({**open_values, "zero_optimization": {"stage": 3}}), encoding="utf-8")
+    draft = import_draft(
+        read_present(file), "deepspeed", file, model="gpt2-medium", cluster="h100-sxm-1x8", folder=tmp_path
+    )
+    assert "precision" not in draft.document["baseline"]
+    study = api.load_study(draft.document)
+    assert study.baseline is not None
+    assert (study.baseline.dp, study.baseline.zero_stage) == (8, 3)

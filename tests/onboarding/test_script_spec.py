@@ -245,6 +245,12 @@ def test_on_several_nodes_each_is_told_where_all_meet(name: str, words: list[str
     assert launch.env["PET_NNODES"] == "2"
 
 
+def test_a_script_of_accelerate_is_started_by_torchrun_on_cpus(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text((SCRIPTS / "accelerate_nlp.py.txt").read_text())
+    study = loaded(first_draft(tmp_path / "train.py", cluster="cpu-1x2", folder=tmp_path), tmp_path)
+    assert study.trainer_options["argv"][:3] == ["torchrun", "--standalone", "--nproc-per-node={nproc_per_node}"]
+
+
 def test_a_script_that_cannot_accumulate_has_its_batch_as_a_knob(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--batch_size', type=int, default=8)\n"

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.report.notes import SHARED_BY, notes_of
-from autotune.report.terminal import trials_table
-from autotune.spec import Failure, FailureKind, Trial, TrialStatus
+from autotune.report.notes import SHARED_BY, brief_note, infeasible_line, notes_of
+from autotune.report.terminal import AS_MEASURED, SPEEDS, speeds_line, trials_table
+from autotune.spec import Failure, FailureKind, Trial, TrialPurpose, TrialStatus
 from tests.report.test_terminal import shown
 from tests.report.worlds import out_of_memory, trial
 
-CANNOT_WIN = "cannot win: all of its first 3 steps took more than 1.1 times the best, 0.1 s"
+CANNOT_WIN = "cannot win: all of its first 3 steps took more than 1.1 times what may still win, 0.1 s"
 
 
 def stopped(number: int, reason: str = CANNOT_WIN) -> Trial:
@@ -47,6 +47,15 @@ def test_a_long_note_without_a_gist_is_replaced_by_a_number() -> None:
     notes = notes_of([infeasible(number, reason) for number in range(SHARED_BY)])
     assert set(notes.cells.values()) == {"(1)"}
     assert notes.shared == (f"(1) {SHARED_BY} trials: {reason}",)
+
+
+def test_the_second_number_stands_like_the_first() -> None:
+    reasons = [
+        f"the trainer of this study cannot run {knob} with sequence parallelism" for knob in ("experts", "adapters")
+    ]
+    notes = notes_of([infeasible(10 * k + n, reason) for k, reason in enumerate(reasons) for n in range(SHARED_BY)])
+    assert set(notes.cells.values()) == {"(1)", "(2)"}
+    assert [line.split(" ")[0] for line in notes.shared] == ["(1)", "(2)"]
 
 
 @pytest.mark.parametrize(
@@ -87,3 +96,46 @@ def test_errors_of_different_causes_are_all_seen() -> None:
     )
     assert (notes.cells[0], notes.cells[4]) == ("ERROR", "ERROR (1)")
     assert notes.cells[9] == "ERROR: KeyError: 'tokens' (rank 3)"
+
+
+def test_a_trial_on_a_gpu_that_heat_held_down_says_so() -> None:
+    hot = trial(3)
+    assert hot.measurement is not None
+    readings = {"temperature_c": 88.0, "throttled_share": 0.12, "throttled": 1.0}
+    hot = replace(hot, measurement=replace(hot.measurement, utilization=readings))
+    assert "throttled: a GPU at 88 C held its clocks down for 12% of the time" in notes_of([hot]).cells[3]
+
+
+def test_infeasible_configs_are_one_line_with_the_most_frequent_reasons() -> None:
+    assert infeasible_line({}) == ""
+    assert infeasible_line({"megatron_compile": 4, "tp_heads": 1000}) == (
+        "1,004 combinations cannot be run here: tp does not divide num_attention_heads (1,000), megatron cannot run this compile (4)"
+    )
+    many = {f"law_{n}": n for n in range(1, 8)}
+    assert infeasible_line(many) == (
+        "28 combinations cannot be run here: law_7 (7), law_6 (6), law_5 (5), law_4 (4), other reasons (6)"
+    )
+
+
+def test_the_line_under_a_table_says_what_the_speeds_are_relative_to() -> None:
+    found = [replace(trial(0), purpose=TrialPurpose.BASELINE), trial(1)]
+    assert speeds_line(found) == SPEEDS
+    assert speeds_line(found[1:]) == AS_MEASURED
+
+
+def test_a_brief_note_keeps_what_went_wrong_and_drops_what_everybody_knows() -> None:
+    def failed(kind: FailureKind, message: str, exception: str = "", rank: int | None = None) -> Trial:
+        failure = Failure(kind=kind, message=message, exception=exception, rank=rank)
+        return replace(trial(1), status=TrialStatus.FAILED, measurement=None, failure=failure)
+
+    full = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.4 GiB"
+    wrong = "RuntimeError: shape '[1, 2, 3, 4, 5, 6, 7]' is invalid for input of size 4; see the log"
+    assert brief_note(failed(FailureKind.OUT_OF_MEMORY, full, rank=3), most=48) == (
+        "out of memory: rank 3: Tried to allocate 2.00 GiB"
+    )
+    assert brief_note(failed(FailureKind.ERROR, "the trial failed", wrong, 2), most=48) == (
+        "rank 2: shape '[1, 2, 3, 4, 5, 6, 7]' is invalid for input of size 4"
+    )
+    ranked = replace(trial(1), reason="rank 1 of the cost model: 6.835e+05 tokens/s, out of memory with probability 0%")
+    assert brief_note(ranked, most=48) == "rank 1 of the cost model"
+    assert brief_note(ranked, most=200) == ranked.reason

@@ -9,8 +9,10 @@ from html.parser import HTMLParser
 import pytest
 
 from autotune.report import compare, html_report
-from autotune.report.figures import Point, plot, ticks
-from autotune.report.findings import best_so_far, prediction_errors, why
+from autotune.report.figures import figures_of
+from autotune.report.findings import prediction_errors, why
+from autotune.report.svg.axes import Axis, Point, plot
+from autotune.report.svg.canvas import ticks
 from autotune.report.terminal import Palette
 from autotune.results.answers import result_from
 from autotune.spec import Reward, StudyStatus, Trial, TrialPurpose, TrialStatus
@@ -60,7 +62,9 @@ def test_a_finished_study() -> None:
     assert "these parts shrank" in page.text
     assert "rank 3 ran out of memory" in page.text
     assert "autotune export s1 --to native" in page.text
-    assert sum(tag == "svg" for tag, _ in page.tags) == 4
+    shown = [attrs["id"] for tag, attrs in page.tags if tag == "figure"]
+    assert shown == [figure.name for figure in figures_of(result_from(record(), trials()))]
+    assert len(shown) >= 10
     assert sum(tag == "tr" and attrs.get("class") == "won" for tag, attrs in page.tags) == 1
 
 
@@ -68,7 +72,9 @@ def test_nothing_is_fetched_and_nothing_runs() -> None:
     page = html_report(record(), trials())
     reader = read(page)
     assert not {"script", "link", "img", "iframe", "object", "base"} & {tag for tag, _ in reader.tags}
-    assert not any(name.startswith("on") or name in ("src", "href") for _, attrs in reader.tags for name in attrs)
+    names = [(name, value or "") for _, attrs in reader.tags for name, value in attrs.items()]
+    assert not any(name.startswith("on") or name == "src" for name, _ in names)
+    assert all(value.startswith("data:") for name, value in names if name == "href")
     assert not re.search(r"https?://|url\(|@import", page)
 
 
@@ -100,7 +106,9 @@ def test_unfinished_and_failed_studies_have_a_page(some: list[Trial]) -> None:
 
 
 def test_best_so_far_never_falls() -> None:
-    values = [y for _, y in best_so_far(trials())]
+    figure = next(f for f in figures_of(result_from(record(), trials())) if f.name == "best_so_far")
+    at = [column.name for column in figure.table.columns].index("best_tokens_per_s")
+    values = [row[at] for row in figure.table.rows]
     assert values == sorted(values)
     assert len(values) == 5
 
@@ -122,7 +130,8 @@ def test_words_and_figures_are_those_of_the_finals() -> None:
     ]
     listed = {"finals": [{"config": t.config.to_dict()} for t in (slow, fast)]}
     found = result_from(record(best=1, speedup=2.0, result=listed), [slow, fast, *finals])
-    assert "32.8k against 16.4k tokens per second: 2.00 times" in why(found)[0]
+    assert "32.8k against 16.4k tokens per second: 2.00 times (95%: " in why(found)[0]
+    assert why(replace(found, tied_with=(4, 6, 7)))[1] == "The measurements do not tell trial 1 from trials 4, 6 and 7."
 
 
 def test_reasons_compare_steps_at_equal_tokens() -> None:
@@ -155,10 +164,8 @@ def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
 def test_a_figure_of_one_point_is_finite() -> None:
     svg = plot(
         [Point(x=0, y=0, title="<t>")],
-        x_label="x",
-        y_label="y",
-        x_format=str,
-        y_format=str,
+        x=Axis(label="x", format=str),
+        y=Axis(label="y", format=str),
         description="d",
     )
     assert "nan" not in svg

@@ -32,7 +32,7 @@ ASCII = Palette(unicode=False)
 def shown(renderable: Any, width: int = 160) -> str:
     """What a terminal without colours prints."""
     stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None).print(renderable)
+    Console(file=stream, width=width, color_system=None, force_terminal=True).print(renderable)
     return stream.getvalue()
 
 
@@ -174,7 +174,9 @@ def test_a_plan_gives_up_the_parts_first_then_the_mfu() -> None:
 
 def test_trials_on_narrow_terminals_keep_configs_and_numbers_whole() -> None:
     stopped = replace(
-        trial(7), status=TrialStatus.STOPPED, reason="cannot win: median 0.5 s after 8 steps is above the best, 0.4 s"
+        trial(7),
+        status=TrialStatus.STOPPED,
+        reason="cannot win: median 0.5 s after 8 steps is above what may still win, 0.4 s",
     )
     again = replace(trial(9), reason="measured again")
     found = [trial(0), stopped, replace(trial(8), config=LONG), again]

@@ -11,6 +11,8 @@ import pytest
 from autotune import api, registry
 from autotune.errors import CatalogError, NotFoundError, SpecError
 from autotune.ports import Store
+from autotune.report import html_report
+from autotune.space import SearchSpace
 from autotune.spec import Failure, FailureKind, Objective, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
 from tests.small_studies import spec
@@ -108,10 +110,10 @@ def test_a_config_that_failed_in_the_finals_is_in_no_ranking(finished: tuple[Sto
     failed = replace(
         result.best, number=99, purpose=TrialPurpose.FINAL, status=TrialStatus.FAILED, measurement=None, failure=gone
     )
-    front = api.pareto(replace(result, trials=(*result.trials, failed)))
+    front = api.pareto(replace(result, shown=(*result.shown, failed)))
     assert result.best.config in {t.config for t in api.pareto(result)}
     assert result.best.config not in {t.config for t in front}
-    listed = api.document(replace(result, trials=(*result.trials, failed), confirmed=()), top=99)["configs"]
+    listed = api.document(replace(result, shown=(*result.shown, failed), confirmed=()), top=99)["configs"]
     assert result.best.config.to_dict() not in [row["config"] for row in listed]
 
 
@@ -222,3 +224,30 @@ def test_an_export_says_how_its_config_was_measured_and_what_starts_it(finished:
         api.export_document(store, study_id, "native", {"partition": "gpu"}, on="ray")
     with pytest.raises(CatalogError, match="did you mean slurm"):
         api.export_document(store, study_id, "native", {}, on="slum")
+
+
+def test_what_cannot_be_run_is_counted_by_reason_and_not_listed(finished: tuple[Store, str]) -> None:
+    store, _ = finished
+    asked = spec(name="cut", space={"tp": [1, 3, 8], "micro_batch_size": [1, 7]}, budget={"max_trials": 1})
+    found = api.tune(asked, store=store)
+    assert found.infeasible == dict(SearchSpace.of_study(api.load_study(asked)).excluded)
+    assert sum(found.infeasible.values()) > 0
+    assert api.document(found)["infeasible"] == found.infeasible
+    assert not [t for t in found.trials if t.status is TrialStatus.INFEASIBLE]
+
+
+def test_infeasible_trials_of_an_older_store_become_counts(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    result = api.result_of(store, study_id)
+    reason = "it needs 16 ranks, but the runner has 8"
+    old = [
+        replace(result.trials[1], number=90 + i, status=TrialStatus.INFEASIBLE, measurement=None, reason=reason)
+        for i in range(3)
+    ]
+    record = replace(result.record, result={k: v for k, v in result.record.result.items() if k != "infeasible"})
+    found = api.result_from(record, [*result.trials, *old])
+    assert found.infeasible == {reason: 3}
+    assert {t.number for t in found.shown} == {t.number for t in result.shown}
+    page = html_report(record, [*result.trials, *old])
+    assert f"3 combinations cannot be run here: {reason} (3)" in page
+    assert "#90" not in page

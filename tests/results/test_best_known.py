@@ -174,6 +174,15 @@ def test_the_distance_is_one(a: Workload, b: Workload, c: Workload) -> None:
     assert distance(a, c) <= distance(a, b) + distance(b, c) + 1e-9
 
 
+def test_clusters_are_alike_when_they_have_as_many_gpus_in_domains_of_one_size() -> None:
+    rack = catalog.cluster("gb200-nvl72-2x4")
+    one = Workload(model=catalog.model("llama-8b"), cluster=rack, seq_len=2048, global_batch_size=64)
+    as_a_node = replace(rack, name="gb200-1x8", num_nodes=1, gpus_per_node=8, gpus_per_domain=0)
+    two_domains = replace(rack, name="gb200-4-apart", gpus_per_domain=4)
+    assert distance(one, replace(one, cluster=as_a_node)) == 0
+    assert distance(one, replace(one, cluster=two_domains)) == float("inf")
+
+
 def test_a_doubling_is_one() -> None:
     cluster = catalog.cluster("h100-sxm-1x8")
     one = Workload(model=catalog.model("llama-8b"), cluster=cluster, seq_len=2048, global_batch_size=64)

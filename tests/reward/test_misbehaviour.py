@@ -164,11 +164,20 @@ def test_near_the_memory_limit_only_the_headroom_suffers() -> None:
 
 @pytest.mark.parametrize(("weight", "risky_wins"), [(0.05, True), (0.8, False)])
 def test_the_ranking_flips_when_the_weight_rises(weight: float, risky_wins: bool) -> None:
-    risky = against_fp32(dtype=torch.float16, loss_scale=2.0**40, step_time_s=0.08)
     safe = against_fp32(dtype=torch.bfloat16)
+    full = replace(safe, peak_memory_bytes=0.98 * 4e9, memory_capacity_bytes=4e9)
+    risky = replace(full, step_times_s=(0.08,) * len(safe.losses))
     objective = Objective(stability_weight=weight)
     totals = [
         reward(m, baseline=fp32(), objective=objective, workload=workload(), config=BASELINE).total
         for m in (risky, safe)
     ]
     assert (totals[0] > totals[1]) is risky_wins
+
+
+def test_a_run_that_skips_a_third_of_its_steps_does_not_win_by_speed() -> None:
+    skipping = against_fp32(dtype=torch.float16, loss_scale=2.0**40, step_time_s=0.08)
+    objective = Objective(stability_weight=0.0)
+    total = reward(skipping, baseline=fp32(), objective=objective, workload=workload(), config=BASELINE).total
+    assert skipping.skipped_share > 0.3
+    assert total < 0.0

@@ -20,7 +20,8 @@ def with_spike(at: int, factor: float) -> tuple[float, ...]:
 
 def test_a_healthy_training_is_stable() -> None:
     assert stability(healthy()) >= 0.95
-    assert set(stability_parts(healthy())) == {"finite", "trend", "fidelity", "spikes", "skipped", "headroom", "jitter"}
+    always = {"finite", "skipped", "slowing", "jitter"}
+    assert set(stability_parts(healthy())) == always | {"trend", "fidelity", "spikes", "headroom"}
     assert diverged(healthy()) is None
 
 
@@ -96,7 +97,7 @@ def test_the_step_of_the_first_bad_loss_is_named() -> None:
 def test_overflows_that_loss_scaling_caught_are_no_divergence() -> None:
     caught = healthy(losses=(math.inf, *losses()[1:]), skipped_steps=1)
     assert diverged(caught) is None
-    assert stability_parts(caught)["skipped"] == 1.0
+    assert stability_parts(caught)["skipped"] >= 0.95
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import optuna
 import pytest
+from optuna.artifacts import FileSystemArtifactStore, download_artifact, get_all_artifact_meta
 
+from autotune.cost import estimate
 from autotune.errors import SpecError
 from autotune.search import make_searcher
+from autotune.search.optuna_constraint import MemoryConstraint, constraints
 from autotune.search.optuna_study import SearcherSampler, distributions, export_study, suggest_config
 from autotune.space import SearchSpace
 from autotune.spec import FailureKind, ParallelConfig, Trial, TrialStatus
@@ -128,6 +133,49 @@ def test_export_opens_as_an_optuna_study(tmp_path: Path) -> None:
     states = [t.state.name for t in opened.trials]
     assert states == ["COMPLETE"] * 3 + ["FAIL", "RUNNING", "WAITING"]
     assert opened.trials[3].user_attrs["failure"] == "OUT_OF_MEMORY"
+
+
+def test_exported_trials_keep_their_evidence_as_artifacts(tmp_path: Path) -> None:
+    ran = measured(next(c for c in candidates() if truth(WORKLOAD, c)[1] < 60e9), number=0)
+    lost = failed(candidates()[1], FailureKind.OUT_OF_MEMORY, number=1)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage, folder = f"sqlite:///{tmp_path}/optuna.db", tmp_path / "artifacts"
+    folder.mkdir()
+    store = FileSystemArtifactStore(folder)
+    study = export_study("demo", [ran, lost], storage, artifact_store=store)
+    kept = [
+        {meta.filename: meta for meta in get_all_artifact_meta(frozen, storage=study._storage)}
+        for frozen in study.trials
+    ]
+    assert [set(files) for files in kept] == [{"trial.json"}, {"trial.json", "failure.log"}]
+    download_artifact(
+        artifact_store=store, file_path=str(tmp_path / "back.json"), artifact_id=kept[0]["trial.json"].artifact_id
+    )
+    assert Trial.from_dict(json.loads((tmp_path / "back.json").read_text())) == ran
+    download_artifact(
+        artifact_store=store, file_path=str(tmp_path / "back.log"), artifact_id=kept[1]["failure.log"].artifact_id
+    )
+    assert (tmp_path / "back.log").read_text().startswith("OUT_OF_MEMORY")
+
+
+def test_predicted_memory_constrains_any_sampler() -> None:
+    limit = MemoryConstraint(WORKLOAD)
+    excesses = [limit.excess(config) for config in candidates()]
+    expected = [float(estimate(WORKLOAD, config).oom_probability) > 0.5 for config in candidates()]
+    assert [excess > 0 for excess in excesses] == expected
+    assert 0 < sum(expected) < len(expected), "some fit and some do not"
+
+    def objective(trial: optuna.Trial) -> float:
+        config = candidates()[trial.suggest_categorical("index", range(len(candidates())))]
+        return float(np.exp(limit.set(trial, config)))  # more memory is better: only the constraint says no
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=5)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.optimize(objective, n_trials=15)
+    assert study.best_trial.constraints["predicted_memory"] <= 0
+    assert study.best_value < max(t.value for t in study.trials)
+    assert constraints(study.trials[0]) == tuple(study.trials[0].constraints.values())
 
 
 def test_threads_never_ask_for_the_same_config() -> None:

@@ -22,7 +22,7 @@ from autotune.search.surrogate.acquisition import (
 from autotune.search.surrogate.corrected_gp import CorrectedGP, Prior, Rows, Scales
 from autotune.search.surrogate.failure_rate import RATE, failure_rate
 from autotune.search.surrogate.kernel import distances, matern52
-from autotune.search.surrogate.model_average import UNINFORMED_PRIOR, ModelAverage
+from autotune.search.surrogate.model_average import ORDERING_PRIOR, UNINFORMED_PRIOR, ModelAverage
 from autotune.search.surrogate.observations import OUTLIER_RATE, Observations
 from autotune.search.surrogate.training_data import Z90, log_limits
 from autotune.spec import ConfigTable, ParallelConfig
@@ -196,16 +196,24 @@ def _uninformed_weight(model: ModelAverage) -> float:
     return sum(math.exp(w) for w, m in zip(model.log_weights, model.models, strict=True) if m.level is not None)
 
 
+def _corrected_weight(model: ModelAverage) -> float:
+    """Of the models that correct the cost model by its parts."""
+    corrected = [m.level is None and m.gp.scales.nugget < 1.0 for m in model.models]
+    return float(np.exp(model.log_weights)[corrected].sum())
+
+
 def test_a_model_that_predicts_well_gains_weight_with_every_trial() -> None:
     rows, real = _world()
     weights = [
-        _uninformed_weight(
+        _corrected_weight(
             ModelAverage.of(_prior(2), rows.take(slice(0, n)), _values(real[:n].tolist()), candidates=rows)
         )
         for n in (1, 3, 6)
     ]
-    assert UNINFORMED_PRIOR > weights[0] > weights[1] >= weights[2]
-    assert weights[2] < 0.01
+    prior = 1.0 - ORDERING_PRIOR - UNINFORMED_PRIOR
+    assert weights[0] > prior
+    worst = min(weights[1:])
+    assert worst / (1.0 - worst) > 3.0 * prior / (1.0 - prior)  # the evidence alone, whatever the prior
 
 
 def test_a_model_that_predicts_nothing_loses_its_weight() -> None:
@@ -238,7 +246,7 @@ def test_trials_of_other_workloads_do_not_enter_the_weights() -> None:
     assert alone.models[0].level is None
     ours = Rows.joined([theirs, rows.take([0])])
     model = ModelAverage.of(_prior(2), ours, _values([*real.tolist(), real[0] + 2.0]), candidates=rows)
-    assert _uninformed_weight(model) > UNINFORMED_PRIOR
+    assert _corrected_weight(model) < 1.0 - ORDERING_PRIOR - UNINFORMED_PRIOR
 
 
 def test_the_failure_rate_is_the_prior_far_away_and_high_beside_failures() -> None:

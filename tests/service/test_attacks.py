@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,12 @@ import pytest
 from autotune.errors import SpecError
 from autotune.service.options import Rate, ServiceOptions
 from autotune.service.server import serve
+from autotune.spec import StudyStatus
+from autotune.trainers import Option, trainer_names
+from autotune.trainers import trainer as trainer_of
 from tests.service.running import API, DEADLINE_S, Service, bearer, spec
+
+MANY = Rate(per_s=1000.0, burst=1000)
 
 CHANGES = [
     ("POST", f"{API}/studies"),
@@ -215,6 +221,135 @@ def test_specs_reach_no_file_program_or_address(service: Service, field: str, ch
     error = answer.json()["error"]
     assert error["field"].startswith(field) or "2^63" in error["message"]
     assert "root:" not in answer.text
+
+
+ONE_OF_EACH_REACH = {
+    "deepspeed": [
+        ("script", "/bin/sh"),
+        ("script_args", ["-c", "id"]),
+        ("cwd", "/root"),
+        ("python", "/usr/bin/python3"),
+        ("settings", {"tensorboard": {"output_path": "/etc/cron.d"}}),
+        ("data", "/etc/passwd"),
+        ("master_addr", "evil.example"),
+        ("master_port", 22),
+        ("working_dir", "upload"),
+    ],
+    "accelerate": [
+        ("script", "../../bin/sh"),
+        ("script_args", ["id"]),
+        ("settings", {"main_process_ip": "evil.example"}),
+    ],
+    "hf_trainer": [("settings", {"output_dir": "/etc"}), ("data", "../../etc/passwd"), ("python", "/bin")],
+    "lightning": [
+        ("script", "file:///bin/sh"),
+        ("layer_class", "os.system"),
+        ("batch_key", "trainer.callbacks[0].class_path=os.system"),
+        ("data", "/proc/self/environ"),
+    ],
+    "megatron": [
+        ("entrypoint", "/usr/bin/env"),
+        ("data_path", "0.5 /etc/passwd 0.5 /etc/shadow"),
+        ("tokenizer_type", "--save=/etc"),
+        ("tokenizer_model", "https://evil.example/model"),
+        ("settings", {"load": "/etc"}),
+    ],
+    "megatron_bridge": [("recipe", "posix.system"), ("python", "/usr"), ("settings", {"checkpoint": {"save": "/etc"}})],
+    "nanotron": [("entrypoint", "/bin/sh"), ("dataset", "evil/dataset"), ("tokenizer", "/etc/passwd")],
+    "torchtitan": [
+        ("hf_assets_path", "/etc"),
+        ("dataset_path", "/root/.ssh/id_rsa"),
+        ("dataset", "c4'); __import__('os').system('id"),
+        ("settings", {"experimental": {"custom_import": "os"}}),
+    ],
+    "native": [("working_dir", "upload")],
+}
+"""values of trainer options that reach beyond the spec, by trainer"""
+
+
+@pytest.fixture(scope="module")
+def running_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Lets callers of scope run name programs of one folder; everybody needs a token."""
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "train.py").write_text("print('trains')")
+    (folder / "data").mkdir()
+    (folder / "data" / "corpus.bin").write_bytes(b"tokens")
+    (folder / "link.py").symlink_to("/bin/sh")
+    (folder / "venv" / "bin").mkdir(parents=True)
+    (folder / "venv" / "bin" / "python").symlink_to("/usr/bin/python3")
+    options = ServiceOptions(
+        port=0, require_token=True, program_roots=(folder,), data_roots=(folder / "data",), write_rate=MANY
+    )
+    with Service(tmp_path_factory.mktemp("running"), options=options) as running:
+        yield running
+
+
+@pytest.mark.parametrize("trainer", sorted(ONE_OF_EACH_REACH))
+def test_options_of_a_trainer_reach_no_program_file_or_address(
+    service: Service, running_programs: Service, trainer: str
+) -> None:
+    """Refused with every scope where the service has no program folder, and with the scope submit where it has one."""
+    submit = bearer(running_programs.token("submit"))
+    for name, value in ONE_OF_EACH_REACH[trainer]:
+        asked = spec(trainer={"kind": trainer, name: value})
+        answer = service.http.post(f"{API}/studies", json=asked)  # this machine's user: all scopes
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["error"]["field"].startswith(f"trainer.{name}"), answer.text
+        answer = running_programs.http.post(f"{API}/studies", json=asked, headers=submit)
+        assert answer.status_code in (403, 422), answer.text
+        assert answer.json()["error"]["field"].startswith(f"trainer.{name}"), answer.text
+        assert "root:" not in answer.text
+    assert running_programs.store.studies(status=StudyStatus.QUEUED) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["/bin/sh", "../../../bin/sh", "link.py", "absent.py", "venv/bin/python/../../../../x", "a\0b"]
+)
+def test_a_token_of_scope_run_names_programs_of_the_programs_folder_only(running_programs: Service, text: str) -> None:
+    run = bearer(running_programs.token("run"))
+    asked = spec(trainer={"kind": "deepspeed", "script": text})
+    answer = running_programs.http.post(f"{API}/studies", json=asked, headers=run)
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "trainer.script")
+    for refused in ({"python": "/usr/bin/python3"}, {"cwd": "/"}, {"data": "/etc/passwd"}):
+        asked = spec(trainer={"kind": "deepspeed", "script": "train.py", **refused})
+        answer = running_programs.http.post(f"{API}/studies", json=asked, headers=run)
+        assert (answer.status_code, answer.json()["error"]["field"]) == (422, f"trainer.{next(iter(refused))}")
+
+
+def test_a_program_needs_the_scope_run_and_is_stored_by_its_resolved_path(running_programs: Service) -> None:
+    (folder,) = running_programs.options.program_roots
+    options = {"script": "train.py", "script_args": ["--flag"], "python": "venv", "data": "corpus"}
+    asked = spec(trainer={"kind": "deepspeed", **options})
+    submit, run = (bearer(running_programs.token(scope)) for scope in ("submit", "run"))
+    assert kind(running_programs.http.post(f"{API}/studies", json=asked, headers=submit)) == (403, "forbidden")
+    assert kind(running_programs.http.post(f"{API}/plan", json=asked, headers=submit)) == (403, "forbidden")
+    made = running_programs.http.post(f"{API}/studies", json=asked, headers=run)
+    assert made.status_code == 201, made.text
+    stored = running_programs.store.study(made.json()["study"]["id"]).study.trainer_options
+    wanted = {
+        "script": str(folder / "train.py"),
+        "python": str(folder / "venv"),
+        "data": str(folder / "data" / "corpus"),
+    }
+    assert {name: stored[name] for name in wanted} == wanted
+    assert stored["script_args"] == ["--flag"]
+    running_programs.http.post(f"{API}/studies/{made.json()['study']['id']}/cancel", headers=run)
+
+
+def test_every_option_of_every_trainer_says_what_it_names() -> None:
+    silent = [f"{name}.{o.name}" for name in trainer_names() for o in trainer_of(name).options if o.reach is None]
+    assert silent == []
+
+
+def test_an_option_that_does_not_say_what_it_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.service.specs import confined
+
+    deepspeed = trainer_of("deepspeed")
+    secret = Option(name="secret", meaning="of a trainer of somebody else's")
+    monkeypatch.setattr(type(deepspeed), "options", (*deepspeed.options, secret))
+    options = ServiceOptions(program_roots=(Path("/"),))
+    with pytest.raises(SpecError, match="does not declare what it names"):
+        confined(spec(trainer={"kind": "deepspeed", "secret": "x"}), options, may_run=True)
 
 
 def test_data_lies_in_its_folder_whatever_the_way_there(tmp_path: Path) -> None:

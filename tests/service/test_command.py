@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from autotune import cli
@@ -77,7 +78,7 @@ def test_serve_submit_watch_kill_serve_again(
             until(lambda: client.status(slow)["study"]["trials"].get("RUNNING"))
         process.kill()
         process.wait(DEADLINE_S)
-    assert cli.run(["list", "--url", url]) == 1
+    assert cli.run(["list", "--url", url]) == 3
     assert "cannot be reached" in capsys.readouterr().err
     with served(tmp_path) as (_, url), Client(url) as client:
         assert client.status(slow)["study"]["status"] == "RUNNING"
@@ -85,6 +86,36 @@ def test_serve_submit_watch_kill_serve_again(
         store = open_store(tmp_path / "results.db")
         until(lambda: store.holder(slow) is None)
         store.close()
+
+
+def test_history_and_pages_are_served_while_ray_is_away_and_studies_wait(tmp_path: Path) -> None:
+    with served(tmp_path, "--runner", "ray", "--ray", "http://127.0.0.1:1") as (_, url), Client(url) as client:
+        study = client.submit(spec())["study"]["id"]
+        health = until(lambda: (found := httpx.get(f"{url}/api/v1/health").json())["status"] == "failing" and found)
+        assert "Ray's dashboard at http://127.0.0.1:1 cannot be reached" in health["checks"]["supervisor"]
+        for probe in ("live", "ready"):  # a restart would not bring Ray back, and pages are served
+            assert httpx.get(f"{url}/api/v1/health/{probe}").json()["status"] == "ok"
+        assert httpx.get(f"{url}/studies/{study}").status_code == 200
+        assert client.status(study)["study"]["status"] == "QUEUED"
+
+
+def test_submit_says_when_nothing_serves_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path))
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps(slow_spec()))
+    words = ["submit", str(file), "--store", str(tmp_path / "results.db")]
+    remark = "no service on this machine runs the studies of this store"
+    assert cli.run(words) == 0
+    assert remark in capsys.readouterr().err
+    with served(tmp_path) as (process, _):
+        assert cli.run(words) == 0
+        assert remark not in capsys.readouterr().err
+        process.kill()  # leaves its file behind
+        process.wait(DEADLINE_S)
+        assert cli.run(words) == 0
+        assert remark in capsys.readouterr().err
 
 
 def test_a_token_is_made_shown_once_used_and_revoked(
@@ -120,6 +151,8 @@ def test_a_token_is_made_shown_once_used_and_revoked(
     [
         ["serve", "--host", "0.0.0.0", "--port", "0", "--runner", "local"],
         ["serve", "--runner", "nothing"],
+        ["serve", "--runner", "local", "--port", "0", "--program-root", "/no/such/folder"],
+        ["serve", "--runner", "local", "--port", "0", "--program-user", "no-such-user"],
         ["token", "create", "--scope", "root"],
         ["token", "create", "--expires", "soon"],
         ["token", "revoke", "nothing"],

@@ -51,9 +51,27 @@ def test_errors(
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"
     error = answer.json()["error"]
-    assert set(error) == {"kind", "message", "field", "remedy"}
+    assert set(error) - {"problems"} == {"kind", "message", "field", "remedy"}
     assert (error["kind"], error["field"]) == (kind, field)
     assert error["message"]
+
+
+def test_a_mistake_in_a_spec_comes_with_its_line_and_column(service: Service) -> None:
+    text = "name: mine\nmodel: gpt2-medium\nbudget:\n  max_trails: 4\n"
+    for path in ("studies", "plan"):
+        answer = service.http.post(f"{API}/{path}", content=text, headers={"Content-Type": "application/yaml"})
+        error = answer.json()["error"]
+        first, *missing = error["problems"]
+        assert (first["line"], first["column"], first["field"]) == (4, 3, "budget.max_trails")
+        assert first["remedy"] == "did you mean max_trials?"
+        assert {problem["line"] for problem in missing} == {None}
+        assert (error["message"], error["field"]) == (first["message"], first["field"])
+
+
+def test_a_unit_of_a_query_that_may_mean_two_sizes_is_answered_with_what_to_write(service: Service) -> None:
+    assert service.http.get(f"{API}/best?seq_len=8Ki").status_code == 200
+    error = service.http.get(f"{API}/best?seq_len=8k").json()["error"]
+    assert (error["field"], error["remedy"]) == ("seq_len", "write 8Ki for 8 x 1024, or the whole number")
 
 
 def test_a_store_that_is_away_is_503_and_a_fault_of_ours_500(
@@ -69,6 +87,10 @@ def test_a_store_that_is_away_is_503_and_a_fault_of_ours_500(
     answer = service.http.get(f"{API}/studies")
     assert (answer.status_code, answer.json()["error"]["kind"]) == (503, "store_unavailable")
     assert answer.headers["retry-after"]
+    monkeypatch.setattr(service.store, "ping", away)
+    service.service.last_health = (None, 0.0)
+    assert service.http.get(f"{API}/health/ready").status_code == 503
+    assert service.http.get(f"{API}/health/live").status_code == 200  # a restart would not bring the store back
     monkeypatch.setattr(service.store, "studies", broken)
     answer = service.http.get(f"{API}/studies")
     assert (answer.status_code, answer.json()["error"]["kind"]) == (500, "internal")

@@ -13,8 +13,8 @@ from autotune import api
 from autotune.service.response_models import EXAMPLE_SPEC
 from tests.service.running import API, DEADLINE_S, Service, bearer, spec
 
-CASES, LONG_CASES = 12, 450
-"""generated requests for each of the 13 operations"""
+CASES, LONG_CASES = 8, 450
+"""generated requests for each operation"""
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +24,17 @@ def openapi(service: Service) -> dict[str, Any]:
 
 
 def test_every_address_says_what_it_answers(openapi: dict[str, Any]) -> None:
-    assert len(openapi["paths"]) == 13
+    assert len(openapi["paths"]) == 19
     for path, methods in openapi["paths"].items():
         assert path.startswith(API)
         for operation in methods.values():
             assert operation["description"]
             for status, answer in operation["responses"].items():
-                if status.startswith(("2", "3")) or path.endswith("/health"):
+                if status.startswith(("2", "3")) or "/health" in path:
                     continue
                 schema = answer["content"]["application/json"]["schema"]
                 assert schema == {"$ref": "#/components/schemas/ErrorDocument"}
-            assert {"401", "429", "500", "503"} <= set(operation["responses"]) or path.endswith("/health")
+            assert {"401", "429", "500", "503"} <= set(operation["responses"]) or "/health" in path
 
 
 def test_the_spec_is_described_and_its_example_works(openapi: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from autotune.service.access import COOKIE
+from autotune.spec.speedup import format_speedup
 from autotune.store import history, locking
 from tests.service.running import Service, slow_spec, spec, until
 
@@ -20,12 +21,13 @@ def form_token(page: str) -> str:
 def test_a_study_from_queue_to_report(tuning: Service) -> None:
     with tuning.client() as client:
         study = client.submit(spec(name="seen"))["study"]["id"]
-        client.wait(study)
+        done = client.wait(study)
     listed = tuning.http.get("/", follow_redirects=True)
     assert f'href="/studies/{study}"' in listed.text
     page = tuning.http.get("/studies/seen").text
     assert "<h2>Best</h2>" in page
     assert "autotune export" in page
+    assert format_speedup(done["speedup"], done["speedup_low"], done["speedup_high"], times="×") in page
     assert "http-equiv" not in page  # it has ended: nothing to load again
     report = tuning.http.get(f"/studies/{study}/report")
     assert "<svg" in report.text
@@ -57,8 +59,9 @@ def test_a_button_acts_with_the_forms_token_only(tuning: Service) -> None:
         assert wrong.status_code == 403
         assert "did not come from this page" in wrong.text
         done = tuning.http.post(f"/studies/{study}/act", data={"action": "cancel", "form_token": form_token(page)})
-        assert (done.status_code, done.headers["location"]) == (303, f"/studies/{study}")
-        assert client.status(study)["study"]["status"] == "CANCELLED"
+        assert (done.status_code, done.headers["location"]) == (303, f"/studies/{study}?done=cancel")
+        assert "running trials are killed" in tuning.http.get(done.headers["location"]).text
+        until(lambda: client.status(study)["study"]["status"] == "CANCELLED")
         again = tuning.http.post(f"/studies/{study}/act", data={"action": "cancel", "form_token": form_token(page)})
         assert again.status_code == 409
 
@@ -80,7 +83,9 @@ def test_strangers_are_led_to_the_login_and_back(guarded: Service) -> None:
     data = {"action": "pause", "form_token": form_token(page)}
     assert guarded.http.post(f"/studies/{study}/act", data=data, headers=mine).status_code == 303
     other = {"Cookie": f"{COOKIE}={guarded.token('submit', 'bob')}"}
-    assert "form_token" not in guarded.http.get(f"/studies/{study}", headers=other).text
+    theirs = guarded.http.get(f"/studies/{study}", headers=other).text
+    assert "/act" not in theirs
+    assert "/delete" not in theirs
     assert guarded.http.post(f"/studies/{study}/act", data=data, headers=other).status_code == 403
     assert guarded.http.post("/logout", headers=mine).headers["location"] == "/login"
 

@@ -15,7 +15,8 @@ from autotune import api
 from autotune.errors import RunnerError
 from autotune.service import ray_jobs
 from autotune.service.options import ServiceOptions
-from autotune.service.ray_jobs import RayLauncher, has_password, own_token, user_token
+from autotune.service.ray_cluster import own_token
+from autotune.service.ray_jobs import RayLauncher, has_password, user_token
 from autotune.service.supervisor import Supervisor
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
@@ -110,7 +111,8 @@ def test_a_job_says_what_it_is_and_nothing_secret(ray: PaperRay, store: SqlStore
         "cluster": "h100-sxm-1x8",
         "url": f"http://tuning.example/studies/{record.id}",
     }
-    assert job["runtime_env"] == {"env_vars": {"AUTOTUNE_STORE": "/shared/results.db"}}
+    programs = ServiceOptions().study_environment
+    assert job["runtime_env"] == {"env_vars": {"AUTOTUNE_STORE": "/shared/results.db", **programs}}
     other = submit(store)
     joined(ray, "postgresql://ann:secret@db/autotune").start(other)
     assert "secret" not in json.dumps(ray.jobs)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, SpecError
 from autotune.service.error_responses import RefusalError
 from autotune.service.options import ServiceOptions
 from autotune.service.specs import JSON, YAML, confined, read_body
@@ -148,3 +148,29 @@ def test_texts_that_break_parsers(text: str) -> None:
     for media in (JSON, YAML):
         with pytest.raises((AutotuneError, RefusalError)):
             confined(read_body(text.encode(), media), ServiceOptions())
+
+
+@pytest.mark.parametrize("folder", [None, ".", "/tmp"])
+def test_no_code_of_a_model_is_run_for_a_request(folder: str | None) -> None:
+    model = {"module": "os:getcwd", **({"folder": folder} if folder else {})}
+    with pytest.raises(SpecError, match="only where the spec is a file of your own machine") as refused:
+        confined(changed(("model",), model), ServiceOptions())
+    assert refused.value.field == "model.module"
+    assert "shape inline" in refused.value.remedy
+
+
+def test_the_service_has_no_route_that_runs_a_model_dry() -> None:
+    """A dry run runs a user's code; no scope of a token allows that."""
+    from autotune.service.app import create_app
+    from autotune.store.in_memory import MemoryStore
+
+    assert not [path for path in create_app(MemoryStore(), ServiceOptions()).openapi()["paths"] if "fit" in path]
+
+
+def test_a_submitted_spec_carries_the_config_json_of_a_class_of_transformers() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 256}
+    source = json.dumps({"model_type": "llama", "intermediate_size": 96, **sizes})
+    model = confined(changed(("model",), {"hf": "mine", "source": source}), ServiceOptions()).workload.model
+    assert model.name == "mine"
+    assert model.code is not None
+    assert model.code.module == ""

@@ -25,6 +25,7 @@ def test_a_study_is_submitted_run_and_answered(tuning: Service) -> None:
         local = LocalSource(tuning.store)
         assert client.status("first") == json.loads(json.dumps(local.status(study["id"])))
         assert client.trials(study["id"]) == json.loads(json.dumps(local.trials(study["id"])))
+        assert client.result(study["id"]) == api.result_of(tuning.store, study["id"])
         assert client.best(study["id"], top=3)["configs"][0]["config"] == done["best"]["config"]
         assert client.best(study["id"], pareto=True)["configs"][0]["merits"]["stability"] > 0
         again = client.best(study["id"], metric="cost", stability_weight=0.0)
@@ -69,12 +70,16 @@ def test_the_stream_tells_all_and_ends(tuning: Service) -> None:
 
 def test_a_running_study_is_paused_resumed_and_cancelled(tuning: Service) -> None:
     with tuning.client() as client:
-        study = client.submit(slow_spec())["study"]["id"]
+        asked = slow_spec()
+        asked["runner"] |= {"time_scale": 1.0}  # a pause waits for the running trial
+        study = client.submit(asked)["study"]["id"]
         until(lambda: client.status(study)["study"]["status"] == "RUNNING")
-        assert client.act(study, "pause")["study"]["status"] == "PAUSED"
-        until(lambda: study not in tuning.supervisor.running or client.status(study)["study"]["trials"])
-        assert client.act(study, "resume")["study"]["status"] in ("RUNNING", "QUEUED")
-        assert client.act(study, "cancel")["study"]["status"] == "CANCELLED"
+        assert client.pause(study)["study"]["wanted"] == "pause"
+        until(lambda: client.status(study)["study"]["status"] == "PAUSED")
+        assert client.resume(study)["study"]["status"] in ("RUNNING", "QUEUED")
+        until(lambda: study in tuning.supervisor.running)
+        assert client.cancel(study)["study"]["wanted"] == "cancel"
+        until(lambda: client.status(study)["study"]["status"] == "CANCELLED")
         until(lambda: study not in tuning.supervisor.running)
         with pytest.raises(ConflictError):
             client.act(study, "resume")
@@ -120,6 +125,16 @@ def test_a_plan_needs_no_hardware_and_keeps_nothing(service: Service) -> None:
         assert [row["rank"] for row in plan["configs"]] == [1, 2, 3]
         assert plan["feasible"] == 6
         assert len(client.studies(limit=1000)["studies"]) == before
+
+
+def test_a_plan_compares_the_clusters_that_it_is_asked_about(service: Service) -> None:
+    with service.client() as client:
+        plan = client.plan(spec(), top=1, clusters=["h100-sxm-1x8", "a100-80gb-1x8"], tokens=1e9)
+        assert [choice["cluster"] for choice in plan["clusters"]] == ["h100-sxm-1x8", "a100-80gb-1x8"]
+        assert all(choice["bill"] for choice in plan["clusters"])
+        assert "clusters" not in client.plan(spec(), top=1)
+        with pytest.raises(SpecError, match="tokens works only with clusters"):
+            client.plan(spec(), tokens=1e9)
 
 
 def test_what_cannot_be_is_refused_with_its_reason(service: Service) -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import yaml
 
 from autotune import api
+from autotune.service import study_metrics
 from autotune.service.study_metrics import StudyMetrics
 from autotune.study.progress import TrialEnded
-from tests.service.running import spec
+from tests.service.running import spec, until
 
 LISTED = yaml.safe_load(
     (Path(__file__).resolve().parents[2] / "dashboards" / "prometheus" / "metrics.yaml").read_text()
@@ -63,6 +65,27 @@ def test_a_study_tells_all_of_the_list_and_no_more(tmp_path: Path) -> None:
     assert best[-1] == result.best.measurement.tokens_per_s_per_gpu
     steps = [t for t in board.told if t[0] == "autotune_step_time_seconds"]
     assert len(steps) == sum(len(t.measurement.step_times_s) for t in result.trials if t.measurement)
+
+
+def test_gauges_are_set_again_since_ray_forgets_them(tmp_path: Path) -> None:
+    board = Board()
+    metrics = StudyMetrics("some-study", connected=lambda: True, kinds=board.kinds)
+    api.tune(spec(), store=tmp_path / "results.db", on_event=metrics.on_event)
+    gauges = {name for name, metric in LISTED.items() if metric["kind"] == "gauge"}
+    last = {name: value for name, value, _ in board.told if name in gauges}
+    board.told.clear()
+    metrics.repeat()
+    assert {name: value for name, value, _ in board.told} == last
+    assert set(last) == gauges
+
+
+def test_a_thread_sets_them_while_the_study_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_metrics, "REPEAT_S", 0.01)
+    board = Board()
+    with StudyMetrics("some-study", connected=lambda: True, kinds=board.kinds) as metrics:
+        api.tune(spec(), store=tmp_path / "results.db", on_event=metrics.on_event)
+        told = len(board.told)
+        until(lambda: len(board.told) > told + 8)
 
 
 def test_where_no_ray_is_connected_nothing_is_told(tmp_path: Path) -> None:

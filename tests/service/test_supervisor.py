@@ -53,6 +53,9 @@ class PaperLauncher:
     def health(self) -> str:
         return ""
 
+    def scrape_targets(self) -> list[dict[str, Any]]:
+        return []
+
     def close(self, grace_s: float) -> None:
         return None
 
@@ -99,6 +102,21 @@ def test_the_oldest_go_first_and_no_more_than_fit(store: SqlStore) -> None:
     launcher.over = [Ended(study=made[0], code=0)]
     watch.round()
     assert launcher.started == made[:3]
+
+
+def test_a_study_of_another_runner_is_left_waiting_and_says_for_what(store: SqlStore) -> None:
+    others = [submit(store, seed=i, runner={"kind": "ray"}) for i in range(5)]
+    own = [submit(store, seed=i) for i in range(2)]
+    launcher = PaperLauncher()
+    watch = Supervisor(store, launcher, max_studies=2, runners=frozenset({"local", "simulated"}), monotonic=Clock())
+    for _ in range(4):
+        watch.round()
+    assert launcher.started == own
+    for study in others:
+        record = store.study(study)
+        assert (record.status, "runner 'ray'" in record.message) == (StudyStatus.QUEUED, True)
+        said = [event for event in store.events(study) if "waits for a service" in str(event.data.get("message"))]
+        assert len(said) == 1
 
 
 def test_what_rests_or_is_held_elsewhere_is_left_alone(store: SqlStore) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from autotune.client import Client
-from autotune.service.ray_jobs import RayHead
+from autotune.service.ray_cluster import RayHead
 from autotune.store import open_store
 from tests.ray_roles import played_node
 from tests.service.running import DEADLINE_S, spec, until

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from autotune.errors import ConfigError, InfeasibleError, SpecError
 from autotune.space import SearchSpace, default_config, legal, why_not
 from autotune.space.enumeration import GROWN_FIRST, choices_of
-from autotune.spec import FIELDS, ConfigTable, ModelSpec, ParallelConfig, SpaceSpec, Workload, catalog
+from autotune.spec import FIELDS, KNOBS, ConfigTable, ModelSpec, ParallelConfig, SpaceSpec, Workload, catalog
 
 
 def workload(
@@ -40,6 +40,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "pp_schedule": ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble"),
     "virtual_stages": (1, 2, 3),
     "compile": (True, False),
+    "dp_replicas": (1, 2, 3),
+    **{name: KNOBS[name].values for name in FIELDS[FIELDS.index("dp_replicas") + 1 :]},
 }
 
 
@@ -146,7 +148,7 @@ def test_nothing_legal_says_why_and_what_comes_nearest() -> None:
         SearchSpace.build(workload(), SpaceSpec(name="odd", knobs={"tp": (5, 7), "micro_batch_size": (1, 2)}))
     text = str(error.value)
     assert "'odd'" in text
-    assert "tp_heads" in text
+    assert "tp does not divide num_attention_heads" in text
     assert "nearest miss is tp=5" in text
     assert "num_attention_heads=12" in text
 
@@ -189,7 +191,7 @@ def test_the_limit_is_on_legal_configs_not_on_combinations() -> None:
 
 def test_the_law_that_cuts_away_most_is_explained_first_and_two_at_most() -> None:
     knobs = {"tp": (16, 32), "pp": (7,), "dp": (1, 2, 4, 8), "micro_batch_size": (3,)}
-    with pytest.raises(InfeasibleError, match=r"break a law \(tp_heads 8\)") as caught:
+    with pytest.raises(InfeasibleError, match=r"break a law \(8: tp does not divide num_attention_heads\)") as caught:
         SearchSpace.build(workload(), SpaceSpec(knobs=knobs))
     why = str(caught.value).rpartition("the nearest miss is ")[2].partition(": ")[2]
     assert why.startswith("tp must divide num_attention_heads")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from autotune.errors import CatalogError, SpecError
@@ -52,6 +54,19 @@ def test_every_model_can_be_read(name: str) -> None:
     assert catalog.model(name).name == name
 
 
+NOMINAL_GB = {
+    "v100-16gb": 16, "v100-32gb": 32, "t4": 16, "a30": 24, "a40": 48, "l40": 48, "rtx-a6000": 48, "rtx-pro-6000": 96,
+    "a100-40gb": 40, "a100-80gb": 80, "a800": 80, "h100-sxm": 80, "h100-pcie": 80, "h100-nvl": 94, "h200-sxm": 141, "gh200": 96,
+    "h800": 80, "h20": 96, "b200-sxm": 180, "gb200-nvl72": 186, "b300-sxm": 270, "gb300-nvl72": 279, "l4": 24, "a10": 24, "l40s": 48,
+    "rtx-4090": 24, "rtx-5090": 32, "rtx-6000-ada": 48, "mi300x": 192, "mi325x": 256, "mi355x": 288,
+}  # fmt: skip
+"""memory as the product's name or datasheet states it"""
+
+
+def test_the_gpus_of_today_are_there() -> None:
+    assert set(NOMINAL_GB) <= set(catalog.gpu_names())
+
+
 @pytest.mark.parametrize("name", catalog.gpu_names())
 def test_every_gpu_can_be_read_and_is_plausible(name: str) -> None:
     gpu = catalog.gpu(name)
@@ -59,12 +74,46 @@ def test_every_gpu_can_be_read_and_is_plausible(name: str) -> None:
     assert gpu.source
     peaks = gpu.peak_flops_per_s
     assert list(peaks) == [precision for precision in PRECISIONS if precision in peaks]
+    assert all(rate <= peaks[precision] for precision, rate in gpu.measured_flops_per_s.items())
     if not gpu.is_cpu:
         assert gpu.power_watts
-        assert gpu.usd_per_hour
-        named = {"h200": 141e9, "b200": 180e9, "l40s": 48e9, "h100": 80e9}
-        nominal = named.get(name.split("-")[0]) or float(name.split("-")[1].removesuffix("gb")) * 1e9
-        assert gpu.memory_bytes == pytest.approx(nominal, rel=0.08)
+        assert gpu.usual_fabric
+    if name in NOMINAL_GB:
+        assert gpu.memory_bytes == pytest.approx(NOMINAL_GB[name] * 1e9, rel=0.08)
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.gpu_names() if name != "cpu"])
+def test_peaks_are_dense_and_rise_as_formats_get_narrower(name: str) -> None:
+    peaks = catalog.gpu(name).peak_flops_per_s
+    ladder = [peaks[precision] for precision in ("fp32", "tf32", "fp16", "fp8", "nvfp4") if precision in peaks]
+    assert ladder == sorted(ladder)
+    assert peaks.get("mxfp8", peaks.get("fp8")) == peaks.get("fp8")
+    assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
+    if "fp8" in peaks:  # a figure with sparsity would be off by a factor of two against its neighbours
+        assert peaks["fp8"] == pytest.approx(2 * peaks["fp16"], rel=0.03)
+    if "tf32" in peaks:
+        assert peaks["fp16"] == pytest.approx(2 * peaks["tf32"], rel=0.03)
+    if "nvfp4" in peaks:
+        assert peaks["nvfp4"] / peaks["fp8"] == pytest.approx(
+            3 if "300" in name else 4 if name == "rtx-5090" else 2, rel=0.03
+        )
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.gpu_names() if name != "cpu"])
+def test_gpus_that_meet_over_pcie_reach_their_host_over_the_same_link(name: str) -> None:
+    inside, host = catalog.cluster(f"{name}-1x2").intra_node.bytes_per_s, catalog.gpu(name).host_bytes_per_s
+    if inside in (16e9, 32e9):
+        assert host == inside
+    assert host in (16e9, 32e9, 64e9) or name in ("gh200", "gb200-nvl72", "gb300-nvl72")
+
+
+def test_a_rack_of_72_is_one_domain_of_18_nodes() -> None:
+    for name in ("gb200-nvl72", "gb300-nvl72"):
+        rack = catalog.cluster(f"{name}-18x4")
+        assert (rack.num_gpus, rack.domain_gpus, rack.nodes_per_domain) == (72, 72, 18)
+        assert catalog.cluster(f"{name}-72x4").domain_gpus == 72
+        assert catalog.usual_cluster(name, num_gpus=64).name == f"{name}-16x4"
+        assert f"{name}-18x4" in catalog.cluster_names()
 
 
 @pytest.mark.parametrize("name", catalog.cluster_names())
@@ -94,8 +143,8 @@ def test_a_gpu_of_ones_own_gets_default_links() -> None:
         (catalog.model, "lama-8b", "did you mean llama-8b?"),
         (catalog.model, "../models/gpt2-small", "did you mean gpt2-small?"),
         (catalog.model, "bert", f"`autotune models` lists all {len(catalog.model_names())}"),
-        (catalog.gpu, "h100", "did you mean h100-sxm?"),
-        (catalog.cluster, "h100-1x8", "did you mean h100-sxm?"),
+        (catalog.gpu, "h100", "did you mean h100-nvl, h100-pcie or h100-sxm?"),
+        (catalog.cluster, "h100-1x8", "did you mean h100-nvl, h100-pcie or h100-sxm?"),
         (catalog.cluster, "h100-sxm", "did you mean h100-sxm-"),
         (catalog.cluster, "local", "write GPU-NODESxGPUS"),
         (catalog.cluster, "h100-sxm-99999999999999x8", "write GPU-NODESxGPUS"),
@@ -134,3 +183,43 @@ IDENTITIES = {
 @pytest.mark.parametrize(("name", "kept"), IDENTITIES.items())
 def test_a_model_has_the_identity_under_which_earlier_results_are_stored(name: str, kept: str) -> None:
     assert identity(to_plain(catalog.model(name))) == kept
+
+
+CLUSTER_IDENTITIES = {
+    "a100-80gb-4x8": "d96902e9b5256ceeabe3ba6d9f0e3641",
+    "h100-sxm-16x8": "eeec1c40a86570356f7483f2028f7735",
+    "h200-sxm-1x8": "cee8c4991f63d74615fede2a762fdfb0",
+    "cpu-1x4": "f763fad9a0aad6884a8800758c2e56f3",
+}
+"""As stores have kept them since before the catalog held measured rates and domains."""
+
+
+@pytest.mark.parametrize(("name", "kept"), CLUSTER_IDENTITIES.items())
+def test_a_cluster_has_the_identity_under_which_earlier_results_are_stored(name: str, kept: str) -> None:
+    assert identity(to_plain(catalog.cluster(name))) == kept
+
+
+def test_no_matmul_was_measured_above_the_peak_and_a_twin_format_has_the_same_ceiling() -> None:
+    h100 = catalog.gpu("h100-sxm")
+    assert h100.ceiling_flops_per_s("bf16") == h100.ceiling_flops_per_s("fp16") == 795e12
+    assert h100.ceiling_flops_per_s("tf32") == h100.peak_flops_per_s["tf32"]
+    with pytest.raises(SpecError, match="at most the peak"):
+        replace(h100, measured_flops_per_s={"bf16": 1.6e15})
+    with pytest.raises(SpecError, match="no precision called 'int8'"):
+        replace(h100, measured_flops_per_s={"int8": 1e12})
+
+
+def test_a_domain_is_the_node_unless_the_link_inside_reaches_further() -> None:
+    h100 = ClusterSpec.of("h100-sxm-4x8")
+    assert (h100.nodes_per_domain, h100.domain_gpus) == (1, 8)
+    rack = replace(h100, num_nodes=36, gpus_per_node=4, gpus_per_domain=72)
+    assert (rack.nodes_per_domain, rack.domain_gpus) == (18, 72)
+    assert replace(rack, num_nodes=2).domain_gpus == 8
+    assert replace(rack, gpus_per_node=5).domain_gpus == 70
+
+
+def test_a_job_takes_equally_many_nodes_of_each_domain() -> None:
+    rack = replace(ClusterSpec.of("h100-sxm-64x4"), gpus_per_domain=72)
+    jobs = np.array([2.0, 4.0, 8.0, 64.0, 72.0, 128.0, 144.0, 148.0, 256.0, 1024.0])
+    assert rack.domain_ranks(jobs).tolist() == [4, 4, 8, 64, 72, 64, 72, 48, 64, 64]
+    assert ClusterSpec.of("h100-sxm-4x8").domain_ranks(jobs).tolist() == [8] * len(jobs)

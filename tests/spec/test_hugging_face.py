@@ -77,8 +77,21 @@ def test_keys_that_change_no_weights_are_read_over() -> None:
         "num_labels": 2,
         "chunk_size_feed_forward": 1,
     }
-    plain = ModelSpec.from_hf({"model_type": "mistral", **LLAMA}, name="m")
-    assert ModelSpec.from_hf({"model_type": "mistral", **LLAMA, **harmless}, name="m") == plain
+    mistral = {"model_type": "mistral", "num_key_value_heads": 2, **LLAMA}
+    assert ModelSpec.from_hf({**mistral, **harmless}, name="m") == ModelSpec.from_hf(mistral, name="m")
+
+
+def test_a_size_that_is_left_out_is_that_of_the_familys_class_and_not_derived_from_others() -> None:
+    written = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+    sizes = dict(zip(written, (36, 2880, 64, 201088), strict=True))
+    model = ModelSpec.from_hf({"model_type": "gpt_oss", **sizes})
+    assert (model.ffn_hidden_size, model.num_kv_heads) == (2880, 8)
+    assert ModelSpec.from_hf({"model_type": "mixtral", "num_key_value_heads": None}).num_kv_heads == 32
+
+
+def test_a_file_that_names_no_family_gets_no_sizes_of_a_class() -> None:
+    with pytest.raises(SpecError, match="lacks num_hidden_layers"):
+        ModelSpec.from_hf({key: size for key, size in LLAMA.items() if key != "num_hidden_layers"})
 
 
 def test_experts_are_counted_with_their_own_width() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +24,12 @@ def new_database(server: PostgresServer) -> Callable[[], str]:
     template = server.new_database()
     open_store(template).close()
     return lambda: server.new_database(template.rpartition("/")[2])
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def address(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The address of a store without studies, on each database."""
+    if request.param == "sqlite":
+        return str(tmp_path / "store.db")
+    found: str = request.getfixturevalue("new_database")()
+    return found

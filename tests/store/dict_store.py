@@ -5,13 +5,14 @@ It lives as long as its process. Each method holds one lock, so that threads may
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import math
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
@@ -20,17 +21,38 @@ from autotune.errors import ConflictError, NotFoundError, SpecError
 from autotune.ports import (
     SCOPES,
     AuditEvent,
+    CloseAttempt,
+    Decision,
+    EndTrial,
+    Fact,
     HistoryEvent,
+    KeepNote,
+    KeepSteps,
+    KeepTrial,
     KnownWorkload,
     Lease,
     Revision,
+    StartAttempt,
     Statistics,
     StepsReported,
     StudyFields,
+    StudyNote,
     StudyRecord,
     Token,
 )
-from autotune.spec import Failure, ParallelConfig, Study, StudyStatus, Trial, TrialStatus, Workload
+from autotune.spec import (
+    Failure,
+    ParallelConfig,
+    Study,
+    StudyStatus,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+    Wanted,
+    Workload,
+)
+from autotune.spec.annotation import check_tag_count, checked_note, checked_tags
+from autotune.spec.plain import is_same_study
 from autotune.spec.study import SIMULATED
 
 P = ParamSpec("P")
@@ -58,6 +80,7 @@ class Kept:
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     lease: Lease | None = None
     fence: int = 0
+    notes: list[StudyNote] = field(default_factory=list)
 
     def note(self, kind: str, **data: Any) -> None:
         """Appends to the history."""
@@ -112,10 +135,12 @@ class DictStore:
         self._studies: dict[str, Kept] = {}  # in the order of submission
         self._submissions: dict[tuple[str, str], tuple[Study, Any, str]] = {}
         self._calibrations: dict[tuple[str, str], Any] = {}
+        self._profiles: dict[str, Any] = {}
         self._losses: dict[tuple[str, str, int], tuple[float, ...]] = {}
         self._workloads: list[Workload] = []
         self._audit: list[AuditEvent] = []
         self._tokens = DictTokens()
+        self._annotations = DictAnnotations(self)
 
     # -- StudyReader
 
@@ -136,6 +161,7 @@ class DictStore:
         ended_before: datetime | None = None,
         runner: str = "",
         without_runner: str = "",
+        tag: str = "",
         limit: int = 50,
         offset: int = 0,
     ) -> list[StudyRecord]:
@@ -152,6 +178,7 @@ class DictStore:
             return (
                 all(wanted in ("", found) for wanted, found in pairs)
                 and status in (None, record.status)
+                and (not tag or tag in record.tags)
                 and (not without_runner or study.runner != without_runner)
                 and (ended_before is None or (record.ended_at is not None and record.ended_at < ended_before))
             )
@@ -188,6 +215,10 @@ class DictStore:
         return self._exact(study_id).lease
 
     @locked
+    def is_held(self, study_id: str) -> bool:
+        return is_held(self._exact(study_id))
+
+    @locked
     def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
         waits = [k.seen() for k in self._studies.values() if k.record.status in ACTIVE and not is_held(k)]
         return waits[:limit]
@@ -209,6 +240,7 @@ class DictStore:
         runner: str = "",
         without_runner: str = "",
         one_each: bool = False,
+        measured_after: datetime | None = None,
         limit: int = 10,
     ) -> list[tuple[StudyRecord, Trial]]:
         def matches(kept: Kept) -> bool:
@@ -228,6 +260,8 @@ class DictStore:
             return all(wanted in ("", None, found) for wanted, found in pairs) and not is_left_out
 
         found = [(speed, kept, trial) for speed, kept, trial in self._representatives() if matches(kept)]
+        if measured_after is not None:
+            found = [row for row in found if row[2].ended_at is not None and row[2].ended_at > measured_after]
         found.sort(key=lambda row: -row[0])
         if one_each:
             first: dict[tuple[str, str], tuple[float, Kept, Trial]] = {}
@@ -239,22 +273,24 @@ class DictStore:
 
     @locked
     def known_workloads(self) -> list[KnownWorkload]:
-        found = []
+        known = []
         for key, workload in enumerate(self._workloads, 1):
-            rows = [trial for _, kept, trial in self._measured() if kept.record.study.workload == workload]
-            if rows:
-                last_at = max(trial.ended_at for trial in rows if trial.ended_at is not None)
-                configs = len({trial.config for trial in rows})
-                found.append(
-                    KnownWorkload(key=key, workload=workload, configs=configs, trials=len(rows), last_at=last_at)
-                )
-        return sorted(found, key=lambda known: known.last_at, reverse=True)
+            measured = [trial for _, kept, trial in self._representatives() if kept.record.study.workload == workload]
+            if newest := max((trial.ended_at for trial in measured if trial.ended_at is not None), default=None):
+                known.append((newest, KnownWorkload(key=key, workload=workload, configs=len(measured))))
+        return [workload for _, workload in sorted(known, key=lambda pair: pair[0], reverse=True)]
 
     # -- StudyWriter
 
     @locked
     def submit(
-        self, study: Study, spec: Mapping[str, Any], *, idempotency_key: str | None = None, owner: str = ""
+        self,
+        study: Study,
+        spec: Mapping[str, Any],
+        *,
+        idempotency_key: str | None = None,
+        owner: str = "",
+        join: bool = False,
     ) -> StudyRecord:
         asked, key = (study, plain(spec)), (owner, idempotency_key or "")
         if idempotency_key is not None and key in self._submissions:
@@ -262,6 +298,11 @@ class DictStore:
             if before != [*asked]:
                 raise ConflictError("the idempotency key was used for another spec", field="idempotency_key")
             return self.study(study_id)
+        for kept in reversed(self._studies.values()) if join else ():
+            found = kept.record
+            is_open = not found.status.is_terminal and found.wanted is not Wanted.CANCEL
+            if is_open and found.study.name == study.name and is_same_study(found.study, found.spec, study, spec):
+                return kept.seen()
         study_id, now = f"d{secrets.token_hex(5)}", datetime.now(UTC)
         status = StudyStatus.QUEUED
         kept = Kept(
@@ -278,19 +319,37 @@ class DictStore:
         return kept.seen()
 
     @locked
+    def want(self, study_id: str, wanted: Wanted, *, message: str = "") -> StudyRecord:
+        kept = self._exact(study_id)
+        kept.refuse_if_ended()
+        before = kept.record.wanted
+        if not before.may_become(wanted):
+            raise ConflictError(f"study {study_id} was asked to {before} and cannot {wanted} any more")
+        if before is not wanted:
+            kept.record = replace(kept.record, wanted=wanted, wanted_at=datetime.now(UTC), message=message)
+            kept.note("study.wanted", **{"wanted": wanted, "from": before, "message": message})
+        return kept.seen()
+
+    @locked
     def set_status(
         self,
         study_id: str,
         status: StudyStatus,
         *,
         expect: Sequence[StudyStatus],
-        message: str = "",
+        message: str | None = "",
         lease: Lease | None = None,
+        wanted: Wanted | None = None,
         **fields: Unpack[StudyFields],
     ) -> StudyRecord:
         kept = self._exact(study_id) if lease is None else self._held(lease)
         kept.refuse_if_ended()
         before, now = kept.record, datetime.now(UTC)
+        message = before.message if message is None else message
+        if lease is None and is_held(kept):
+            raise ConflictError(f"study {study_id} is being run, and only its controller changes its status")
+        if wanted not in (None, before.wanted):
+            raise ConflictError(f"study {study_id} is wanted to {before.wanted}")
         if before.status not in expect:
             raise ConflictError(f"study {study_id} must be one of {expect} to become {status}, but is {before.status}")
         if "result" in fields:
@@ -316,6 +375,15 @@ class DictStore:
     @locked
     def record_event(self, study_id: str, kind: str, data: Mapping[str, Any]) -> None:
         self._exact(study_id).note(kind, **data)
+
+    @locked
+    def delete(self, study_id: str, *, learners: Sequence[str] = ()) -> None:
+        if not self._exact(study_id).record.status.is_terminal:
+            raise ConflictError(f"study {study_id} has not ended")
+        del self._studies[study_id]
+        self._submissions = {key: value for key, value in self._submissions.items() if value[2] != study_id}
+        for learner in learners:
+            self._exact(learner).note("history.deleted", study=study_id)
 
     # -- LeaseKeeper
 
@@ -344,6 +412,53 @@ class DictStore:
             kept.note("study.released", owner=lease.owner, fence=lease.fence)
 
     # -- TrialWriter
+
+    @locked
+    def keep_decision(self, lease: Lease, decision: Decision) -> None:
+        try:
+            kept = self._held(lease)
+        except ConflictError:
+            for fact in decision.facts:
+                if isinstance(fact, EndTrial) and fact.trial.is_measured:
+                    self._exact(lease.study).note("trial.late", number=fact.trial.number, trial=fact.trial.to_dict())
+            raise
+        if decision.number == kept.record.decisions:
+            return
+        if decision.number != kept.record.decisions + 1:
+            raise ConflictError(f"the next decision is {kept.record.decisions + 1}, but this one is {decision.number}")
+        before = copy.deepcopy((kept.record, kept.events, kept.trials, kept.attempts))
+        try:
+            kept.record = replace(kept.record, decisions=decision.number)
+            kept.note("study.decided", decision=decision.number, cause=decision.cause)
+            for fact in decision.facts:
+                self._keep(lease, fact)
+            self.set_status(
+                lease.study,
+                decision.status or kept.record.status,
+                expect=[kept.record.status],
+                message=decision.message,
+                lease=lease,
+                wanted=decision.wanted,
+                **decision.fields,
+            )
+        except BaseException:
+            kept.record, kept.events, kept.trials, kept.attempts = before
+            raise
+
+    def _keep(self, lease: Lease, fact: Fact) -> None:
+        match fact:
+            case KeepTrial(trial=trial):
+                self.add_trial(lease, trial)
+            case StartAttempt(request=request):
+                self.start_attempt(lease, request.number, request.attempt)
+            case KeepSteps(steps=steps):
+                self.add_steps(lease, [steps])
+            case CloseAttempt(number=number, attempt=attempt, failure=failure):
+                self.end_attempt(lease, number, attempt, failure)
+            case EndTrial(trial=trial):
+                self.end_trial(lease, trial)
+            case KeepNote(kind=kind, data=data):
+                self._exact(lease.study).note(kind, **data)
 
     @locked
     def add_trial(self, lease: Lease, trial: Trial) -> None:
@@ -433,7 +548,7 @@ class DictStore:
         kept.note("trial.ended", number=trial.number, status=trial.status, attempts=asked.attempts)
         return True
 
-    # -- CalibrationStore, ReferenceLossStore
+    # -- CalibrationStore, ProfileStore, ReferenceLossStore
 
     @locked
     def calibration(self, cluster: str, trainer: str) -> Mapping[str, Any] | None:
@@ -442,6 +557,14 @@ class DictStore:
     @locked
     def save_calibration(self, cluster: str, trainer: str, values: Mapping[str, Any]) -> None:
         self._calibrations[cluster, trainer] = plain(values)
+
+    @locked
+    def profile(self, fingerprint: str) -> Mapping[str, Any] | None:
+        return self._profiles.get(fingerprint)
+
+    @locked
+    def save_profile(self, fingerprint: str, values: Mapping[str, Any]) -> None:
+        self._profiles[fingerprint] = plain(values)
 
     @locked
     def reference_losses(self, model: str, data: str, seed: int) -> tuple[float, ...] | None:
@@ -483,6 +606,10 @@ class DictStore:
         """Memory can always be written."""
 
     @property
+    def annotations(self) -> DictAnnotations:
+        return self._annotations
+
+    @property
     def tokens(self) -> DictTokens:
         return self._tokens
 
@@ -514,7 +641,7 @@ class DictStore:
             (trial.measurement.tokens_per_s / kept.record.study.workload.cluster.num_gpus, kept, trial)
             for kept in self._studies.values()
             for trial in kept.trials.values()
-            if trial.is_measured and trial.measurement is not None
+            if trial.is_measured and trial.purpose is not TrialPurpose.PROXY and trial.measurement is not None
         ]
 
     def _representatives(self) -> list[tuple[float, Kept, Trial]]:
@@ -528,6 +655,52 @@ class DictStore:
             real = [row for row in rows if row[1].record.study.runner != SIMULATED] or rows
             chosen.append(sorted(real, key=lambda row: row[0])[(len(real) - 1) // 2])
         return chosen
+
+
+class DictAnnotations:
+    """Implements `autotune.ports.AnnotationStore`."""
+
+    def __init__(self, store: DictStore) -> None:
+        self._store = store
+
+    def notes(self, study_id: str) -> list[StudyNote]:
+        with self._store._lock:
+            return list(self._store._find(study_id).notes)
+
+    def add_note(self, study_id: str, text: str, *, author: str = "") -> StudyNote:
+        with self._store._lock:
+            kept = self._store._find(study_id)
+            text = checked_note(text, notes=len(kept.notes))
+            if kept.notes and (kept.notes[-1].author, kept.notes[-1].text) == (author, text):
+                return kept.notes[-1]
+            kept.note("study.noted", author=author)
+            note = StudyNote(number=len(kept.events), at=datetime.now(UTC), author=author, text=text)
+            kept.notes.append(note)
+            return note
+
+    def remove_note(self, study_id: str, number: int, *, author: str = "") -> None:
+        with self._store._lock:
+            kept = self._store._find(study_id)
+            rest = [note for note in kept.notes if note.number != number]
+            if len(rest) == len(kept.notes):
+                raise NotFoundError(f"study {study_id} has no note {number}")
+            kept.notes = rest
+            kept.note("study.note_removed", note=number, author=author)
+
+    def change_tags(
+        self, study_id: str, *, add: Iterable[str] = (), remove: Iterable[str] = (), author: str = ""
+    ) -> StudyRecord:
+        added = set(checked_tags(add))
+        with self._store._lock:
+            kept = self._store._find(study_id)
+            before = set(kept.record.tags)
+            after = before - set(remove) | added
+            check_tag_count(len(after))
+            if after != before:
+                kept.record = replace(kept.record, tags=tuple(sorted(after)))
+                new, gone = sorted(after - before), sorted(before - after)
+                kept.note("study.tagged", added=new, removed=gone, author=author)
+            return kept.seen()
 
 
 class DictTokens:

@@ -85,3 +85,12 @@ def test_a_folder_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x" * 5000)
     with pytest.raises(StoreUnavailableError):
         open_store(tmp_path / "file" / "store.db")
+
+
+def test_several_servers_may_be_named_so_that_one_may_take_the_place_of_another() -> None:
+    pytest.importorskip("psycopg")
+    options = "host=db1,db2&port=5432,5433&target_session_attrs=read-write"
+    location = find_location(f"postgresql://autotune@/autotune?{options}")
+    arguments = location.url.get_dialect()().create_connect_args(location.url)[1]
+    assert (arguments["host"], arguments["port"]) == ("db1,db2", "5432,5433")
+    assert arguments["target_session_attrs"] == "read-write"

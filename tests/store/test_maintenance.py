@@ -17,6 +17,7 @@ from autotune.spec import Failure, FailureKind, ParallelConfig, StudyStatus, Tri
 from autotune.store import MemoryStore, SqlStore, maintenance, open_store
 from autotune.store.laws import broken_laws
 from autotune.testing.stores import a_study, failed, measured, pending, reported, run_trial, running_study
+from tests.store.forging import forge
 
 
 @pytest.fixture
@@ -94,14 +95,13 @@ FORGERIES = {
     "DELETE FROM records": "represented",
     "UPDATE specs SET \"values\" = '{}'": "cannot be read",
     "UPDATE trials SET status = 'RUNNING' WHERE number = 3": "are open",
-    "INSERT INTO events SELECT study, 99, at_us, kind, data FROM events WHERE kind = 'trial.ended' LIMIT 1": "99",
+    "INSERT INTO events SELECT study, 99, at_us, kind, data, checksum FROM events WHERE kind = 'trial.ended' LIMIT 1": "99",
 }
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_what_breaks_a_law_is_found(store: SqlStore, forgery: str) -> None:
-    with store.database.write() as connection:
-        connection.execute(text(forgery))
+    forge(store, forgery)
     assert FORGERIES[forgery] in "\n".join(maintenance.check(store))
 
 
@@ -188,8 +188,7 @@ def test_vacuum_gives_space_back(store: SqlStore, tmp_path: Path) -> None:
         store.start_attempt(lease, number, 1)
         steps: list[StepsReported] = [reported((lease.study, number, 1), 0, [0.1] * 500)]
         store.add_steps(lease, steps)
-    with store.database.write() as connection:
-        connection.execute(text("UPDATE attempts SET steps = x''"))
+    forge(store, "UPDATE attempts SET steps = x''")
     maintenance.vacuum(store)
     with store.database.read() as connection:
         assert connection.execute(text("PRAGMA freelist_count")).scalar() == 0

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import text
 
 from autotune.errors import StoreCorruptError, StoreVersionError
-from autotune.spec import ParallelConfig, TrialStatus
+from autotune.spec import ParallelConfig, TrialStatus, Wanted
 from autotune.store import SqlStore, maintenance, open_store
 from autotune.store.rows import config_key
 from autotune.store.schema import HEAD
@@ -26,6 +27,17 @@ VERSION_1 = DATA / "version-1.sql"
 """What the first version wrote: a study with five trials, and one that waits."""
 VERSION_2 = DATA / "version-2.sql"
 """What the second version wrote: a study with five trials, a simulated one with three, and one that waits."""
+
+
+def test_only_its_user_can_read_a_new_store(own_house: Path, tmp_path: Path) -> None:
+    with closing(open_store()) as store:
+        store.tokens.create("ann", "read")
+        modes = {path.name: path.stat().st_mode & 0o777 for path in own_house.iterdir()}
+        assert modes["autotune.db"] == 0o600
+        assert set(modes.values()) == {0o600}  # -wal and -shm too
+        assert own_house.stat().st_mode & 0o777 == 0o700
+        maintenance.backup(store, tmp_path / "copy.db")
+    assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
 
 
 def difference(store: SqlStore) -> list[object]:
@@ -125,6 +137,17 @@ def test_a_version_2_file_keeps_its_best_trials_and_knows_what_was_simulated(tmp
         store.close()
 
 
+def test_an_upgrade_reads_from_the_status_what_people_wanted(tmp_path: Path) -> None:
+    path = old_file(tmp_path / "old.db", VERSION_2)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE studies SET status = 'PAUSED', message = 'paused on request' WHERE name = 'waiting'")
+        connection.execute("UPDATE studies SET status = 'STOPPING', ended_us = NULL WHERE name = 'real'")
+        connection.commit()
+    with closing(open_store(path)) as store:
+        found = {record.study.name: record.wanted for record in store.studies()}
+    assert found == {"waiting": Wanted.PAUSE, "real": Wanted.STOP, "played": Wanted.RUN}
+
+
 def test_an_upgrade_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = old_file(tmp_path / "old.db")
     with closing(sqlite3.connect(path)) as connection:
@@ -146,6 +169,16 @@ def test_a_newer_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreVersionError, match=f"9999.*{HEAD}.*upgrade autotune"):
         open_store(path)
     assert not list(tmp_path.glob("*.backup"))
+
+
+def test_a_process_of_an_older_release_writes_no_more_once_the_store_was_upgraded(address: str) -> None:
+    with closing(open_store(address)) as older:
+        study = older.submit(a_study(), {}).id
+        with older.database.engine.begin() as newer:
+            newer.execute(text("UPDATE autotune_version SET version_num = '9999'"))
+        with pytest.raises(StoreVersionError, match="was upgraded to version 9999"):
+            older.submit(a_study(), {})
+        assert [record.id for record in older.studies()] == [study]
 
 
 def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:

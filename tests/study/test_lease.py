@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import ConflictError, StoreUnavailableError
-from autotune.ports import Store
+from autotune.ports import EndTrial, KeepTrial, Store
 from autotune.spec import StudyStatus, Trial, TrialStatus
 from autotune.store import MemoryStore
 from autotune.study.lease import StudyLease
@@ -50,8 +50,9 @@ def study_id(store: Store) -> str:
 def test_a_write_waits_for_the_database_and_says_so_once(store: Store, study_id: str) -> None:
     away, heard = Away(store), []
     with StudyLease.claim(away, study_id, lease_s=LONG_S, on_trouble=heard.append) as lease:
+        lease.decide({}, [])  # from here on it knows the number of the next one
         away.calls_away = 3
-        lease.add_trial(Trial(config=CONFIGS[0]))
+        lease.decide({}, [KeepTrial(trial=Trial(config=CONFIGS[0]))])
     assert len(heard) == 1
     assert len(store.trials(study_id)) == 1
 
@@ -59,9 +60,10 @@ def test_a_write_waits_for_the_database_and_says_so_once(store: Store, study_id:
 def test_patience_ends(store: Store, study_id: str) -> None:
     away = Away(store)
     with StudyLease.claim(away, study_id, lease_s=LONG_S, patience_s=0.2) as lease:
+        lease.decide({}, [])
         away.calls_away = 10**6
         with pytest.raises(StoreUnavailableError):
-            lease.add_trial(Trial(config=CONFIGS[0]))
+            lease.decide({}, [KeepTrial(trial=Trial(config=CONFIGS[0]))])
         away.calls_away = 0
 
 
@@ -102,7 +104,7 @@ def test_a_lease_that_was_taken_over_is_noticed(store: Store, study_id: str) -> 
         with pytest.raises(ConflictError, match="taken over"):
             lease.come_round()
         with pytest.raises(ConflictError):
-            lease.add_trial(Trial(config=CONFIGS[0]))
+            lease.decide({}, [KeepTrial(trial=Trial(config=CONFIGS[0]))])
         with pytest.raises(ConflictError):
             lease.move(StudyStatus.RUNNING)
     assert store.trials(study_id) == []
@@ -124,23 +126,21 @@ def test_a_loop_that_never_comes_round_is_not_kept_alive(store: Store, study_id:
 
 def test_trials_come_in_the_order_in_which_they_ended(store: Store, study_id: str) -> None:
     with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        for number in range(4):
-            lease.add_trial(Trial(config=CONFIGS[number], number=number))
+        lease.decide({}, [KeepTrial(trial=Trial(config=CONFIGS[number], number=number)) for number in range(4)])
         for number in (0, 1, 2):
-            lease.start_attempt(number, 1)
+            store.start_attempt(lease._lease, number, 1)
         for number in (2, 0):
-            lease.end_trial(
-                Trial(
-                    config=CONFIGS[number],
-                    number=number,
-                    status=TrialStatus.COMPLETED,
-                    measurement=measured(CONFIGS[number]),
-                )
+            ended = Trial(
+                config=CONFIGS[number],
+                number=number,
+                status=TrialStatus.COMPLETED,
+                measurement=measured(CONFIGS[number]),
             )
+            lease.decide({}, [EndTrial(trial=ended)])
         assert [t.number for t in lease.told_in_order()] == [2, 0, 1, 3]
 
 
 def test_moving_a_study_that_ended_leaves_it(store: Store, study_id: str) -> None:
     with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
-        store.set_status(study_id, StudyStatus.CANCELLED, expect=[StudyStatus.QUEUED])
+        store.set_status(study_id, StudyStatus.CANCELLED, expect=[StudyStatus.QUEUED], lease=lease._lease)
         assert lease.move(StudyStatus.RUNNING).status is StudyStatus.CANCELLED

@@ -7,10 +7,11 @@ import pytest
 
 from autotune.errors import ConflictError, RunnerError, StoreUnavailableError
 from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, Store, TrialRequest
+from autotune.results.answers import result_of
 from autotune.search.grid import GridSearcher
 from autotune.search.searcher import Problem
 from autotune.space import SearchSpace
-from autotune.spec import StudyStatus, TrialStatus
+from autotune.spec import StudyStatus, TrialPurpose, TrialStatus, Wanted
 from autotune.store import MemoryStore
 from autotune.study.controller import Controller
 from autotune.study.lease import StudyLease
@@ -18,12 +19,14 @@ from autotune.study.loop import CHECKPOINT_S, Loop
 from autotune.study.progress import (
     BestChanged,
     LoopEvent,
+    Notice,
     PhaseEntered,
     StudyRested,
     TrialAsked,
     TrialEnded,
     TrialStepped,
 )
+from tests.benchmarks.drift import prediction
 from tests.study.controller.world import BASELINE, CAPACITY, CONFIGS, measured, study
 
 LONG_S = 60.0
@@ -35,8 +38,8 @@ class InstantRunner:
     trainers: Sequence[str] = ("native",)
     capacity = CAPACITY
 
-    def __init__(self, trouble: Any = lambda request: None) -> None:
-        self.trouble = trouble
+    def __init__(self, trouble: Any = lambda request: None, slowness: Any = lambda number: 1.0) -> None:
+        self.trouble, self.slowness = trouble, slowness
         self.events: list[RunnerEvent] = []
         self.started: list[TrialRequest] = []
 
@@ -46,7 +49,7 @@ class InstantRunner:
         steps = StepsReported(
             id=request.id, first_step=0, step_times_s=(0.1,) * 5, losses=(1.0,) * 5, grad_norms=(1.0,) * 5
         )
-        speed = 0.05 if request.config == CONFIGS[3] else 0.1
+        speed = (0.05 if request.config == CONFIGS[3] else 0.1) * self.slowness(request.number)
         end = AttemptEnded(id=request.id, measurement=measured(request.config, speed))
         self.events += [AttemptStarted(id=request.id), steps, end]
 
@@ -68,7 +71,9 @@ def store() -> Iterator[Store]:
     memory.close()
 
 
-def loop_on(store: Any, lease: StudyLease, runner: InstantRunner, **options: Any) -> Loop:
+def loop_on(
+    store: Any, lease: StudyLease, runner: InstantRunner, *, predict: Any = lambda _: None, **options: Any
+) -> Loop:
     asked = study(max_trials=5)
     space = SearchSpace.of(asked.workload, CONFIGS)
     controller = Controller(
@@ -77,6 +82,7 @@ def loop_on(store: Any, lease: StudyLease, runner: InstantRunner, **options: Any
         searcher=GridSearcher(Problem(space=space)),
         capacity=runner.capacity,
         baseline=BASELINE,
+        predict=predict,
         past=lease.told_in_order(),
         gpu_s=lease.record().result.get("gpu_s"),
         stop_reason=str(lease.record().result.get("stop_reason", "")),
@@ -105,6 +111,25 @@ def test_everything_is_kept_and_told(store: Store) -> None:
     assert kinds.count(BestChanged) == 2
     assert kinds[-1] is StudyRested
     assert record.result["stop_reason"] == "the budget of 5 trials is spent"
+
+
+def test_a_changed_machine_is_told_kept_and_shown(store: Store) -> None:
+    study_id, heard = begun(store), list[LoopEvent]()
+    runner = InstantRunner(slowness=lambda number: 4.0 if number >= 2 else 1.0)
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
+        loop_on(store, lease, runner, predict=lambda _: prediction(0.1, 0.1), on_event=heard.append).run()
+    (kept,) = [e for e in store.events(study_id, after=0, limit=1000) if e.kind == "machine.changed"]
+    (told,) = [e.message for e in heard if isinstance(e, Notice)]
+    assert kept.data["message"] == told
+    assert told.startswith("The machine became 4 times slower between ")
+    assert "UTC (default config: 2,560 -> 640 tokens/s)." in told
+    result = result_of(store, study_id)
+    assert told.startswith(result.notes[0])
+    assert result.speedup == pytest.approx(2.0)
+    searched = {t.config: t for t in result.shown if t.purpose is TrialPurpose.SEARCH and t.measurement}
+    speeds = {c: t.measurement.tokens_per_s for c, t in searched.items() if t.measurement}
+    assert speeds[CONFIGS[3]] == pytest.approx(2 * speeds[CONFIGS[0]]) == pytest.approx(2 * speeds[CONFIGS[1]])
 
 
 def test_a_trial_is_kept_before_it_is_run(store: Store) -> None:
@@ -156,22 +181,24 @@ def test_the_rank_seconds_that_were_spent_are_kept_beside_what_else_is_known(sto
     assert record.result["gpu_s"] == loop.controller.spent.gpu_s > 0
     assert {"phase", "stop_reason", "finals"} <= set(record.result)
     with StudyLease.claim(store, begun(store), lease_s=LONG_S) as lease:
-        store.set_status(lease.study_id, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], result={"gpu_s": 7.5})
+        lease.move(StudyStatus.RUNNING, result={"gpu_s": 7.5})
         assert loop_on(store, lease, InstantRunner()).controller.spent.gpu_s == 7.5
 
 
-@pytest.mark.parametrize("asked", [StudyStatus.RUNNING, StudyStatus.PAUSED])
-def test_a_service_that_ends_leaves_the_study_as_people_want_it(store: Store, asked: StudyStatus) -> None:
+@pytest.mark.parametrize(("wanted", "status"), [(Wanted.RUN, StudyStatus.RUNNING), (Wanted.PAUSE, StudyStatus.PAUSED)])
+def test_a_service_that_ends_leaves_the_study_as_people_want_it(
+    store: Store, wanted: Wanted, status: StudyStatus
+) -> None:
     with StudyLease.claim(store, begun(store), lease_s=LONG_S) as lease:
         lease.move(StudyStatus.RUNNING)
 
         def interrupted() -> bool:
-            store.set_status(lease.study_id, asked, expect=[StudyStatus.RUNNING, asked])
+            store.want(lease.study_id, wanted)
             return True
 
         record = loop_on(store, lease, InstantRunner(), interrupted=interrupted, leave=True).run()
-        assert record.status is asked
-        assert not [e for e in store.events(lease.study_id) if e.kind == "study.paused" and asked != "PAUSED"]
+        assert record.status is status
+        assert not [e for e in store.events(lease.study_id) if e.kind == "study.paused" and wanted is Wanted.RUN]
 
 
 def test_a_controller_whose_lease_was_taken_over_stops_and_changes_nothing(store: Store) -> None:
@@ -194,7 +221,7 @@ def test_a_study_cancelled_under_the_loop_ends_it_quietly(store: Store) -> None:
 
     def cancel(request: TrialRequest) -> None:
         if request.number == 2:
-            store.set_status(study_id, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING])
+            store.set_status(study_id, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING], lease=lease._lease)
 
     with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
         lease.move(StudyStatus.RUNNING)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autotune import api
@@ -14,6 +15,7 @@ from autotune.errors import AutotuneError, CatalogError, MissingExtraError, Runn
 from autotune.ports import Store
 from autotune.spec import StudyStatus
 from autotune.store import MemoryStore
+from autotune_workers.runners.machine_limits import is_torch_for_gpus
 from tests.small_studies import spec
 
 ON_CPU = {
@@ -61,6 +63,11 @@ def command(*argv: str, **options: Any) -> dict[str, Any]:
         ({"runner": {"kind": "ray", "num_gpus": 1}}, RunnerError, "needs 2 ranks"),
         ({"runner": "local", "trainer": command("no-such-program")}, RunnerError, "no such program here"),
         ({"runner": "local", "trainer": command("no/train.py")}, RunnerError, "no such program here"),
+        (
+            {"runner": "ray", "model": "nano-llama", "trainer": {"kind": "nanotron"}},
+            RunnerError,
+            r"trainer\.entrypoint: .* entrypoint is not set",
+        ),
     ],
 )
 def test_what_this_machine_cannot_run_is_refused_before_anything_is_stored(
@@ -85,9 +92,38 @@ def test_a_study_of_gpus_trains_on_the_cpu_only_where_that_was_asked_for(runner:
 def test_visible_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     assert "needs 8 ranks, but the runner 'local' has 4" in api.cannot_run_here(api.load_study(spec(runner="local")))
-    fewer = spec(runner="local", space={"world_sizes": [2, 8], "tp": [1, 2]})
+    fewer = spec(
+        runner="local", space={"world_sizes": [2, 8], "tp": [1, 2]}, trainer=command(sys.executable, "--size={tp}{dp}")
+    )
     assert api.cannot_run_here(api.load_study(fewer)) == ""
     assert "needs 8 ranks, but the runner 'ray' has 4" in api.cannot_run_here(api.load_study(spec(runner="ray")))
+
+
+@pytest.mark.parametrize("runner", ["local", "ray"])
+def test_gpus_that_are_announced_and_cannot_be_used_are_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, runner: str
+) -> None:
+    if is_torch_for_gpus():
+        pytest.skip("torch is built for GPUs here")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    fewer = api.load_study(spec(runner=runner, space={"world_sizes": [2], "tp": [1, 2]}))
+    refusal = api.cannot_run_here(fewer)
+    assert "CUDA_VISIBLE_DEVICES=0,1" in refusal
+    assert "train on the CPU" in refusal
+
+
+@pytest.mark.parametrize("runner", ["local", "ray"])
+def test_data_that_no_config_can_train_on_are_refused_at_the_start(tmp_path: Path, runner: str) -> None:
+    tokens = tmp_path / "tokens.bin"
+    np.full(10_000, 60_000, dtype="<u2").tofile(tokens)
+    refusal = api.cannot_run_here(api.load_study(on_cpu(runner=runner, data=str(tokens))))
+    assert "token ids must be under vocab_size" in refusal
+    assert "60000" in refusal
+    assert "cannot be read" in api.cannot_run_here(api.load_study(on_cpu(runner=runner, data=str(tmp_path / "no.bin"))))
+    (tmp_path / "odd.bin").write_bytes(b"\1" * 9_999)
+    refusal = api.cannot_run_here(api.load_study(on_cpu(runner=runner, data=str(tmp_path / "odd.bin"))))
+    assert "one 2-byte id per token" in refusal
+    assert "9999 bytes" in refusal
 
 
 def test_a_named_ray_cluster_is_judged_once_it_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,18 @@ def test_a_python_program_is_the_named_environments_or_none(tmp_path: Path) -> N
     assert found("torchrun") == own
 
 
+def test_a_program_that_pip_starts_through_a_shell_is_of_another_python_too(tmp_path: Path) -> None:
+    """pip and uv write so where the interpreter's path is long or has a space."""
+    folder = tmp_path / "other env" / "bin"
+    folder.mkdir(parents=True)
+    python = script(folder / "python", "#!/bin/sh")
+    started = script(folder / "torchrun", f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\nimport sys")
+    own = script(folder / "accelerate", f"#!/bin/bash\n# ours\nexec '{python}' -m accelerate.commands.launch \"$@\"")
+    assert python_of(started, {}) == python_of(own, {}) == python
+    assert find_executable(Launch(argv=("torchrun",), env={"PATH": str(folder)}, python="/nowhere/env")) == ""
+    assert python_of(script(tmp_path / "quoted", "#!/bin/sh\nexec 'an open quote"), {}) == ""
+
+
 def test_a_path_is_relative_to_the_folder_of_the_launch(tmp_path: Path) -> None:
     script(tmp_path / "train.sh", "#!/bin/sh")
     assert find_executable(Launch(argv=("./train.sh",), cwd=str(tmp_path))) == str(tmp_path / "train.sh")

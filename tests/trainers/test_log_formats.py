@@ -31,7 +31,19 @@ from autotune.trainers.log_formats import ProgressBars, pattern_reader, stock_re
         ("{'eval_loss': 2.0, 'eval_runtime': 1.0}", None),
         ("  3%|▎         | 3/100 [00:01<00:40,  2.41it/s]", StepMetrics(step=3, ends_step=True)),
         ("  0%|          | 0/100 [00:00<?, ?it/s]", StepMetrics(step=0, ends_step=True)),
-        ("Epoch 0:  12%|█▏  | 12/100 [00:24<02:56,  2.00s/it, loss=2.3]", StepMetrics(step=12, ends_step=True)),
+        (
+            " 14%|█▍        | 1/7 [00:00<00:00, 16.99it/s, loss=5.6867]",
+            StepMetrics(step=1, loss=5.6867, ends_step=True),
+        ),
+        (
+            "Steps:  3%|▎ | 3/100 [00:01<00:40,  2.41it/s, lr=0.001, step_loss=0.482]",
+            StepMetrics(step=3, loss=0.482, ends_step=True),
+        ),
+        ("  3%|▎         | 3/100 [00:01<00:40,  2.41it/s, val_loss=2.5]", StepMetrics(step=3, ends_step=True)),
+        (
+            "Epoch 0:  12%|█▏  | 12/100 [00:24<02:56,  2.00s/it, loss=2.3]",
+            StepMetrics(step=12, loss=2.3, ends_step=True),
+        ),
         ("Loading checkpoint shards: 100%|██████████| 4/4 [00:01<00:00,  3.2it/s]", None),
         ("Map:  10%|█    | 1000/10000 [00:01<00:09, 999.2 examples/s]", None),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ import pytest
 
 from autotune.errors import ExportError
 from autotune.spec import ParallelConfig
+from autotune.testing.knobs import varied_configs
 from autotune.testing.trainers import EXPERTS, GPT, MODEL, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer
 from tests.trainers.released_names import released_names
@@ -168,11 +170,13 @@ class TestMegatron(TrainerContract):
 
 def test_every_flag_is_one_that_the_release_knows() -> None:
     known = frozenset().union(*released_names("megatron-core-0.16.1").values())
-    renamed = {"fp8-format", "num-experts", "ckpt-format", "lr-decay-style"}  # flags of other names than their fields
+    # flags of other names than their fields, and those of the configurations of data parallelism and of random numbers
+    renamed = {"fp8-format", "fp4-format", "num-experts", "ckpt-format", "lr-decay-style", "te-rng-tracker"}
+    renamed |= {"num-distributed-optimizer-instances", "ddp-bucket-size"}
     seen = set()
     for model in (MODEL, GPT, EXPERTS):
         workload = replace(WORKLOAD, model=model)
-        for config in configs():
+        for config in itertools.chain(configs(), varied_configs(workload)):
             if not trainer("megatron").limits(workload, config):
                 argv = trainer("megatron").launch(workload, config).argv
                 seen |= {word[2:] for word in argv[argv.index("pretrain_gpt.py") :] if word.startswith("--")}

@@ -92,6 +92,41 @@ def test_what_programs_print_is_read_by_the_patterns_that_are_proposed(log: str,
     assert read.peak_memory_bytes == (last.peak_memory_bytes and pytest.approx(last.peak_memory_bytes))
 
 
+@pytest.mark.parametrize(
+    ("said", "metric"),
+    [
+        ("ms/step: 38.{n}", "step_time_ms"),
+        ("sec/step=0.38{n}", "step_time_s"),
+        ("it/s: 2.{n}", "steps_per_s"),
+        ("tokens/sec=10{n}0", "tokens_per_s"),
+        ("samples/sec: 1{n}.5", "samples_per_s"),
+    ],
+)
+def test_a_unit_that_names_the_number_behind_it_does_not_measure_the_loss_before_it(said: str, metric: str) -> None:
+    lines = [f"step {n} loss 2.{90 - n} {said.format(n=n)}" for n in range(1, 6)]
+    found = propose_patterns(lines)
+    assert set(found) == {"step", metric, "loss"}
+    read = pattern_reader(found)(lines[0])
+    assert read is not None
+    assert getattr(read, metric.replace("_ms", "_s")) == pytest.approx(
+        {
+            "step_time_ms": 0.0381,
+            "step_time_s": 0.381,
+            "steps_per_s": 2.1,
+            "tokens_per_s": 1010.0,
+            "samples_per_s": 11.5,
+        }[metric]
+    )
+
+
+def test_a_loss_that_stands_before_a_bare_unit_is_no_rate() -> None:
+    lines = [f"step {n} loss 2.{90 - n} it/s 1.{n}" for n in range(1, 6)]
+    assert (
+        "2.8"
+        not in str(pattern_reader(propose_patterns(lines))(lines[0])).partition("steps_per_s")[2].partition(",")[0]
+    )
+
+
 def test_the_patterns_are_such_as_a_person_would_write() -> None:
     assert propose_patterns(PLAIN.splitlines()) == {
         "step": r"\bstep ([0-9]+)",

@@ -204,3 +204,16 @@ def test_a_folder_or_template_that_is_not_there_or_not_valid_is_named(
     with pytest.raises(SpecError, match=law) as caught:
         parse_study(read_spec(spec_of(tmp_path, **options)))
     assert caught.value.field == field
+
+
+def test_a_command_that_names_a_file_beside_its_spec_runs_there_wherever_it_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    spec = tmp_path / "spec.yaml"
+    monkeypatch.chdir("/")
+    for argv, cwd in (["torchrun", "train.py"], str(tmp_path)), (["torchrun", "-m", "mine.train"], None):
+        spec.write_text(json.dumps({"trainer": {"kind": "command", "argv": argv}}))
+        assert read_spec(spec)["trainer"].get("cwd") == cwd
+    spec.write_text(json.dumps({"trainer": {"kind": "command", "argv": ["python", "train.py"], "cwd": "{files}"}}))
+    assert read_spec(spec)["trainer"]["cwd"] == "{files}"

@@ -59,6 +59,12 @@ class TestTorchtitan(TrainerContract):
     settings_of_a_knob: ClassVar[dict[str, Any]] = {"parallelism": {"tensor_parallel_degree": 2}}
     options: ClassVar[dict[str, Any]] = OPTIONS
 
+    def test_mxfp8_converts_the_layers_and_leaves_the_output_projection(self) -> None:
+        launch = self.launched(dp=8, zero_stage=2, precision="mxfp8", compile=True)
+        given = values_of(launch, "MXFP8LinearConverter.Config")
+        assert given == {"fqns": ["layers."], "model_compile_enabled": True}
+        assert given.keys() <= released_names("torchtitan-0.3.0")["MXFP8LinearConverter.Config"]
+
     def test_a_pipeline_takes_the_whole_batch_as_local_and_no_cuda_graphs(self) -> None:
         launch = self.launched(tp=2, pp=2, dp=2, micro_batch_size=2, zero_stage=3, sequence_parallel=True)
         training, parallelism = values_of(launch, "TrainingConfig"), values_of(launch, "ParallelismConfig")
@@ -78,7 +84,7 @@ class TestTorchtitan(TrainerContract):
                 if name != "llama":
                     assert keywords <= known[name], f"{name} of torchtitan 0.3.0 has no {keywords - known[name]}"
                     seen.add(name)
-        assert seen == known.keys() - {"RoPE.Config"}
+        assert seen == known.keys() - {"RoPE.Config", "MXFP8LinearConverter.Config"}
 
     @pytest.mark.parametrize("model", [TIED, WIDE_HEADS], ids=["tied", "wide heads"])
     def test_what_only_the_newer_release_knows_is_refused_for_the_older_one(self, model: ModelSpec) -> None:
@@ -202,7 +208,8 @@ class TestTorchtitan02(TrainerContract):
                 continue
             launch = launched(config, version="0.2", dataset_path="/data")
             document = job(launch)
-            document |= {"quantize.linear.float8": document.pop("quantize", {}).get("linear", {}).get("float8", {})}
+            quantized = document.pop("quantize", {}).get("linear", {})
+            document |= {f"quantize.linear.{name}": given for name, given in quantized.items()}
             for section, settings in document.items():
                 assert settings.keys() <= known[section]
             for name, keywords in calls_of(launch.files["autotune_model.py"]):
@@ -235,6 +242,14 @@ class TestTorchtitan02(TrainerContract):
         document = job(self.launched(dp=8, zero_stage=2, precision="fp8"))
         assert document["model"]["converters"] == ["quantize.linear.float8"]
         assert document["quantize"]["linear"]["float8"]["recipe_name"] == "tensorwise"
+
+    def test_mxfp8_converts_them_by_another_section_and_not_under_compiled_tensor_parallelism(self) -> None:
+        document = job(self.launched(dp=8, zero_stage=2, precision="mxfp8"))
+        assert document["model"]["converters"] == ["quantize.linear.mx"]
+        assert document["quantize"]["linear"]["mx"]["recipe_name"] == "mxfp8_cublas"
+        cut = ParallelConfig(tp=2, dp=4, zero_stage=2, precision="mxfp8", sequence_parallel=True, compile=True)
+        refused = [limit.knob for limit in trainer("torchtitan").limits(WORKLOAD, cut, JOB)]
+        assert refused == ["compile"]
 
     @pytest.mark.parametrize(("stages", "layers"), [(2, None), (4, 2), (8, 1)])
     def test_virtual_stages_cut_the_layers(self, stages: int, layers: int | None) -> None:

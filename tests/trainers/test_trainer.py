@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from autotune.errors import SpecError
-from autotune.spec import ParallelConfig
+from autotune.spec import ParallelConfig, Peft
 from autotune.testing.trainers import WORKLOAD
 from autotune.trainers import Option, StepMetrics, trainer, trainer_names
 from autotune.trainers.effective import effective
@@ -81,6 +82,14 @@ def test_nearest_values_are_applied_until_no_limit_is_left() -> None:
     launch = trainer("megatron").launch(WORKLOAD, config, {"nearest": "true"})
     assert "--use-distributed-optimizer" in launch.argv
     assert sum(note.startswith("changed to") for note in launch.notes) == 3
+
+
+@pytest.mark.parametrize("name", [name for name in trainer_names() if "lora" not in trainer(name).peft_methods])
+def test_a_trainer_without_adapters_says_why(name: str) -> None:
+    limits = trainer(name).limits(replace(WORKLOAD, peft=Peft()), ParallelConfig(dp=8, accumulation_steps=8))
+    said = next(limit.message for limit in limits if limit.knob == "workload.peft")
+    assert trainer(name).no_adapters in said
+    assert "native for lora" in said
 
 
 def test_lines_are_cut_and_without_colours() -> None:

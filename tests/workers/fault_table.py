@@ -46,7 +46,8 @@ def _big_model(number: int) -> TrialRequest:
     return replace(asked, workload=replace(asked.workload, model=model, cluster=cluster))
 
 
-def _small_memory(number: int) -> TrialRequest:
+def with_small_memory(number: int) -> TrialRequest:
+    """Whose ranks may hold 512 MiB."""
     asked = request(number)
     cluster = replace(asked.workload.cluster, gpu=replace(CPU, memory_bytes=512.0 * (1 << 20)))
     return replace(asked, workload=replace(asked.workload, cluster=cluster))
@@ -70,7 +71,7 @@ ROWS: dict[str, Row] = {
         faults=(), kind=FailureKind.OUT_OF_MEMORY, rank=None, says="memory", asks=_big_model, knows_step=False
     ),
     "memory exhausted in a step": Row(
-        faults=(_fault(1, "exhaust", step=2),), kind=FailureKind.OUT_OF_MEMORY, says="memory", asks=_small_memory
+        faults=(_fault(1, "exhaust", step=2),), kind=FailureKind.OUT_OF_MEMORY, says="memory", asks=with_small_memory
     ),
     "exploding loss": Row(
         faults=(), kind=FailureKind.DIVERGED, rank=None, says="the loss must stay under", asks=_rate(30.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -15,11 +16,13 @@ pytestmark = pytest.mark.alone
 
 
 @pytest.mark.flaky(reruns=2)
-def test_figures_are_plausible_and_the_cost_model_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_figures_are_plausible_and_the_cost_model_takes_them(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(calibrate, "MAX_RANKS", 2)
+    name = "QUICK" if quick else "FULL"
+    monkeypatch.setattr(calibrate, name, replace(getattr(calibrate, name), ranks=(2,)))
     told: list[float] = []
-    figures = calibrate_local(lambda what, fraction: told.append(fraction))
+    figures = calibrate_local(lambda what, fraction: told.append(fraction), quick=quick)
     assert told == sorted(told)
     assert told[-1] == 1.0
     assert all(1e7 < row["flops_per_s"] < 1e13 for row in figures["matmul"])

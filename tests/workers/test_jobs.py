@@ -111,6 +111,7 @@ def test_slurm_starts_two_nodes_that_train_together(tmp_path: Path, environment:
     assert '"num_ranks": 2' in done.stdout
 
 
+@pytest.mark.slow
 def test_slurm_ends_all_nodes_when_one_fails(tmp_path: Path, environment: dict[str, str]) -> None:
     code = "import sys, time; sys.exit(7) if sys.argv[1] == '1' else time.sleep(600)"
     write("slurm", Launch(argv=(sys.executable, "-c", code, NODE_RANK)), tmp_path / "job")
@@ -177,6 +178,7 @@ def answers(host: str, port: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_ray_job_starts_two_nodes_that_train_together(
     tmp_path: Path, environment: dict[str, str], cluster: str
 ) -> None:
@@ -186,6 +188,7 @@ def test_a_ray_job_starts_two_nodes_that_train_together(
     assert set(steps_of(done.stdout + done.stderr)) >= {0, 1, 2, 3, 4}
 
 
+@pytest.mark.slow
 def test_a_ray_job_ends_all_nodes_when_one_fails(tmp_path: Path, environment: dict[str, str], cluster: str) -> None:
     pid = tmp_path / "pid"
     code = (

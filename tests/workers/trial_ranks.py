@@ -14,13 +14,15 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from autotune.ports import TrialRequest
-from autotune.spec import ClusterSpec, GpuSpec, MeasureSpec, ModelSpec, ParallelConfig, Workload
+from autotune.spec import ClusterSpec, GpuSpec, MeasureSpec, ModelCode, ModelSpec, ParallelConfig, Peft, Workload
+from autotune.spec.hugging_face_plans import PIPELINE_SPLITS, TENSOR_PLANS
 
 SIZE: dict[str, Any] = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4}
 MODELS = {
@@ -38,6 +40,69 @@ MODELS = {
         **SIZE,
     ),
 }
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 4} | {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 256,
+    "initializer_range": 0.05,
+}
+HERE = str(Path(__file__).parents[2])
+
+
+def own(name: str, module: str, *, file: str = "own_models", **args: Any) -> ModelSpec:
+    """A model that a function of a file of `tests.workers` builds."""
+    return _with_code(name, ModelCode(module=f"tests.workers.{file}:{module}", args=json.dumps(args), folder=HERE))
+
+
+def transformers_class(name: str, config: Mapping[str, Any]) -> ModelSpec:
+    """transformers' own class of that config."""
+    return replace(_with_code(name, ModelCode()), source=json.dumps({**LLAMA, **config}))
+
+
+def _with_code(name: str, code: ModelCode) -> ModelSpec:
+    """As inspection would describe it, with all plans: what a model does not bring is a matter of laws, not of numerics."""
+    code = replace(code, has_tensor_plan=True, has_pipeline_split=True, num_cuts=3)
+    return ModelSpec(name=name, vocab_size=256, num_kv_heads=2, gated_mlp=True, ffn_hidden_size=48, code=code, **SIZE)
+
+
+MODELS |= {
+    "hf": transformers_class("hf", {}),
+    "hf_tied": transformers_class("hf_tied", {"tie_word_embeddings": True}),
+    "plain": own("plain", "language_model"),
+    "plain_tied": own("plain_tied", "language_model", tied=True),
+    "split_by_function": own("split_by_function", "split_by_function"),
+    "recommender": own("recommender", "recommender"),
+    "convolutional": own("convolutional", "convolutional"),
+    **{name: own(name, name, file="own_architectures") for name in ("encoder_decoder", "capacity_experts", "u_net")},
+    **{name: own(name, name) for name in ("no_module", "raises", "failing_forward")},
+}
+ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1} | dict.fromkeys(
+    ("n_routed_experts", "num_local_experts", "num_experts"), 4
+)
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "head_dim": 4,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    **{family: {} for family in sorted(TENSOR_PLANS | PIPELINE_SPLITS)},
+    **dict.fromkeys(("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe"), ROUTED),
+    **{family: {**ROUTED, **LATENT} for family in ("deepseek_v2", "deepseek_v3")},
+    "granite": {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 3.0},
+    "ministral": {"head_dim": 8},
+    "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},
+}
+"""figures of small models of every family whose class brings a plan, beside the sizes"""
+MODELS |= {
+    f"hf_{family}": transformers_class(
+        f"hf_{family}", {"architectures": None, "model_type": family, "pad_token_id": 0, **figures}
+    )
+    for family, figures in FAMILIES.items()
+}
 CPU = ClusterSpec(
     name="cpu-1x8",
     gpu=GpuSpec(name="cpu", memory_bytes=4e9, peak_flops_per_s={"fp32": 1e11, "bf16": 1e11}, memory_bytes_per_s=1e10),
@@ -46,14 +111,21 @@ CPU = ClusterSpec(
 STEPS = 2
 
 
-def request(model: str, config: str, *, steps: int = STEPS, **changes: Any) -> TrialRequest:
-    """A short trial with a learning rate at which a wrong gradient shows in the next loss."""
+def request(
+    model: str, config: str, *, steps: int = STEPS, workload: Mapping[str, Any] | None = None, **changes: Any
+) -> TrialRequest:
+    """A short trial with a learning rate at which a wrong gradient shows in the next loss. `workload`: further fields of it, as plain values."""
     point = ParallelConfig.parse(config)
+    more = dict(workload or {})
+    if more.get("peft"):
+        more["peft"] = Peft(**more["peft"])
     plain = TrialRequest(
         study="test",
         number=0,
         attempt=1,
-        workload=Workload(model=MODELS[model], cluster=CPU, seq_len=32, global_batch_size=point.global_batch_size),
+        workload=Workload(
+            model=MODELS[model], cluster=CPU, seq_len=32, global_batch_size=point.global_batch_size, **more
+        ),
         config=point,
         measure=MeasureSpec(warmup_steps=0, min_steps=steps, max_steps=steps, precision=0.0),
         trainer_options={"learning_rate": 1e-2},
@@ -68,6 +140,13 @@ def run_jobs(
     for size in jobs:
         (directory / str(size)).mkdir(parents=True, exist_ok=True)
     (directory / "jobs.json").write_text(json.dumps(jobs))
+    run_module("tests.workers.trial_ranks", directory, deadline_s=deadline_s)
+    paths = [directory / str(size) / "results.json" for size in jobs]
+    return [result for path in paths if path.exists() for result in json.loads(path.read_text())]
+
+
+def run_module(module: str, directory: Path, *, deadline_s: float) -> None:
+    """Runs the module on the directory in a process group of its own, which is gone afterwards; its words go to DIRECTORY/log."""
     root = Path(__file__).parents[2]
     environment = {
         **os.environ,
@@ -76,7 +155,7 @@ def run_jobs(
     }
     with (directory / "log").open("w") as log:
         parent = subprocess.Popen(
-            [sys.executable, "-m", "tests.workers.trial_ranks", str(directory)],
+            [sys.executable, "-m", module, str(directory)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -90,14 +169,15 @@ def run_jobs(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(parent.pid, signal.SIGKILL)
             parent.wait()
-    paths = [directory / str(size) / "results.json" for size in jobs]
-    return [result for path in paths if path.exists() for result in json.loads(path.read_text())]
 
 
 def _serve_all(directory: Path) -> None:
     import autotune_workers.training.run_trial  # noqa: F401 - so that the ranks need not import it again
 
-    for size in json.loads((directory / "jobs.json").read_text()):
+    jobs = json.loads((directory / "jobs.json").read_text())
+    if any(job["model"].startswith("hf") for group in jobs.values() for job in group):
+        import transformers.models.llama.modeling_llama  # noqa: F401 - likewise
+    for size in jobs:
         ranks = []
         for rank in range(int(size)):
             child = os.fork()

@@ -6,33 +6,35 @@
     collectives          list of {kind, ranks, scope, bytes, time_s}; bytes: the whole tensor (reduced, gathered or scattered)
     concurrency          list of {ranks, flops_per_s}: rate of each rank while so many compute at once (CPU ranks share cores)
 
-Each figure is the median of repeated timings, for these machines are disturbed by others. Assumes that the ranks of one node are alike.
+Each figure is the median of repeated timings, for these machines are disturbed by others. Assumes that the ranks of one node are alike. A quick
+calibration, which a study begins with where nothing was measured, takes fewer timings on fewer numbers of ranks (`QUICK`).
 """
 
 from __future__ import annotations
 
 import datetime
+import math
+import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from autotune.errors import RunnerError
-from autotune.ports import AttemptEnded, TrialRequest
+from autotune.ports import AttemptEnded, AttemptQueued, TrialRequest
 from autotune.spec import ClusterSpec, GpuSpec, LinkSpec, Measurement, MeasureSpec, ModelSpec, ParallelConfig, Workload
 from autotune_workers.process.machine import total_memory
+from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.local import LocalRunner
 from autotune_workers.training.mesh import RankContext
 from autotune_workers.training.run_trial import TrialResult
 
 PROBE = "autotune_workers.calibrate:probe"
-REPEATS = 5
-MAX_RANKS = 8
-"""more ranks of one node tell nothing new"""
 PROBE_TIMEOUT_S = 180.0
 CPU_SIZES = ((128, 128, 128), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (512, 128, 512), (1024, 256, 256))
 GPU_SIZES = (
@@ -51,24 +53,53 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 Progress = Callable[[str, float], None]
 
 
-def calibrate_local(progress: Progress | None = None) -> dict[str, Any]:
-    """Measures this machine; takes about a minute. `progress` is told what is measured, and the fraction that is done.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """What is measured, and how often."""
 
-    Raises `RunnerError` when ranks cannot be run here.
+    ranks: tuple[int, ...]
+    """numbers of ranks that are measured together; more ranks of one node tell nothing new"""
+    begin_s: float
+    """from the start of the calibration, after which no further number of ranks is begun; the first one is always measured"""
+    repeats: int
+    """timings of which the median counts; of collectives three times as many"""
+    round_s: float
+    """seconds that one timing of a short call repeats it for"""
+
+
+FULL = Effort(ranks=(2, 4, 8), begin_s=math.inf, repeats=5, round_s=0.05)
+QUICK = Effort(ranks=(2, 4), begin_s=12.0, repeats=3, round_s=0.02)
+
+
+def calibrate_local(
+    progress: Progress | None = None,
+    *,
+    quick: bool = False,
+    runner: str = "local",
+    runner_options: Mapping[str, Any] | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Measures this machine; takes about a minute, `quick` under 20 s. `progress` is told what is measured, and the fraction that is done.
+
+    `runner`, `runner_options`: of the study for which it is measured; on a Ray cluster that was joined the ranks run on its workers. `interrupted()` is
+    asked about every second. Raises `RunnerError` when ranks cannot be run here, or when it was interrupted.
     """
-    with LocalRunner(trial=PROBE) as runner:
-        on_gpu = runner.on_gpu
-        sizes = [n for n in (1, 2, 4, 8) if n <= min(runner.capacity, MAX_RANKS)]
-        alone = _run(runner, 1, "alone", progress, 0.0)
+    began_s, effort = time.monotonic(), QUICK if quick else FULL
+    with _prober(runner, dict(runner_options or {})) as prober:
+        sizes = [n for n in effort.ranks if n <= prober.capacity]
+        alone = _run(prober, 1, "alone", progress, 0.0, quick=quick, interrupted=interrupted)
         found = dict(_pairs(alone))
         matmul = [
             {"m": int(m), "n": int(n), "k": int(k), "precision": precision, "flops_per_s": rate}
             for (_, precision, m, n, k), rate in _of(found, "matmul")
         ]
-        concurrency = []
-        collectives = []
+        concurrency = [{"ranks": 1, "flops_per_s": found["concurrency",]}]
+        collectives: list[dict[str, Any]] = []
         for index, ranks in enumerate(sizes):
-            together = _run(runner, ranks, "together", progress, (index + 1) / (len(sizes) + 1))
+            if collectives and time.monotonic() - began_s > effort.begin_s:
+                break
+            done = (index + 1) / (len(sizes) + 1)
+            together = _run(prober, ranks, "together", progress, done, quick=quick, interrupted=interrupted)
             for (name, *rest), value in _pairs(together):
                 if name == "concurrency":
                     concurrency.append({"ranks": ranks, "flops_per_s": value})
@@ -84,11 +115,20 @@ def calibrate_local(progress: Progress | None = None) -> dict[str, Any]:
         "host_overhead_s": found["host",],
         "collectives": collectives,
         "concurrency": concurrency,
-        "gpu": torch.cuda.get_device_name(0) if on_gpu else "cpu",
+        "gpu": torch.cuda.get_device_name(0) if found["on_gpu",] else "cpu",
         "memory_bytes": found["capacity",],
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "cuda": torch.version.cuda or ""},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _prober(runner: str, options: dict[str, Any]) -> AnyTrainerRunner:
+    """A runner whose trials are probes: on the workers of a Ray cluster that was joined, else on this machine."""
+    if runner == "ray" and (options.get("address") or os.environ.get("RAY_ADDRESS")):
+        from autotune_workers.runners.ray import RayRunner
+
+        return RayRunner(**{**options, "trial": PROBE})
+    return LocalRunner(trial=PROBE, **{name: options[name] for name in ("max_ranks", "device") if name in options})
 
 
 Key = tuple[str, ...]
@@ -102,15 +142,30 @@ def _of(readings: Mapping[Key, float], name: str) -> Iterator[tuple[Key, float]]
     return ((key, value) for key, value in readings.items() if key[0] == name)
 
 
-def _run(runner: LocalRunner, ranks: int, what: str, progress: Progress | None, fraction: float) -> Mapping[str, float]:
+def _run(
+    runner: AnyTrainerRunner,
+    ranks: int,
+    what: str,
+    progress: Progress | None,
+    fraction: float,
+    *,
+    quick: bool,
+    interrupted: Callable[[], bool],
+) -> Mapping[str, float]:
     """One probe as a trial on so many ranks; its readings by name."""
     if progress is not None:
         progress(f"{what} on {ranks} rank{'s' if ranks > 1 else ''}", fraction)
-    request = _request(ranks, what, runner.capacity)
+    request = _request(ranks, what, runner.capacity, quick=quick)
     runner.start(request)
     end_s = time.monotonic() + 2 * PROBE_TIMEOUT_S
     while time.monotonic() < end_s:
+        if interrupted():
+            raise RunnerError("the calibration was interrupted")
         for event in runner.poll(1.0):
+            if isinstance(event, AttemptQueued):
+                end_s = time.monotonic() + 2 * PROBE_TIMEOUT_S
+                if progress is not None:
+                    progress(f"{what} waits: {event.reason}", fraction)
             if isinstance(event, AttemptEnded):
                 if event.measurement is None:
                     reason = event.failure.message if event.failure else "it was cancelled"
@@ -121,7 +176,7 @@ def _run(runner: LocalRunner, ranks: int, what: str, progress: Progress | None, 
     raise RunnerError(f"this machine cannot be measured: {what} on {ranks} ranks does not end")
 
 
-def _request(ranks: int, what: str, capacity: int) -> TrialRequest:
+def _request(ranks: int, what: str, capacity: int, *, quick: bool) -> TrialRequest:
     """A trial whose training loop is the probe; model and config only carry the number of ranks."""
     link = LinkSpec(latency_s=0.0, bytes_per_s=1e9)
     gpu = GpuSpec(
@@ -136,14 +191,16 @@ def _request(ranks: int, what: str, capacity: int) -> TrialRequest:
         workload=Workload(model=model, cluster=cluster, seq_len=1, global_batch_size=ranks),
         config=ParallelConfig(dp=ranks, precision="fp32"),
         measure=MeasureSpec(start_timeout_s=PROBE_TIMEOUT_S, trial_timeout_s=PROBE_TIMEOUT_S),
-        trainer_options={"probe": what},
+        trainer_options={"probe": what, "quick": quick},
     )
 
 
 def probe(request: TrialRequest, context: RankContext, report: Callable[[Any], bool]) -> TrialResult:
     """The "training loop" of a probe: takes its readings and hands them back as those of a measurement."""
     began_s = time.perf_counter()
-    readings = _alone(context.device) if request.trainer_options["probe"] == "alone" else _together(context)
+    effort = QUICK if request.trainer_options["quick"] else FULL
+    alone = request.trainer_options["probe"] == "alone"
+    readings = _alone(context.device, effort) if alone else _together(context, effort)
     return TrialResult(
         measurement=Measurement(
             step_times_s=(time.perf_counter() - began_s,), num_ranks=context.world_size, utilization=readings
@@ -151,33 +208,39 @@ def probe(request: TrialRequest, context: RankContext, report: Callable[[Any], b
     )
 
 
-def _alone(device: torch.device) -> dict[str, float]:
+def _alone(device: torch.device, effort: Effort) -> dict[str, float]:
     on_gpu = device.type == "cuda"
-    readings: dict[str, float] = {}
+    readings = {"on_gpu": float(on_gpu)}
     for precision, dtype in _precisions(device).items():
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         for m, n, k in GPU_SIZES if on_gpu else CPU_SIZES:
-            readings[f"matmul/{precision}/{m}/{n}/{k}"] = _matmul_rate(m, n, k, dtype, device)
+            readings[f"matmul/{precision}/{m}/{n}/{k}"] = _matmul_rate(m, n, k, dtype, device, effort)
     torch.backends.cuda.matmul.allow_tf32 = False
     source = torch.ones((1 << 30 if on_gpu else 1 << 27) // 4, device=device)
     target = torch.empty_like(source)
-    copy_s = _seconds(lambda: target.copy_(source), device)
+    copy_s = _seconds(lambda: target.copy_(source), device, effort)
     readings["memory"] = 2 * source.numel() * source.element_size() / copy_s
-    readings["host"] = _layer_host_s(device)
+    readings["host"] = _layer_host_s(device, effort)
+    side = _side(device)
+    readings["concurrency"] = _matmul_rate(side, side, side, torch.float32, device, effort)
     readings["capacity"] = float(torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory())
     return readings
 
 
-def _together(context: RankContext) -> dict[str, float]:
+def _side(device: torch.device) -> int:
+    """Of the square matrices that all ranks multiply at once."""
+    return 4096 if device.type == "cuda" else 512
+
+
+def _together(context: RankContext, effort: Effort) -> dict[str, float]:
     """Readings of ranks that do the same at once; the slowest rank counts."""
     device, size = context.device, context.world_size
-    side = 4096 if device.type == "cuda" else 512
+    side = _side(device)
     dist.barrier()
-    rate = torch.tensor([_matmul_rate(side, side, side, torch.float32, device)], dtype=torch.float64, device=device)
+    own = _matmul_rate(side, side, side, torch.float32, device, effort)
+    rate = torch.tensor([own], dtype=torch.float64, device=device)
     dist.all_reduce(rate, dist.ReduceOp.MIN)
     readings = {"concurrency": float(rate)}
-    if size == 1:
-        return readings
     for bytes_ in GPU_MESSAGES_BYTES if device.type == "cuda" else CPU_MESSAGES_BYTES:
         count = bytes_ // 4 // size * size
         whole, part = torch.zeros(count, device=device), torch.zeros(count // size, device=device)
@@ -187,7 +250,7 @@ def _together(context: RankContext) -> dict[str, float]:
             "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole),  # type: ignore[misc]
         }
         for kind, call in calls.items():
-            seconds = torch.tensor([_collective_s(call, device)], dtype=torch.float64, device=device)
+            seconds = torch.tensor([_collective_s(call, device, effort)], dtype=torch.float64, device=device)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             readings[f"{kind}/{count * 4}"] = float(seconds)
     return readings
@@ -201,14 +264,14 @@ def _precisions(device: torch.device) -> dict[str, torch.dtype]:
     return {**half, "fp16": torch.float16, **tf32, "fp32": torch.float32}  # what people train in comes first
 
 
-def _matmul_rate(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> float:
+def _matmul_rate(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device, effort: Effort) -> float:
     left = torch.randn(m, k, device=device).to(dtype)
     right = torch.randn(k, n, device=device).to(dtype)
     out = torch.empty(m, n, device=device, dtype=dtype)
-    return 2.0 * m * n * k / _seconds(lambda: torch.mm(left, right, out=out), device)
+    return 2.0 * m * n * k / _seconds(lambda: torch.mm(left, right, out=out), device, effort)
 
 
-def _layer_host_s(device: torch.device) -> float:
+def _layer_host_s(device: torch.device, effort: Effort) -> float:
     """Forward and backward of a layer of width 8 on 4 tokens: nothing but launches."""
     with torch.random.fork_rng(devices=[]):
         layer = torch.nn.TransformerEncoderLayer(8, 1, 32, dropout=0.0, batch_first=True).to(device)
@@ -217,19 +280,19 @@ def _layer_host_s(device: torch.device) -> float:
     def both() -> None:
         layer(tokens).sum().backward()
 
-    return _seconds(both, device)
+    return _seconds(both, device, effort)
 
 
-def _seconds(call: Callable[[], Any], device: torch.device) -> float:
-    """Median over `REPEATS` rounds of the mean time of a call, each round long enough for the clock."""
+def _seconds(call: Callable[[], Any], device: torch.device, effort: Effort) -> float:
+    """Median over some rounds of the mean time of a call, each round long enough for the clock."""
     call()
     _synchronize(device)
     began_s = time.perf_counter()
     call()
     _synchronize(device)
-    count = max(1, min(1000, int(0.05 / max(time.perf_counter() - began_s, 1e-6))))
+    count = max(1, min(1000, int(effort.round_s / max(time.perf_counter() - began_s, 1e-6))))
     rounds = []
-    for _ in range(REPEATS):
+    for _ in range(effort.repeats):
         began_s = time.perf_counter()
         for _ in range(count):
             call()
@@ -238,10 +301,10 @@ def _seconds(call: Callable[[], Any], device: torch.device) -> float:
     return statistics.median(rounds)
 
 
-def _collective_s(call: Callable[[], Any], device: torch.device) -> float:
+def _collective_s(call: Callable[[], Any], device: torch.device, effort: Effort) -> float:
     """The same for a collective: all ranks make the same number of calls, however long one takes on each."""
     rounds = []
-    for _ in range(3 * REPEATS):
+    for _ in range(3 * effort.repeats):
         dist.barrier()
         _synchronize(device)
         began_s = time.perf_counter()

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from autotune.errors import AutotuneError
 from autotune.ports import TrialRequest
 from autotune.spec.plain import to_plain
 from autotune_workers.gang.wire import request_from_plain
-from autotune_workers.training.run_trial import RankContext, StepReport, TrialFailed, run_trial
+from autotune_workers.training.rendezvous import tear_down
+from autotune_workers.training.run_trial import RankContext, StepReport, TrialFailed, TrialResult, run_trial
 
 MAX_REQUEST_BYTES = 1 << 20
 """a longer file is no request"""
@@ -65,21 +67,27 @@ def train(request: TrialRequest) -> int:
     rank = int(os.environ.get("RANK", "0"))
     device = _device(request)
     _initialize(device)
-    try:
-        context = RankContext(rank=rank, world_size=dist.get_world_size(), device=device)
-        result = run_trial(request, context, _say_step if rank == 0 else lambda _: True)
-    except TrialFailed as error:
-        if rank == 0:
-            _say({"failure": error.failure.to_dict()})
+    result = _result(request, RankContext(rank=rank, world_size=dist.get_world_size(), device=device))
+    tear_down(is_healthy=result is not None)
+    if result is None:
         return 1
-    except AutotuneError as error:
-        print(error, file=sys.stderr)
-        return 1
-    finally:
-        dist.destroy_process_group()
     if rank == 0:
         _say({"measurement": result.measurement.to_dict(), "stopped": result.stopped})
     return 0
+
+
+def _result(request: TrialRequest, context: RankContext) -> TrialResult | None:
+    """What the trial measured; None when it failed, which is said at once: with NCCL, tearing down may have to wait for a peer that failed."""
+    try:
+        return run_trial(request, context, _say_step if context.rank == 0 else lambda _: True)
+    except TrialFailed as error:
+        if context.rank == 0:
+            _say({"failure": error.failure.to_dict()})
+    except AutotuneError as error:
+        print(error, file=sys.stderr, flush=True)
+    except Exception:
+        traceback.print_exc()
+    return None
 
 
 def _device(request: TrialRequest) -> torch.device:

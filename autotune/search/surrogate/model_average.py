@@ -3,12 +3,15 @@
     w_m    ~ prior_m * prod_i p(y_i | all other y, model m)      over the trials of the searched workload (Geisser & Eddy 1979)
 
 The models are the corrected cost model (`CorrectedGP`) at every combination of scales on a small grid (`Scales`), each with and without
-the history of earlier studies, and one *uninformed* model: a constant level and a Gaussian process over the knobs, with the spread of the predictions.
+the history of earlier studies; the *ordering* models, in which the cost model is right about the order alone: the level is free, no part of the time is
+blamed, and each config has a large error of its own; and one *uninformed* model: a constant level and a Gaussian process over the knobs, with the spread of the
+predictions.
 
 Why average: after a few trials the scales are not known, and the candidates that were tried resemble one another. The most probable scales
 alone would stop the search too early; the average has the heavier tails. The uninformed model covers the case that the cost model does not describe
 the cluster at all: it then gains weight within a few trials, and the expected gain of further trials is as large as the spread of the
-configs allows. Trials of other workloads do not enter the weights: a cost model that is right elsewhere need not be right here.
+configs allows. It must stay improbable at first, for wild rows (a first config four times slower than it should be) speak for it too, and following it costs
+many trials where the cost model's order was right: then the ordering models should win. Trials of other workloads do not enter the weights: a cost model that is right elsewhere need not be right here.
 """
 
 from __future__ import annotations
@@ -33,7 +36,11 @@ BLOCK = 1 << 15
 FACTORS, RESIDUALS = (1.0, 3.0), (1.0 / 3.0, 1.0, 3.0)
 """grid of `Scales`. No factor scale is below one: the first candidates consist of the same parts, so that their agreement with the prediction
 says little about the other parts. The residual scale may shrink, because every trial informs it."""
-UNINFORMED_PRIOR = 0.1
+ORDERING_PRIOR = 0.5
+"""probability, before any trial, that the cost model is right about the order and nothing else"""
+ORDERING_SDS = (0.25, 0.75)
+"""standard deviations of the log of each config's own error there"""
+UNINFORMED_PRIOR = 0.01
 """probability, before any trial, that the cost model says nothing about this workload"""
 LEVEL_SD = 1.0
 """standard deviation of the log of the level in the uninformed model"""
@@ -88,7 +95,11 @@ class ModelAverage:
         if not (rows.workloads == 0).any():
             only = Model(gp=CorrectedGP(prior, rows, observations))
             return cls(models=(only,), log_weights=np.zeros(1), points=rows.points)
-        weighted = [*_corrected_models(prior, rows, observations), _uninformed(prior, rows, observations, candidates)]
+        weighted = [
+            *_corrected_models(prior, rows, observations),
+            *_ordering(prior, rows, observations),
+            _uninformed(prior, rows, observations, candidates),
+        ]
         least = max(log for log, _ in weighted) + math.log(NEGLIGIBLE)
         kept = [(log, model) for log, model in weighted if log >= least]
         for _, model in kept:
@@ -129,12 +140,25 @@ def _corrected_models(prior: Prior, rows: Rows, observations: Observations) -> I
     subsets: list[NDArray[np.bool_] | None] = [None] if ours.all() else [None, ours]
     grid = [Scales(factors=f, residual=r) for f, r in itertools.product(FACTORS, RESIDUALS)]
     log_priors = (
-        log_softmax([scales.log_prior for scales in grid]) + math.log1p(-UNINFORMED_PRIOR) - math.log(len(subsets))
+        log_softmax([scales.log_prior for scales in grid])
+        + math.log1p(-UNINFORMED_PRIOR - ORDERING_PRIOR)
+        - math.log(len(subsets))
     )
     for (scales, log_prior), subset in itertools.product(zip(grid, log_priors, strict=True), subsets):
         data = (rows, observations) if subset is None else (rows.take(subset), observations.take(subset))
         gp = CorrectedGP(prior, *data, scales=scales, iterations=ITERATIONS)
         yield log_prior + gp.log_predictive(data[0].workloads == 0), Model(gp=gp, subset=subset)
+
+
+def _ordering(prior: Prior, rows: Rows, observations: Observations) -> Iterator[tuple[float, Model]]:
+    """The models that believe the predicted order alone, with their log weights up to the same constant."""
+    ours = rows.workloads == 0
+    our_rows, our_observations = rows.take(ours), observations.take(ours)
+    for residual_sd in ORDERING_SDS:
+        free = replace(prior, factor_sds=np.zeros_like(prior.factor_sds), common_sd=LEVEL_SD, residual_sd=residual_sd)
+        gp = CorrectedGP(free, our_rows, our_observations, scales=Scales(nugget=1.0), iterations=ITERATIONS)
+        log_weight = math.log(ORDERING_PRIOR / len(ORDERING_SDS)) + gp.log_predictive(np.ones(ours.sum(), np.bool_))
+        yield log_weight, Model(gp=gp, subset=ours)
 
 
 def _uninformed(prior: Prior, rows: Rows, observations: Observations, candidates: Rows) -> tuple[float, Model]:

@@ -78,7 +78,7 @@ class Posterior:
         rows = _joined([training_data.time_rows(p.estimate, p.point, p.workload) for p in timed], self._time_rows)
         weights = (self._transfer_weights, self._residual_weights)
         self.time = ModelAverage.of(
-            training_data.time_prior(self._estimate, *weights),
+            training_data.time_prior(self._estimate, *weights, measured=any(p.workload == 0 for p in timed)),
             rows,
             training_data.time_observations(timed),
             candidates=self._time_rows,

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from autotune.cost.uncertainty import config_sigma
 from autotune.search.searcher import Problem
 from autotune.search.surrogate.corrected_gp import Prior, Rows
 from autotune.search.surrogate.observations import Observations
-from autotune.spec import ConfigTable, Estimate, FailureKind, Measurement, ParallelConfig, Trial, TrialStatus, Workload
+from autotune.spec import ConfigTable, Estimate, FailureKind, Measurement, Trial, TrialStatus, Workload
 
 Array = NDArray[np.float64]
 
@@ -44,7 +45,7 @@ MEMORY_SDS = {
 }
 """the same for each cause of memory: small for weights, which are counted exactly; large for activations, which depend on the trainer's kernels"""
 COMMON_SD = 0.1
-"""standard deviation of the error that all causes share"""
+"""standard deviation of the error that all causes share, where the estimate does not state one (memory)"""
 REPEAT_SD = 0.02
 """relative standard deviation between repeats of a step time or a peak"""
 CERTAIN = 1e-9
@@ -63,15 +64,31 @@ def memory_rows(estimate: Estimate, points: Array, workload: int = 0) -> Rows:
     return _rows(estimate.memory_parts_bytes, MEMORY_SDS, points, workload)
 
 
-def time_prior(estimate: Estimate, transfer_weights: Array, residual_weights: Array) -> Prior:
-    """Prior of the time model: `TIME_SDS` for the factors, and the width of the estimate's interval for the residual."""
-    return _prior(TIME_SDS, estimate.step_time_low_s, estimate.step_time_high_s, transfer_weights, residual_weights)
+def time_prior(estimate: Estimate, transfer_weights: Array, residual_weights: Array, *, measured: bool) -> Prior:
+    """Prior of the time model: `TIME_SDS` for the factors, the level's spread for the error that all causes share, and for the residual the width
+    of the estimate's interval without the level.
+
+    Before anything of this workload was `measured`, candidates are compared with a prediction, which is at the same level: it does not count."""
+    level_sd = float(np.median(np.asarray(estimate.level_sigma)))
+    return Prior(
+        factor_sds=np.array(list(TIME_SDS.values())),
+        common_sd=(level_sd or COMMON_SD) if measured else 0.0,
+        residual_sd=float(np.median(config_sigma(estimate))),
+        transfer_weights=transfer_weights,
+        residual_weights=residual_weights,
+    )
 
 
 def memory_prior(estimate: Estimate, transfer_weights: Array, residual_weights: Array) -> Prior:
     """Prior of the memory model: `MEMORY_SDS` for the factors, and the width of the estimate's interval for the residual."""
-    low, high = estimate.peak_memory_low_bytes, estimate.peak_memory_high_bytes
-    return _prior(MEMORY_SDS, low, high, transfer_weights, residual_weights)
+    low, high = np.asarray(estimate.peak_memory_low_bytes), np.asarray(estimate.peak_memory_high_bytes)
+    return Prior(
+        factor_sds=np.array(list(MEMORY_SDS.values())),
+        common_sd=COMMON_SD,
+        residual_sd=float(np.median(np.log(np.atleast_1d(high / low)) / (2 * Z90))),
+        transfer_weights=transfer_weights,
+        residual_weights=residual_weights,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,22 +180,8 @@ def data_point(problem: Problem, workload: Workload, trial: Trial, *, number: in
         workload=number,
         capacity_bytes=workload.cluster.gpu.memory_bytes,
         estimate=estimate(workload, ConfigTable.of([trial.config]), calibration=problem.calibration if same else None),
-        point=_coordinates(problem, trial.config),
+        point=problem.space.coordinates_of(trial.config),
     )
-
-
-def _coordinates(problem: Problem, config: ParallelConfig) -> Array:
-    """Where a config lies on the axes of the searched space, shape (1, d).
-
-    A study's own knobs are axes too. A config of another study is at their defaults, and knobs that only that study has are left out.
-    """
-    coordinates = []
-    for name, knob in problem.space.table.knobs.items():
-        value = config.value(name)
-        if value is None or (knob.values and value not in knob.values):
-            value = knob.default
-        coordinates.append(knob.coordinate(np.array([knob.encode(value)], dtype=knob.dtype)))
-    return np.stack(coordinates, axis=1)
 
 
 def _measurement(point: DataPoint) -> Measurement:
@@ -194,15 +197,4 @@ def _rows(parts: object, names: dict[str, float], points: Array, workload: int) 
         parts=np.stack(np.broadcast_arrays(*columns), axis=1),
         points=points,
         workloads=np.full(len(points), workload, dtype=np.intp),
-    )
-
-
-def _prior(sds: dict[str, float], low: object, high: object, transfer_weights: Array, residual_weights: Array) -> Prior:
-    spread = np.log(np.atleast_1d(np.asarray(high)) / np.atleast_1d(np.asarray(low))) / (2 * Z90)
-    return Prior(
-        factor_sds=np.array(list(sds.values())),
-        common_sd=COMMON_SD,
-        residual_sd=float(np.median(spread)),
-        transfer_weights=transfer_weights,
-        residual_weights=residual_weights,
     )

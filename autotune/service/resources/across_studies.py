@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from autotune.schema.document import IN_QUERY, SequenceLength, Tokens
 from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.resources.studies import SPEC_BODY, Metric
 from autotune.service.response_models import BestAcross, PlanAnswer, responses
@@ -15,9 +17,7 @@ from autotune.service.specs import confined, read_body
 
 router = APIRouter(tags=["answers"])
 
-Size = Annotated[
-    int | None, Query(ge=1, le=1 << 27, description="default: as in the measured studies, otherwise a typical value")
-]
+_DEFAULT = "default: as in the measured studies, otherwise a typical value"
 
 
 @router.get("/best", responses=responses(model=BestAcross))
@@ -28,8 +28,14 @@ async def best(
     cluster: Word = "",
     trainer: Word = "",
     runner: Word = "",
-    seq_len: Size = None,
-    global_batch_size: Size = None,
+    num_gpus: Annotated[int | None, Query(ge=1, le=1 << 27, description="of the measured cluster")] = None,
+    measured_after: Annotated[
+        datetime | None, Query(description="only what was measured later; UTC if no zone")
+    ] = None,
+    seq_len: Annotated[
+        Annotated[SequenceLength, IN_QUERY] | None, Query(description=f"as a number or as 8Ki; {_DEFAULT}")
+    ] = None,
+    global_batch_size: Annotated[int | None, Query(ge=1, le=1 << 27, description=_DEFAULT)] = None,
     metric: Annotated[Metric | None, Query(description="rank by this metric; needs model and cluster")] = None,
     stability_weight: Annotated[
         float | None, Query(ge=0, le=1, description="rank with this weight of stability; needs model and cluster")
@@ -49,23 +55,49 @@ async def best(
         cluster=cluster,
         trainer=trainer,
         runner=runner,
+        num_gpus=num_gpus,
+        measured_after=measured_after,
         seq_len=seq_len,
         global_batch_size=global_batch_size,
         metric=str(metric or ""),
         stability_weight=stability_weight,
     )
-    return StrictJSONResponse(await service.work(lambda: best_known(service.store, asked, top=top)))
+    return StrictJSONResponse(await service.plan(caller, lambda: best_known(service.store, asked, top=top)))
 
 
 @router.post("/plan", openapi_extra=SPEC_BODY, responses=responses(415, model=PlanAnswer))
-async def plan(request: Request, service: TheService, caller: Planner, top: Limit = 10) -> Response:
-    """The feasible configs of a spec, ranked by the cost model. Runs nothing and stores nothing."""
-    from autotune import api
+async def plan(
+    request: Request,
+    service: TheService,
+    caller: Planner,
+    top: Limit = 10,
+    clusters: Annotated[Word, Query(description="also compare these, by commas: h100-sxm-8x8, or h200-sxm")] = "",
+    tokens: Annotated[
+        Annotated[Tokens, IN_QUERY] | None,
+        Query(description="with clusters: the bill for so many tokens, as a number or as 300B or 15T"),
+    ] = None,
+) -> Response:
+    """The feasible configs of a spec, ranked by the cost model. Runs nothing and stores nothing.
 
+    With `clusters`, also the best config on each of them, beside one another; a GPU type alone has as many GPUs as the spec's cluster.
+    """
+    from autotune import api
+    from autotune.errors import SpecError
+
+    names = [word.strip() for word in clusters.split(",") if word.strip()]
+    if tokens is not None and not names:
+        raise SpecError(
+            "tokens works only with clusters, which is missing", remedy="add clusters=h100-sxm,h200-sxm", field="tokens"
+        )
     body, media = await request.body(), request.headers.get("content-type", "")
 
     def work() -> dict[str, Any]:
-        study = confined(read_body(body, media), service.options)
-        return api.plan_of(study, top=top, store=service.store).to_dict()
+        study = confined(read_body(body, media), service.options, may_run=caller.allows("run"))
+        # no dry runs within a request: they take minutes, and may run the caller's code
+        found = api.plan_of(study, top=top, store=service.store, profile=False).to_dict()
+        if names:
+            compared = api.compare_clusters_of(study, names, tokens=tokens, store=service.store)
+            found["clusters"] = [choice.to_dict() for choice in compared]
+        return found
 
-    return StrictJSONResponse(await service.work(work))
+    return StrictJSONResponse(await service.plan(caller, work))

@@ -14,17 +14,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from autotune.errors import AutotuneError
-from autotune.service.error_responses import RefusalError, StrictJSONResponse
+from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.response_models import EventList, responses
-from autotune.service.service_state import Limit, Reader, ServiceState, StudyId, TheService
+from autotune.service.service_state import STREAM_POLL_S, Limit, Reader, ServiceState, StudyId, TheService
+from autotune.service.stream_places import PlacedStream
 from autotune.spec.plain import finite
 
 router = APIRouter(tags=["studies"])
 
-POLL_S = 0.5
 BEAT_S = 15.0
 """after so long without events a comment is sent, so that proxies keep the connection open"""
 STREAM = "text/event-stream"
@@ -49,46 +49,37 @@ async def events(
     if STREAM not in request.headers.get("accept", ""):
         found = await run_in_threadpool(service.store.events, study, after=after, limit=limit)
         return StrictJSONResponse({"events": [event.to_dict() for event in found]})
-    if service.streams >= service.options.max_streams:
-        raise RefusalError(
-            503,
-            "busy",
-            f"{service.options.max_streams:,} event streams are open already",
-            remedy="try again in 10 s, or read pages of events without a stream",
-            headers={"Retry-After": "10"},
-        )
+    record = await run_in_threadpool(service.store.study, study)
+    places = service.stream_places
+    places.take(caller.name, is_owner=caller.owns(record))
     if last_event_id and last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 18:
         after = max(after, int(last_event_id))
-    return StreamingResponse(_stream(service, study, after), media_type=STREAM, headers={"X-Accel-Buffering": "no"})
+    return PlacedStream(_stream(service, study, after), places=places, caller=caller.name, media_type=STREAM)
 
 
 async def _stream(service: ServiceState, study: str, after: int) -> AsyncIterator[str]:
-    service.streams += 1
     silent_s, seen = 0.0, None
-    try:
-        yield ": open\n\n"
-        while not service.closing.is_set():
-            found, record = [], None
-            with contextlib.suppress(AutotuneError):  # the store cannot be reached: the stream waits until it can
-                revision = await run_in_threadpool(service.store.revision, study)
-                if revision != seen:
-                    # read the study before its events: a study is terminal only after its last event
-                    record = await run_in_threadpool(service.store.study, study)
-                    found = await run_in_threadpool(service.store.events, study, after=after, limit=PAGE)
-                    seen = None if found else revision
-            for event in found:
-                after = event.sequence
-                yield f"id: {after}\nevent: {event.kind}\ndata: {json.dumps(finite(event.to_dict()))}\n\n"
-            if found:
-                silent_s = 0.0
-                continue
-            if record is not None and record.status.is_terminal:
-                yield f"event: end\ndata: {json.dumps({'status': str(record.status)})}\n\n"
-                return
-            await asyncio.sleep(POLL_S)
-            silent_s += POLL_S
-            if silent_s >= BEAT_S:
-                silent_s = 0.0
-                yield ": still here\n\n"
-    finally:
-        service.streams -= 1
+    yield ": open\n\n"
+    while not service.closing.is_set():
+        found, record = [], None
+        with contextlib.suppress(AutotuneError):  # the store cannot be reached: the stream waits until it can
+            revision = await service.revisions.read(study)
+            if revision != seen:
+                # read the study before its events: a study is terminal only after its last event
+                record = await run_in_threadpool(service.store.study, study)
+                found = await run_in_threadpool(service.store.events, study, after=after, limit=PAGE)
+                seen = None if found else revision
+        for event in found:
+            after = event.sequence
+            yield f"id: {after}\nevent: {event.kind}\ndata: {json.dumps(finite(event.to_dict()))}\n\n"
+        if found:
+            silent_s = 0.0
+            continue
+        if record is not None and record.status.is_terminal:
+            yield f"event: end\ndata: {json.dumps({'status': str(record.status)})}\n\n"
+            return
+        await asyncio.sleep(STREAM_POLL_S)
+        silent_s += STREAM_POLL_S
+        if silent_s >= BEAT_S:
+            silent_s = 0.0
+            yield ": still here\n\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from typing import Any
@@ -12,26 +13,29 @@ from starlette.responses import Response
 
 from autotune import __version__
 from autotune.errors import StoreError
+from autotune.ports import Statistics, StudyRecord
 from autotune.service.counters import CONTENT_TYPE
 from autotune.service.error_responses import RefusalError, StrictJSONResponse
 from autotune.service.response_models import ERRORS, ErrorDocument, HealthAnswer, responses
 from autotune.service.service_state import Reader, ServiceState, TheService, check_parameters
 from autotune.settings import data_folder
+from autotune.spec import StudyStatus
 
 router = APIRouter(tags=["state"])
 
 MIN_FREE_BYTES = 256 << 20
+MOST_ACTIVE = 200
+"""active studies of which the metrics name the trials"""
 REUSED_S = 2.0
 """time for which a health document is reused"""
 
 
-@router.get(
-    "/health",
-    responses={
-        **responses(model=HealthAnswer),
-        503: {"model": HealthAnswer, "description": "A check fails"},
-    },
-)
+def _responses(failing: str) -> dict[int | str, dict[str, Any]]:
+    """The responses of a route that answers 503 with its document; `failing`: what that says."""
+    return {**responses(model=HealthAnswer), 503: {"model": HealthAnswer, "description": failing}}
+
+
+@router.get("/health", responses=_responses("A check fails"))
 async def health(request: Request, service: TheService) -> Response:
     """Whether the service works: ok (200) or failing (503). Needs no token; callers with scope read also see each check."""
     check_parameters(request)
@@ -41,7 +45,27 @@ async def health(request: Request, service: TheService) -> Response:
         caller = None
     found = await run_in_threadpool(examine, service)
     brief = {key: found[key] for key in ("status", "version")}
-    return StrictJSONResponse(found if caller else brief, status_code=200 if found["status"] == "ok" else 503)
+    return _response(found if caller else brief)
+
+
+@router.get("/health/live", responses=responses(model=HealthAnswer))
+async def live(request: Request) -> Response:
+    """Whether the process answers: restart it when it does not. A restart mends nothing else that `health` checks. Needs no token."""
+    check_parameters(request)
+    return _response({"status": "ok", "version": __version__})
+
+
+@router.get("/health/ready", responses=_responses("The results database cannot be read"))
+async def ready(request: Request, service: TheService) -> Response:
+    """Whether requests can be answered: the results database can be read. Ray may be away: history and pages are served then. Needs no token."""
+    check_parameters(request)
+    found = await run_in_threadpool(examine, service)
+    status = "ok" if found["checks"]["store"] == "ok" else "failing"
+    return _response({"status": status, "version": __version__})
+
+
+def _response(document: dict[str, Any]) -> Response:
+    return StrictJSONResponse(document, status_code=200 if document["status"] == "ok" else 503)
 
 
 @router.get(
@@ -56,8 +80,15 @@ async def health(request: Request, service: TheService) -> Response:
     },
 )
 def metrics(service: TheService, caller: Reader) -> Response:
-    """Counts of studies, trials, failures and requests, for Prometheus."""
-    return Response(service.counters.text(service.store.statistics(), streams=service.streams), media_type=CONTENT_TYPE)
+    """Counts of studies, trials, failures and requests, and the checks of health, for Prometheus. Answered while the store is away, too."""
+    active: list[StudyRecord] = []
+    found: Statistics | None = None
+    with contextlib.suppress(StoreError):
+        found = service.store.statistics()
+        for status in (StudyStatus.RUNNING, StudyStatus.STOPPING):
+            active += service.store.studies(status=status, limit=MOST_ACTIVE)
+    text = service.counters.text(examine(service), found, active, streams=service.streams)
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 def examine(service: ServiceState) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from autotune.errors import NotFoundError, SpecError
+from autotune.ports import StudyRecord
+from autotune.service.access import Caller
 from autotune.service.error_responses import RefusalError, StrictJSONResponse, strict_json
 from autotune.service.response_models import (
     EXAMPLE_SPEC,
@@ -81,23 +84,31 @@ async def submit(
     body, media = await request.body(), request.headers.get("content-type", "")
 
     def store() -> dict[str, Any]:
-        document = read_body(body, media)
-        study = confined(document, service.options)
-        if sum(service.store.statistics().studies.get(s, 0) for s in ("QUEUED",)) >= service.options.max_queued:
-            raise RefusalError(
-                503,
-                "busy",
-                f"the queue is full: {service.options.max_queued:,} studies wait already",
-                remedy="wait until some have run, or cancel some with `autotune cancel ID`",
-                headers={"Retry-After": "60"},
-            )
-        record = api.submit_study(service.store, study, document, idempotency_key=idempotency_key, owner=caller.owner)
-        service.store.record_audit(caller.name, "study.submit", record.id)
-        return api.study_document(record)
+        return api.study_document(submitted(service, caller, read_body(body, media), idempotency_key))
 
-    study = await service.work(store)
+    study = await service.submit(caller, store)
     service.changed()
     return StrictJSONResponse({"study": study}, status_code=201, headers={"Location": f"/api/v1/studies/{study['id']}"})
+
+
+def submitted(
+    service: ServiceState, caller: Caller, document: dict[str, Any], idempotency_key: str | None
+) -> StudyRecord:
+    """Stores the study of the document, if this service allows it, with a line in the audit log, and returns its record."""
+    from autotune import api
+
+    study = confined(document, service.options, may_run=caller.allows("run"))
+    if service.store.studies(status=StudyStatus.QUEUED, limit=1, offset=service.options.max_queued - 1):
+        raise RefusalError(
+            503,
+            "busy",
+            f"the queue is full: {service.options.max_queued:,} studies wait already",
+            remedy="wait until some have run, or cancel some with `autotune cancel ID`",
+            headers={"Retry-After": "60"},
+        )
+    record = api.submit_study(service.store, study, document, idempotency_key=idempotency_key, owner=caller.owner)
+    service.store.record_audit(caller.name, "study.submit", record.id)
+    return record
 
 
 @router.get("/studies", responses=responses(model=StudyList))
@@ -109,6 +120,7 @@ def studies(
     cluster: Word = "",
     owner: Word = "",
     name: Word = "",
+    tag: Word = "",
     limit: Limit = 50,
     offset: Offset = 0,
 ) -> Response:
@@ -116,7 +128,7 @@ def studies(
     from autotune import api
 
     records = service.store.studies(
-        status=status, model=model, cluster=cluster, owner=owner, name=name, limit=limit + 1, offset=offset
+        status=status, model=model, cluster=cluster, owner=owner, name=name, tag=tag, limit=limit + 1, offset=offset
     )
     return StrictJSONResponse(
         {
@@ -213,12 +225,18 @@ async def export(
         list[str], Query(max_length=50, description="an option of the trainer or of the scheduler, KEY=VALUE")
     ] = [],  # noqa: B006
     on: Annotated[Word, Query(description="scheduler whose job starts it: shell, slurm, ray or kubernetes")] = "",
+    trial: Annotated[
+        int | None, Query(ge=0, le=MAX_TRIAL, description="export this trial's config; default: the best one")
+    ] = None,
 ) -> Response:
     """The best config as a launch of that trainer: command, environment, files, and the job of a scheduler. Nothing is written or started."""
-    return StrictJSONResponse(await service.work(lambda: exported(service, study_id, trainer, option, on)))
+    work = partial(exported, service, study_id, trainer, option, on, trial)
+    return StrictJSONResponse(await service.plan(caller, work))
 
 
-def exported(service: ServiceState, study_id: str, trainer: str, pairs: list[str], on: str = "") -> dict[str, Any]:
+def exported(
+    service: ServiceState, study_id: str, trainer: str, pairs: list[str], on: str = "", trial: int | None = None
+) -> dict[str, Any]:
     """The launch as plain values."""
     from autotune import api
     from autotune.trainers import trainer_names
@@ -237,7 +255,7 @@ def exported(service: ServiceState, study_id: str, trainer: str, pairs: list[str
                 field="option",
             )
         options[key] = value
-    return api.export_document(service.store, study_id, trainer, options, on=on)
+    return api.export_document(service.store, study_id, trainer, options, on=on, trial=trial)
 
 
 @router.post("/studies/{study_id}/{action}", responses=responses(404, 409, model=StudyAnswer))
@@ -248,7 +266,7 @@ def act(study_id: StudyId, action: Action, service: TheService, caller: Submitte
     return StrictJSONResponse({"study": api.study_document(acted(service, caller, study_id, action))})
 
 
-def acted(service: ServiceState, caller: Any, study_id: str, action: str) -> Any:
+def acted(service: ServiceState, caller: Caller, study_id: str, action: str) -> StudyRecord:
     """Does the action, with a line in the audit log, and returns the study's record."""
     from autotune import api
 

@@ -2,7 +2,8 @@
 
     models/NAME.yaml    the fields of `ModelSpec`, or `config`: the model's published config.json, without what concerns neither its weights nor what it
                         computes; and `hub`: the model's id on Hugging Face's hub, where it has one
-    gpus/NAME.yaml      the fields of `GpuSpec` (memory as GiB), with the links that come with it: intra_node, inter_node
+    gpus/NAME.yaml      the fields of `GpuSpec` (memory as GiB), with what comes with it: the links intra_node and inter_node, gpus_per_node where a node
+                        has not 8, and gpus_per_domain where NVLink reaches beyond a node
     clusters            GPU-NODESxGPUS, of any size: `a100-80gb-16x8` is 16 nodes of 8 GPUs
 
 Assumptions: peaks are dense (no sparsity). Memory is what CUDA reports, a little less than the product name says. Link bandwidths are per GPU
@@ -25,7 +26,7 @@ HUB = "hub"
 """key of a model's id on Hugging Face's hub"""
 CONFIG = "config"
 """key of a model's config.json"""
-_LISTED_SIZES = ((1, 8), (4, 8), (16, 8), (128, 8))
+_LISTED_NODES = (1, 4, 16, 128)
 
 
 def model_names() -> tuple[str, ...]:
@@ -40,8 +41,24 @@ def gpu_names() -> tuple[str, ...]:
 
 def cluster_names() -> tuple[str, ...]:
     """Common sizes of every GPU type. `cluster` accepts any other size too."""
-    listed = [f"{gpu}-{n}x{g}" for gpu in gpu_names() if gpu != "cpu" for n, g in _LISTED_SIZES]
+    listed = []
+    for name in gpu_names():
+        if name != "cpu":
+            of_domain = usual_cluster(name, num_gpus=1 << 20).nodes_per_domain
+            sizes = _LISTED_NODES if of_domain == 1 else (1, of_domain, 2 * of_domain, 8 * of_domain)
+            listed += [f"{name}-{nodes}x{gpus_per_node(name)}" for nodes in sizes]
     return (*listed, "cpu-1x4")
+
+
+def gpus_per_node(gpu_type: str) -> int:
+    """GPUs of that type that a node usually has."""
+    return int(read_entry("gpus", gpu_type, field="gpu").get("gpus_per_node", 8))
+
+
+def usual_cluster(gpu_type: str, *, num_gpus: int) -> ClusterSpec:
+    """A cluster of at least `num_gpus` GPUs in whole nodes of the usual size; fewer than a node has make one smaller node."""
+    per_node = min(gpus_per_node(gpu_type), num_gpus)
+    return cluster_of(gpu_type, num_nodes=-(-num_gpus // per_node), gpus_per_node=per_node)
 
 
 @cache
@@ -56,12 +73,13 @@ def model(name: str) -> ModelSpec:
 def published_config(spec: ModelSpec) -> Mapping[str, Any] | None:
     """The config.json of a model that has the name and the shape of one of the catalog; None for others, and where the catalog holds none.
 
-    Learnt positions and tying may differ: a study with longer sequences has more positions, and a trainer that cannot tie trains the model untied.
+    Learnt positions, tying and layers of multi-token prediction may differ: a study with longer sequences has more positions, and trainers differ in the others.
     """
     if spec.source or spec.name not in model_names():
         return None
     known = model(spec.name)
-    if replace(spec, max_positions=known.max_positions, tied_embeddings=known.tied_embeddings) != known:
+    differing = {name: getattr(known, name) for name in ("max_positions", "tied_embeddings", "mtp_layers")}
+    if replace(spec, **differing) != known:
         return None
     found: Mapping[str, Any] | None = read_entry("models", spec.name, field="model").get(CONFIG)
     return found

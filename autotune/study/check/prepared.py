@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.ports import CalibrationStore
+from autotune.ports import KnowledgeStore
 from autotune.spec import ParallelConfig, Study
 from autotune.study.assembly import Assembly, assemble, make_runner_of
 from autotune.study.check.program_check import LogLine, ProgramCheck, check_program, launch_of, request_of
@@ -58,10 +58,12 @@ class PreparedCheck:
         return len(self.assembly.space)
 
 
-def prepare_check(study: Study, *, store: CalibrationStore | None = None) -> PreparedCheck:
+def prepare_check(study: Study, *, store: KnowledgeStore | None = None) -> PreparedCheck:
     """Works out what the check will run. Raises `InfeasibleError` for an empty space, `SpecError`, and `RunnerError` for what this machine cannot run."""
-    assembly = assemble(study, store)
-    assembly.check_fit()
+    meant = assemble(study, store)
+    meant.check_fit()
+    assembly = meant.runs_here  # of a study with a target, its first proxy
+    study = assembly.study
     check_here(study, assembly.space)
     config = config_to_check(assembly)
     launch = None

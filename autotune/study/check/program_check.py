@@ -68,7 +68,7 @@ class ProgramCheck:
     interrupted: bool
     """whether a person ended it"""
     proposal: Mapping[str, str]
-    """patterns that would read the log, where no step was understood"""
+    """patterns that would read the log, where no step was understood and the program did not fail of something else"""
     needs_no_patterns: bool
     """whether the log would be understood without the study's own patterns, which read nothing of it"""
 
@@ -111,7 +111,7 @@ def check_program(
 ) -> ProgramCheck:
     """Runs the steps and returns what came of them. `interrupted()` is asked several times a second. Raises `RunnerError` when nothing can be run."""
     request = request_of(study, config, study_id)
-    reading = _Reading(study, on_line)
+    reading = _Reading(study, on_line, steps=request.measure.warmup_steps + request.measure.max_steps)
     runner.start(request)
     is_cancelled = is_unread = False
     looked_s = time.monotonic()
@@ -121,10 +121,12 @@ def check_program(
                 reading.hear(event, on_wait)
         if not is_cancelled and interrupted():
             is_cancelled = True
+            reading.stop()
             runner.cancel(request.id)
         elif not (is_cancelled or is_unread) and time.monotonic() - looked_s >= LOOK_S:
             looked_s = time.monotonic()
             if is_unread := reading.is_plainly_unread:
+                reading.stop()
                 runner.cancel(request.id)
     return reading.result(config, end, interrupted=is_cancelled, is_unread=is_unread)
 
@@ -160,26 +162,32 @@ def launch_of(request: TrialRequest) -> Launch:
 
 
 class _Reading:
-    """Collects what the runner reports."""
+    """Collects what the runner reports, until it has `steps` steps: what a program prints while it is ended, such as torchrun's traceback, is not of interest."""
 
-    def __init__(self, study: Study, on_line: Callable[[LogLine], None]) -> None:
-        self._study, self._on_line = study, on_line
+    def __init__(self, study: Study, on_line: Callable[[LogLine], None], *, steps: int) -> None:
+        self._study, self._on_line, self._steps = study, on_line, steps
         self._readers: dict[int, LineReader] = {}
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self._is_read = False
         self._times: list[float] = []
         self._losses: list[float] = []
+        self._is_stopped = False
         self.end: AttemptEnded | None = None
+
+    def stop(self) -> None:
+        """The program is ended: further lines are left out."""
+        self._is_stopped = True
 
     def hear(self, event: Any, on_wait: Callable[[str], None]) -> None:
         """Takes an event of the runner."""
         match event:
-            case LogRead(node=node, lines=lines):
+            case LogRead(node=node, lines=lines) if not self._is_stopped:
                 for line in lines:
                     self._read(node, line)
             case StepsReported(step_times_s=times, losses=losses):
                 self._times += times
                 self._losses += losses
+                self._is_stopped = self._is_stopped or len(self._times) >= self._steps
             case AttemptQueued(reason=reason):
                 on_wait(reason)
             case AttemptEnded():
@@ -215,6 +223,7 @@ class _Reading:
             message = "the program prints steps, but none of its lines was understood"
             failure = Failure(kind=FailureKind.METRICS_MISSING, message=message, log_tail=tuple(texts[-20:]))
         is_silent = not self._is_read and not self._times
+        is_unclear = failure is None or failure.kind in (FailureKind.METRICS_MISSING, FailureKind.HANG)
         stock = stock_reader()
         return ProgramCheck(
             study=self._study,
@@ -226,7 +235,7 @@ class _Reading:
             peak_memory_bytes=measured.peak_memory_bytes if measured is not None else None,
             failure=failure,
             interrupted=interrupted,
-            proposal=propose_patterns(texts) if is_silent else {},
+            proposal=propose_patterns(texts) if is_silent and is_unclear else {},
             needs_no_patterns=is_silent and any(m is not None and ends_step(m) for m in map(stock, texts)),
         )
 

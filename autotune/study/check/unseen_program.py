@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from autotune.errors import AutotuneError, ProgramError
 from autotune.ports import StudyReader, TrialRunner
-from autotune.spec import ParallelConfig, Study, StudyStatus, Trial, TrialStatus
+from autotune.spec import ParallelConfig, Study, Trial, TrialStatus
 from autotune.spec.plain import canonical
 from autotune.spec.study import SIMULATED
 from autotune.study.assembly import Assembly
@@ -62,8 +62,7 @@ def check_unseen(
         lease.come_round()
         if time.monotonic() - glanced_s >= GLANCE_S:
             glanced_s = time.monotonic()
-            record = lease.glance()
-            is_wanted = record is None or record.status is StudyStatus.RUNNING
+            is_wanted = lease.may_run()
         return stop() or not is_wanted
 
     tell(

@@ -40,9 +40,14 @@ _REMEDIES = (
         r"unrecognized arguments|no such option|unexpected (?:keyword )?argument|invalid choice|the following arguments are required",
         "correct trainer.argv: the program does not take these arguments",
     ),
-    (r"KeyError: '[A-Z][A-Z0-9_]+'|environment variable", "set the variable under trainer.env"),
     (
-        r"No such file|can't open file|FileNotFoundError",
+        r"Unable to find address for|Unable to find interface|no socket interface found|[Nn]o interface found",
+        "name a network interface that the node has: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, in trainer.env or for single nodes in runner.node_env",
+    ),
+    # torchrun says of OMP_NUM_THREADS on every start that it sets this "environment variable for each process"
+    (r"KeyError: '[A-Z][A-Z0-9_]+'|environment variable(?! for each process)", "set the variable under trainer.env"),
+    (
+        r"No such file|can't open file|found no file|FileNotFoundError",
         "paths are relative to the folder in which the program runs: set trainer.cwd, or write the whole path",
     ),
     (r"[Aa]ddress already in use", "let torchrun choose its port: on one node, start it with --standalone"),
@@ -144,5 +149,6 @@ def _failed(what: str, failure: Failure) -> str:
 
 
 def _remedy(failure: Failure) -> str:
-    text = "\n".join((failure.message, failure.exception, *failure.log_tail))
-    return next((remedy for words, remedy in _REMEDIES if re.search(words, text)), "the last lines of its log say more")
+    said, log = f"{failure.message}\n{failure.exception}", "\n".join(failure.log_tail)
+    found = (remedy for text in (said, log) for words, remedy in _REMEDIES if re.search(words, text))
+    return next(found, "the last lines of its log say more")  # launchers' warnings in the log speak of other things

@@ -3,14 +3,21 @@
 commands.py        the events and commands, as values
 state_machine.py   Controller: trials become terminal, retries, deadlines, pause, stop, cancel
 phases.py          baseline, search, finals: which trial is asked for next
+proxy_phases.py    the same of a study with a target: its proxies
 attempts.py        ranks in use, deadlines, lost attempts        rest.py          the strongest request to come to rest
 trial_index.py     all trials, with running counts               trial_requests.py   a trial as a request to the runner
+final_rounds.py    which runs of the finals count
+remeasure.py       what a changed machine asks for              machine_changes.py  its changes in words
 scoring.py         a report becomes a terminal trial             finals.py        who is measured again, and who won
 budget.py          what is used up                               stop_rule.py     whether further trials pay
+accounts.py        running time and rank-seconds over all controllers
 ending.py          status, message and result of the end        repeated_failure.py  whether the program can run at all
+infeasible.py      configs that cannot be run here, counted by reason
 """
 
+from autotune.study.controller.attempts import CUT_OFF
 from autotune.study.controller.commands import (
+    CANCELLED_ON_REQUEST,
     PAUSED_ON_REQUEST,
     STOPPED_ON_REQUEST,
     AttemptAdopted,
@@ -26,6 +33,7 @@ from autotune.study.controller.commands import (
     KeepLate,
     KeepSteps,
     KeepTrial,
+    NoteMachineChange,
     NoteQueued,
     NoteStarted,
     PauseAsked,
@@ -34,13 +42,17 @@ from autotune.study.controller.commands import (
     StopAsked,
     StudyPhase,
     Tick,
+    cause,
 )
-from autotune.study.controller.finals import Winner, contenders, decide, failed_in_finals, first_measurements
+from autotune.study.controller.finals import Winner, decide, failed_in_finals
+from autotune.study.controller.machine_changes import change_in_words, plan_in_words
 from autotune.study.controller.scoring import HOPELESS
 from autotune.study.controller.state_machine import Controller
 from autotune.study.controller.stop_rule import training_s
 
 __all__ = [
+    "CANCELLED_ON_REQUEST",
+    "CUT_OFF",
     "HOPELESS",
     "PAUSED_ON_REQUEST",
     "STOPPED_ON_REQUEST",
@@ -58,6 +70,7 @@ __all__ = [
     "KeepLate",
     "KeepSteps",
     "KeepTrial",
+    "NoteMachineChange",
     "NoteQueued",
     "NoteStarted",
     "PauseAsked",
@@ -67,9 +80,10 @@ __all__ = [
     "StudyPhase",
     "Tick",
     "Winner",
-    "contenders",
+    "cause",
+    "change_in_words",
     "decide",
     "failed_in_finals",
-    "first_measurements",
+    "plan_in_words",
     "training_s",
 ]

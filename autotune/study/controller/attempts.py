@@ -11,6 +11,7 @@ The runner keeps its own deadlines and reports what it ended. Those here are a b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotune.ports import AttemptId
@@ -62,12 +63,13 @@ class Attempt:
 class Attempts:
     """Live and lost attempts, and the ranks that they hold."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, lost: Mapping[int, int]) -> None:
+        """`lost`: attempts of each trial that were lost under earlier controllers of the study."""
         self.capacity = capacity
         self.live: dict[AttemptId, Attempt] = {}
         self.lost: dict[AttemptId, Attempt] = {}
         self._gpu_s = 0.0
-        self._times_lost: dict[int, int] = {}
+        self._times_lost = dict(lost)
 
     @property
     def free(self) -> int:

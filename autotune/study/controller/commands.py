@@ -1,7 +1,7 @@
 """Events and commands of the controller, as plain values.
 
-Events come from the runner (`autotune.ports.RunnerEvent`), the clock and people. The loop carries out commands in their order: a fact is stored
-before anything that follows from it is done.
+Events come from the runner (`autotune.ports.RunnerEvent`), the clock and people. The facts among the commands that follow from one event are stored in
+one transaction (`autotune.ports.decision`); then the loop carries out the commands in their order.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from autotune.ports import (
     AttemptId,
     AttemptQueued,
     AttemptStarted,
+    CloseAttempt,
+    EndTrial,
+    KeepSteps,
+    KeepTrial,
     RunnerEvent,
+    StartAttempt,
     StepsReported,
-    TrialRequest,
 )
-from autotune.spec import Failure, StudyStatus, Trial
+from autotune.reward import MachineChange
+from autotune.spec import StudyStatus
 
 
 class StudyPhase(StrEnum):
@@ -103,20 +108,6 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepTrial:
-    """A new PENDING trial is to be stored."""
-
-    trial: Trial
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartAttempt:
-    """An attempt is to be launched."""
-
-    request: TrialRequest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NoteQueued:
     """An attempt waits for ranks that others use; once per attempt."""
 
@@ -133,13 +124,6 @@ class NoteStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepSteps:
-    """Step metrics of a live attempt are to be stored."""
-
-    steps: StepsReported
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelAttempt:
     """An attempt is to be ended soon; its `AttemptEnded` still comes."""
 
@@ -147,26 +131,19 @@ class CancelAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloseAttempt:
-    """An attempt is over and another will follow."""
-
-    number: int
-    attempt: int
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndTrial:
-    """A trial became terminal: once, and for good."""
-
-    trial: Trial
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepLate:
     """A report came for an attempt that was over: it is noted and changes nothing."""
 
     event: AttemptEnded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteMachineChange:
+    """Repeated runs of the default config showed that the machine changed."""
+
+    change: MachineChange
+    again: tuple[int, ...]
+    """numbers of the trials that may win after all and will be asked for again"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,9 +182,23 @@ Command = (
     | CloseAttempt
     | EndTrial
     | KeepLate
+    | NoteMachineChange
     | EnterPhase
     | EndStudy
 )
+
+
+def cause(event: Event) -> dict[str, Any]:
+    """The event as the history names it: plain values, without what its facts say."""
+    named = {"event": type(event).__name__}
+    match event:
+        case AttemptAdopted() | AttemptQueued() | AttemptStarted() | StepsReported() | AttemptEnded():
+            _, number, attempt = event.id
+            return {**named, "number": number, "attempt": attempt}
+        case InterruptAsked(reason=reason):
+            return {**named, "reason": reason}
+    return named
+
 
 __all__ = [
     "CANCELLED_ON_REQUEST",
@@ -228,6 +219,7 @@ __all__ = [
     "KeepLate",
     "KeepSteps",
     "KeepTrial",
+    "NoteMachineChange",
     "NoteQueued",
     "NoteStarted",
     "PauseAsked",
@@ -238,4 +230,5 @@ __all__ = [
     "StopAsked",
     "StudyPhase",
     "Tick",
+    "cause",
 ]

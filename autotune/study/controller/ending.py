@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autotune.spec import Study, StudyStatus, Trial, TrialStatus
+from autotune.space.exclusion import in_words
+from autotune.spec import Study, StudyStatus, Trial
 from autotune.study.controller.commands import STOPPED_ON_REQUEST, EndStudy, StudyPhase
 from autotune.study.controller.finals import decide
 from autotune.study.controller.repeated_failure import repeated_failure
@@ -26,28 +26,34 @@ def ended(
     why: str,
     cancelled: bool,
     failures: str,
+    infeasible: Mapping[str, int],
 ) -> EndStudy:
-    """The end of a study. `why` is empty when it ran its course; `failures`: the failures so far by kind, in words."""
+    """The end of a study. `why` is empty when it ran its course; `failures`: the failures so far by kind, in words; `infeasible`: configs that cannot be run
+    here, by reason."""
     outcome = _outcome(trials, study, phase, stop_reason)
     if cancelled:
         status, message = StudyStatus.CANCELLED, why
-    elif outcome["best"] is not None:
+    elif has_found(outcome["best"], trials):
         status, message = StudyStatus.COMPLETED, stop_reason
     elif why == STOPPED_ON_REQUEST:
         status, message = StudyStatus.CANCELLED, why
     else:
-        cause = repeated_failure(trials) or f"{failures}{_refusals(trials)}"
+        cause = repeated_failure(trials) or f"{failures}{_refusals(infeasible)}"
         status, message = StudyStatus.FAILED, f"no config could be measured: {cause}"
     return EndStudy(status=status, message=message, **outcome)
 
 
-def _refusals(trials: Sequence[Trial]) -> str:
+def has_found(best: int | None, trials: Iterable[Trial]) -> bool:
+    """Whether a study has an answer: a winner (`best`, its number), or for a target a measured proxy."""
+    return best is not None or any(t.stands_for is not None and t.is_measured for t in trials)
+
+
+def _refusals(infeasible: Mapping[str, int]) -> str:
     """How many configs could not be run at all, and the most frequent reason."""
-    refusals = Counter(t.reason for t in trials if t.status is TrialStatus.INFEASIBLE)
-    if not refusals:
+    if not infeasible:
         return ""
-    (reason, count), *_ = refusals.most_common(1)
-    return f"; {refusals.total()} could not be run at all, {count} of them because {reason}"
+    reason, count = next(iter(in_words(infeasible).items()))
+    return f"; {sum(infeasible.values()):,} cannot be run here, {count:,} of them for this reason: {reason}"
 
 
 def _outcome(trials: Sequence[Trial], study: Study, phase: StudyPhase, stop_reason: str) -> dict[str, Any]:
@@ -66,6 +72,9 @@ def _outcome(trials: Sequence[Trial], study: Study, phase: StudyPhase, stop_reas
             "phase": str(phase),
             "stop_reason": stop_reason,
             "final_rounds": winner.rounds,
+            "speedup_low": winner.speedup_low,
+            "speedup_high": winner.speedup_high,
+            "tied_with": list(winner.tied_with),
             "finals": finals,
             "notes": list(winner.notes),
         },

@@ -1,23 +1,26 @@
 """What a study does next in each phase, whenever no trial waits for ranks: ask for trials, enter the next phase, or end.
 
     baseline   the default config, then the fp32 reference of its global batch where one is wanted
-    search     what the searcher proposes, each after the reference of its global batch, until a budget or the stop rule ends it
+    search     what the searcher proposes, each after the reference of its global batch, until a budget or the stop rule ends it; before that what the machine's
+               changes ask for: the default config again, and configs that were judged unfairly
     finals     the finalists and the baseline, in turn
 
-The searcher lives here: it is told every trial that may win, in the order in which the trials end.
+The searcher lives here: it is told every trial that may win, in the order in which the trials end, as it would have come out at the machine's first level.
+When that level turns out to be another, it is told the corrected figures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autotune.reward import competes
-from autotune.spec import Estimate, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
+from autotune.spec import Estimate, ParallelConfig, StandsFor, Study, Trial, TrialPurpose, TrialStatus
 from autotune.study.controller.budget import Spent, search_is_over
 from autotune.study.controller.commands import StudyPhase
 from autotune.study.controller.finals import next_final, participants
+from autotune.study.controller.remeasure import unfairly_judged, why_measure_default
 from autotune.study.controller.scoring import Scorer
 from autotune.study.controller.stop_rule import not_worth_it
 from autotune.study.controller.trial_index import TrialIndex
@@ -34,6 +37,10 @@ class Ask:
     purpose: TrialPurpose
     reason: str
     """why it is tried, in words"""
+    stands_for: StandsFor | None = None
+    """of a proxy, what it stands for and its workload"""
+    estimate: Estimate | None = None
+    """of a proxy, its prediction; that of other trials is the study's"""
 
     def trial(self, study_id: str, study: Study, number: int, estimate: Estimate | None) -> Trial:
         """The trial that it becomes."""
@@ -45,19 +52,20 @@ class Ask:
             purpose=self.purpose,
             estimate=estimate,
             reason=self.reason,
+            stands_for=self.stands_for,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What is done next; without asks and phase the study is at its end."""
+    """What is done next; without asks and phase the study is at its end, where `message` may say why."""
 
     asks: tuple[Ask, ...] = ()
     """trials to make, in this order"""
     phase: StudyPhase | None = None
     """the phase that is entered"""
     message: str = ""
-    """why it is entered, in words"""
+    """why it is entered, or why the study ends, in words"""
 
 
 class Phases:
@@ -82,8 +90,14 @@ class Phases:
         self._references = dict(references)
         """fp32 configs by global batch that were not asked for yet"""
         self._refuse = refuse
+        self._no_baseline = ""
+        """why the default config cannot be measured, in words"""
         self._quiet = ""
         """why the searcher has nothing to propose until another trial ends, in words"""
+        self._told: dict[int, Trial] = {}
+        """what the searcher was told of the trials that ended, by number"""
+        self._levels = index.levels
+        """by which it was told"""
 
     def restore(self, past: list[Trial]) -> StudyPhase:
         """Takes in the trials of an earlier controller, by number, that had not ended; returns the phase that the study was in."""
@@ -100,8 +114,34 @@ class Phases:
     def learn(self, trial: Trial) -> None:
         """Takes in a trial that ended."""
         self._quiet = ""
-        if trial.purpose is not TrialPurpose.FINAL and competes(trial, self._study):
-            self._searcher.tell([trial])
+        default = self._index.baseline
+        is_repeat = trial.purpose is TrialPurpose.BASELINE and default is not None and default.number != trial.number
+        if trial.purpose is not TrialPurpose.FINAL and not is_repeat and competes(trial, self._study):
+            self._told[trial.number] = self._index.seen(trial)
+            self._searcher.tell([self._told[trial.number]])
+        self._correct(trial)
+
+    def _correct(self, ended: Trial) -> None:
+        """Tells the searcher what trials came to that it was told otherwise, and that the earlier trial of a config that was measured again does not count."""
+        replaced: list[int] = []
+        if ended.is_measured and ended.number in self._told and self._index.measured[ended.config] > 1:
+            replaced = [n for n, t in self._told.items() if n != ended.number and t.config == ended.config]
+        for number in replaced:
+            del self._told[number]
+        moved: dict[int, Trial] = {}
+        if self._levels is not self._index.levels:
+            self._levels = self._index.levels
+            seen = {n: self._index.seen(self._index.trials[n]) for n in self._told}
+            moved = {n: t for n, t in seen.items() if t.measurement != self._told[n].measurement}
+            self._told |= moved
+        if moved or replaced:
+            self._searcher.correct(moved.values(), without=replaced)
+
+    def refused(self, ask: Ask, reason: str) -> None:
+        """Takes in that a config cannot be run, and why."""
+        self._quiet = ""
+        if ask.purpose is TrialPurpose.BASELINE:
+            self._baseline, self._no_baseline = None, f"the default config is not measured ({reason})"
 
     def next_move(self, phase: StudyPhase, *, running: int, spent: Spent) -> Move | None:
         """What is done next with `running` attempts under way; None: wait for them."""
@@ -116,7 +156,8 @@ class Phases:
             reason = "the default config, which everything is compared with"
             return Move(asks=(Ask(config=self._baseline, purpose=TrialPurpose.BASELINE, reason=reason),))
         if self._index.baseline is None:
-            message = "there is no measured baseline: rewards are relative to the first config that is measured"
+            why = self._no_baseline or "there is no measured baseline"
+            message = f"{why}: rewards are relative to the first config that is measured"
         elif references := self._reference_for(self._index.baseline.config):
             return Move(asks=references)
         else:
@@ -127,27 +168,42 @@ class Phases:
         budget = self._study.budget
         if running >= max(1, budget.parallel_trials):
             return None
-        reason = (
-            self._index.repeated_failure()
-            or search_is_over(spent, budget, self._index.reserve(self._study.measure))
-            or self._quiet
-            or not_worth_it(self._searcher, self._index, budget)
-        )
+        reserve = self._index.reserve(self._study.measure)
+        reason = self._index.repeated_failure() or search_is_over(spent, budget, reserve)
+        if not reason and (again := self._measure_again_now()) is not None:
+            return Move(asks=(again,))
+        reason = reason or self._quiet or not_worth_it(self._searcher, self._index, budget)
         config = None if reason else next(iter(self._searcher.ask(1)), None)
         if config is not None:
             ask = Ask(config=config, purpose=TrialPurpose.SEARCH, reason=self._searcher.reason(config))
             return Move(asks=(*self._reference_for(config), ask))
         self._quiet = reason = reason or self._searcher.nothing_left()
-        return None if running else Move(phase=StudyPhase.FINALS, message=reason)
+        if running:
+            return None
+        may_run = not self._index.repeated_failure() and not search_is_over(replace(spent, trials=0), budget, reserve)
+        if may_run and (again := self._measure_again_now(at_end=True)) is not None:
+            return Move(asks=(again,))
+        return Move(phase=StudyPhase.FINALS, message=reason)
+
+    def _measure_again_now(self, *, at_end: bool = False) -> Ask | None:
+        """What the changes of the machine ask for; `at_end`: no further trial is asked for."""
+        default = self._index.baseline
+        if default is not None and (reason := why_measure_default(self._index, at_end=at_end)):
+            return Ask(config=default.config, purpose=TrialPurpose.BASELINE, reason=reason)
+        unfair = None if at_end else next(iter(unfairly_judged(self._index, self._study)), None)
+        if unfair is None:
+            return None
+        reason = f"asked again: it may beat the best, but trial {unfair.number} was measured before the machine changed, or judged by what was"
+        return Ask(config=unfair.config, purpose=TrialPurpose.SEARCH, reason=reason)
 
     def _measure_again(self) -> Move:
         trials, rounds = self._index.listed(), self._study.measure.final_rounds
-        finals = [t for t in trials if t.purpose is TrialPurpose.FINAL]
-        upcoming = next_final(participants(trials, self._study), finals, rounds)
+        upcoming = next_final(participants(trials, self._study), trials, self._study)
         if upcoming is None:
             return Move()
         r, config = upcoming
-        reason = f"measured again: round {r + 1} of {rounds}"
+        more = f" of {rounds}" if r < rounds else ", because the first ones left a tie"
+        reason = f"measured again: round {r + 1}{more}"
         return Move(asks=(Ask(config=config, purpose=TrialPurpose.FINAL, reason=reason),))
 
     def _reference_for(self, config: ParallelConfig) -> tuple[Ask, ...]:

@@ -2,9 +2,8 @@
 
     baseline -> search -> finals -> ended
 
-It owns the status of every trial, the ranks in use, the budget, retries, deadlines, pause, stop and cancel. It is rebuilt from the
-trials of the store: what was told is told again in the same order, so the searcher goes on with the same next config, and a trial
-whose attempt was cut off by the end of its controller gets another attempt.
+It owns the status of every trial, the ranks in use, the budget, retries, deadlines, pause, stop and cancel. It is rebuilt from the trials of the store: what was
+told is told again in the same order, so the searcher goes on with the same next config, and a trial whose attempt was cut off gets another attempt.
 
 Laws, checked by a state machine test over any order of events: never more ranks than the capacity, never more trials than the budget;
 a trial becomes terminal once and stays so; every trial that was asked is told exactly once.
@@ -12,22 +11,14 @@ a trial becomes terminal once and stays so; every trial that was asked is told e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from autotune.ports import AttemptId
-from autotune.spec import (
-    Estimate,
-    Failure,
-    ParallelConfig,
-    Study,
-    StudyStatus,
-    Trial,
-    TrialPurpose,
-    TrialStatus,
-)
+from autotune.spec import Estimate, Failure, ParallelConfig, Study, StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.study.controller.accounts import Accounts
 from autotune.study.controller.attempts import CUT_OFF, OVERDUE, SILENT, UNASKED, Attempt, Attempts
 from autotune.study.controller.budget import Spent, everything_is_over
 from autotune.study.controller.commands import (
@@ -46,6 +37,7 @@ from autotune.study.controller.commands import (
     KeepLate,
     KeepSteps,
     KeepTrial,
+    NoteMachineChange,
     NoteQueued,
     NoteStarted,
     PauseAsked,
@@ -57,11 +49,14 @@ from autotune.study.controller.commands import (
     Tick,
 )
 from autotune.study.controller.ending import ended, paused
-from autotune.study.controller.phases import Ask, Phases
+from autotune.study.controller.infeasible import InfeasibleConfigs
+from autotune.study.controller.phases import Ask
+from autotune.study.controller.proxy_phases import phases_of
+from autotune.study.controller.remeasure import unfairly_judged
 from autotune.study.controller.rest import RestRequest
 from autotune.study.controller.scoring import Scorer
 from autotune.study.controller.trial_index import TrialIndex
-from autotune.study.controller.trial_requests import request_for
+from autotune.study.controller.trial_requests import awaits_reference, request_for
 
 if TYPE_CHECKING:
     from autotune.search import Searcher
@@ -79,8 +74,10 @@ class Controller:
         capacity: int,
         baseline: ParallelConfig | None,
         predict: Callable[[ParallelConfig], Estimate | None] = lambda _: None,
+        correct: Callable[[ParallelConfig, Estimate, Iterable[Trial]], Estimate] = lambda _, estimate, __: estimate,
         refuse: Callable[[ParallelConfig], str] = lambda _: "",
         past: Sequence[Trial] = (),
+        lost: Mapping[int, int] = MappingProxyType({}),
         elapsed_s: float = 0.0,
         gpu_s: float | None = None,
         stop_reason: str = "",
@@ -88,33 +85,26 @@ class Controller:
         fp32_losses: Mapping[int, tuple[float, ...]] = MappingProxyType({}),
     ) -> None:
         """`capacity`: ranks of the runner. `baseline`: the default config (None: there is none to beat). `refuse`: why a config cannot be run
-        at all, e.g. by this trainer; empty when it can. `past`: the trials of the store, terminal ones in the order in which
-        they ended. `elapsed_s`, `gpu_s`, `stop_reason`: as of the last checkpoint (`gpu_s` None: there is none, go by what was measured).
-        `references`: fp32 configs by global batch, to be measured for their
-        losses before anything but the baseline is tried at that batch in another precision. `fp32_losses`: losses by tokens per step that are
-        known already."""
-        self.study_id = study_id
-        self.study = study
-        self.attempts = Attempts(capacity)
+        at all, e.g. by this trainer; empty when it can. `correct`: a config's estimate given the trials so far. `past`: the trials of the store, terminal ones in the order in which
+        they ended. `lost`: by trial, the attempts that were lost. `elapsed_s`, `gpu_s`, `stop_reason`: as of the last checkpoint (`gpu_s` None: there is none, go by what was measured). `references`: fp32 configs by global batch, to
+        be measured for their losses before anything but the baseline is tried at that batch in another precision. `fp32_losses`: losses by tokens per step that are known."""
+        self.study_id, self.study = study_id, study
+        self.attempts = Attempts(capacity, lost)
         self.index = TrialIndex(study)
         self.phase = StudyPhase.BASELINE
         self.stop_reason = stop_reason
-        self._predict = predict
-        self._refuse = refuse
+        self._predict, self._correct, self._refuse = predict, correct, refuse
         self._scorer = Scorer(study, fp32_losses)
-        self._phases = Phases(
+        self._infeasible = InfeasibleConfigs(searcher, capacity, has_target=study.at_hand is not None)
+        self._phases = phases_of(
             study, searcher, self.index, self._scorer, baseline=baseline, references=references, refuse=refuse
         )
-        self._now_s: float | None = None
-        self._elapsed_s = elapsed_s
-        self._past_gpu_s = 0.0
-        self._waiting: list[int] = []
-        self._cut_off: list[int] = []
+        self._waiting, self._cut_off = list[int](), list[int]()
         self._adopted: set[AttemptId] = set()
         self._rest = RestRequest()
         self._out: list[Command] = []
         self._restore(past)
-        self._past_gpu_s = self.index.measured_gpu_s if gpu_s is None else gpu_s
+        self._accounts = Accounts(self.index, self.attempts, self._infeasible, elapsed_s=elapsed_s, gpu_s=gpu_s)
 
     def handle(self, event: Event) -> list[Command]:
         """Takes in one event; what is to be done about it, in order."""
@@ -126,7 +116,7 @@ class Controller:
             case AttemptEnded():
                 self._end_attempt(event)
             case AttemptQueued() if event.id in self.attempts.live:
-                if self.attempts.queue(event.id, self._now_s or 0.0):
+                if self.attempts.queue(event.id, self._accounts.now_s):
                     self._out.append(NoteQueued(number=event.id[1], reason=event.reason))
             case AttemptStarted() if event.id in self.attempts.live:
                 self._out.append(NoteStarted(number=event.id[1], attempt=event.id[2]))
@@ -134,9 +124,7 @@ class Controller:
                 self._out.append(KeepSteps(steps=event))
             case PauseAsked() | ResumeAsked() | StopAsked() | CancelAsked() | InterruptAsked():
                 self._rest.hear(event)
-            case _:
-                pass
-        if self.phase is not StudyPhase.ENDED and self._now_s is not None:
+        if self.phase is not StudyPhase.ENDED and self._accounts.has_begun:
             self._advance()
         out, self._out = self._out, []
         return out
@@ -149,7 +137,7 @@ class Controller:
     @property
     def elapsed_s(self) -> float:
         """Seconds that the study has been running, without pauses."""
-        return self._elapsed_s
+        return self._accounts.elapsed_s
 
     @property
     def trials(self) -> Mapping[int, Trial]:
@@ -164,17 +152,16 @@ class Controller:
     @property
     def spent(self) -> Spent:
         """What is used up of the budget."""
-        index, gpu_s = self.index, self._past_gpu_s + self.attempts.gpu_s(self._now_s or 0.0)
-        return Spent(
-            trials=index.asked, failed=index.failed, refused=index.refused, wall_s=self._elapsed_s, gpu_s=gpu_s
-        )
+        return self._accounts.spent
+
+    @property
+    def infeasible(self) -> Mapping[str, int]:
+        """Configs that cannot be run here, counted by reason."""
+        return self._infeasible.counts
 
     def late(self, event: AttemptEnded) -> Trial | None:
         """What a late report says of its trial; None when that trial is not over, so that the report must not touch it."""
-        trial = self.trials.get(event.id[1])
-        if trial is None or not trial.status.is_terminal:
-            return None
-        return trial if event.cancelled else self._scorer.ended(trial, event)
+        return self._scorer.late(self.trials.get(event.id[1]), event)
 
     # ---- what happened
 
@@ -190,19 +177,20 @@ class Controller:
                 (self._cut_off if trial.status is TrialStatus.RUNNING else self._waiting).append(trial.number)
 
     def _pass_time(self, now_s: float) -> None:
-        if self._now_s is None:
-            self._now_s = now_s
+        if not self._accounts.has_begun:
             for attempt in self.cut_off:
                 if attempt in self._adopted:
                     self.attempts.begin(attempt, self.trials[attempt[1]].config.world_size, now_s, self.study.measure)
                 else:
                     self._retry(attempt[1], CUT_OFF)
             self._cut_off = []
-        self._elapsed_s += max(0.0, now_s - self._now_s)
-        self._now_s = max(self._now_s, now_s)
+            # an earlier controller may have asked for a trial and died before it refused it, or had another runner
+            never_started = {n for n in self._waiting if self.trials[n].status is TrialStatus.PENDING}
+            self._waiting = [n for n in self._waiting if n not in never_started or not self._is_refused(self.trials[n])]
+        self._accounts.pass_time(now_s)
 
     def _end_attempt(self, event: AttemptEnded) -> None:
-        attempt = self.attempts.end(event.id, self._now_s or 0.0)
+        attempt = self.attempts.end(event.id, self._accounts.now_s)
         if attempt is None:
             self._out.append(KeepLate(event=event))
             return
@@ -228,9 +216,13 @@ class Controller:
             self._end_trial(replace(trial, status=TrialStatus.FAILED, failure=failure))
 
     def _end_trial(self, trial: Trial) -> None:
+        known = len(self.index.levels.changes)
         self.index.put(trial)
         self._out.append(EndTrial(trial=trial))
         self._learn(trial)
+        if len(changes := self.index.levels.changes) > known:
+            again = tuple(t.number for t in unfairly_judged(self.index, self.study))
+            self._out.append(NoteMachineChange(change=changes[-1], again=again))
 
     def _learn(self, trial: Trial) -> None:
         self._scorer.learn(trial)
@@ -239,7 +231,7 @@ class Controller:
     # ---- what to do next
 
     def _advance(self) -> None:
-        now_s = self._now_s or 0.0
+        now_s = self._accounts.now_s
         for attempt in self.attempts.late(now_s):
             if attempt.cancelled:
                 self.attempts.give_up(attempt)
@@ -263,7 +255,7 @@ class Controller:
             self._cancel(attempt, why)
 
     def _cancel(self, attempt: Attempt, why: str, *, overdue: bool = False) -> None:
-        if self.attempts.ask_end(attempt, why, self._now_s or 0.0, overdue=overdue):
+        if self.attempts.ask_end(attempt, why, self._accounts.now_s, overdue=overdue):
             self._out.append(CancelAttempt(id=attempt.id))
 
     def _go_on(self) -> None:
@@ -282,30 +274,43 @@ class Controller:
             if move.phase is not None:
                 self._enter(move.phase, move.message)
             elif not move.asks:
-                self._finish("")
+                self._finish("", stop_reason=move.message)
 
     def _ask(self, ask: Ask) -> None:
-        trial = ask.trial(self.study_id, self.study, len(self.trials), self._predict(ask.config))
+        predicted = ask.estimate or self._predict(ask.config)
+        if predicted is not None and ask.stands_for is None:
+            predicted = self._correct(ask.config, predicted, self.index.all_seen())
+        trial = ask.trial(self.study_id, self.study, len(self.trials), predicted)
+        if ask.purpose is not TrialPurpose.FINAL and (refusal := self._refusal(trial)):
+            self._infeasible.refuse(ask.config, refusal)
+            self._phases.refused(ask, refusal)
+            return
         self.index.put(trial)
         self._out.append(KeepTrial(trial=trial))
-        refusal = self._refuse(ask.config) or self._scorer.refusal(trial, self.attempts.capacity)
-        if refusal:
-            self._end_trial(replace(trial, status=TrialStatus.INFEASIBLE, reason=refusal))
-        else:
+        if not self._is_refused(trial):
             self._waiting.append(trial.number)
+
+    def _is_refused(self, trial: Trial) -> bool:
+        """Whether a trial of the store cannot be run any more, because the runner has fewer ranks than before; then it ends as INFEASIBLE."""
+        if refusal := self._refusal(trial):
+            self._end_trial(replace(trial, status=TrialStatus.INFEASIBLE, reason=refusal))
+        return bool(refusal)
+
+    def _refusal(self, trial: Trial) -> str:
+        """Why it cannot be run; empty when it can. The trainer was asked about a proxy before that was proposed."""
+        refused = "" if trial.stands_for else self._refuse(trial.config)
+        return refused or self._scorer.refusal(trial, self.attempts.capacity)
 
     def _may_start(self, trial: Trial) -> bool:
         """Whether there are ranks for it, and its reference is there."""
-        running = (self.trials[attempt.number] for attempt in self.attempts.live.values())
-        batch = trial.config.global_batch_size
-        awaited = any(t.purpose is TrialPurpose.REFERENCE and t.config.global_batch_size == batch for t in running)
-        return trial.config.world_size <= self.attempts.free and not awaited
+        running = [self.trials[attempt.number] for attempt in self.attempts.live.values()]
+        return trial.config.world_size <= self.attempts.free and not awaits_reference(trial, running)
 
     def _start(self, number: int) -> None:
         trial = replace(self.trials[number], status=TrialStatus.RUNNING, attempts=self.trials[number].attempts + 1)
         self.index.put(trial)
         request = request_for(trial, self.study_id, self.study, self.index, self._scorer)
-        self.attempts.begin(request.id, trial.config.world_size, self._now_s or 0.0, self.study.measure)
+        self.attempts.begin(request.id, trial.config.world_size, self._accounts.now_s, self.study.measure)
         self._out.append(StartAttempt(request=request))
 
     def _enter(self, phase: StudyPhase, message: str) -> None:
@@ -324,12 +329,12 @@ class Controller:
         self.phase = StudyPhase.ENDED
         self._out.append(end)
 
-    def _finish(self, why: str, *, cancelled: bool = False) -> None:
-        """Ends the study with what is known; `why` is empty when it ran its course."""
+    def _finish(self, why: str, *, cancelled: bool = False, stop_reason: str = "") -> None:
+        """Ends the study with what is known; `why` is empty when it ran its course, which `stop_reason` may say why."""
         for number in self._waiting:
             self._end_trial(replace(self.trials[number], status=TrialStatus.CANCELLED, reason=why))
         self._waiting = []
-        self.stop_reason = why or self.stop_reason
+        self.stop_reason = why or stop_reason or self.stop_reason
         end = ended(
             self.index.listed(),
             self.study,
@@ -338,6 +343,7 @@ class Controller:
             why=why,
             cancelled=cancelled,
             failures=self._scorer.tally(),
+            infeasible=self.infeasible,
         )
         self.phase = StudyPhase.ENDED
         self._out.append(end)

@@ -1,13 +1,21 @@
-"""All trials of a study with running counts and the best so far, so that a study of 10,000 trials decides as fast as one of 10."""
+"""All trials of a study with running counts and the best so far, so that a study of 10,000 trials decides as fast as one of 10.
+
+Trials are kept as they were measured. Whatever is compared is compared as it would have come out at the machine's first level (`seen`).
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 
-from autotune.reward import by_reward, competes
-from autotune.spec import MeasureSpec, Study, Trial, TrialPurpose, TrialStatus
+from autotune.reward import MachineLevels, by_reward, competes, counted_once
+from autotune.spec import MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
 from autotune.study.controller.budget import Reserve
 from autotune.study.controller.repeated_failure import SAME_FAILURES, repeated_failure
+
+ASKED = (TrialPurpose.SEARCH, TrialPurpose.PROXY)
+"""trials that the searcher asks for"""
 
 
 class TrialIndex:
@@ -17,13 +25,15 @@ class TrialIndex:
         self._study = study
         self.trials: dict[int, Trial] = {}
         self.asked = 0
-        """that the searcher asked for and that were not cancelled or refused"""
-        self.refused = 0
-        """that the searcher asked for and that cannot be run"""
+        """that the searcher asked for and that were neither cancelled nor INFEASIBLE"""
         self.failed = 0
         """of any purpose"""
         self.baseline: Trial | None = None
         """first measurement of the default config"""
+        self.levels = MachineLevels()
+        """how fast the machine was in each trial"""
+        self.measured: Counter[ParallelConfig] = Counter()
+        """how often each config was measured, for any purpose"""
         self._best: Trial | None = None
         self._best_stopped: Trial | None = None
         self._runs = 0
@@ -33,6 +43,8 @@ class TrialIndex:
         self._gpu_step_seconds = 0.0
         self._searched = 0
         self._search_seconds = 0.0
+        self._baselines = 0
+        self._baseline_seconds = 0.0
 
     def put(self, trial: Trial) -> None:
         """Stores the trial in its present state."""
@@ -41,12 +53,20 @@ class TrialIndex:
             self._count(before, -1)
         self._count(trial, 1)
         self.trials[trial.number] = trial
-        if trial.is_measured:
+        if trial.is_measured and (before is None or not before.is_measured):
             self._learn(trial)
+
+    def seen(self, trial: Trial) -> Trial:
+        """The trial as it would have come out at the machine's first level; the same where the machine did not change."""
+        return self.levels.seen(trial, self._study.objective.stability_weight)
+
+    def all_seen(self) -> Iterator[Trial]:
+        """All trials so, in the order in which they were kept."""
+        return map(self.seen, self.trials.values())
 
     @property
     def best(self) -> Trial | None:
-        """The best first measurement: the first of `finals.contenders`."""
+        """The best first measurement at the machine's first level: the first of `finals.contenders`."""
         return self._best or self._best_stopped
 
     @property
@@ -59,6 +79,11 @@ class TrialIndex:
         """Mean seconds of what the searcher asked for and was measured (before that: of all that was), by the clocks that measured it: a restart finds the
         same."""
         return self._search_seconds / self._searched if self._searched else self._seconds / max(1, self._runs)
+
+    @property
+    def baseline_s(self) -> float:
+        """Mean seconds of a run of the default config, by the clocks that measured it."""
+        return self._baseline_seconds / max(1, self._baselines)
 
     @property
     def purposes(self) -> set[TrialPurpose]:
@@ -87,30 +112,54 @@ class TrialIndex:
 
     def _count(self, trial: Trial, sign: int) -> None:
         self.failed += sign * (trial.status is TrialStatus.FAILED)
-        if trial.purpose is TrialPurpose.SEARCH and trial.status is not TrialStatus.CANCELLED:
-            refused = trial.status is TrialStatus.INFEASIBLE
-            self.refused += sign * refused
-            self.asked += sign * (not refused)
+        if trial.purpose in ASKED and trial.status not in (TrialStatus.CANCELLED, TrialStatus.INFEASIBLE):
+            self.asked += sign
 
     def _learn(self, trial: Trial) -> None:
         if trial.measurement is not None:
-            seconds = trial.measurement.setup_s + math.fsum(trial.measurement.step_times_s)
+            seconds = seconds_of(trial)
             self._runs += 1
             self._seconds += seconds
             self._gpu_seconds += seconds * trial.config.world_size
-            if trial.purpose is TrialPurpose.SEARCH:
+            if trial.purpose in ASKED:
                 self._searched += 1
                 self._search_seconds += seconds
+            if trial.purpose is TrialPurpose.BASELINE:
+                self._baselines += 1
+                self._baseline_seconds += seconds
             self._step_seconds += trial.measurement.step_time_s
             self._gpu_step_seconds += trial.measurement.step_time_s * trial.config.world_size
-        if trial.purpose is TrialPurpose.FINAL or trial.reward is None or not competes(trial, self._study):
+        self.measured[trial.config] += 1
+        if trial.purpose in (TrialPurpose.FINAL, TrialPurpose.PROXY):
             return
-        if trial.purpose is TrialPurpose.BASELINE:
+        is_baseline = trial.purpose is TrialPurpose.BASELINE
+        is_repeat = is_baseline and self.baseline is not None
+        if is_baseline:
             self.baseline = self.baseline or trial
-        if trial.status is TrialStatus.COMPLETED:
-            self._best = _better(trial, self._best)
+        if is_baseline or trial.number < self.levels.last_run:
+            self.levels = MachineLevels(self.trials.values())
+        if is_repeat or self.measured[trial.config] > 1 or trial.number < self.levels.last_run:
+            self._best = self._best_stopped = None
+            for each in counted_once(list(self.trials.values())):
+                self._compare(each)
         else:
-            self._best_stopped = _better(trial, self._best_stopped)
+            self._compare(trial)
+
+    def _compare(self, trial: Trial) -> None:
+        """Takes in a trial that is the best so far or is not."""
+        if trial.reward is None or not competes(trial, self._study):
+            return
+        if trial.status is TrialStatus.COMPLETED:
+            self._best = _better(self.seen(trial), self._best)
+        else:
+            self._best_stopped = _better(self.seen(trial), self._best_stopped)
+
+
+def seconds_of(trial: Trial) -> float:
+    """Seconds that a measured trial took, by the clock that measured it."""
+    return (
+        trial.measurement.setup_s + math.fsum(trial.measurement.step_times_s) if trial.measurement is not None else 0.0
+    )
 
 
 def _better(trial: Trial, best: Trial | None) -> Trial:

@@ -1,6 +1,8 @@
-"""A trial as a request to the runner: how long it is measured, what it has to beat, whether its step is profiled."""
+"""A trial as a request to the runner: how long it is measured, what it has to beat, whether its step is profiled; and whether it may be made yet."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from autotune.ports import TrialRequest
 from autotune.spec import ParallelConfig, Study, Trial, TrialPurpose
@@ -17,7 +19,7 @@ def request_for(trial: Trial, study_id: str, study: Study, index: TrialIndex, sc
         study=study_id,
         number=trial.number,
         attempt=trial.attempts,
-        workload=study.workload,
+        workload=trial.stands_for.workload if trial.stands_for else study.workload,
         config=trial.config,
         measure=whole(study.measure) if is_reference else longer(study.measure) if is_last else study.measure,
         seed=trial.seed,
@@ -25,18 +27,17 @@ def request_for(trial: Trial, study_id: str, study: Study, index: TrialIndex, sc
         trainer_options=study.trainer_options,
         data=study.data,
         profile=is_last,
-        beat_step_time_s=scorer.time_to_beat(trial, index.best) if is_search else None,
-        repeat=_repeat(trial, index),
+        beat_step_time_s=scorer.time_to_beat(trial, index.best, index.levels.now) if is_search else None,
+        repeat=index.measured[trial.config],
     )
 
 
-def _repeat(trial: Trial, index: TrialIndex) -> int:
-    """How often its config was measured before: only the finals measure again."""
-    if trial.purpose is not TrialPurpose.FINAL:
-        return 0
-    return sum(t.is_measured and t.config == trial.config for t in index.trials.values())
+def awaits_reference(trial: Trial, running: Iterable[Trial]) -> bool:
+    """Whether the fp32 reference of its batch still runs: its losses are compared with those."""
+    batch = trial.config.global_batch_size
+    return any(t.purpose is TrialPurpose.REFERENCE and t.config.global_batch_size == batch for t in running)
 
 
 def _is_last_round(config: ParallelConfig, study: Study, index: TrialIndex) -> bool:
     finals = [t for t in index.trials.values() if t.purpose is TrialPurpose.FINAL and t.config == config]
-    return sum(t.is_measured for t in finals) >= study.measure.final_rounds - 1
+    return sum(t.is_measured for t in finals) == study.measure.final_rounds - 1

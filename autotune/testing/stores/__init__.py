@@ -6,10 +6,14 @@ class TestMyStore(StoreContract):
 
     study_contract.py       submission, lookup, status, history            lease_contract.py    one holder at a time
     trial_contract.py       trials, attempts and steps under a lease       knowledge_contract.py    the best, what is measured once
+    decision_contract.py    what follows from one event, in one transaction
+    annotation_contract.py  notes, tags and deletion, a part of
     service_contract.py     `ServiceStoreContract`: tokens, audit, counts, for a store that the service runs on
     sample_studies.py       what a store is filled with: `a_study`, `pending`, `measured`, `failed`, `run_trial`; other tests use them too
 """
 
+from autotune.testing.stores.annotation_contract import AnnotationContract
+from autotune.testing.stores.decision_contract import DecisionContract
 from autotune.testing.stores.knowledge_contract import KnowledgeContract
 from autotune.testing.stores.lease_contract import LeaseContract
 from autotune.testing.stores.sample_studies import (
@@ -29,12 +33,14 @@ from autotune.testing.stores.study_contract import StudyContract
 from autotune.testing.stores.trial_contract import TrialContract
 
 
-class StoreContract(StudyContract, LeaseContract, TrialContract, KnowledgeContract):
+class StoreContract(StudyContract, LeaseContract, TrialContract, DecisionContract, KnowledgeContract):
     """Laws of `autotune.ports.Store`."""
 
 
 __all__ = [
     "LONG_S",
+    "AnnotationContract",
+    "DecisionContract",
     "KnowledgeContract",
     "LeaseContract",
     "ServiceStoreContract",

@@ -1,9 +1,10 @@
-"""Laws of `HistoryReader`, `CalibrationStore` and `ReferenceLossStore`: what all studies together know."""
+"""Laws of `HistoryReader`, `CalibrationStore`, `ProfileStore` and `ReferenceLossStore`: what all studies together know."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from autotune.ports import Store
 from autotune.spec import (
     ParallelConfig,
+    StandsFor,
+    TrialPurpose,
     TrialStatus,
 )
 from autotune.spec.study import SIMULATED
@@ -60,14 +63,30 @@ class KnowledgeContract(StoreFixture):
         run_trial(store, again, measured(pending(0, config), step_time_s=0.42))
         assert [(r.id, t.number) for r, t in store.best()] == [(again.study, 0)]
 
+    def test_the_best_since_a_moment(self, store: Store) -> None:
+        lease = running_study(store)
+        old, new = (measured(pending(number), step_time_s=0.5) for number in (0, 1))
+        run_trial(store, lease, replace(old, ended_at=datetime(2026, 1, 1, tzinfo=UTC)))
+        run_trial(store, lease, replace(new, ended_at=datetime(2026, 2, 1, tzinfo=UTC)))
+        assert [t.number for _, t in store.best(measured_after=datetime(2026, 1, 15, tzinfo=UTC))] == [1]
+        assert len(store.best(measured_after=datetime(2025, 1, 1, tzinfo=UTC), num_gpus=8, one_each=True)) == 1
+        assert store.best(num_gpus=16) == []
+
     def test_workloads_with_measurements_are_known_and_select_the_best(self, store: Store) -> None:
         lease = running_study(store)
         run_trial(store, lease, measured(pending(0)))
         run_trial(store, lease, failed(pending(1)))
         store.submit(a_study("waits", model="other"), {})
         (known,) = store.known_workloads()
-        assert (known.workload, known.configs, known.trials) == (a_study().workload, 1, 1)
+        assert (known.workload, known.configs) == (a_study().workload, 1)
         assert [trial.number for _, trial in store.best(workload=known.key)] == [0]
+
+    def test_a_proxy_is_ranked_nowhere(self, store: Store) -> None:
+        lease = running_study(store, a_study(num_gpus=64))
+        stands_for = StandsFor(config=ParallelConfig(dp=64), workload=a_study().workload)
+        run_trial(store, lease, measured(pending(0, purpose=TrialPurpose.PROXY, stands_for=stands_for)))
+        assert store.best(limit=10) == []
+        assert store.known_workloads() == []
 
     def test_one_of_each_model_and_cluster_the_latest_study_first(self, store: Store) -> None:
         old = running_study(store, a_study("old", model="large"))
@@ -98,6 +117,14 @@ class KnowledgeContract(StoreFixture):
         store.save_calibration("c", "native", {"matmul": 0.75, "links": {"intra": 1e9}})
         store.save_calibration("c", "megatron", {"matmul": 0.1})
         assert store.calibration("c", "native") == {"matmul": 0.75, "links": {"intra": 1e9}}
+
+    def test_profiles_are_kept_by_fingerprint(self, store: Store) -> None:
+        assert store.profile("a") is None
+        store.save_profile("a", {"runs": ["one"]})
+        store.save_profile("a", {"runs": ["one", "two"], "weights": [[True, [2, 3]]]})
+        store.save_profile("b", {})
+        assert store.profile("a") == {"runs": ["one", "two"], "weights": [[True, [2, 3]]]}
+        assert store.profile("b") == {}
 
     def test_the_longest_reference_is_kept(self, store: Store) -> None:
         assert store.reference_losses("m", "d", 0) is None

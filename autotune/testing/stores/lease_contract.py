@@ -34,6 +34,7 @@ class LeaseContract(StoreFixture):
         longer = store.renew(first, lease_s=2 * LONG_S)
         assert (longer.fence, longer.owner) == (first.fence, first.owner)
         assert longer.expires_at > first.expires_at
+        assert store.is_held(record.id)
         store.release(longer)
         second = store.claim(record.id, "b", lease_s=LONG_S)
         assert second is not None
@@ -82,6 +83,7 @@ class LeaseContract(StoreFixture):
         assert [r.id for r in store.claimable()] == [second.id]
         store.renew(lease, lease_s=0)
         assert [r.id for r in store.claimable()] == [first.id, second.id]
+        assert not store.is_held(first.id), "it ran out"
         store.set_status(second.id, StudyStatus.PAUSED, expect=[StudyStatus.QUEUED])
         store.set_status(first.id, StudyStatus.CANCELLED, expect=[StudyStatus.QUEUED])
         assert store.claimable() == []
@@ -100,5 +102,6 @@ class LeaseContract(StoreFixture):
         assert (held.owner, held.fence) == ("a", lease.fence)
         store.release(lease)
         assert store.holder(record.id) is None
+        assert not store.is_held(record.id)
         with pytest.raises(NotFoundError):
             store.holder("nobody")

@@ -86,6 +86,7 @@ def measured(trial: Trial, *, step_time_s: float = 0.5, status: TrialStatus = Tr
     measurement = Measurement(
         step_times_s=(step_time_s, step_time_s * 1.1, step_time_s * 0.9),
         peak_memory_bytes=7.5e9,
+        step_peak_memory_bytes=(7e9, 7.5e9, 7.5e9),
         tokens_per_step=32 * 1024,
         num_ranks=8,
         losses=(5.5, 5.25, math.inf),

@@ -8,6 +8,7 @@ import pytest
 
 from autotune.errors import NotFoundError, SpecError
 from autotune.ports import ServiceStore
+from autotune.testing.stores.annotation_contract import AnnotationContract
 from autotune.testing.stores.sample_studies import (
     a_study,
     failed,
@@ -16,10 +17,9 @@ from autotune.testing.stores.sample_studies import (
     run_trial,
     running_study,
 )
-from autotune.testing.stores.store_fixture import StoreFixture
 
 
-class ServiceStoreContract(StoreFixture):
+class ServiceStoreContract(AnnotationContract):
     """Tokens are known by their text alone, the audit is read in order, counts are those of the moment."""
 
     def test_a_token_is_known_by_its_text_alone(self, store: ServiceStore) -> None:

@@ -12,9 +12,7 @@ import pytest
 
 from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import LeasedStore
-from autotune.spec import (
-    StudyStatus,
-)
+from autotune.spec import StudyStatus, Wanted
 from autotune.testing.stores.sample_studies import (
     a_study,
     kinds,
@@ -61,6 +59,19 @@ class StudyContract(StoreFixture):
             ids = {r.id for r in pool.map(lambda _: store.submit(a_study(), {}, idempotency_key="k"), range(16))}
         assert len(ids) == 1
         assert [r.id for r in store.studies()] == list(ids)
+
+    def test_who_joins_gets_the_study_of_the_same_spec_that_has_not_ended(self, store: LeasedStore) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            ids = {r.id for r in pool.map(lambda _: store.submit(a_study(), {"a": 1}, join=True), range(8))}
+        assert len(ids) == 1
+        (first,) = ids
+        assert store.submit(a_study(num_gpus=4), {"a": 2}, join=True).id != first
+        assert store.submit(a_study("other"), {"a": 1}, join=True).id != first, "of the same name"
+        assert store.submit(a_study(), {"a": 1}).id != first
+        for record in store.studies():
+            if record.study == a_study():
+                store.want(record.id, Wanted.CANCEL)
+        assert store.submit(a_study(), {"a": 1}, join=True).id not in ids
 
     def test_a_study_is_found_by_id_name_and_prefix(self, store: LeasedStore) -> None:
         record = store.submit(a_study("alpha"), {})
@@ -109,11 +120,17 @@ class StudyContract(StoreFixture):
         assert record.result == {"finals": [1, None]}
         assert record.started_at is not None
         with pytest.raises(ConflictError):
-            store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.PAUSED])
+            store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.PAUSED], lease=lease)
         with pytest.raises(TypeError):
-            store.set_status(lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], nonsense=1)  # type: ignore[call-arg]
-        paused = store.set_status(lease.study, StudyStatus.PAUSED, expect=[StudyStatus.RUNNING], message="by ada")
+            store.set_status(lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], lease=lease, nonsense=1)  # type: ignore[call-arg]
+        paused = store.set_status(
+            lease.study, StudyStatus.PAUSED, expect=[StudyStatus.RUNNING], message="by ada", lease=lease
+        )
         assert (paused.status, paused.message, paused.result) == (StudyStatus.PAUSED, "by ada", record.result)
+        same = store.set_status(
+            lease.study, StudyStatus.PAUSED, expect=[StudyStatus.PAUSED], message=None, lease=lease, elapsed_s=13.0
+        )
+        assert (same.message, same.elapsed_s) == ("by ada", 13.0)
         with pytest.raises(NotFoundError):
             store.set_status("nobody", StudyStatus.PAUSED, expect=[StudyStatus.RUNNING])
         assert kinds(store, lease.study) == ["study.submitted", "study.claimed", "study.running", "study.paused"]
@@ -124,17 +141,49 @@ class StudyContract(StoreFixture):
         store.add_trial(lease, pending(1))
         store.add_trial(lease, pending(2))
         store.start_attempt(lease, 1, 1)
-        record = store.set_status(lease.study, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING], message="by ada")
+        record = store.set_status(
+            lease.study, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING], message="by ada", lease=lease
+        )
         assert record.ended_at is not None
         assert record.trial_counts == {"COMPLETED": 1, "CANCELLED": 2}
         assert not store.end_trial(lease, measured(pending(1)))
         for status in StudyStatus:
             with pytest.raises(ConflictError):
-                store.set_status(lease.study, status, expect=list(StudyStatus))
+                store.set_status(lease.study, status, expect=list(StudyStatus), lease=lease)
+        for wanted in Wanted:
+            with pytest.raises(ConflictError):
+                store.want(lease.study, wanted)
         with pytest.raises(ConflictError):
             store.add_trial(lease, pending(3))
         history = kinds(store, lease.study)
         assert history[-4:] == ["trial.ended", "trial.ended", "study.cancelled", "trial.late"]
+
+    def test_people_and_the_controller_write_into_different_places(self, store: LeasedStore) -> None:
+        lease = running_study(store)
+        assert store.study(lease.study).wanted is Wanted.RUN
+        paused = store.want(lease.study, Wanted.PAUSE, message="by ada")
+        assert (paused.status, paused.wanted, paused.message) == (StudyStatus.RUNNING, Wanted.PAUSE, "by ada")
+        assert paused.wanted_at is not None
+        assert store.want(lease.study, Wanted.PAUSE, message="by bob").message == "by ada", "nothing new was asked for"
+        moved = store.set_status(
+            lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], message=None, lease=lease
+        )
+        assert (moved.wanted, moved.message) == (Wanted.PAUSE, "by ada")
+        with pytest.raises(ConflictError):
+            store.set_status(lease.study, StudyStatus.PAUSED, expect=[StudyStatus.RUNNING])  # somebody runs it
+        with pytest.raises(ConflictError):
+            store.set_status(
+                lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], lease=lease, wanted=Wanted.RUN
+            )
+        for wanted in (Wanted.RUN, Wanted.STOP):
+            assert store.want(lease.study, wanted).wanted is wanted
+        for wanted in (Wanted.RUN, Wanted.PAUSE):
+            with pytest.raises(ConflictError):
+                store.want(lease.study, wanted)  # a stop is not taken back
+        assert store.want(lease.study, Wanted.CANCEL).wanted is Wanted.CANCEL
+        assert kinds(store, lease.study)[-4:] == ["study.wanted"] * 4
+        with pytest.raises(NotFoundError):
+            store.want("nobody", Wanted.RUN)
 
     def test_only_one_of_many_transitions_wins(self, store: LeasedStore) -> None:
         record = store.submit(a_study(), {})

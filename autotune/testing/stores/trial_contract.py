@@ -14,12 +14,14 @@ from autotune.spec import (
     Failure,
     FailureKind,
     ParallelConfig,
+    StandsFor,
     Trial,
     TrialPurpose,
     TrialStatus,
 )
 from autotune.testing.stores.sample_studies import (
     LONG_S,
+    a_study,
     failed,
     kinds,
     measured,
@@ -54,6 +56,17 @@ class TrialContract(StoreFixture):
         assert repr(ended) == repr(expected)  # nan is not equal to itself, its text is
         assert store.study(lease.study).trial_counts == {"COMPLETED": 1}
         assert kinds(store, lease.study)[-3:] == ["trial.asked", "trial.started", "trial.ended"]
+
+    def test_a_proxy_comes_back_with_what_it_stands_for(self, store: LeasedStore) -> None:
+        target = a_study(num_gpus=64)
+        here = replace(target.workload, cluster=a_study().workload.cluster, global_batch_size=16)
+        lease = running_study(store, target)
+        stands_for = StandsFor(config=ParallelConfig(dp=64), workload=here)
+        end = measured(pending(0, purpose=TrialPurpose.PROXY, stands_for=stands_for))
+        assert run_trial(store, lease, end)
+        (kept,) = store.trials(lease.study)
+        assert kept.stands_for == stands_for
+        assert kept.is_measured
 
     def test_a_failure_keeps_its_evidence(self, store: LeasedStore) -> None:
         lease = running_study(store)

@@ -17,12 +17,14 @@ from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import NODE_RANK, Launch
 from autotune.trainers.limit import Limit
+from autotune.trainers.not_offered import without
+from autotune.trainers.own_program import CWD, SCRIPT, SCRIPT_ARGS
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program_files
 from autotune.trainers.readers import accelerate_yaml
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import Placement, meeting, place, tf32_environment
-from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer
+from autotune.trainers.trainer import SHARED_OPTIONS, StepMetrics, Trainer
 
 
 class AccelerateTrainer(Trainer):
@@ -32,10 +34,13 @@ class AccelerateTrainer(Trainer):
     reads_config_json = True
     summary = "Hugging Face accelerate 1.15, accelerate.yaml with FSDP2 or DeepSpeed"
     checked_against = "accelerate 1.15.0"
+    no_adapters = "the program of its launches starts from random weights, of which adapters alone learn nothing"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "compile",
+        "dp_replicas",
     })  # fmt: skip
+    cannot = without("dp_replicas")
     neutral: ClassVar = {
         "pp_schedule": "it has no pipeline: pp above 1 is refused",
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
@@ -46,8 +51,9 @@ class AccelerateTrainer(Trainer):
     options = (
         *SHARED_OPTIONS,
         SETTINGS,
-        Option(name="script", meaning="your own program; default: one that trains a Hugging Face model", default=""),
-        Option(name="script_args", meaning="arguments of your own program", default=()),
+        SCRIPT,
+        SCRIPT_ARGS,
+        CWD,
         DATA,
     )
 
@@ -76,6 +82,8 @@ class AccelerateTrainer(Trainer):
                 )
         if c.tp * c.cp > 1 and c.zero_stage < 2:
             limit("zero_stage", c.zero_stage, "with tp or cp the replicas must be FSDP2 shards", 2)
+        if c.dp_replicas > 1 and c.zero_stage < 2:
+            limit("dp_replicas", c.dp_replicas, "copies of shards are FSDP's: they need zero_stage >= 2")
         if c.sequence_parallel:
             limit("sequence_parallel", True, "its tensor parallelism keeps whole sequences on every rank", False)
         return tuple(limits)
@@ -168,10 +176,10 @@ def _document(workload: Workload, c: ParallelConfig, placement: Placement) -> di
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             "fsdp_activation_checkpointing": c.recompute == "full",
         }
-    if c.tp * c.cp > 1:
+    if c.tp * c.cp * c.dp_replicas > 1:
         document["parallelism_config"] = {
-            "parallelism_config_dp_replicate_size": 1,
-            "parallelism_config_dp_shard_size": c.dp,
+            "parallelism_config_dp_replicate_size": c.dp_replicas,
+            "parallelism_config_dp_shard_size": c.dp // c.dp_replicas,
             "parallelism_config_tp_size": c.tp,
             "parallelism_config_cp_size": c.cp,
         }

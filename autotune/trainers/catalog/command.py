@@ -23,8 +23,10 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.spec import FIELDS, KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.checks import nearest
+from autotune.spec.workload import OPTIMIZERS, PEFT_METHODS
 from autotune.trainers.effective import effective
 from autotune.trainers.launch_files import FOLDER, MASTER_ADDR, MASTER_PORT, NODE_RANK, Launch
+from autotune.trainers.launcher_limits import launcher_limits
 from autotune.trainers.limit import Limit
 from autotune.trainers.log_formats import pattern_reader, stock_reader
 from autotune.trainers.placeholders import Values, check_names, null_inside, parse, word
@@ -41,7 +43,7 @@ from autotune.trainers.trainer import (
     Trainer,
     needs,
 )
-from autotune.trainers.trainer_option import WORKING_DIR
+from autotune.trainers.trainer_option import WORKING_DIR, Reach
 
 MAX_ARGUMENTS = 512
 MAX_CHARACTERS = 4096
@@ -52,7 +54,7 @@ _IMPLIED = {
 """knobs that other placeholders determine too: any of these suffices"""
 _SURROUNDINGS = frozenset(
     {
-        *(f.name for f in fields(ModelSpec) if f.name != "name"),
+        *(f.name for f in fields(ModelSpec) if f.name not in ("name", "code")),
         *(
             "model",
             "head_dim",
@@ -85,28 +87,58 @@ class CommandTrainer(Trainer):
     reads = frozenset(
         FIELDS
     )  # every knob has a placeholder as soon as it is declared, and is refused where none is written
+    optimizers = frozenset(OPTIMIZERS)  # the workload says what the program does by itself
+    packs_documents = True
+    peft_methods = frozenset(PEFT_METHODS)
     options = (
-        Option(name="argv", meaning="the command, one string per argument, with placeholders", default=()),
-        Option(name="env", meaning="environment variables, with placeholders", default={}),
-        Option(name="values", meaning="what values of a knob are written as; null leaves the argument out", default={}),
-        Option(name="cwd", meaning="folder in which the program runs, relative to the spec's own", default=""),
+        Option(
+            name="argv",
+            meaning="the command, one string per argument, with placeholders",
+            default=(),
+            reach=Reach.PROGRAM,
+        ),
+        Option(name="env", meaning="environment variables, with placeholders", default={}, reach=Reach.ENVIRONMENT),
+        Option(
+            name="values",
+            meaning="what values of a knob are written as; null leaves the argument out",
+            default={},
+            reach=Reach.ARGUMENT,
+        ),
+        Option(
+            name="cwd",
+            meaning="folder in which the program runs, relative to the spec's own",
+            default="",
+            reach=Reach.PROGRAM,
+        ),
         PYTHON,
-        Option(name="files", meaning="files to render, by name, each from a template or its path", default={}),
-        Option(name="fixed", meaning="knobs that the program is started with anyway, each with its value", default={}),
-        Option(name="metrics", meaning="regular expression with one group by metric name", default={}),
-        Option(name="steps", meaning="what {steps} stands for", default=50),
+        Option(
+            name="files",
+            meaning="files to render, by name, each from a template or its path",
+            default={},
+            reach=Reach.ARGUMENT,
+        ),
+        Option(
+            name="fixed",
+            meaning="knobs that the program is started with anyway, each with its value",
+            default={},
+            reach=Reach.NOTHING,
+        ),
+        Option(
+            name="metrics", meaning="regular expression with one group by metric name", default={}, reach=Reach.ARGUMENT
+        ),
+        Option(name="steps", meaning="what {steps} stands for", default=50, reach=Reach.NOTHING),
         SAME_DATA,
         WORKING_DIR,
-        Option(name="seed", meaning="what {seed} stands for", default=1234),
+        Option(name="seed", meaning="what {seed} stands for", default=1234, reach=Reach.NOTHING),
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """Knobs that no placeholder carries to the program."""
+        """Knobs that no placeholder carries to the program, and configs of which its launcher would start a part."""
         if not options["argv"]:
             return ()
         named, fixed, default = self._named(options), options["fixed"], ParallelConfig()
         asked = effective(config)
-        limits = []
+        limits = list(launcher_limits(_arguments(options["argv"]), place(workload.cluster, config), workload.cluster))
         for knob in FIELDS:
             if named.intersection(_IMPLIED.get(knob, (knob,))):
                 continue
@@ -223,7 +255,7 @@ class CommandTrainer(Trainer):
     @staticmethod
     def _values(workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
         placement = place(workload.cluster, config)
-        model = {f.name: getattr(workload.model, f.name) for f in fields(ModelSpec) if f.name != "name"}
+        model = {f.name: getattr(workload.model, f.name) for f in fields(ModelSpec) if f.name not in ("name", "code")}
         return {
             **model,
             **config.values(),

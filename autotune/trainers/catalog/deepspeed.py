@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
+from autotune.trainers.not_offered import without
+from autotune.trainers.own_program import CWD, SCRIPT, SCRIPT_ARGS
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import DATA, data_arguments, data_notes, program_files
 from autotune.trainers.readers import deepspeed_json
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
-from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, number
+from autotune.trainers.trainer import SHARED_OPTIONS, StepMetrics, Trainer, clean, number
 
 _SPEED = re.compile(r"global_step=(\d+), RunningAvgSamplesPerSec=[-0-9.einf]+, CurrSamplesPerSec=([0-9.]+)")
 _MEMORY = re.compile(r"MaxMemAllocated=([0-9.]+)GB")
@@ -35,18 +37,26 @@ class DeepspeedTrainer(Trainer):
     reads_config_json = True
     summary = "DeepSpeed 0.19, ds_config.json with ZeRO and AutoTP"
     checked_against = "DeepSpeed 0.19.8"
+    no_adapters = "the program of its launches starts from random weights, of which adapters alone learn nothing"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+        "offload",
     })  # fmt: skip
+    cannot: ClassVar = {
+        **without("offload"),
+        "offload=activations": "ds_config.json offloads the optimizer; activations only as checkpoints of DeepSpeed's own function",
+        "offload=all": "ds_config.json offloads the optimizer; activations only as checkpoints of DeepSpeed's own function",
+    }
     can_import = True
     recognized_by = ("train_micro_batch_size_per_gpu", "zero_optimization")
     settings_file = "ds_config.json"
     options = (
         *SHARED_OPTIONS,
         SETTINGS,
-        Option(name="script", meaning="your own program; default: one that trains a Hugging Face model", default=""),
-        Option(name="script_args", meaning="arguments of your own program", default=()),
+        SCRIPT,
+        SCRIPT_ARGS,
+        CWD,
         DATA,
     )
 
@@ -78,6 +88,8 @@ class DeepspeedTrainer(Trainer):
             limit("zero_stage", 3, "AutoTP trains with ZeRO 0 to 2", 2)
         if c.tp > 1 and c.sequence_parallel:
             limit("sequence_parallel", True, "AutoTP keeps whole sequences on every rank", False)
+        if c.offload == "optimizer" and c.zero_stage == 0:
+            limit("offload", c.offload, "ZeRO offloads the optimizer: it needs zero_stage >= 1", "none")
         if c.cp > 1:
             limit("cp", c.cp, "sequence parallelism of DeepSpeed (Ulysses) needs a model that calls it")
         if c.ep > 1:
@@ -93,8 +105,12 @@ class DeepspeedTrainer(Trainer):
         files = {"ds_config.json": to_json(_settings(workload, c, options))}
         notes = list(cpu_note(workload, "DeepSpeed"))
         if options["script"]:
-            if c.recompute != "none" or c.compile:
-                notes.append("your program must switch on recomputation and torch.compile; ds_config.json cannot")
+            if c.recompute != "none":
+                notes.append(
+                    f"your program must recompute activations (recompute={c.recompute}): ds_config.json cannot"
+                )
+            if c.compile:
+                notes.append("your program must call torch.compile: ds_config.json cannot")
             command = (options["script"], "--deepspeed_config", "ds_config.json", *map(str, options["script_args"]))
             return Launch(argv=(*start, *command), env=tf32_environment(c.precision), files=files, notes=tuple(notes))
         files |= program_files("train_deepspeed.py", workload)
@@ -131,10 +147,11 @@ class DeepspeedTrainer(Trainer):
 
 def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     rate = options["learning_rate"]
+    here = {"torch_adam": True} if c.offload == "none" else {}  # in host memory it is DeepSpeed's own Adam
     optimizer = (
         {
             "type": "AdamW",
-            "params": {"lr": rate, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "torch_adam": True},
+            "params": {"lr": rate, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, **here},
         }
         if workload.optimizer == "adamw"
         else {"type": "SGD", "params": {"lr": rate}}
@@ -150,6 +167,8 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
     }
     if c.zero_stage:
         settings["zero_optimization"] |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}
+    if c.offload == "optimizer":
+        settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if workload.optimizer == "sgd":
         settings["zero_allow_untested_optimizer"] = True
     if c.precision == "bf16":

@@ -15,12 +15,16 @@ from autotune.trainers.file_formats import hf_layer_class, to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.log_formats import parse_loss_dictionary
+from autotune.trainers.not_offered import NOT_SET
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import DATA, data_arguments, data_notes, program_files
 from autotune.trainers.readers import training_arguments
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, StepMetrics, Trainer
+
+OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd", "adamw_8bit": "adamw_bnb_8bit", "adafactor": "adafactor"}
+"""values of TrainingArguments' `optim` (OptimizerNames)"""
 
 
 class HfTrainer(Trainer):
@@ -30,10 +34,13 @@ class HfTrainer(Trainer):
     reads_config_json = True
     summary = "transformers.Trainer 5, training_args.json with FSDP2 or DeepSpeed"
     checked_against = "transformers 5.23.0"
+    no_adapters = "the program of its launches starts from random weights, of which adapters alone learn nothing"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "compile",
     })  # fmt: skip
+    cannot = NOT_SET
+    optimizers = frozenset(OPTIMIZERS)
     neutral: ClassVar = {
         "pp_schedule": "it has no pipeline: pp above 1 is refused",
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
@@ -97,7 +104,7 @@ def _arguments(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]
         "learning_rate": options["learning_rate"],
         "weight_decay": 0.1,
         "max_grad_norm": 1.0,
-        "optim": "adamw_torch" if workload.optimizer == "adamw" else "sgd",
+        "optim": OPTIMIZERS[workload.optimizer],
         "seed": options["seed"],
         "bf16": c.precision == "bf16",
         "fp16": c.precision == "fp16",

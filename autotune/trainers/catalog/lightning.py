@@ -19,12 +19,15 @@ from autotune.trainers.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.lightning_bars import bar_reader
 from autotune.trainers.limit import Limit
+from autotune.trainers.not_offered import NOT_SET
+from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import DATA, data_arguments, data_notes, long_options, program_files
 from autotune.trainers.readers import lightning_yaml
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import Placement, place, tf32_environment, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, LineReader, Option, StepMetrics, Trainer, needs
+from autotune.trainers.trainer_option import Reach
 
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 """values of Trainer's `precision`"""
@@ -43,10 +46,12 @@ class LightningTrainer(Trainer):
     can_import = True
     recognized_by = ("accumulate_grad_batches:", "seed_everything:", "lightning.pytorch.strategies")
     settings_file = "lightning.yaml"
+    no_adapters = "the program of its launches starts from random weights, of which adapters alone learn nothing"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "compile",
     })  # fmt: skip
+    cannot = NOT_SET
     neutral: ClassVar = {
         "pp_schedule": "it has no pipeline: pp above 1 is refused",
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
@@ -58,10 +63,24 @@ class LightningTrainer(Trainer):
             name="script",
             meaning="your own LightningCLI program; default: one that trains a Hugging Face model",
             default="",
+            reach=Reach.PROGRAM,
         ),
-        Option(name="script_args", meaning="arguments of your own program, after `fit`", default=()),
-        Option(name="batch_key", meaning="your program's key of the micro-batch size", default="data.batch_size"),
-        Option(name="layer_class", meaning="import path of your layer class that FSDP wraps", default=""),
+        Option(
+            name="script_args", meaning="arguments of your own program, after `fit`", default=(), reach=Reach.ARGUMENT
+        ),
+        CWD,
+        Option(
+            name="batch_key",
+            meaning="your program's key of the micro-batch size",
+            default="data.batch_size",
+            reach=Reach.NOTHING,
+        ),
+        Option(
+            name="layer_class",
+            meaning="import path of your layer class that FSDP wraps",
+            default="",
+            reach=Reach.ARGUMENT,
+        ),
         DATA,
     )
 

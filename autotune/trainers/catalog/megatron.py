@@ -8,18 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
 from autotune.spec.model_figures import LLAMA3_SCALING, figures_of, llama3_scaling
 from autotune.trainers.effective import cpu_note, effective
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.megatron_core import SHARDING, core_limits, parse_iteration
+from autotune.trainers.megatron_core import NOT_IN_CORE, OVERLAP, SHARDING, core_limits, parse_iteration
+from autotune.trainers.megatron_knobs import model_fields, optimizer_fields
+from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import megatron_flags
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
+from autotune.trainers.trainer_option import Reach
+
+NARROW = {
+    "fp8": {"fp8-format": "hybrid"},
+    "mxfp8": {"fp8-format": "e4m3", "fp8-recipe": "mxfp8"},
+    "nvfp4": {"fp4-format": "e2m1", "fp4-recipe": "nvfp4"},
+}
+"""flags of precisions below 16 bits, beside bf16"""
 
 
 class MegatronTrainer(Trainer):
@@ -31,42 +41,73 @@ class MegatronTrainer(Trainer):
     checked_against = "Megatron-LM with Megatron Core 0.16.1"
     rotary_scalings = frozenset({"llama3"})
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
+    no_adapters = "pretrain_gpt.py has none"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+        "dp_replicas", "pp_split", "loss", "cp_style", "offload", "async_tp", "cuda_graph", "dispatcher", "ep_overlap",
     })  # fmt: skip
+    cannot: ClassVar = {**NOT_IN_CORE, "loss=full": "it is what Megatron-LM does by itself: loss=own"}
     can_import = True
     recognized_by = ("tensor-model-parallel-size", "pretrain_gpt.py", "num-layers")
     options = (
         *SHARED_OPTIONS,
         SETTINGS,
         Option(
-            name="entrypoint", meaning="path of pretrain_gpt.py in a checkout of Megatron-LM", default="pretrain_gpt.py"
+            name="entrypoint",
+            meaning="path of pretrain_gpt.py in a checkout of Megatron-LM",
+            default="pretrain_gpt.py",
+            reach=Reach.PROGRAM,
         ),
+        CWD,
         Option(
             name="data_path",
             meaning="prefix of an indexed dataset, or weights and prefixes in turn; default: Megatron's mock data",
             default="",
+            is_path=True,
+            reach=Reach.FILES,
         ),
-        Option(name="tokenizer_type", meaning="Megatron's tokenizer class, with data_path", default=""),
-        Option(name="tokenizer_model", meaning="path or name of the tokenizer, with data_path", default=""),
+        Option(
+            name="tokenizer_type", meaning="Megatron's tokenizer class, with data_path", default="", reach=Reach.NOTHING
+        ),
+        Option(
+            name="tokenizer_model",
+            meaning="path or name of the tokenizer, with data_path",
+            default="",
+            is_path=True,
+            reach=Reach.FILE,
+        ),
         Option(
             name="transformer_impl",
             meaning="transformer_engine or local",
             default="transformer_engine",
             choices=("transformer_engine", "local"),
+            reach=Reach.NOTHING,
         ),
-        Option(name="overlap", meaning="overlap gradient and weight communication with compute", default=True),
+        OVERLAP,
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Megatron Core's rules (`megatron_core.py`), and fp8 without Transformer Engine."""
         c = effective(config)
         limits = core_limits(workload, c)
-        if c.precision == "fp8" and options["transformer_impl"] != "transformer_engine":
-            message = "fp8 needs transformer_impl=transformer_engine"
-            return (*limits, Limit(knob="precision", value="fp8", message=message, nearest="bf16"))
-        return limits
+        if options["transformer_impl"] == "transformer_engine":
+            return limits
+        needing = {"precision": (c.precision in NARROW, "bf16"), "async_tp": (c.async_tp, False)}
+        needing["cuda_graph"] = (c.cuda_graph == "layers", "none")
+        return (
+            *limits,
+            *(
+                Limit(
+                    knob=knob,
+                    value=getattr(c, knob),
+                    message="it needs transformer_impl=transformer_engine",
+                    nearest=nearest,
+                )
+                for knob, (asked, nearest) in needing.items()
+                if asked
+            ),
+        )
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """torchrun, pretrain_gpt.py and its flags; no files."""
@@ -77,12 +118,15 @@ class MegatronTrainer(Trainer):
         flags: dict[str, Any] = {
             **_model_flags(workload.model, workload.seq_len),
             **_parallel_flags(c, overlap=options["overlap"]),
+            **_module_flags(workload, c),
             **_training_flags(workload, c, options),
             **_data_flags(workload.model, options),
         }
         env = dict(tf32_environment(c.precision))
-        if c.zero_stage < 2 and (c.tp > 1 or c.cp > 1):
+        if c.zero_stage < 2 and (c.tp > 1 or c.cp > 1) and not c.ep_overlap:  # the overlap runs several streams
             env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+        if "pipeline-model-parallel-layout" in flags:  # it names the stages of every rank
+            flags.pop("num-virtual-stages-per-pipeline-rank", None)
         notes = [*cpu_note(workload, "Megatron-LM")]
         if {**(llama3_scaling(workload.model) or LLAMA3_SCALING), "factor": 8.0} != LLAMA3_SCALING:
             notes.append(
@@ -143,11 +187,12 @@ def _model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
     if model.num_experts:
         flags |= {
             "num-experts": model.num_experts,
+            # experts stay whole: its default, the tensor-parallel size, would cut narrow matrices further
+            "expert-tensor-parallel-size": 1,
             "moe-router-topk": model.experts_per_token,
             "moe-ffn-hidden-size": model.ffn_hidden_size,
             "moe-router-load-balancing-type": "aux_loss",
             "moe-aux-loss-coeff": 0.01,
-            "moe-token-dispatcher-type": "alltoall",
         }
     if figures := figures_of(model):
         if figures.rotary_base is not None:
@@ -168,6 +213,8 @@ def _parallel_flags(c: ParallelConfig, *, overlap: bool) -> dict[str, Any]:
         "context-parallel-size": c.cp,
         "expert-model-parallel-size": c.ep,
     }
+    if c.dp_replicas > 1:
+        flags["num-distributed-optimizer-instances"] = c.dp_replicas
     if c.virtual_stages > 1:
         flags["num-virtual-stages-per-pipeline-rank"] = c.virtual_stages
     if c.sequence_parallel:
@@ -189,6 +236,21 @@ def _parallel_flags(c: ParallelConfig, *, overlap: bool) -> dict[str, Any]:
     return flags
 
 
+def _module_flags(workload: Workload, c: ParallelConfig) -> dict[str, Any]:
+    """Fields of Megatron Core's configurations; those at Megatron's defaults are left out."""
+    fields = {**model_fields(workload, c), **optimizer_fields(c)}
+    flags = {
+        name.replace("_", "-"): value
+        for name, value in fields.items()
+        if value not in (None, False, "none") and value != []
+    }
+    if flags.pop("use-te-rng-tracker", False):
+        flags["te-rng-tracker"] = True
+    if c.cuda_graph == "step":
+        flags["no-check-for-nan-in-loss-and-grad"] = True
+    return flags
+
+
 def _training_flags(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "micro-batch-size": c.micro_batch_size,
@@ -207,15 +269,14 @@ def _training_flags(workload: Workload, c: ParallelConfig, options: Mapping[str,
         "eval-iters": 0,
         "transformer-impl": options["transformer_impl"],
     }
-    if c.precision in ("bf16", "fp8"):
+    if c.precision in ("bf16", *NARROW):
         flags["bf16"] = True
     elif c.precision == "fp16":
         flags["fp16"] = True
-    if c.precision == "fp8":
-        flags["fp8-format"] = "hybrid"
-    if workload.model.num_experts and c.precision in ("bf16", "fp8"):
+    flags |= NARROW.get(c.precision, {})
+    if workload.model.num_experts and c.precision in ("bf16", *NARROW):
         flags["moe-grouped-gemm"] = True
-    if c.recompute == "selective":
+    if c.recompute in ("selective", "norm", "mlp"):
         flags["recompute-granularity"] = "selective"
     elif c.recompute == "full":
         flags |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}

@@ -15,14 +15,22 @@ from autotune.trainers.effective import cpu_note, effective
 from autotune.trainers.file_formats import hf_config, to_json, to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
-from autotune.trainers.megatron_core import SHARDING, core_limits, parse_iteration
+from autotune.trainers.megatron_core import NOT_IN_CORE, OVERLAP, SHARDING, core_limits, parse_iteration
+from autotune.trainers.megatron_knobs import model_fields, optimizer_fields
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import program
 from autotune.trainers.readers import bridge_yaml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer
+from autotune.trainers.trainer_option import Reach
 
-PRECISIONS = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed"}
+PRECISIONS = {
+    "bf16": "bf16_mixed",
+    "fp16": "fp16_mixed",
+    "fp8": "bf16_with_fp8_current_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
 """recipes of mixed precision (megatron/bridge/training/mixed_precision.py)"""
 FAMILIES = frozenset({
     "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma", "gemma2", "gemma3_text", "deepseek_v2", "deepseek_v3",
@@ -47,15 +55,23 @@ class MegatronBridgeTrainer(Trainer):
         "mixed_precision:",
     )
     settings_file = "bridge.yaml"
+    no_adapters = "they belong to its fine-tuning recipes, which start from a checkpoint that a launch does not name"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+        "dp_replicas", "pp_split", "loss", "cp_style", "offload", "async_tp", "cuda_graph", "dispatcher", "ep_overlap",
     })  # fmt: skip
+    cannot = NOT_IN_CORE
     options = (
         *SHARED_OPTIONS,
         SETTINGS,
-        Option(name="recipe", meaning="import path of a recipe; default: the spec's model on mock data", default=""),
-        Option(name="overlap", meaning="overlap gradient and weight communication with compute", default=True),
+        Option(
+            name="recipe",
+            meaning="import path of a recipe; default: the spec's model on mock data",
+            default="",
+            reach=Reach.ARGUMENT,
+        ),
+        OVERLAP,
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
@@ -83,7 +99,7 @@ class MegatronBridgeTrainer(Trainer):
             command += ("--model", "model/config.json")
             files["model/config.json"] = to_json(hf_config(workload.model, workload.seq_len))
             notes.append("it trains on mock data; name a recipe, or set `dataset` in the option settings")
-        connections = c.zero_stage < 2 and c.tp * c.cp > 1
+        connections = c.zero_stage < 2 and c.tp * c.cp > 1 and not c.ep_overlap  # the overlap runs several streams
         env = {**tf32_environment(c.precision), **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if connections else {})}
         return Launch(argv=(*start, *command), env=env, files=files, notes=tuple(notes))
 
@@ -108,8 +124,10 @@ def _model_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
         message = (
             "Megatron-Bridge has no bridge for Mixtral; name the config.json of a family with experts that it knows"
         )
-        experts = Limit(knob="model.num_experts", value=model.num_experts, message=message)
-        return (experts, Limit(knob="ep", value=c.ep, message=message)) if c.ep > 1 else (experts,)
+        found = {"model.num_experts": model.num_experts}
+        knobs = ("ep", "dispatcher", "ep_overlap")
+        found |= {name: getattr(c, name) for name in knobs if getattr(c, name) != KNOBS[name].default}
+        return tuple(Limit(knob=name, value=value, message=message) for name, value in found.items())
     return ()
 
 
@@ -124,10 +142,14 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
         "expert_model_parallel_size": c.ep,
         "sequence_parallel": c.sequence_parallel,
         "seq_length": workload.seq_len,
-        "recompute_granularity": None if c.recompute == "none" else c.recompute,
+        "recompute_granularity": None if c.recompute == "none" else "full" if c.recompute == "full" else "selective",
         "recompute_method": "uniform" if c.recompute == "full" else None,
         "recompute_num_layers": 1 if c.recompute == "full" else None,
+        **model_fields(workload, c),
     }
+    if workload.model.num_experts:
+        model["expert_tensor_parallel_size"] = 1  # experts stay whole, as in NVIDIA's recipes
+        model["mtp_num_layers"] = workload.model.mtp_layers or None  # a config.json may name more than the study trains
     if sharded:
         model["gradient_accumulation_fusion"] = False
     overlap = options["overlap"] and c.dp * c.cp > 1
@@ -144,10 +166,13 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
             "lr": rate,
             "min_lr": rate / 10,
             "use_distributed_optimizer": c.zero_stage > 0,
+            **optimizer_fields(c),
         },
         "scheduler": {"lr_warmup_iters": max(1, steps // 10)},
         "ddp": {
             "use_distributed_optimizer": c.zero_stage > 0,
+            "num_distributed_optimizer_instances": c.dp_replicas,
+            "check_for_nan_in_grad": c.cuda_graph != "step",
             "use_megatron_fsdp": sharded,
             "data_parallel_sharding_strategy": SHARDING[c.zero_stage] if sharded else "no_shard",
             "overlap_grad_reduce": overlap,
@@ -155,10 +180,12 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
         },
         "dist": {"use_megatron_fsdp": sharded},
         "dataset": {"seq_length": workload.seq_len, "random_seed": options["seed"]},
-        "rng": {"seed": options["seed"]},
+        "rng": {"seed": options["seed"], "te_rng_tracker": c.cuda_graph != "none"},
         "logger": {"log_interval": 1},
         "checkpoint": {"save": None, "load": None},
     }
+    if c.cuda_graph == "step":
+        settings["rerun_state_machine"] = {"check_for_nan_in_loss": False}
     if sharded:
         settings["ddp"]["average_in_collective"] = False
         settings["checkpoint"]["ckpt_format"] = "fsdp_dtensor"

@@ -16,10 +16,13 @@ from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
+from autotune.trainers.not_offered import NOT_SET
+from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import nanotron_yaml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
+from autotune.trainers.trainer_option import Reach
 
 _ITERATION = re.compile(r"\biteration: (\d+) / \d+ \| ")
 _FIELD = re.compile(
@@ -41,15 +44,27 @@ class NanotronTrainer(Trainer):
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
     })  # fmt: skip
+    cannot = NOT_SET
     can_import = True
     recognized_by = ("batch_accumulation_per_replica", "pp_engine", "context_parallel_size")
     settings_file = "config.yaml"
     options = (
         *SHARED_OPTIONS,
         SETTINGS,
-        Option(name="entrypoint", meaning="path of run_train.py in a checkout of nanotron", default=""),
-        Option(name="dataset", meaning="Hugging Face dataset; default: generated tokens", default=""),
-        Option(name="tokenizer", meaning="name or path of the tokenizer, with dataset", default=""),
+        Option(
+            name="entrypoint", meaning="path of run_train.py in a checkout of nanotron", default="", reach=Reach.PROGRAM
+        ),
+        CWD,
+        Option(
+            name="dataset", meaning="Hugging Face dataset; default: generated tokens", default="", reach=Reach.ADDRESS
+        ),
+        Option(
+            name="tokenizer",
+            meaning="name or path of the tokenizer, with dataset",
+            default="",
+            is_path=True,
+            reach=Reach.FILE,
+        ),
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:

@@ -5,20 +5,22 @@ The request is a `TrialRequest` as plain values, in the same format that the ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 from autotune.spec import MeasureSpec, ParallelConfig, Workload
 from autotune.trainers.effective import effective, word_limit
 from autotune.trainers.file_formats import to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
+from autotune.trainers.own_model_limits import own_model_limits
 from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers import trial_request
 from autotune.trainers.steplines import parse_step_line
 from autotune.trainers.torchrun import place, torchrun
 from autotune.trainers.trainer import Option, StepMetrics, Trainer
+from autotune.trainers.trainer_option import WORKING_DIR, Reach
 
 FOREVER_S = 1e9
 """an exported run has no deadline"""
@@ -30,54 +32,78 @@ class NativeTrainer(Trainer):
     name = "native"
     same_data = True
     summary = "autotune's own training loop, which trials run"
+    no_adapters = "it has no weights in 4 bits"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+        "dp_replicas", "pp_split", "loss", "cp_style", "activation_budget", "dispatcher",
     })  # fmt: skip
+    cannot: ClassVar = {
+        "offload": "activations and optimizer states stay where the rank computes",
+        "async_tp": "it needs symmetric memory of GPUs, and the loop has no code for it",
+        "cuda_graph": "the loop starts each kernel by itself",
+        "ep_overlap": "the loop runs one micro-batch after the other, each with its all-to-all",
+        "loss=full": "the loop makes all logits at once by itself: that is loss=own",
+        "loss=fused": "the loop has no kernel that fuses the output projection with the cross entropy",
+        "dispatcher=flex": "the loop does not call DeepEP or HybridEP",
+        "precision=mxfp8": "the loop has matrix products in fp8 with one scale for each tensor, not for each block",
+        "precision=nvfp4": "the loop has no matrix products in 4 bits",
+    }
+    optimizers = frozenset({"adamw", "sgd", "muon", "adafactor"})
+    packs_documents = True
+    peft_methods = frozenset({"lora"})
+    trains_modules = True
     can_import = True
     recognized_by = ('"trainer_options"', "autotune_workers.launch")
     options = (
         Option(
             name="learning_rate",
             meaning="at the smallest global batch; larger ones take it times sqrt(batch / smallest) for adamw, batch / smallest for sgd; "
-            "default: 3e-4 for adamw, 0.01 for sgd",
+            "default: 3e-4 for adamw and muon, 0.01 for sgd and adafactor",
             default=0.0,
+            reach=Reach.NOTHING,
         ),
         Option(
             name="loss_scale",
             meaning="of the first step in fp16; halved whenever gradients overflow; default: 65536",
             default=0.0,
+            reach=Reach.NOTHING,
         ),
-        Option(name="steps", meaning="optimizer steps to run", default=50, export_only=True),
-        Option(name="seed", meaning="seed of weights and data", default=0, export_only=True),
+        Option(name="steps", meaning="optimizer steps to run", default=50, export_only=True, reach=Reach.NOTHING),
+        Option(name="seed", meaning="seed of weights and data", default=0, export_only=True, reach=Reach.NOTHING),
         Option(
             name="data",
             meaning="text or .bin file; default: the text that ships with autotune",
             default="",
             export_only=True,
+            reach=Reach.FILE,
         ),
+        WORKING_DIR,
         Option(
             name="master_addr",
             meaning="address of node 0; default: each node is told when it starts",
             default="",
             export_only=True,
+            reach=Reach.ADDRESS,
         ),
         Option(
             name="master_port",
             meaning="port at which several nodes meet; default: as told, else 29500",
             default=0,
             export_only=True,
+            reach=Reach.ADDRESS,
         ),
         Option(
             name="nearest",
             meaning="take the nearest values that the trainer can express",
             default=False,
             export_only=True,
+            reach=Reach.NOTHING,
         ),
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """What CPU ranks cannot compute, and what the zero-bubble schedule cannot split."""
+        """What CPU ranks cannot compute, what the zero-bubble schedule cannot split, and what cuts documents, matrices, adapters or experts wrongly."""
         c = effective(config)
         limits: list[Limit] = []
         if workload.cluster.gpu.is_cpu:
@@ -91,7 +117,30 @@ class NativeTrainer(Trainer):
             if c.recompute != "none":
                 message = f"{split} recomputed layers"
                 limits.append(Limit(knob="recompute", value=c.recompute, message=message, nearest="none"))
-        return tuple(limits)
+        return (*limits, *own_model_limits(workload, c), *self._workload_needs(workload, c))
+
+    def _workload_needs(self, workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
+        if workload.document_len and c.cp > 1 and c.cp_style == "ring":
+            message = (
+                "whole chunks of keys and values go around, which cannot stay within the documents of a packed sequence"
+            )
+            yield Limit(knob="cp_style", value="ring", message=message, nearest="gather")
+        if workload.optimizer in ("muon", "adafactor"):
+            message = f"{workload.optimizer} needs whole matrices on every rank"
+            if c.tp > 1:
+                yield Limit(knob="tp", value=c.tp, message=message)
+            if c.zero_stage > 0:
+                yield Limit(knob="zero_stage", value=c.zero_stage, message=message, nearest=0)
+        if workload.peft is not None and c.precision == "fp8":
+            message = "fp8 replaces the projections beside which adapters stand"
+            yield Limit(knob="precision", value="fp8", message=message, nearest="bf16")
+        stages = c.pp * c.virtual_stages
+        if workload.peft is not None and c.pp_split == "edges" and (workload.model.num_layers + 2) // stages < 2:
+            message = "adapters stand beside the projections of layers, and the last stage would hold the loss alone"
+            yield Limit(knob="pp_split", value="edges", message=message, nearest="layers")
+        if c.dp_replicas > 1 and c.dp * c.cp // c.ep % c.dp_replicas:
+            message = "each copy of the shards needs as many ranks that hold the same experts: dp_replicas must divide dp * cp / ep"
+            yield Limit(knob="dp_replicas", value=c.dp_replicas, message=message, nearest=1)
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """torchrun, the module and a request file."""

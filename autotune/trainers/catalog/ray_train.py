@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.errors import ExportError
 from autotune.spec import ParallelConfig, Workload
+from autotune.spec.workload import OPTIMIZERS, PEFT_METHODS
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.steplines import parse_step_line
@@ -29,7 +30,11 @@ class RayTrainTrainer(Trainer):
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+        "dp_replicas", "pp_split", "loss", "cp_style", "activation_budget", "offload", "async_tp", "cuda_graph", "dispatcher", "ep_overlap",
     })  # fmt: skip
+    optimizers = frozenset(OPTIMIZERS)
+    packs_documents = True
+    peft_methods = frozenset(PEFT_METHODS)
     options = (SAME_DATA,)
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.trainers import torchtitan_config, torchtitan_job
@@ -20,11 +20,15 @@ from autotune.trainers.readers import torchtitan_python, torchtitan_toml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
 from autotune.trainers.torchtitan_settings import stage_limits
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
+from autotune.trainers.trainer_option import Reach
 
 _LINE = re.compile(
     r"(?<!validate )step: *(\d+) +loss: *([-+0-9.eEnaif]+) +(?:grad_norm: *([-+0-9.eEnaif]+) +)?"
     r"memory: *([0-9.]+)GiB\([0-9.]+%\) +tps: *([0-9,]+)"
 )
+
+
+RECOMPUTED = "it recomputes whole layers, or by its per-operator policy (selective)"
 
 
 class TorchtitanTrainer(Trainer):
@@ -35,20 +39,52 @@ class TorchtitanTrainer(Trainer):
     summary = "torchtitan's Llama: a Python configuration (0.3), or a TOML job file (0.2)"
     checked_against = "torchtitan 0.2.2, 0.3.0"
     rotary_scalings = frozenset({"llama3"})
+    no_adapters = "release 0.2 has none, and 0.3 keeps frozen weights in fp32, which the memory estimate does not count"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
+        "dp_replicas", "pp_split", "loss", "cp_style", "activation_budget", "async_tp",
     })  # fmt: skip
+    cannot: ClassVar = {
+        "recompute=norm": RECOMPUTED,
+        "recompute=mlp": RECOMPUTED,
+        "precision=nvfp4": "its launches quantize to 8 bits",
+        "loss=fused": "its loss is computed whole or in chunks",
+        "cp_style=heads": "its context parallelism moves keys and values",
+        "offload": "its offloading keeps the weights in host memory too, not the optimizer or the activations alone",
+        "cuda_graph": "release 0.2 has none, and 0.3 captures a step by itself where there is no pipeline",
+        "dispatcher": "its Llama model has no experts",
+        "ep_overlap": "its Llama model has no experts",
+    }
+    optimizers = frozenset({"adamw"})
     can_import = True
     recognized_by = ("tensor_parallel_degree", "[activation_checkpoint]", "data_parallel_shard_degree")
     settings_file = "torchtitan.toml"
     options = (
         *SHARED_OPTIONS,
         SETTINGS,
-        Option(name="version", meaning="release that is installed: 0.2 or 0.3", default="0.3", choices=("0.2", "0.3")),
-        Option(name="hf_assets_path", meaning="folder with the tokenizer's files (tokenizer.json)", default=""),
-        Option(name="dataset", meaning="registered dataset: c4, c4_test", default="c4"),
-        Option(name="dataset_path", meaning="path of the dataset, where it is not its usual place", default=""),
+        Option(
+            name="version",
+            meaning="release that is installed: 0.2 or 0.3",
+            default="0.3",
+            choices=("0.2", "0.3"),
+            reach=Reach.NOTHING,
+        ),
+        Option(
+            name="hf_assets_path",
+            meaning="folder with the tokenizer's files (tokenizer.json)",
+            default="",
+            is_path=True,
+            reach=Reach.FILE,
+        ),
+        Option(name="dataset", meaning="registered dataset: c4, c4_test", default="c4", reach=Reach.NOTHING),
+        Option(
+            name="dataset_path",
+            meaning="path of the dataset, where it is not its usual place",
+            default="",
+            is_path=True,
+            reach=Reach.FILE,
+        ),
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
@@ -58,7 +94,7 @@ class TorchtitanTrainer(Trainer):
         limits = [
             *_model_limits(workload.model),
             *word_limit(
-                c, "precision", {"fp16": "bf16"}, "torchtitan trains in fp32, bf16 or fp8, without loss scaling"
+                c, "precision", {"fp16": "bf16"}, "torchtitan trains in fp32, bf16, fp8 or mxfp8, without loss scaling"
             ),
             *of_release(workload.model, c),
         ]
@@ -76,8 +112,8 @@ class TorchtitanTrainer(Trainer):
             )
         if c.ep > 1:
             limit("ep", c.ep, "its Llama model has no experts", 1)
-        if workload.optimizer != "adamw":
-            limit("workload.optimizer", workload.optimizer, "its optimizers are Adam and AdamW", "adamw")
+        if c.async_tp and not c.compile:
+            limit("async_tp", True, "the compiler cuts up the collectives: it needs compile=true", False)
         limits += stage_limits(workload.model, c)
         return tuple(limits)
 
@@ -145,15 +181,21 @@ def _model_limits(model: ModelSpec) -> tuple[Limit, ...]:
 
 
 def _limits_of_0_2(model: ModelSpec, c: ParallelConfig) -> Iterator[Limit]:
+    if c.loss != "own":
+        message = "torchtitan 0.2 computes the loss of all logits at once: loss=own"
+        yield Limit(knob="loss", value=c.loss, message=message, nearest="own")
     alone = c.tp * c.pp * c.cp == 1
     if c.zero_stage == 0 and c.dp * c.cp > 1 and not alone:
         message = "DDP of torchtitan 0.2 works only without tensor, pipeline and context parallelism"
         yield Limit(knob="zero_stage", value=0, message=message, nearest=2)
-    if c.zero_stage < 2 and not alone and c.dp * c.cp == 1 and c.precision in ("bf16", "fp8"):
+    if c.zero_stage < 2 and not alone and c.dp * c.cp == 1 and c.precision in ("bf16", "fp8", "mxfp8"):
         message = (
             "mixed precision of torchtitan 0.2 with tp or pp needs FSDP, but with dp * cp = 1 there is nothing to shard"
         )
         yield Limit(knob="precision", value=c.precision, message=message, nearest="fp32")
+    if c.precision == "mxfp8" and c.tp > 1 and c.compile:
+        message = "torchtitan 0.2 does not compile tensor-parallel layers in mxfp8"
+        yield Limit(knob="compile", value=True, message=message, nearest=False)
     if c.tp > 1 and not c.sequence_parallel:
         message = "tensor parallelism of torchtitan 0.2 always shards the sequence"
         yield Limit(knob="sequence_parallel", value=False, message=message, nearest=True)
@@ -167,6 +209,13 @@ def _limits_of_0_2(model: ModelSpec, c: ParallelConfig) -> Iterator[Limit]:
 
 
 def _limits_of_0_3(model: ModelSpec, c: ParallelConfig) -> Iterator[Limit]:
+    if c.loss == "chunked":
+        yield Limit(
+            knob="loss", value="chunked", message="it is what torchtitan 0.3 does by itself: loss=own", nearest="own"
+        )
+    if c.cp_style == "gather":
+        message = "torchtitan 0.3 has no setting for the style of context parallelism"
+        yield Limit(knob="cp_style", value="gather", message=message, nearest="ring")
     if c.zero_stage == 0 and c.cp > 1:
         message = "context parallelism of torchtitan 0.3 shards the weights over its ranks"
         yield Limit(knob="zero_stage", value=0, message=message, nearest=2)

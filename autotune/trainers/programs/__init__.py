@@ -11,9 +11,15 @@ from typing import Any
 
 from autotune.spec import Workload
 from autotune.trainers.file_formats import hf_config, to_json
-from autotune.trainers.trainer_option import Option
+from autotune.trainers.trainer_option import Option, Reach
 
-DATA = Option(name="data", meaning="text or .bin file of tokens; default: random tokens", default="")
+DATA = Option(
+    name="data",
+    meaning="text or .bin file of tokens; default: random tokens",
+    default="",
+    is_path=True,
+    reach=Reach.FILE,
+)
 """the option of every trainer that exports such a program"""
 
 

@@ -62,10 +62,8 @@ def read(present: PresentConfiguration) -> Reading:
         "same_network",
     ):
         keys.drop(degree)
-    if (replicas := keys.find("parallelism_config.parallelism_config_dp_replicate_size")) in (1, None):
-        keys.drop("parallelism_config.parallelism_config_dp_replicate_size")
-    else:
-        keys.remarks.append(f"{name}: {replicas} replicas of sharded weights count as data parallel alone")
+    if (replicas := keys.count("parallelism_config.parallelism_config_dp_replicate_size") or 1) > 1:
+        knobs["dp_replicas"] = replicas
     options = dict(program.options)
     for option, key in (("master_addr", "main_process_ip"), ("master_port", "main_process_port")):
         value = keys.find(key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.megatron_knobs import read_knobs, read_recompute, stages_of_layout, with_optimizer
 from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of, completed
@@ -18,7 +19,9 @@ WRITTEN_ANEW = (
     "optimizer.use_distributed_optimizer", "optimizer.min_lr", "scheduler.lr_warmup_iters", "dist.use_megatron_fsdp",
     "dataset.random_seed", "dataset.seq_length", "logger.log_interval", "checkpoint.save", "checkpoint.load",
     "checkpoint.ckpt_format", "ddp.average_in_collective", "ddp.data_parallel_sharding_strategy", "ddp.use_megatron_fsdp",
-    "model.virtual_pipeline_model_parallel_size", "model.recompute_granularity",
+    "model.virtual_pipeline_model_parallel_size", "model.recompute_granularity", "ddp.check_for_nan_in_grad", "rng.te_rng_tracker",
+    "rerun_state_machine.check_for_nan_in_loss", "optimizer.optimizer_offload_fraction", "optimizer.overlap_cpu_optimizer_d2h_h2d",
+    "optimizer.use_precision_aware_optimizer", "model.cp_comm_type",
 )  # fmt: skip
 """keys that every launch writes by itself"""
 
@@ -29,7 +32,14 @@ def read(present: PresentConfiguration) -> Reading:
     keys = KeyReader(parse_document(name, text), name)
     stages = keys.find("model.virtual_pipeline_model_parallel_size") or 1
     batch = keys.count("train.global_batch_size")
+    if layout := keys.find("model.pipeline_model_parallel_layout"):
+        stages = max(1, stages_of_layout(layout) // (keys.count("model.pipeline_model_parallel_size") or 1))
+    module = read_knobs(keys, _in_model)
+    away = bool(keys.flag("optimizer.optimizer_cpu_offload"))
+    replicas = keys.count("ddp.num_distributed_optimizer_instances") or 1
     knobs: dict[str, Any] = {
+        **with_optimizer(module, away=away),
+        **({"dp_replicas": replicas} if replicas > 1 else {}),
         "tp": keys.count("model.tensor_model_parallel_size") or 1,
         "pp": keys.count("model.pipeline_model_parallel_size") or 1,
         "cp": keys.count("model.context_parallel_size") or 1,
@@ -39,7 +49,7 @@ def read(present: PresentConfiguration) -> Reading:
         "virtual_stages": stages,
         "pp_schedule": "interleaved_1f1b" if stages > 1 else "1f1b",
         "precision": _precision(keys, tf32=present.tf32),
-        "recompute": keys.find("model.recompute_granularity") or "none",
+        "recompute": read_recompute(keys, _in_model, keys.find("model.recompute_granularity") or "none"),
         "zero_stage": _zero(keys),
         "compile": False,
     }
@@ -67,13 +77,18 @@ def read(present: PresentConfiguration) -> Reading:
     )
 
 
+def _in_model(field: str) -> str:
+    return f"model.{field}"
+
+
 def _precision(keys: KeyReader, *, tf32: bool) -> str:
     written = keys.text("mixed_precision")
     if written is None:
         keys.drop("mixed_precision")
         return "tf32" if tf32 else "fp32"
-    if "fp8" in written:
-        return "fp8"
+    for word in ("mxfp8", "nvfp4", "fp8"):
+        if word in written:
+            return word
     if written not in ("bf16_mixed", "fp16_mixed"):
         keys.remarks.append(f"{keys.name}: mixed_precision={written} has no knob of its own; read as {written[:4]}")
     return written[:4]

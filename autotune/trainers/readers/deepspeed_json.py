@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.key_reader import AUTO, KeyReader
 from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of, completed
@@ -30,6 +30,9 @@ def read(present: PresentConfiguration) -> Reading:
         "precision": precision(keys, tf32=present.tf32),
         "zero_stage": keys.count("zero_optimization.stage") or 0,
     }
+    if keys.find("zero_optimization.offload_optimizer.device") == "cpu":
+        knobs["offload"] = "optimizer"
+        keys.drop("zero_optimization.offload_optimizer.device", "zero_optimization.offload_optimizer.pin_memory")
     batch, ranks = keys.count("train_batch_size"), present.ranks
     program = own_program(present, "--deepspeed_config") or exported_program(present)
     knobs = {**completed(knobs, batch=batch), **program.knobs}
@@ -56,9 +59,12 @@ def read(present: PresentConfiguration) -> Reading:
     )
 
 
-def precision(keys: KeyReader, *, tf32: bool) -> str:
-    """The number format, by the sections `bf16` and `fp16`."""
+def precision(keys: KeyReader, *, tf32: bool) -> str | None:
+    """The number format, by the sections `bf16` and `fp16`; None where the program fills one of them in."""
+    is_open = AUTO in (keys.find("bf16.enabled"), keys.find("fp16.enabled"))
     if keys.flag("bf16.enabled") or keys.flag("bfloat16.enabled"):
         keys.flag("fp16.enabled")
         return "bf16"
-    return "fp16" if keys.flag("fp16.enabled") else "tf32" if tf32 else "fp32"
+    if keys.flag("fp16.enabled"):
+        return "fp16"
+    return None if is_open else "tf32" if tf32 else "fp32"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.launch_files import FOLDER
 from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of, completed
@@ -108,8 +109,8 @@ def _own(present: PresentConfiguration) -> dict[str, Any]:
     """The user's program and its arguments, without `fit` and what an export adds."""
     script, *words = program_of(present.argv)
     kept = [word for word in words if not word.startswith("--trainer.callbacks")]
-    if "--config" in kept and kept[kept.index("--config") + 1 :][:1] == ["lightning.yaml"]:
-        at = kept.index("--config")
-        del kept[at : at + 2]
+    ours = next((at for at, word in enumerate(kept) if word in ("lightning.yaml", f"{FOLDER}/lightning.yaml")), 0)
+    if ours and kept[ours - 1] == "--config":
+        del kept[ours - 1 : ours + 1]
     arguments = kept[1:] if kept[:1] == ["fit"] else kept
     return {"script": script, **({"script_args": arguments} if arguments else {})}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.trainers.key_reader import KeyReader
+from autotune.trainers.megatron_knobs import read_knobs, read_recompute, stages_of_layout, with_optimizer
 from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of, completed
 from autotune.trainers.readers.program_arguments import program_of
@@ -26,6 +27,8 @@ MODEL = {
 """flags with a size, by our fields"""
 STRATEGIES = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3, "no_shard": 0}
 """ZeRO stage of Megatron-FSDP's sharding strategies"""
+RECIPES = {"mxfp8": "mxfp8", "delayed": "fp8", "tensorwise": "fp8", "blockwise": "fp8"}
+"""values of fp8-recipe"""
 LAUNCHER = frozenset(
     [
         "nnodes",
@@ -96,6 +99,11 @@ def _flags(argv: tuple[str, ...]) -> dict[str, Any]:
     return {name: found if len(found) > 1 else found[0] if found else True for name, found in flags.items()}
 
 
+def _flag(field: str) -> str:
+    """The flag of a field of Megatron Core's configurations."""
+    return field.replace("_", "-")
+
+
 def _typed(word: str) -> int | float | str:
     """A number that is written back as it was, as one; anything else as it is written."""
     if re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", word):
@@ -114,6 +122,8 @@ def _data_path(keys: KeyReader) -> str | None:
 def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, Any]:
     pp = keys.count("pipeline-model-parallel-size") or 1
     stages = keys.count("num-virtual-stages-per-pipeline-rank")
+    if layout := keys.find("pipeline-model-parallel-layout"):
+        stages = max(1, stages_of_layout(layout) // pp)
     per_stage = keys.count("num-layers-per-virtual-pipeline-stage")
     if per_stage and num_layers:
         stages = num_layers // (pp * per_stage)
@@ -122,14 +132,27 @@ def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, 
         granularity = "selective"
     if granularity == "full" and (keys.find("recompute-method"), keys.count("recompute-num-layers")) == ("uniform", 1):
         keys.drop("recompute-method")
+    replicas = keys.count("num-distributed-optimizer-instances")
+    module = read_knobs(keys, _flag)
+    away = bool(keys.flag("optimizer-cpu-offload"))
+    keys.drop(
+        *(
+            ("use-precision-aware-optimizer", "optimizer-offload-fraction", "overlap-cpu-optimizer-d2h-h2d")
+            if away
+            else ()
+        )
+    )
+    keys.drop(*(("no-check-for-nan-in-loss-and-grad",) if module.get("cuda_graph") == "step" else ()))
     return {
+        **with_optimizer(module, away=away),
+        **({"dp_replicas": replicas} if replicas else {}),
         "tp": keys.count("tensor-model-parallel-size") or 1,
         "pp": pp,
         "cp": keys.count("context-parallel-size") or 1,
         "ep": keys.count("expert-model-parallel-size") or 1,
         "micro_batch_size": keys.count("micro-batch-size"),
         "precision": _precision(keys, tf32=tf32),
-        "recompute": granularity,
+        "recompute": read_recompute(keys, _flag, granularity),
         "zero_stage": _zero(keys),
         "sequence_parallel": bool(keys.flag("sequence-parallel")),
         "pp_schedule": "interleaved_1f1b" if (stages or 1) > 1 else "1f1b",
@@ -139,8 +162,11 @@ def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, 
 
 def _precision(keys: KeyReader, *, tf32: bool) -> str:
     flags = {name: keys.flag(name) for name in ("bf16", "fp16")}
+    if keys.word("fp4-format", {"e2m1": "nvfp4"}):
+        keys.drop("fp4-recipe")
+        return "nvfp4"
     if keys.word("fp8-format", {"hybrid": "fp8", "e4m3": "fp8"}):
-        return "fp8"
+        return "mxfp8" if keys.word("fp8-recipe", RECIPES) == "mxfp8" else "fp8"
     return next((name for name, on in flags.items() if on), "tf32" if tf32 else "fp32")
 
 

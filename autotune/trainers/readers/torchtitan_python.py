@@ -15,9 +15,12 @@ from autotune.trainers.key_reader import KeyReader
 from autotune.trainers.nested_documents import merged
 from autotune.trainers.present_configuration import PresentConfiguration, Reading, options_of
 from autotune.trainers.readers.torchtitan_toml import reading_of
+from autotune.trainers.torchtitan_job import CONVERTERS
 
 MODES = {"FullAC.Config": "full", "SelectiveAC.Config": "selective", "MemoryBudgetAC.Config": "memory_budget"}
 """values of `activation_checkpoint`, by the job file's names"""
+CLASSES = {"fp8": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter"}
+"""converters of the linear layers, by precision"""
 SIZES = {
     "dim": "hidden_size",
     "n_layers": "num_layers",
@@ -37,13 +40,14 @@ def read(present: PresentConfiguration) -> Reading:
     name, text = next((n, t) for n, t in present.files.items() if n.endswith(".py") and "Trainer.Config(" in t)
     written = _arguments(_returned(name, text, present.option("config")))
     model_call = written.pop("model_spec", None)
+    whole_loss = written.get("loss", {}).get("") == "CrossEntropyLoss.Config"
     document, model = _renamed(written, text), _sizes(model_call)
     keys = KeyReader(merged(document, _overrides(present)), name)
     if not model and isinstance(model_call, ast.AST):
         remark = f"{name}: model_spec={ast.unparse(model_call):.80}: the export trains the model of the spec instead; name that one there"
         keys.remarks.append(remark)
     keys.drop(*WRITTEN_ANEW, "activation_checkpoint.mode", "optimizer.name")
-    return reading_of(keys, present, model=model, version="0.3")
+    return reading_of(keys, present, model=model, version="0.3", loss="full" if whole_loss else "own")
 
 
 def _returned(name: str, text: str, wanted: str | None) -> ast.Call:
@@ -98,7 +102,7 @@ def _renamed(written: dict[str, Any], text: str) -> dict[str, Any]:
     )
     loader = dict(written.pop("dataloader", {}))
     given = {key: loader.pop(key) for key in ("dataset", "dataset_path") if key in loader}
-    converters = ["quantize.linear.float8"] if "Float8LinearConverter.Config(" in text else []
+    converters = [f"quantize.linear.{CONVERTERS[p]}" for p, name in CLASSES.items() if f"{name}.Config(" in text]
     assets = {key: written.pop(key) for key in ("hf_assets_path",) if key in written}
     more: dict[str, Any] = {
         "training": given,

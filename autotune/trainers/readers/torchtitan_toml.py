@@ -11,10 +11,12 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.spec import KNOBS
 from autotune.trainers.key_reader import KeyReader
 from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of, completed
+from autotune.trainers.torchtitan_job import CONVERTERS
 
 SCHEDULES = {
     "GPipe": "gpipe",
@@ -22,6 +24,8 @@ SCHEDULES = {
     "Interleaved1F1B": "interleaved_1f1b",
     "InterleavedZeroBubble": "interleaved_zero_bubble",
 }
+MODES = {"none": "none", "selective": "selective", "full": "full", "memory_budget": "none"}
+"""knob value by the mode of activation_checkpoint; with a memory budget the compiler chooses"""
 MODULE = "autotune_model"
 """the model module that an export brings"""
 
@@ -33,7 +37,9 @@ def read(present: PresentConfiguration) -> Reading:
     return reading_of(keys, present, model=_registered_model(present), version="0.2")
 
 
-def reading_of(keys: KeyReader, present: PresentConfiguration, *, model: Mapping[str, Any], version: str) -> Reading:
+def reading_of(
+    keys: KeyReader, present: PresentConfiguration, *, model: Mapping[str, Any], version: str, loss: str = "own"
+) -> Reading:
     """What a configuration says whose keys are named as in the job file."""
     name = keys.name
     degrees = {
@@ -41,16 +47,19 @@ def reading_of(keys: KeyReader, present: PresentConfiguration, *, model: Mapping
         "pp": keys.count("parallelism.pipeline_parallel_degree") or 1,
         "cp": keys.count("parallelism.context_parallel_degree") or 1,
     }
-    dp, stage = _data_parallel(keys)
+    dp, stage, replicas = _data_parallel(keys, degrees["cp"])
     knobs: dict[str, Any] = {
         **degrees,
         "ep": keys.count("parallelism.expert_parallel_degree") or 1,
         "dp": dp,
         "precision": _precision(keys, tf32=present.tf32),
         "zero_stage": stage,
-        "recompute": keys.word(
-            "activation_checkpoint.mode", {"none": "none", "selective": "selective", "full": "full"}
-        ),
+        "dp_replicas": replicas,
+        "recompute": keys.word("activation_checkpoint.mode", MODES),
+        "activation_budget": _budget(keys),
+        "async_tp": _is_async(keys),
+        "cp_style": _cp_style(keys, degrees["cp"], version),
+        "loss": loss,
         "compile": keys.flag("compile.enable") or False,
         "sequence_parallel": degrees["tp"] > 1 and keys.flag("parallelism.enable_sequence_parallel") is not False,
         **_pipeline(keys, degrees["pp"], model.get("num_layers")),
@@ -91,17 +100,40 @@ def reading_of(keys: KeyReader, present: PresentConfiguration, *, model: Mapping
     )
 
 
-def _data_parallel(keys: KeyReader) -> tuple[int | None, int]:
-    """(dp, ZeRO stage); dp is None where it is what the ranks leave."""
-    replicas = keys.count("parallelism.data_parallel_replicate_degree")
+def _data_parallel(keys: KeyReader, cp: int) -> tuple[int | None, int, int]:
+    """(dp, ZeRO stage, copies of the shards); dp is None where it is what the ranks leave."""
+    replicas = keys.count("parallelism.data_parallel_replicate_degree") or 1
     shards = keys.find("parallelism.data_parallel_shard_degree")
     keys.drop("parallelism.data_parallel_shard_degree")
     policy = keys.word("parallelism.fsdp_reshard_after_forward", {"always": 3, "never": 2, "default": 3}) or 3
     if shards in (None, -1):
-        return None, policy
-    if shards > 1 and (replicas or 1) > 1:
-        keys.remarks.append(f"{replicas} replicas of {shards} shards each count as {replicas * shards} shards")
-    return (replicas or 1) * shards, policy if shards > 1 or replicas in (None, 1) else 0
+        return None, policy, replicas
+    sharded = shards * cp > 1 or replicas == 1
+    return replicas * shards, policy if sharded else 0, replicas if sharded else 1
+
+
+def _budget(keys: KeyReader) -> int:
+    """Percent of the saved activations that the compiler keeps."""
+    share = keys.number("activation_checkpoint.memory_budget")
+    keys.drop("activation_checkpoint.visualize_memory_budget_pareto")
+    if share is None:
+        return 100
+    percent = min(KNOBS["activation_budget"].values, key=lambda value: abs(value - 100 * share))
+    if abs(percent - 100 * share) > 1e-6:
+        keys.remarks.append(f"{keys.name}: memory_budget={share:g} is read as activation_budget={percent}")
+    return int(percent)
+
+
+def _is_async(keys: KeyReader) -> bool:
+    """Release 0.2 has the flag in [parallelism], 0.3 among those of the compiler."""
+    flags = [keys.flag(f"{section}.enable_async_tensor_parallel") for section in ("parallelism", "compile")]
+    return any(flags)
+
+
+def _cp_style(keys: KeyReader, cp: int, version: str) -> str:
+    """Release 0.2 gathers keys and values unless it is told to pass them on."""
+    method = keys.word("parallelism.context_parallel_rotate_method", {"alltoall": "ring", "allgather": "gather"})
+    return method or ("gather" if cp > 1 and version == "0.2" else "ring")
 
 
 def _pipeline(keys: KeyReader, pp: int, num_layers: int | None) -> dict[str, Any]:
@@ -112,20 +144,23 @@ def _pipeline(keys: KeyReader, pp: int, num_layers: int | None) -> dict[str, Any
     micro = keys.count("parallelism.pipeline_parallel_microbatch_size") or 1
     per_stage = keys.count("parallelism.pipeline_parallel_layers_per_stage")
     stages = 2 if schedule.startswith("interleaved") else 1
+    edges = [keys.count(f"parallelism.pipeline_parallel_{end}_stage_less_layers") or 0 for end in ("first", "last")]
     if per_stage and num_layers:
-        stages = -(-num_layers // per_stage) // pp
-    knobs = {"micro_batch_size": micro, "pp_schedule": schedule, "virtual_stages": stages}
+        stages = -(-(num_layers + sum(edges)) // per_stage) // pp
+    split = "edges" if any(edges) else "layers"
+    knobs = {"micro_batch_size": micro, "pp_schedule": schedule, "virtual_stages": stages, "pp_split": split}
     # without a global batch, the local one is that of a whole step
     return {**knobs, "accumulation_steps": local // micro} if local else knobs
 
 
 def _precision(keys: KeyReader, *, tf32: bool) -> str:
     converters = keys.find("model.converters")
-    if isinstance(converters, list) and "quantize.linear.float8" in converters:
-        if converters == ["quantize.linear.float8"]:
-            keys.drop("model.converters")
-        keys.word("training.mixed_precision_param", {"bfloat16": "bf16", "float32": "fp32"})
-        return "fp8"
+    for precision, section in CONVERTERS.items():
+        if isinstance(converters, list) and f"quantize.linear.{section}" in converters:
+            if len(converters) == 1:
+                keys.drop("model.converters")
+            keys.word("training.mixed_precision_param", {"bfloat16": "bf16", "float32": "fp32"})
+            return precision
     if converters == []:
         keys.drop("model.converters")
     kind = keys.word("training.mixed_precision_param", {"bfloat16": "bf16", "float32": "fp32"}) or "bf16"

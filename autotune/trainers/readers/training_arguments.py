@@ -15,6 +15,10 @@ from autotune.trainers.present_configuration import PresentConfiguration, Readin
 from autotune.trainers.readers.batch_law import batch_of, completed
 from autotune.trainers.readers.program_arguments import exported_program
 
+OPTIMIZERS = {
+    "adamw_torch": "adamw", "sgd": "sgd", "adamw_bnb_8bit": "adamw_8bit", "adamw_8bit": "adamw_8bit", "adafactor": "adafactor",
+}  # fmt: skip
+"""ours, by `optim`"""
 REPEATED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16", "fp16")
 """keys of the dictionary `deepspeed` that repeat what TrainingArguments say"""
 
@@ -43,9 +47,9 @@ def read(present: PresentConfiguration) -> Reading:
         "seed": keys.count("seed"),
         **program.options,
     }
-    optimizer = "adamw" if optim.startswith("adamw") else "sgd" if optim == "sgd" else ""
+    optimizer = OPTIMIZERS.get(optim, "adamw" if optim.startswith("adamw") else "")
     left = {key: value for key, value in keys.left.items() if value is not None}  # null: its default
-    if optim and optim not in ("adamw_torch", "sgd"):
+    if optim and optim not in OPTIMIZERS:
         left["optim"] = optim
     return Reading(
         knobs=knobs,

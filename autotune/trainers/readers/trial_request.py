@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from autotune.errors import SpecError
 from autotune.spec.config import FIELDS
 from autotune.trainers.key_reader import KeyReader
@@ -21,12 +23,13 @@ def read(present: PresentConfiguration) -> Reading:
             field="FILE",
         )
     keys = KeyReader(document, name)
+    batch = [keys.count(f"config.{name}") or 1 for name in ("micro_batch_size", "accumulation_steps", "dp")]
     options = {name: keys.number(f"trainer_options.{name}") for name in ("learning_rate", "loss_scale")}
     return Reading(
         knobs={knob: config[knob] for knob in FIELDS if knob in config},
         model=dict(workload.get("model") or {}),
         seq_len=keys.count("workload.seq_len"),
-        global_batch_size=keys.count("workload.global_batch_size"),
+        global_batch_size=math.prod(batch),  # a workload may allow several
         optimizer=keys.text("workload.optimizer") or "",
         cluster=keys.text("workload.cluster.name") or "",
         options={option: value for option, value in options.items() if value is not None},

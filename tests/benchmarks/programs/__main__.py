@@ -34,7 +34,7 @@ from typing import Any
 import yaml
 
 from autotune.api import load_study, open_store, result_of
-from autotune.results.answers import Result
+from autotune.results.result import Result
 from autotune.spec import TrialPurpose
 from autotune.spec.config import config_label
 from autotune.trainers import trainer

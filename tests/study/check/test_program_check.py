@@ -101,8 +101,8 @@ def test_a_log_that_is_understood_is_ready_and_says_what_was_read() -> None:
         AttemptQueued(id=ID, reason="others"),
         AttemptStarted(id=ID),
         log("loading", PRINTED[0]),
-        steps(5),
         log(PRINTED[1]),
+        steps(5),
         ended(time_from="log", peak_memory_bytes=2.0**30),
     )
     waited: list[str] = []
@@ -135,6 +135,21 @@ def test_a_program_whose_steps_are_plainly_printed_but_not_understood_is_ended_a
     assert verdict.message == "none of the 21 lines that the program printed was understood as a step"
     assert verdict.remedy == "write the proposed patterns, which read them, into the spec under `trainer`"
     assert r"metrics: {step: '\biter ([0-9]+)', step_time_ms: '" in in_one_line(found.proposal)
+
+
+def test_what_a_program_prints_while_it_is_ended_is_left_out() -> None:
+    """torchrun answers the signal with a traceback of its own on every node, which is no fault of the program."""
+    traceback = log("Traceback (most recent call last):", "SignalException: Process 183 got signal: 15", node=1)
+    found = check(PlayedLog(log(PRINTED[0]), steps(4), log(PRINTED[1]), steps(1), traceback, ended()), metrics=PATTERNS)
+    assert [line.text for line in found.lines] == PRINTED[:2]
+
+    class WithLastWords(PlayedLog):
+        def cancel(self, attempt: AttemptId) -> None:
+            super().cancel(attempt)
+            self.played.append(traceback)
+
+    unread = check(WithLastWords(*(log(line) for line in PRINTED)))
+    assert [line.text for line in unread.lines] == PRINTED
 
 
 def test_patterns_that_read_nothing_of_a_log_that_needs_none() -> None:
@@ -210,3 +225,17 @@ def test_the_native_trainers_steps_need_no_log() -> None:
     found = check_program(native, PlayedLog(steps(5), ended(time_from="device")), CONFIG)
     assert verdict_of(found).ready
     assert "steps" not in request_of(native, CONFIG).trainer_options
+
+
+def test_what_torchrun_prints_of_a_failure_is_neither_a_pattern_nor_a_variable_that_is_missing() -> None:
+    banner = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default"
+    trailer = "  time      : 2026-11-22_19:18:01"
+    message = "rank 0 during start raised RuntimeError: [enforce fail] ifa != nullptr. Unable to find address for: ib7"
+    failure = failed(FailureKind.ERROR, message, log_tail=(banner, trailer))
+    found = check(PlayedLog(log(banner, trailer), failure))
+    assert not found.proposal
+    assert "name a network interface that the node has" in verdict_of(found).remedy
+    other = check(PlayedLog(log(banner, trailer), failed(FailureKind.ERROR, "it crashed", log_tail=(banner, trailer))))
+    assert verdict_of(other).remedy == "the last lines of its log say more"
+    missing = failed(FailureKind.ERROR, "rank 0 raised KeyError: 'WANDB_PROJECT'", log_tail=(banner,))
+    assert verdict_of(check(PlayedLog(log(banner), missing))).remedy == "set the variable under trainer.env"

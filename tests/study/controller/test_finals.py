@@ -83,14 +83,15 @@ def test_there_are_no_finals_without_two() -> None:
 
 def test_rounds_are_played_to_and_fro() -> None:
     who, played = (BASELINE, A, B), list[Trial]()
-    while (upcoming := next_final(who, played, 3)) is not None:
+    three = study(measure=MeasureSpec(finalists=2, final_rounds=3))
+    while len(played) < 9 and (upcoming := next_final(who, [*FIRST, *played], three)) is not None:
         played.append(final(len(played), upcoming[1], 0.1))
     assert [t.config for t in played] == [BASELINE, A, B, B, A, BASELINE, BASELINE, A, B]
 
 
 def test_a_cancelled_measurement_is_made_again() -> None:
     cancelled = replace(final(4, BASELINE, 0.1), status=TrialStatus.CANCELLED, measurement=None, reward=None)
-    assert next_final((BASELINE, A), [cancelled], 1) == (0, BASELINE)
+    assert next_final((BASELINE, A), [*FIRST, cancelled], STUDY) == (0, BASELINE)
 
 
 def test_the_finals_decide_and_not_the_search() -> None:
@@ -153,6 +154,53 @@ def test_each_round_gives_equally_many_steps() -> None:
     assert winner.best.measurement.step_time_s == pytest.approx(0.15)
 
 
+@pytest.mark.parametrize("times_s", [(0.1, 0.2, 0.3), (0.3, 0.2, 0.1)])
+def test_a_machine_that_changes_between_rounds_makes_no_config_unstable(times_s: tuple[float, ...]) -> None:
+    rounds = [
+        final(10 + 2 * r + n, c, f * t)
+        for r, t in enumerate(times_s)
+        for n, (c, f) in enumerate([(BASELINE, 1.0), (A, 0.9)])
+    ]
+    winner = decide([*FIRST, *rounds], study(measure=MeasureSpec(finalists=1, final_rounds=3)), (BASELINE, A))
+    assert winner.best is not None
+    assert winner.best.config == A
+    assert len(winner.confirmed) == 2
+    for trial in winner.confirmed:
+        assert trial.reward is not None
+        assert trial.reward.parts["slowing"] == 1.0
+
+
+def test_a_machine_that_changes_between_pairs_of_rounds_costs_neither_stability_nor_a_figure() -> None:
+    rounds = [
+        final(10 + 2 * r + n, c, f * t)
+        for r, t in enumerate((0.1, 0.1, 0.25, 0.25))
+        for n, (c, f) in enumerate([(BASELINE, 1.0), (A, 0.8)])
+    ]
+    winner = decide([*FIRST, *rounds], study(measure=MeasureSpec(finalists=1, final_rounds=4)), (BASELINE, A))
+    assert winner.rounds == 4
+    assert winner.speedup == pytest.approx(1.25)
+    for trial in winner.confirmed:
+        assert trial.measurement is not None
+        assert trial.measurement.step_time_spread == pytest.approx(0.0, abs=1e-9)
+        assert trial.reward is not None
+        assert trial.reward.stability == 1.0
+
+
+def test_without_finals_the_interval_reaches_over_the_levels_that_the_machine_may_have_had() -> None:
+    """The default config became twice as slow before or after the only other trial: that is 2 or 4 times as fast."""
+    default = [run(n, BASELINE, t, purpose=TrialPurpose.BASELINE) for n, t in ((0, 0.1), (2, 0.2), (3, 0.2))]
+    other = run(1, A, 0.05, reward=Reward(total=0.7, throughput=0.7, stability=1.0))
+    once = study(measure=MeasureSpec(finalists=0, final_rounds=0))
+    winner, steady = decide([default[0], other, *default[1:]], once), decide([default[0], other], once)
+    assert winner.speedup == steady.speedup == pytest.approx(2.0)
+    assert winner.speedup_low is not None
+    assert winner.speedup_high is not None
+    assert winner.speedup_low < 2
+    assert winner.speedup_high > 4
+    assert steady.speedup_high is not None
+    assert steady.speedup_high < 3
+
+
 def test_who_took_part_may_be_told() -> None:
     again = [final(4, BASELINE, 0.3), final(5, A, 0.2)]
     assert decide([*FIRST, *again], STUDY, (BASELINE, A)).rounds == 1
@@ -161,3 +209,25 @@ def test_who_took_part_may_be_told() -> None:
 def test_nothing_measured_has_no_winner() -> None:
     winner = decide([failed(FIRST[0])], STUDY)
     assert (winner.best, winner.baseline, winner.speedup) == (None, None, None)
+
+
+def test_the_claim_has_an_interval_and_names_who_cannot_be_told_from_the_winner() -> None:
+    again = [final(n, c, t) for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.2), (C, 0.2004)] * 2, start=4)]
+    winner = decide([*FIRST, *again], STUDY)
+    assert winner.best is not None
+    assert winner.best.config == A
+    assert winner.tied_with == (3,)
+    low, high = winner.speedup_low, winner.speedup_high
+    assert low is not None
+    assert high is not None
+    assert 1.4 < low < 1.5 < high < 1.6
+
+
+def test_nothing_is_claimed_that_the_noise_between_runs_explains() -> None:
+    again = [final(n, c, t) for n, (c, t) in enumerate([(BASELINE, 0.3), (A, 0.299), (C, 0.4)] * 2, start=4)]
+    winner = decide([*FIRST, *again], STUDY)
+    assert winner.best is not None
+    assert winner.best.config == BASELINE
+    assert (winner.speedup_low, winner.speedup, winner.speedup_high) == (1.0, 1.0, 1.0)
+    assert winner.tied_with == (1,)
+    assert "faster than the default config by more than the noise between runs" in winner.notes[-1]

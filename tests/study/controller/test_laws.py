@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, StepsReported
 from autotune.spec import Failure, FailureKind, MeasureSpec, StudyStatus, TrialPurpose, TrialStatus
 from autotune.study.controller import CancelAsked, InterruptAsked, PauseAsked, ResumeAsked, StopAsked
-from autotune.study.controller.finals import baseline_of, contenders
+from autotune.study.controller.final_rounds import baseline_of
+from autotune.study.controller.finals import contenders
 from tests.study.controller.world import BASELINE, CONFIGS, World, measured, study
 
 PAST_ALL_DEADLINES_S = 2000.0
@@ -179,14 +180,14 @@ class AnyOrder(RuleBasedStateMachine):
             return
         index, trials = self.world.controller.index, list(self.world.trials.values())
         searched = [t for t in trials if t.purpose is TrialPurpose.SEARCH and t.status is not TrialStatus.CANCELLED]
-        refused = [t for t in searched if t.status is TrialStatus.INFEASIBLE]
-        assert (index.asked, index.refused) == (len(searched) - len(refused), len(refused))
+        assert index.asked == len(searched)
+        assert all(t.status is not TrialStatus.INFEASIBLE for t in trials)
         assert index.failed == sum(t.status is TrialStatus.FAILED for t in trials)
         assert index.best == next(iter(contenders(trials, self.world.study)), None)
         assert index.baseline == baseline_of(trials)
 
     @invariant()
-    def no_config_is_searched_twice(self) -> None:
+    def no_config_is_searched_twice_on_a_machine_that_stays_the_same(self) -> None:
         if not hasattr(self, "world"):
             return
         counted = [
@@ -194,7 +195,7 @@ class AnyOrder(RuleBasedStateMachine):
             for t in self.world.trials.values()
             if t.purpose is TrialPurpose.SEARCH and t.status is not TrialStatus.CANCELLED
         ]
-        assert len(counted) == len(set(counted))
+        assert len(counted) == len(set(counted)) or self.world.controller.index.levels.is_uneven
 
     def teardown(self) -> None:
         """From wherever it got to, the study comes to an end when the runner does its work."""

@@ -14,6 +14,7 @@ from autotune.spec import (
     Objective,
     ParallelConfig,
     StudyStatus,
+    Trial,
     TrialPurpose,
     TrialStatus,
 )
@@ -24,6 +25,7 @@ from autotune.study.controller import (
     CancelAttempt,
     CloseAttempt,
     EndTrial,
+    EnterPhase,
     InterruptAsked,
     NoteQueued,
     PauseAsked,
@@ -59,13 +61,12 @@ def test_a_study_measures_the_baseline_then_searches_then_measures_the_best_agai
 
 def test_a_guess_that_cannot_fit_is_not_launched() -> None:
     def predict(config: ParallelConfig) -> Estimate:
-        return replace(an_estimate(), oom_probability=0.999 if config == FAST else 0.98)
+        return replace(an_estimate(), oom_probability=0.999 if config == FAST else 0.9)
 
     world = World(replace(study(max_trials=7), enqueue=(FAST, CONFIGS[4])), predict=predict)
     world.run(speed)
-    refused = next(t for t in world.trials.values() if t.config == FAST)
-    assert (refused.status, refused.attempts) == (TrialStatus.INFEASIBLE, 0)
-    assert refused.reason == "this guess is predicted to run out of memory (probability 99.9%)"
+    assert FAST not in [t.config for t in world.trials.values()]
+    assert world.controller.infeasible == {"a guess of the spec is predicted to run out of memory": 1}
     assert next(t for t in world.trials.values() if t.config == CONFIGS[4]).is_measured
 
 
@@ -82,7 +83,8 @@ def test_only_the_last_final_round_is_profiled() -> None:
     world.run()
     profiled = [c.request.number for c in world.commands if isinstance(c, StartAttempt) and c.request.profile]
     finals = [n for n, t in sorted(world.trials.items()) if t.purpose is TrialPurpose.FINAL]
-    assert profiled == finals[len(finals) // 2 :]
+    configs = {world.trials[n].config for n in finals}
+    assert profiled == finals[len(configs) : 2 * len(configs)]
 
 
 def test_a_finalist_that_fails_when_measured_again_cannot_win() -> None:
@@ -110,7 +112,8 @@ def test_the_last_final_round_is_long_and_who_diverges_in_it_cannot_win() -> Non
             world.finish(request.number, 0.05, losses=tuple(2.0 + 0.1 * i for i in range(200)))
         else:
             world.finish(request.number, speed(request.config))
-    assert steps == [30] * 11 + [200] * 3
+    finalists = len({t.config for t in world.trials.values() if t.purpose is TrialPurpose.FINAL})
+    assert steps[: 8 + finalists + finalists] == [30] * (8 + finalists) + [200] * finalists
     diverged = [t for t in world.trials.values() if t.failure is not None]
     assert [(t.config, t.purpose) for t in diverged] == [(FAST, TrialPurpose.FINAL)]
     assert diverged[0].failure is not None
@@ -156,9 +159,11 @@ def test_a_baseline_that_surely_does_not_fit_is_not_tried() -> None:
 
     world = World(study(max_trials=2), predict=predict)
     world.tick()
-    assert world.trials[0].status is TrialStatus.INFEASIBLE
-    assert "memory" in world.trials[0].reason
-    assert world.only == 1
+    assert world.trials[world.only].purpose is TrialPurpose.SEARCH
+    assert BASELINE not in [t.config for t in world.trials.values()]
+    assert world.controller.infeasible == {"the default config is predicted to run out of memory": 1}
+    told = next(c.message for c in world.commands if isinstance(c, EnterPhase))
+    assert told.startswith("the default config is not measured (the default config is predicted to run out of memory)")
 
 
 def test_a_lost_worker_is_tried_again_twice_and_then_is_final() -> None:
@@ -202,20 +207,39 @@ def test_baseline_and_finals_run_alone() -> None:
         world.finish(min(r.number for r in world.running.values()))
 
 
-def test_configs_that_need_too_many_ranks_are_infeasible_and_cost_no_trial() -> None:
-    world = World(study(max_trials=3), capacity=2, baseline=CONFIGS[0])
+def test_configs_that_need_too_many_ranks_are_counted_and_never_asked() -> None:
+    world = World(study(max_trials=12), capacity=2, baseline=CONFIGS[0])
     end = world.run()
-    refused = [t for t in world.trials.values() if t.status is TrialStatus.INFEASIBLE]
-    assert all(t.config.world_size > 2 for t in refused)
-    assert sum(t.purpose is TrialPurpose.SEARCH and t.is_measured for t in world.trials.values()) == 3
+    too_large = [c for c in CONFIGS if c.world_size > 2]
+    assert not {t.config for t in world.trials.values()} & set(too_large)
+    assert world.controller.infeasible == {"more ranks than the 2 of the runner": len(too_large)}
     assert end.status is StudyStatus.COMPLETED
+    assert end.message == f"all {len(CONFIGS) - len(too_large)} configs of the space that can be run here were tried"
+
+
+def test_a_default_config_with_too_many_ranks_is_counted_once_and_a_restart_counts_the_same() -> None:
+    world = World(study(max_trials=2), capacity=2)
+    world.tick()
+    before = world.controller.infeasible
+    assert world.trials[world.only].purpose is TrialPurpose.SEARCH
+    world.restart()
+    world.tick()
+    assert world.controller.infeasible == before == {"more ranks than the 2 of the runner": 8}
+
+
+def test_a_study_that_can_run_nothing_says_why() -> None:
+    world = World(study(max_trials=2), refuse=lambda config: "the trainer has no pipelines")
+    end = world.run()
+    assert world.trials == {}
+    assert end.status is StudyStatus.FAILED
+    assert "16 cannot be run here, 16 of them for this reason: the trainer has no pipelines" in end.message
 
 
 def test_what_the_trainer_refuses_is_not_run_for_ever() -> None:
     world = World(study(max_trials=1), refuse=lambda config: "" if config == BASELINE else "not with this trainer")
     end = world.run()
     assert end.best == end.baseline
-    assert len(world.trials) <= 11
+    assert {t.config for t in world.trials.values()} == {BASELINE}
 
 
 def test_failed_trials_end_the_search_when_their_budget_is_spent() -> None:
@@ -284,20 +308,24 @@ def test_the_search_ends_when_trials_would_cost_the_training_more_than_they_save
     world.finish(1)
     assert (world.trials[2].purpose is TrialPurpose.FINAL) == ends
     assert world.controller.stop_reason == (
-        "the next 8 trials would take about 4 s and are expected to save 193 ms of a training of 19.5 s" if ends else ""
+        "the next trial would take about 500 ms and is expected to save 193 ms of a training of 19.5 s" if ends else ""
     )
 
 
-def test_several_trials_may_pay_where_one_does_not() -> None:
-    world = World(study(max_trials=10, min_gain=0.0, train_tokens=50_000))
+@pytest.mark.parametrize(("gain", "ends"), [(0.005, True), (0.0051, False)])
+def test_a_training_about_which_nothing_is_said_counts_as_long_as_200_trials(gain: float, ends: bool) -> None:
+    world = World(study(max_trials=10, min_gain=None))
     world.tick()
     world.finish(0)
-    world.searcher.gains = {trials: 0.2 if trials >= 3 else 0.0 for trials in range(1, 9)}
+    world.searcher.gain = gain
     world.finish(1)
-    assert world.trials[2].purpose is TrialPurpose.SEARCH
-    world.searcher.gains = {trials: 0.02 if trials >= 3 else 0.0 for trials in range(1, 9)}
-    world.finish(2)
-    assert world.trials[3].purpose is TrialPurpose.FINAL
+    assert (world.trials[2].purpose is TrialPurpose.FINAL) == ends
+    assert world.controller.stop_reason == (
+        "the next trial would take about 500 ms and is expected to save 498 ms of a training of 1 min 40 s, as long as 200 trials: "
+        "say how long yours is with budget.train_tokens"
+        if ends
+        else ""
+    )
 
 
 def test_wall_time_keeps_a_part_for_the_finals_and_is_never_overrun() -> None:
@@ -306,7 +334,8 @@ def test_wall_time_keeps_a_part_for_the_finals_and_is_never_overrun() -> None:
     while not world.ends:
         world.tick(4.0)
         if world.running and not world.cancelled:
-            world.finish(world.only, 0.5, setup_s=1.5)
+            config = world.trials[world.only].config
+            world.finish(world.only, 0.4 * 1.08 ** CONFIGS.index(config), setup_s=1.5)
         for number in [i[1] for i in world.cancelled]:
             world.cancel_confirmed(number)
     assert world.controller.elapsed_s <= 64.0
@@ -475,6 +504,22 @@ def test_a_trial_cut_off_by_the_controllers_death_gets_another_attempt() -> None
     commands = world.tick()
     assert [type(c) for c in commands] == [CloseAttempt, StartAttempt]
     assert (world.only, world.request(1).attempt) == (1, 2)
+
+
+def test_a_stored_trial_that_the_runner_has_too_few_ranks_for_by_now_ends_infeasible() -> None:
+    """As after a move to a smaller machine, or of a store whose release kept such trials."""
+    too_big = replace(CONFIGS[-1], dp=8, accumulation_steps=1, micro_batch_size=1)
+    configs = (too_big, *CONFIGS[:4])
+    undisturbed = World(study(max_trials=3), configs=configs)
+    expected = undisturbed.run(speed)
+    world = World(study(max_trials=3), configs=configs)
+    world.tick()
+    world.finish(0)
+    world.trials = {0: world.trials[0], 1: Trial(config=too_big, number=1, study="s")}
+    world.restart()
+    end = world.run(speed)
+    assert (world.trials[1].status, world.trials[1].attempts) == (TrialStatus.INFEASIBLE, 0)
+    assert (end.status, end.speedup) == (expected.status, expected.speedup)
 
 
 def test_a_config_that_takes_its_machine_down_is_given_up_in_the_end() -> None:

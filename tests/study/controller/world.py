@@ -92,7 +92,6 @@ class RecordingSearcher(GridSearcher):
         self.asked: list[ParallelConfig] = []
         self.told: Counter[int] = Counter()
         self.gain: float | None = None
-        self.gains: dict[int, float] = {}
 
     def ask(self, n: int = 1) -> list[ParallelConfig]:
         configs = super().ask(n)
@@ -105,7 +104,7 @@ class RecordingSearcher(GridSearcher):
         super().tell(trials)
 
     def expected_gain(self, trials: int = Searcher.LOOKAHEAD) -> float | None:
-        return self.gains.get(trials, self.gain)
+        return self.gain
 
 
 class World:

@@ -300,3 +300,49 @@ def test_a_lost_node_is_the_cause_of_a_hang_that_was_noticed_first(host_lost: bo
     failure = end(it).failure
     assert failure is not None
     assert failure.kind is (FailureKind.WORKER_LOST if host_lost else FailureKind.HANG)
+
+
+def raised(it: Gang, rank: int, name: str, text: str, now_s: float, **more: object) -> None:
+    it.hear(rank, {"event": "failed", "run": RUN, "type": name, "text": text, "step": 1, **more}, now_s)
+
+
+def test_what_our_own_abort_provokes_never_fails_a_cancelled_trial() -> None:
+    it = running()
+    it.cancel(3.0)
+    it.tick(8.5)
+    assert (0, "abort") in doings(it)
+    raised(it, 0, "ValueError", "Default process group has not been initialized, please make sure to call", 8.6)
+    it.lose(1, 8.7, code=-6)
+    idle(it, 0, now_s=8.8)
+    assert end(it).cancelled
+
+
+def test_the_death_of_a_peer_does_not_displace_the_exception_that_caused_it() -> None:
+    """NCCL's watchdog ends the process of a rank whose peer is gone by SIGABRT."""
+    it = running()
+    raised(it, 0, "ValueError", "no such token", 3.0)
+    it.lose(1, 3.1, code=-6)
+    idle(it, 0, now_s=3.2)
+    failure = end(it).failure
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.exception) == (FailureKind.ERROR, 0, "ValueError: no such token")
+
+
+def test_the_death_of_a_rank_counts_more_than_what_its_peer_raised_in_a_collective() -> None:
+    it = running()
+    raised(it, 0, "RuntimeError", "an error that nobody knows", 3.0, waited=True)
+    it.lose(1, 3.1, code=-9)
+    idle(it, 0, now_s=3.2)
+    failure = end(it).failure
+    assert failure is not None
+    assert (failure.kind, failure.rank) == (FailureKind.WORKER_LOST, 1)
+
+
+def test_what_a_rank_raises_after_it_was_aborted_is_no_cause() -> None:
+    it = running()
+    raised(it, 0, "DistBackendError", "NCCL error of a kind that nobody knows", 3.0)
+    raised(it, 1, "ValueError", "Default process group has not been initialized", 3.1, aborted=True)
+    idle(it, 0, 1, now_s=3.2)
+    failure = end(it).failure
+    assert failure is not None
+    assert failure.rank == 0

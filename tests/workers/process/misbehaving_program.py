@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-FLOOD_MB = 200
+FLOOD_MB = 100
 
 
 def step(number: int, node: int) -> None:

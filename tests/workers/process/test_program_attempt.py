@@ -38,13 +38,13 @@ class FakeNode:
     def __init__(self, address: str, port: int = 4000) -> None:
         self.name, self.address, self.port, self.ready = address, address, port, False
         self.order: ProgramOrder | None = None
-        self.told_to_end = False
+        self.told_to_end = self.hung = False
 
     def begin(self, order: ProgramOrder) -> None:
         self.order = order
 
-    def end(self) -> None:
-        self.told_to_end = True
+    def end(self, *, hung: bool = False) -> None:
+        self.told_to_end, self.hung = True, hung
 
 
 def asked(measure: Any = PATIENT, **options: Any) -> TrialRequest:
@@ -375,3 +375,16 @@ def test_a_place_that_cannot_be_had_is_an_end(short: str, patience: Patience, ki
     assert says in end.failure.message
     assert places.places[0].handles[0].order is None, "nothing was started"
     runner.close()
+
+
+def test_a_program_that_falls_silent_is_asked_for_its_collectives_and_the_rank_behind_is_named() -> None:
+    it = Two(measure=replace(PATIENT, start_timeout_s=5.0))
+    it.begin()
+    it.wait(5.1)
+    assert all(node.hung for node in it.nodes)
+    last = [7, "nccl:all_reduce"]
+    it.ended(0, -15, collectives={"0": {"0": last}, "1": {"0": last}})
+    it.ended(1, -15, collectives={"2": {"0": last}, "3": {"0": [6, "nccl:broadcast"]}})
+    failure = it.failure
+    assert (failure.kind, failure.rank) == (FailureKind.HANG, 3)
+    assert "collective 7" in failure.message

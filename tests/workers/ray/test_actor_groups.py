@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -90,3 +92,31 @@ def test_an_actor_whose_node_is_not_known_yet_is_not_taken_for_lost(removed: lis
     assert groups.disband(first, is_usable=True)
     assert groups.form(PAIR, "", place("a", "b")) is first
     assert not removed
+
+
+class BeatingHandle(Handle):
+    """Whose heartbeats take a while."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.began, self.is_inside = threading.Event(), False
+
+    def heartbeat(self) -> None:
+        self.is_inside = True
+        self.began.set()
+        time.sleep(0.1)
+        self.is_inside = False
+
+
+def test_no_heartbeat_is_on_its_way_once_they_are_closed(removed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(Cluster, "outlives_us", True)
+    groups = groups_on(Cluster("a"))
+    handle = BeatingHandle("a")
+    groups.form(
+        Shape(kind="gang", nodes=1, ranks_per_node=1), "", lambda name: SimpleNamespace(handles=[handle], token=name)
+    )
+    assert handle.began.wait(10.0)
+    groups.close()
+    assert not handle.is_inside
+    assert "autotune-ray-heartbeat" not in [thread.name for thread in threading.enumerate()]

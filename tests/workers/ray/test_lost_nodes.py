@@ -181,9 +181,10 @@ def test_a_config_waits_for_a_node_that_is_away_and_runs_when_it_is_back(
     node = two_nodes.nodes[1]
     node.kill()
     until(lambda: not runner.poll(0.5) and len(two_nodes.living()) == 1, RAY_SAYS_S + 60)  # the warm gang is given up
-    asked = spread(131, measure=replace(PATIENT, start_timeout_s=10.0))
+    start_timeout_s = 40.0  # the new node's first ranks import torch
+    asked = spread(131, measure=replace(PATIENT, start_timeout_s=start_timeout_s))
     runner.start(asked)
-    end_s = time.monotonic() + 25.0
+    end_s = time.monotonic() + start_timeout_s + 15.0
     events: list[RunnerEvent] = []
     while time.monotonic() < end_s:
         events += runner.poll(0.5)

@@ -24,6 +24,14 @@ def test_the_variables_of_a_node_come_after_those_of_all_nodes() -> None:
     assert NodeEnvironment.of(None, None).on("10.0.0.7") == {}
 
 
+def test_variables_of_nodes_that_are_not_there_are_named() -> None:
+    entries = ("gpu-1", "gpu-2.cluster.local", "10.0.0.7", "gpu-17")
+    environment = NodeEnvironment.of(None, {node: {"GLOO_SOCKET_IFNAME": "ib0"} for node in entries})
+    hostnames, addresses = {"gpu-1.cluster.local", "gpu-2.cluster.local"}, {"10.0.0.7", "10.0.0.8"}
+    assert environment.for_nobody(hostnames, addresses) == ["gpu-17"]
+    assert NodeEnvironment.of({"A": "1"}, None).for_nobody(hostnames, addresses) == []
+
+
 @pytest.mark.parametrize(
     ("env", "node_env", "words"),
     [

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -85,3 +90,23 @@ def test_a_folder_that_is_too_large_is_refused_with_its_largest_entries(tmp_path
     assert f"{source}/.rayignore" in words
     (source / ".rayignore").write_text("model.bin\n")
     pack(source, limit_bytes=4 * MB)
+
+
+def test_an_unpacked_folder_goes_with_the_process_that_holds_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("x = 1")
+    data = base64.b64encode(pack(tmp_path, limit_bytes=MB).data).decode()
+    held = (
+        "import base64, os, signal\n"
+        "from autotune_workers.ray.sent_folders import UnpackedFolder\n"
+        f"folder = UnpackedFolder(base64.b64decode({data!r}))\n"
+        "print(folder.path, open(folder.path + '/mine.py').read(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", held], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    path, text = done.stdout.split(maxsplit=1)
+    assert text.strip() == "x = 1"
+    end_s = time.monotonic() + 30.0
+    while Path(path).exists() and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert not Path(path).exists()

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from autotune_workers.gang.wire import Message
+from autotune_workers.ray import owned_actor
 from autotune_workers.ray.message_log import MessageLog
 from autotune_workers.ray.rank_handle import RayRank
 from autotune_workers.ray.rank_host import RankHost
+from autotune_workers.ray.sent_folders import SentFolders
 
 
 class Talker:
@@ -131,7 +133,10 @@ def test_an_answer_that_ray_loses_is_given_again(monkeypatch: pytest.MonkeyPatch
         return answer
 
     monkeypatch.setattr(ray, "get", get)
-    rank = RayRank("rank-0", SimpleNamespace(listen=SimpleNamespace(remote=remote)), "first")
+    monkeypatch.setattr(owned_actor, "LISTEN_S", 0.1)
+    rank = RayRank(
+        "rank-0", SimpleNamespace(listen=SimpleNamespace(remote=remote)), "first", SentFolders(limit_bytes=0)
+    )
     heard: list[str] = []
     try:
         for _ in range(8):

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.process.machine import is_alive
 from autotune_workers.ray.connection import answers_on_loopback
 from autotune_workers.runners.ray import RayRunner
-from tests.ray_roles import authenticated, go_away, played, played_head, played_node
+from tests.ray_roles import AUTH, authenticated, go_away, played, played_head, played_node
 from tests.small_studies import spec
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
 from tests.workers.requests import DOUBLE, PATIENT, request
@@ -385,6 +386,19 @@ def test_a_head_that_goes_away_ends_the_study_with_a_clear_error() -> None:
         assert "RunnerError runner: the head of the Ray cluster does not answer" in output
         assert "closed" in output
         assert study.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("_", range(5))
+def test_a_driver_exits_well_though_ray_reports_its_metrics_all_the_time(_: int) -> None:
+    program = (
+        "from autotune_workers.runners.ray import RayRunner\nfor _ in range(2):\n    RayRunner(num_cpus=2).close()"
+    )
+    environment = {**os.environ, **AUTH, "RAY_metrics_report_interval_ms": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_nobody_at_the_address_is_output_at_once() -> None:

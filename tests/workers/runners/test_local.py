@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import RunnerError, SpecError
-from autotune.ports import AttemptEnded, AttemptStarted, TrialRequest
+from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.process.machine import descendants, is_alive
+from autotune_workers.runners import turn_queue
 from autotune_workers.runners.local import LocalRunner
+from tests.workers.process.test_machine_turn import other
 from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import DOUBLE, request
 from tests.workers.requests import request as asking
@@ -71,6 +73,53 @@ def test_trials_run_at_once_on_disjoint_ranks(warm: LocalRunner) -> None:
     first_end = min(i for i, e in enumerate(events) if isinstance(e, AttemptEnded))
     assert len(started) == 2
     assert max(started) < first_end
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_trial_waits_while_another_process_measures_and_says_so_again_and_again(
+    warm: LocalRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_queue, "QUEUED_EVERY_S", 0.2)
+    asked = request(dp=2)
+    with other() as theirs:
+        assert theirs.ask("take") == "held"
+        warm.start(asked)
+        waits = [*warm.poll(5.0), *warm.poll(5.0)]
+        assert len(waits) == 2
+        assert all(isinstance(event, AttemptQueued) and "study theirs" in event.reason for event in waits)
+        theirs.ask("give back")
+        events = events_until_ended(warm, [asked.id])
+        started = next(i for i, event in enumerate(events) if isinstance(event, AttemptStarted))
+        assert isinstance(events[started - 1], AttemptQueued), "the deadlines of the trial begin when its turn begins"
+        assert ended(events).failure is None
+        assert theirs.ask("take") == "held", "the trial gave its turn back"
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_trial_that_is_cancelled_while_it_waits_leaves_the_turn_to_others(warm: LocalRunner) -> None:
+    asked = request(dp=2)
+    with other() as theirs:
+        assert theirs.ask("take") == "held"
+        warm.start(asked)
+        warm.cancel(asked.id)
+        assert ended(events_until_ended(warm, [asked.id])).cancelled
+        theirs.ask("give back")
+        assert theirs.ask("take") == "held"
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_study_with_several_trials_at_once_lets_others_have_their_turn(warm: LocalRunner) -> None:
+    slow = {"step_s": 0.1}
+    first, second = (request(number, dp=2, trainer_options=slow) for number in range(2))
+    with other() as theirs:
+        warm.start(first)
+        assert "study s " in theirs.ask("take")
+        warm.start(second)
+        assert ended([e for e in events_until_ended(warm, [first.id]) if e.id == first.id]).failure is None
+        assert theirs.ask("take") == "held"
+        assert all(isinstance(event, AttemptQueued) for event in warm.poll(0.3))
+        theirs.ask("give back")
+        assert ended([e for e in events_until_ended(warm, [second.id]) if e.id == second.id]).failure is None
 
 
 @pytest.mark.flaky(reruns=2)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.errors import SpecError
+from autotune.errors import ConfigError, SpecError
 from autotune.ports import AttemptEnded, StepsReported
 from autotune.spec import FIELDS, FailureKind, ParallelConfig
-from autotune.testing.knobs import base_configs, complaints_of, variations
+from autotune.testing.knobs import EXPERT_KNOBS, base_configs, complaints_of, variations
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.runners.simulated import SIMULATED_RUNNER, SimulatedRunner
 from tests.workers.requests import CPU, NANO, request
@@ -118,12 +118,16 @@ def test_every_value_of_every_knob_changes_the_truth_and_a_neutral_one_does_not(
         return end.measurement.step_time_s
 
     seen = set()
-    for base in (config for config in base_configs(plain.workload) if config.zero_stage == 0):
+    for base in (config for config in base_configs(plain.workload) if config.zero_stage == 0 or config.dp == 4):
         here = truth(base)
         for knob, value, config in variations(plain.workload, base):
-            assert (truth(config) == here) == (knob.name in SIMULATED_RUNNER.neutral), f"{knob.name}={value} of {base}"
             seen.add(knob.name)
-    assert seen >= set(FIELDS) - {"ep"}, "a dense model has no experts to spread"
+            if SIMULATED_RUNNER.impossible(knob, value):
+                with pytest.raises(ConfigError, match=f"cannot do {knob.name}="):
+                    truth(config)
+                continue
+            assert (truth(config) == here) == (knob.name in SIMULATED_RUNNER.neutral), f"{knob.name}={value} of {base}"
+    assert seen >= set(FIELDS) - set(EXPERT_KNOBS), "a dense model has no experts to spread"
 
 
 def test_the_truth_is_seeded_by_the_config_as_it_is_written() -> None:

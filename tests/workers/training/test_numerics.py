@@ -10,8 +10,6 @@ import pytest
 from autotune.spec import Measurement
 from tests.workers.trial_ranks import run_jobs
 
-pytestmark = pytest.mark.alone
-
 TOLERANCES = {"fp32": 2e-5, "bf16": 1e-2, "fp16": 2e-3}
 """Relative, of each step's loss; gradient norms may differ ten times as much. fp32 differs by the order of sums, the others by their 8 and 11
 significant bits."""
@@ -23,53 +21,45 @@ PP = "pp=2,micro_batch_size=1,accumulation_steps=4,precision=fp32"
 MATRIX: dict[int, list[tuple[str, str]]] = {
     1: [
         *((model, f"{BATCH},precision=fp32") for model in ("gpt", "uneven", "llama", "moe")),
-        ("llama", f"{SINGLES},precision=fp32"),
         ("gpt", f"{BATCH},precision=bf16"),
         ("llama", f"{BATCH},precision=bf16"),
-        ("llama", f"{HALF},precision=fp16"),
-        ("moe", f"{BATCH},precision=bf16"),
         ("llama", f"{BATCH},precision=fp32,recompute=selective"),
         ("llama", f"{BATCH},precision=bf16,recompute=full"),
+        ("llama", f"{BATCH},precision=fp32,recompute=norm"),
+        ("gpt", f"{HALF},precision=bf16,recompute=mlp,loss=chunked"),
         ("gpt", f"{HALF},precision=fp32,zero_stage=1"),
         ("gpt", f"{HALF},precision=bf16,zero_stage=3,recompute=full"),
     ],
     2: [
         ("gpt", "dp=2,micro_batch_size=1,accumulation_steps=2,precision=fp32"),
         ("llama", "dp=2,micro_batch_size=2,precision=fp32,zero_stage=1"),
-        ("gpt", "dp=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=2"),
         ("llama", "dp=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=3"),
         ("llama", "dp=2,micro_batch_size=2,precision=fp16,zero_stage=0"),
         ("llama", "dp=2,micro_batch_size=1,accumulation_steps=2,precision=bf16,zero_stage=1,recompute=selective"),
         ("gpt", "dp=2,micro_batch_size=2,precision=fp16,zero_stage=3,recompute=full"),
         ("gpt", "pp=2,micro_batch_size=1,accumulation_steps=4,precision=fp32,pp_schedule=gpipe"),
-        ("uneven", f"{PP}"),
-        ("llama", f"{PP},recompute=full"),
         ("gpt", f"{PP},zero_stage=1"),
-        ("llama", f"{PP},pp_schedule=interleaved_1f1b,virtual_stages=2"),
         ("uneven", f"{PP},pp_schedule=interleaved_1f1b,virtual_stages=2,recompute=selective"),
         ("gpt", f"{PP},pp_schedule=interleaved_zero_bubble,virtual_stages=2"),
-        ("llama", f"{PP},pp_schedule=interleaved_zero_bubble"),
-        ("gpt", f"{PP},zero_stage=3"),
-        ("llama", f"{PP},zero_stage=3,pp_schedule=gpipe"),
-        ("uneven", f"{PP},zero_stage=3,pp_schedule=interleaved_1f1b,virtual_stages=2"),
+        ("gpt", f"{PP},pp_split=edges,pp_schedule=interleaved_1f1b,virtual_stages=3"),
+        ("gpt", f"{PP},zero_stage=3,loss=chunked"),
         ("gpt", f"{PP},zero_stage=2,pp_schedule=interleaved_zero_bubble,virtual_stages=2"),
-        ("llama", "pp=2,micro_batch_size=2,accumulation_steps=2,precision=bf16,zero_stage=2"),
         ("llama", "pp=2,micro_batch_size=2,accumulation_steps=2,precision=fp16"),
-        ("gpt", f"tp=2,{BATCH},precision=fp32"),
         ("llama", f"tp=2,{BATCH},precision=fp32"),
         ("gpt", f"tp=2,{BATCH},precision=fp32,sequence_parallel=true"),
+        ("gpt", f"tp=2,{BATCH},precision=fp32,sequence_parallel=true,loss=chunked"),
         ("llama", f"tp=2,{BATCH},precision=bf16,sequence_parallel=true,recompute=full"),
-        ("llama", f"tp=2,{BATCH},precision=fp16,recompute=selective"),
         ("gpt", f"tp=2,{BATCH},precision=bf16,zero_stage=3,sequence_parallel=true"),
         ("moe", f"tp=2,{BATCH},precision=fp32,sequence_parallel=true"),
         ("llama", f"cp=2,{HALF},precision=fp32"),
         ("gpt", f"cp=2,{BATCH},precision=bf16,zero_stage=3"),
-        ("moe", "dp=2,micro_batch_size=2,precision=fp32"),
+        ("llama", f"cp=2,{HALF},precision=fp32,cp_style=heads"),
+        ("gpt", f"cp=2,{BATCH},precision=fp32,cp_style=gather"),
         ("moe", "dp=2,ep=2,micro_batch_size=1,accumulation_steps=2,precision=fp32"),
         ("moe", "dp=2,ep=2,micro_batch_size=2,precision=fp32,zero_stage=3"),
+        ("moe", "dp=2,ep=2,micro_batch_size=2,precision=fp32,dispatcher=allgather"),
         ("moe", "dp=2,ep=2,micro_batch_size=2,precision=bf16,zero_stage=1,recompute=full"),
         ("moe", f"cp=2,ep=2,{BATCH},precision=fp32"),
-        ("moe", f"{PP},pp_schedule=interleaved_zero_bubble,virtual_stages=2"),
     ],
     4: [
         ("gpt", "tp=2,pp=2,micro_batch_size=2,accumulation_steps=2,precision=fp32,sequence_parallel=true"),
@@ -84,6 +74,8 @@ MATRIX: dict[int, list[tuple[str, str]]] = {
         ("llama", "tp=2,cp=2,micro_batch_size=4,precision=fp32,sequence_parallel=true"),
         ("moe", "pp=2,dp=2,ep=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=2"),
         ("moe", "dp=4,ep=2,micro_batch_size=1,precision=fp32"),
+        ("gpt", "dp=4,dp_replicas=2,micro_batch_size=1,precision=fp32,zero_stage=3"),
+        ("moe", "dp=4,ep=2,dp_replicas=2,micro_batch_size=1,precision=fp32,zero_stage=1"),
     ],
     8: [("llama", "tp=2,pp=2,dp=2,micro_batch_size=1,accumulation_steps=2,precision=fp32,zero_stage=3")],
 }
@@ -98,6 +90,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], d
 
 @pytest.mark.parametrize(("model", "config"), [row for rows in MATRIX.values() for row in rows])
 def test_losses_are_those_of_one_fp32_rank(results: dict[Any, Any], model: str, config: str) -> None:
+    check_losses(results, model, config)
+
+
+def check_losses(results: dict[Any, Any], model: str, config: str) -> None:
+    """Compares a config's losses and gradient norms, of results by model and config, with those of one fp32 rank."""
     assert (model, config) in results, "the ranks ended before this config; see the first error"
     result = results[model, config]
     assert "measurement" in result, result.get("error") or result.get("failure")
@@ -117,9 +114,10 @@ def test_matrix_covers_every_word_that_a_cpu_can_run() -> None:
         *(f"zero_stage={i}" for i in range(4)),
         *(f"pp_schedule={s}" for s in ("gpipe", "interleaved_1f1b", "interleaved_zero_bubble")),
         *(f"precision={p}" for p in TOLERANCES),
-        *(f"recompute={r}" for r in ("selective", "full")),
-        *(f"{axis}=2" for axis in ("tp", "pp", "dp", "cp", "ep", "virtual_stages")),
-        "sequence_parallel=true",
+        *(f"recompute={r}" for r in ("selective", "full", "norm", "mlp")),
+        *(f"{axis}=2" for axis in ("tp", "pp", "dp", "cp", "ep", "virtual_stages", "dp_replicas")),
+        *(f"cp_style={s}" for s in ("heads", "gather")),
+        *("sequence_parallel=true", "loss=chunked", "pp_split=edges", "dispatcher=allgather"),
     ):
         assert word in text
     assert sum(len(rows) for rows in MATRIX.values()) >= 40

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.spec import ModelSpec
+from autotune.trainers.layer_split import cut_layers
 from autotune_workers.training.context_parallel import positions_of
 from autotune_workers.training.data import TokenStream, rows_of
 from autotune_workers.training.decoder import DecoderStage, RMSNorm, global_names, rotary, rotate, split_layers
@@ -21,7 +24,7 @@ from tests.workers.trial_ranks import MODELS
 
 
 def whole(spec: ModelSpec) -> DecoderStage:
-    stage = DecoderStage(spec, range(spec.num_layers), dtype=torch.float32)
+    stage = DecoderStage(spec, range(spec.num_layers), is_first=True, is_last=True, dtype=torch.float32)
     for name, parameter in global_names(stage):
         parameter.data.copy_(initial_value(name, parameter.shape, spec, 0, torch.device("cpu")))
     stage.place(torch.arange(16), torch.arange(16))
@@ -48,7 +51,10 @@ def test_no_token_sees_the_future(name: str) -> None:
 def test_stages_hold_the_numbers_of_the_whole() -> None:
     spec = MODELS["gpt"]
     all_names = dict(global_names(whole(spec)))
-    stages = [DecoderStage(spec, layers, dtype=torch.float32) for layers in split_layers(spec.num_layers, 3)]
+    stages = [
+        DecoderStage(spec, layers, is_first=number == 0, is_last=number == 2, dtype=torch.float32)
+        for number, layers in enumerate(split_layers(spec.num_layers, 3))
+    ]
     names = [name for stage in stages for name, _ in global_names(stage)]
     assert set(names) == set(all_names)
     assert names.count("embed.weight") == 2, "a tied weight lives on the first and on the last stage"
@@ -77,6 +83,20 @@ def test_layers_are_split_in_order_and_evenly(layers: int, stages: int) -> None:
     parts = split_layers(layers, stages)
     assert [i for part in parts for i in part] == list(range(layers))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(st.integers(1, 100), st.integers(2, 102))
+@settings(deadline=None, derandomize=True)
+def test_embedding_and_loss_count_as_a_layer_each(layers: int, stages: int) -> None:
+    stages = min(stages, layers + 2)
+    parts = split_layers(layers, stages, by_edges=True)
+    assert [i for part in parts for i in part] == list(range(layers))
+    counted = [len(part) + (number == 0) + (number == stages - 1) for number, part in enumerate(parts)]
+    assert max(counted) - min(counted) <= 1
+    assert counted[-1] == min(counted), "the loss costs more than a layer: nothing that is left over goes there"
+    assert [float(len(part)) for part in parts] == cut_layers(
+        replace(MODELS["llama"], num_layers=layers), stages, "edges"
+    )
 
 
 @given(st.integers(0, 9), st.integers(1, 6), st.integers(1, 5), st.integers(1, 4))

@@ -10,8 +10,6 @@ from autotune_workers.runners.local import LocalRunner
 from tests.workers.process.test_program_runner import one
 from tests.workers.trial_ranks import request
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[LocalRunner]:

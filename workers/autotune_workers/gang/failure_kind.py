@@ -2,7 +2,7 @@
 
 A failure has one primary cause and many consequences: when one rank runs out of memory, its peers only see a broken connection. The evidence
 of all ranks is therefore weighed together, and the strongest class wins (`WEIGHTS`): a trainer's own verdict, exhausted memory, a dead
-process, an exception, a collective that timed out, and last the echo "a peer is gone".
+process, an exception, one that a collective raised, a collective that timed out, and last the echo "a peer is gone".
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ PEER_GONE = re.compile(
 )
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 _KILLED = re.compile(r"\bSIGKILL\b|\bexitcode\s*:\s*-9\b|^Killed$", re.MULTILINE)
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
+"""the last line of a traceback"""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _SHELL_KILLED = 128 + signal.SIGKILL
 
 EXPLOSION_FACTOR = 2.0
 EXPLODED_STEPS = 3
 
-WEIGHTS = ("verdict", "memory", "death", "exception", "timeout", "echo")
+WEIGHTS = ("verdict", "memory", "death", "exception", "collective", "timeout", "echo")
 """Classes of evidence, the strongest first."""
 
 
@@ -72,9 +74,10 @@ class Evidence:
         )
 
 
-def place(rank: int | None, step: int | None, phase: str) -> str:
-    """ "rank 1 in step 4", or in which phase before the first step; a rank of None is a program whose ranks nobody knows."""
-    who = "the program" if rank is None else f"rank {rank}"
+def place(rank: int | None, step: int | None, phase: str, verb: str = "") -> str:
+    """ "rank 1 in step 4", or in which phase before the first step, with the `verb` between them if there is one; a rank of None is a program whose
+    ranks nobody knows."""
+    who = ("the program" if rank is None else f"rank {rank}") + (f" {verb}" if verb else "")
     return f"{who} in step {step}" if step is not None else f"{who} during {phase or 'start'}"
 
 
@@ -96,7 +99,8 @@ def divergence(losses: Sequence[float], vocab_size: int) -> str:
 def of_exception(
     report: Mapping[str, Any], *, rank: int | None, phase: str = "", log_tail: Sequence[str] = ()
 ) -> Evidence:
-    """Evidence of an exception that a rank reported: `type`, `text`, `errno`, `step`, and `failure` when the trainer named it itself."""
+    """Evidence of an exception that a rank reported: `type`, `text`, `errno`, `step`, and `failure` when the trainer named it itself; `waited`: whether it
+    came while the rank waited for its peers; `aborted`: whether the rank had been told to break off its collectives before."""
     step = report.get("step")
     where = place(rank, step, phase)
     name, text = str(report.get("type", "Exception")), str(report.get("text", ""))
@@ -128,6 +132,8 @@ def of_exception(
         return evidence("memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory: {first_line}")
     if report.get("errno") in _DISK_FULL:
         return evidence("exception", FailureKind.ERROR, f"{where} found the disk full: {first_line}")
+    if report.get("aborted"):
+        return evidence("echo", FailureKind.ERROR, f"{where} was aborted: {first_line}")
     if "Dist" in name or name in ("RuntimeError", "ConnectionError", "ConnectionResetError", "BrokenPipeError"):
         if PEER_GONE.search(text):
             return evidence("echo", FailureKind.WORKER_LOST, f"{where} lost the connection to a peer: {first_line}")
@@ -135,6 +141,8 @@ def of_exception(
             return evidence(
                 "timeout", FailureKind.HANG, f"{where} waited in a collective until it timed out: {first_line}"
             )
+        if "Dist" in name or report.get("waited"):
+            return evidence("collective", FailureKind.ERROR, f"{where} raised {name} in a collective: {first_line}")
     return evidence("exception", FailureKind.ERROR, f"{where} raised {name}: {first_line}")
 
 
@@ -162,7 +170,8 @@ def of_death(
         )
 
     if code is None:
-        return evidence("death", FailureKind.WORKER_LOST, f"{where} is gone: {why or 'its host is lost'}", why)
+        lost = place(rank, step, phase, "was lost")
+        return evidence("death", FailureKind.WORKER_LOST, f"{lost}: {why or 'its host is lost'}", why)
     if kernel_oom and (code == -signal.SIGKILL or code == _SHELL_KILLED or (code > 0 and _KILLED.search(text))):
         message = f"{where} was killed by the kernel: the machine ran out of memory"
         return evidence("memory", FailureKind.OUT_OF_MEMORY, message, "SIGKILL by the kernel's out-of-memory killer")
@@ -172,7 +181,9 @@ def of_death(
                 "memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory and ended", f"exit code {code}"
             )
         kind = FailureKind.WORKER_LOST if code == 0 else FailureKind.ERROR
-        return evidence("death", kind, f"{where} ended with exit code {code}", f"exit code {code}")
+        raised = tail[-1].strip() if code and tail and _RAISED.match(tail[-1].strip()) else ""
+        ended = f"{where} ended with exit code {code}" + (f": {raised}" if raised else "")
+        return evidence("death", kind, ended, raised or f"exit code {code}")
     try:
         name = signal.Signals(-code).name
     except ValueError:
@@ -182,6 +193,14 @@ def of_death(
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"):
         return evidence("death", FailureKind.ERROR, f"{where} crashed with {name}", name)
     return evidence("death", FailureKind.WORKER_LOST, f"{where} was killed by {name}", name)
+
+
+def follows(evidence: Evidence, earlier: Iterable[Evidence], *, has_aborted: bool) -> bool:
+    """Whether a death comes of what went before: of an exception of another rank, or of our own abort, which NCCL's watchdog answers by SIGABRT."""
+    if evidence.weight != "death":
+        return False
+    raised = any(e.weight == "exception" and e.rank != evidence.rank for e in earlier)
+    return raised or (has_aborted and evidence.exception == "SIGABRT")
 
 
 def weigh(evidence: Iterable[Evidence]) -> Evidence | None:

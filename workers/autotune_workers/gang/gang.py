@@ -20,7 +20,7 @@ from autotune.ports import AttemptEnded, AttemptStarted, RunnerEvent, StepsRepor
 from autotune.spec import FailureKind
 from autotune.spec.plain import to_plain
 from autotune_workers.gang.deadlines import Deadlines
-from autotune_workers.gang.failure_kind import Evidence, of_death, of_exception, place, weigh
+from autotune_workers.gang.failure_kind import Evidence, follows, of_death, of_exception, place, weigh
 from autotune_workers.gang.ladder import Ladder, Order, Patience
 from autotune_workers.gang.members import Member, culprit
 from autotune_workers.gang.step_series import StepSeries, joined
@@ -132,12 +132,14 @@ class Gang:
             return
         if event == "heartbeat":
             member.phase, member.step = message["phase"], message["step"]
+            member.hear_progress(message)
         elif event == "store":
             self._tell_others_the_store(message)
         elif event == "step":
             self._count_step(rank, message, now_s)
         elif event == "where":
             member.stack = tuple(message["stack"])
+            member.hear_progress(message)
         elif event == "done":
             member.done, member.phase = True, "clean-up"
             if rank == 0:
@@ -265,8 +267,9 @@ class Gang:
             self._end(now_s, "clean-up")
 
     def _note(self, evidence: Evidence, now_s: float, *, is_cause: bool = False) -> None:
-        if self._was_late and not is_cause and evidence.weight not in ("verdict", "memory"):
-            evidence = replace(evidence, weight="echo")  # what breaks when a hung trial is torn down is no cause
+        torn = self._was_late or follows(evidence, self._evidence, has_aborted=self._ladder.has_aborted)
+        if torn and not is_cause and evidence.weight not in ("verdict", "memory"):
+            evidence = replace(evidence, weight="echo")  # what breaks when a trial is torn down is no cause
         self._evidence.append(evidence)
         if self.phase in (GangPhase.READY, GangPhase.RUNNING):
             self._end(now_s, "abort" if self.phase is GangPhase.RUNNING else "leave")
@@ -303,7 +306,7 @@ class Gang:
             self._evidence.append(Evidence(weight="echo", kind=FailureKind.WORKER_LOST, message=message, rank=rank))
 
     def _blame(self, now_s: float) -> None:
-        """Names the rank that holds the others up in the evidence, and ends it first: its peers then wake up from their collective and stay warm."""
+        """Names the rank that holds the others up, and ends it first: its peers then wake up from their collective and stay warm."""
         if (found := culprit(self._members, now_s, self._patience.silent_s)) is None:
             return
         rank, how, is_silent = found
@@ -330,7 +333,7 @@ class Gang:
             return
         self.phase = GangPhase.OVER
         cause = weigh(self._evidence)
-        if self._cancelled and (cause is None or cause.weight in ("echo", "timeout")):
+        if self._cancelled:  # whatever broke after that: a config that was paused or cancelled has not failed
             self._events.append(AttemptEnded(id=self.request.id, cancelled=True))
         elif cause is not None:
             self._events.append(

@@ -253,7 +253,8 @@ class GangRunner:
 
     def _run(self, gang: Gang, placement: Placement, pool: RankPool) -> _RunningGang:
         rank_of = {id(h): r for r, h in enumerate(pool.handles)}
-        waiting = PlacementWait(gang.request, f"{len(pool.handles)} ranks", self._now_s)
+        count = len(pool.handles)
+        waiting = PlacementWait(gang.request, f"{count} {'rank' if count == 1 else 'ranks'}", self._now_s)
         running = _RunningGang(gang=gang, placement=placement, pool=pool, waiting=waiting, rank_of=rank_of)
         self._running[gang.request.id] = running
         self._owner.update({id(handle): running for handle in pool.handles})

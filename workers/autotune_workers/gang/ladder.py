@@ -63,6 +63,8 @@ class Ladder:
         """where it is now; empty before the end has begun"""
         self.until_s = math.inf
         """when the time of this rung is over"""
+        self.has_aborted = False
+        """whether ranks were told to break off their collectives"""
 
     def take_orders(self) -> list[Order]:
         """Orders since the last call."""
@@ -99,6 +101,7 @@ class Ladder:
         elif rung == "clean-up":
             self.until_s = now_s + self._clean_up_s
         elif rung == "abort":
+            self.has_aborted = True
             self.until_s = now_s + patience.abort_s
             for rank in busy:
                 self.tell(rank, command="stop")

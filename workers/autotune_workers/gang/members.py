@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_WAITING_FILES = re.compile(r"torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives)\.py|torch/cuda/")
+_WAITING_CALLS = re.compile(r"\.wait\(|wait_tensor\(|synchronize\(|\.item\(\)|\.tolist\(\)")
 
 
 @dataclass(slots=True)
@@ -25,8 +30,17 @@ class Member:
     """when its last message came, s"""
     step: int | None = None
     phase: str = "start"
+    micro_batch: int = 0
+    """micro-batches that it has begun in this trial"""
+    collectives: Mapping[str, int] = field(default_factory=dict)
+    """collectives that it has begun, by process group"""
     stack: tuple[str, ...] = ()
     """where it is, when asked"""
+
+    def hear_progress(self, message: Mapping[str, Any]) -> None:
+        """Takes what a message tells of how far it has come."""
+        self.micro_batch = message.get("micro_batch", self.micro_batch)
+        self.collectives = message.get("collectives", self.collectives)
 
     @property
     def over(self) -> bool:
@@ -35,22 +49,55 @@ class Member:
 
 
 def culprit(members: Sequence[Member], now_s: float, silent_s: float) -> tuple[int, str, bool] | None:
-    """The rank that holds the others up, how, and whether it is silent: one without a heartbeat for `silent_s`, else one that is not in a
-    collective while others wait in one, else the furthest behind. None when all are over.
+    """The rank that holds the others up, how, and whether it is silent. None when all are over.
+
+    The first that is found: a rank without a heartbeat for `silent_s`; one that has not come to a collective which others of its group have begun,
+    and waits for nobody itself; one that computes while others wait; the one that has begun the fewest micro-batches.
     """
     busy = [r for r, m in enumerate(members) if not m.over]
     silent = [r for r in busy if now_s - members[r].heard_s >= silent_s]
     if silent:
         unheard_s = now_s - members[silent[0]].heard_s
         return silent[0], f"sends no heartbeat for {unheard_s:.1f} s: stopped or frozen", True
-    waiting = [r for r, m in enumerate(members) if any(_is_collective(line) for line in m.stack)]
-    apart = [r for r in busy if members[r].stack and r not in waiting]
-    if apart and waiting:
-        return apart[0], f"keeps {len(waiting)} other(s) waiting in a collective", False
-    if busy:
-        return min(busy, key=lambda r: members[r].step or 0), "is the furthest behind", False
-    return None
+    if not busy:
+        return None
+    waiting = {r for r in busy if _waits(members[r])}
+    if awaited := behind({r: members[r].collectives for r in busy}):
+        rank = min(awaited, key=lambda r: (r in waiting, members[r].micro_batch, r))
+        return rank, f"has not come to a collective in which {awaited[rank]} other(s) wait", False
+    computing = [r for r in busy if members[r].stack and r not in waiting]
+    if computing and waiting:
+        rank = min(computing, key=lambda r: members[r].micro_batch)
+        return rank, f"keeps {len(waiting)} other(s) waiting", False
+    rank = min(busy, key=lambda r: (members[r].step or 0, members[r].micro_batch))
+    return rank, "is the furthest behind", False
 
 
-def _is_collective(frame: str) -> bool:
-    return "torch/distributed/" in frame or "_functional_collectives" in frame
+def behind(collectives: Mapping[int, Mapping[str, int]]) -> dict[int, int]:
+    """The ranks that have not come to a collective which others of a group have begun, and wait for nobody themselves; how many wait.
+
+    `collectives`: that each rank has begun, by process group.
+    """
+    least, most = dict[str, int](), dict[str, int]()
+    for counts in collectives.values():
+        for group, begun in counts.items():
+            least[group] = min(begun, least.get(group, begun))
+            most[group] = max(begun, most.get(group, begun))
+    found = {}
+    for rank, mine in collectives.items():
+        awaited_in = {group: begun for group, begun in mine.items() if begun < most[group]}
+        if awaited_in and all(begun == least[group] for group, begun in mine.items()):
+            found[rank] = sum(any(its.get(g, n) > n for g, n in awaited_in.items()) for its in collectives.values())
+    return found
+
+
+def waits(file: str, line: str) -> bool:
+    """Whether a thread whose innermost frame is this line of source waits for a peer or for its device, rather than computes."""
+    return bool(_WAITING_FILES.search(file) or _WAITING_CALLS.search(line))
+
+
+def _waits(member: Member) -> bool:
+    if not member.stack:
+        return False
+    file, _, line = member.stack[-1].partition("\n")
+    return waits(file, line)

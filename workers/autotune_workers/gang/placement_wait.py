@@ -20,7 +20,7 @@ class PlacementWait:
     """Ends with a failure when the cluster never was large enough, or when others use it, or nodes are away, for too long."""
 
     def __init__(self, request: TrialRequest, what: str, now_s: float) -> None:
-        """`what`: is to be placed, in words, such as "4 ranks"."""
+        """`what`: is to be placed, in words, such as "4 ranks", which may stand after "its"."""
         self._request, self._what = request, what
         self._began_s = self._said_s = now_s
 
@@ -41,5 +41,5 @@ class PlacementWait:
         if now_s - self._said_s < QUEUED_EVERY_S:
             return None
         self._said_s = now_s
-        reason = f"its {self._what} wait for a placement on the cluster: {absence() or OCCUPIED}"
+        reason = f"the cluster has no room for its {self._what} now: {absence() or OCCUPIED}"
         return AttemptQueued(id=self._request.id, reason=reason)

@@ -24,7 +24,17 @@ from typing import Any, Protocol
 from autotune_workers.gang.wire import Lines, to_line
 from autotune_workers.process.network_interface import interface_of
 
-_PRIVATE = ("AUTOTUNE_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_")
+_PRIVATE = (
+    "AUTOTUNE_",
+    "PGPASS",
+    "RAY_AUTH_",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_",
+)
 _LOOPBACK = re.compile(r"127\.|::1$")
 
 
@@ -51,7 +61,7 @@ class Child(Protocol):
 
 
 def inherited_environment() -> dict[str, str]:
-    """Our environment without the service's settings, secrets among them, and other launchers' variables."""
+    """Our environment without secrets of ours (settings, passwords of the database, Ray's token) and other launchers' variables."""
     return {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
 
 
@@ -79,9 +89,9 @@ def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:
 class RankForkServer:
     """The owner's side of a fork server process. Several threads may use it."""
 
-    def __init__(self, spawner: ThreadPoolExecutor, *, host: str, trial: str) -> None:
+    def __init__(self, spawner: ThreadPoolExecutor, *, host: str, trial: str, collectives: str) -> None:
         """`spawner` must have one thread that lives as long as the ranks may: the kernel's death signal follows it."""
-        self._spawner, self._host, self._trial = spawner, host, trial
+        self._spawner, self._host, self._trial, self._collectives = spawner, host, trial, collectives
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._lines = Lines()
@@ -102,7 +112,7 @@ class RankForkServer:
             self._start()
         assert self._channel is not None
         child = ForkedChild(self)
-        arguments = {"device": "cpu", "host": self._host, "trial": self._trial}
+        arguments = {"device": "cpu", "host": self._host, "trial": self._trial, "collectives": self._collectives}
         request = to_line({"environment": dict(environment), "arguments": arguments})
         self._pending.append(child)
         with contextlib.suppress(OSError):  # the server is lost: `_listen` will tell the child
@@ -112,7 +122,7 @@ class RankForkServer:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "autotune_workers.process.fork_server", "--fd", str(theirs.fileno())]
-        command += ["--parent", str(os.getpid()), "--trial", self._trial]
+        command += ["--parent", str(os.getpid()), "--trial", self._trial, "--collectives", self._collectives]
         with theirs:
             self._process = self._spawner.submit(
                 subprocess.Popen,
@@ -259,10 +269,12 @@ class OwnChild:
         device: str,
         host: str,
         trial: str,
+        collectives: str,
     ) -> None:
         """Starts it; see `RankForkServer` for `spawner`."""
         command = [sys.executable, "-m", "autotune_workers.process.rank", "--fd", str(channel.fileno())]
         command += ["--parent", str(os.getpid()), "--device", device, "--host", host, "--trial", trial]
+        command += ["--collectives", collectives]
         self._process: subprocess.Popen[bytes] = spawner.submit(
             subprocess.Popen,
             command,

@@ -32,12 +32,13 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--trial", required=True)
+    parser.add_argument("--collectives", required=True)
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
     from autotune_workers.process.rank import preload
 
     owner = socket.socket(fileno=arguments.fd)
-    preload(arguments.trial)
+    preload(arguments.trial, arguments.collectives)
     gc.collect()
     gc.freeze()  # collections in the ranks look at the trial's own objects only, and leave the shared pages shared
     serve(owner)

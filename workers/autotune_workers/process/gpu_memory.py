@@ -14,6 +14,8 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, final
 
+from autotune_workers.process.gpu_affinity import gpu_handle
+
 SAMPLE_S = 0.5
 """time between two readings"""
 
@@ -46,7 +48,7 @@ class GpuMemory:
 
                 self._nvml = pynvml
             self._nvml.nvmlInit()
-            handles = [self._handle(name) for name in self._names(visible)]
+            handles = [gpu_handle(self._nvml, name) for name in self._names(visible)]
             self._before = {handle: self._used(handle) for handle in handles}
 
     def look(self, pids: Collection[int]) -> None:
@@ -67,14 +69,6 @@ class GpuMemory:
         if visible is None:
             return [str(index) for index in range(self._nvml.nvmlDeviceGetCount())]
         return [name.strip() for name in visible.split(",") if name.strip()]
-
-    def _handle(self, name: str) -> Any:
-        by_number = name.isdigit()
-        return (
-            self._nvml.nvmlDeviceGetHandleByIndex(int(name))
-            if by_number
-            else self._nvml.nvmlDeviceGetHandleByUUID(name)
-        )
 
     def _used(self, handle: Any) -> int:
         return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)

@@ -8,13 +8,14 @@ because Ray kills the direct children of an actor before they could end anything
 and starts in milliseconds.
 
     owner -> keeper   {"command": "start", "argv": [...], "env": {...}, "cwd": PATH, "files": {NAME: TEXT}, "folder_word": W,
-                       "remove": [PATH, ...], "lease_s": S}
-                      {"command": "alive"}   {"command": "end"}   the end of the channel means `end` too
+                       "remove": [PATH, ...], "user": NAME, "lease_s": S}
+                      {"command": "alive"}   {"command": "end", "hung": BOOL}   the end of the channel means `end` too
     keeper -> owner   {"event": "keeper", "pid": N}, then as in `program_places`: started or refused, lines, at last ended
 
 `files` are written into a temporary folder, whose path takes the place of `folder_word` in arguments and variables, and in which the program runs
-where `cwd` is empty. `remove`: folders that are removed at the end. `lease_s`: without `alive` for so long everything ends; it is counted in rounds
-of the loop, so that the time for which this machine stood still counts as one round. Without it there is no lease.
+where `cwd` is empty. `remove`: folders that are removed at the end. `user`: as whom the program runs; empty: our own. `lease_s`: without `alive` for
+so long everything ends; it is counted in rounds of the loop, so that the time for which this machine stood still counts as one round. Without it
+there is no lease. `hung`: the ranks of the program are asked first which collectives they had begun (`flight_recorder`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import argparse
 import contextlib
 import json
 import os
+import pwd
 import select
 import shutil
 import signal
@@ -34,6 +36,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune_workers.process import flight_recorder, program_account
 from autotune_workers.process.gpu_memory import GpuMemory
 from autotune_workers.process.keeper_log import LogReader, Outbox
 from autotune_workers.process.machine import (
@@ -53,7 +56,7 @@ LOOK_S = 0.2
 """time between two readings of the process table; the longest round of the loop"""
 GONE_S = 20.0
 """time that the system gets to end what was killed"""
-LOG_END_S = 2.0
+LOG_END_S = 10.0
 """time to read the rest of the log once nothing is left that writes it"""
 TOLD_S = 600.0
 """time that a busy owner gets to read the last message"""
@@ -79,8 +82,7 @@ def main() -> None:
     if commands.order is not None:
         if not commands.end:
             _Keeper(commands, outbox).run(commands.order)
-        for folder in commands.order["remove"]:
-            shutil.rmtree(folder, ignore_errors=True)
+        _remove(*commands.order["remove"])
     outbox.drain(TOLD_S)
 
 
@@ -90,7 +92,7 @@ class _Commands:
     def __init__(self, owner: socket.socket) -> None:
         self.channel = owner
         self.order: dict[str, Any] | None = None
-        self.alive = self.end = self.closed = False
+        self.alive = self.end = self.closed = self.hung = False
         self._rest = b""
 
     def read(self) -> None:
@@ -108,6 +110,7 @@ class _Commands:
             command = message["command"]
             self.alive = self.alive or command == "alive"
             self.end = self.end or command == "end"
+            self.hung = self.hung or bool(message.get("hung"))
             if command == "start":
                 self.order = message
 
@@ -124,15 +127,17 @@ class _Keeper:
         woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker)
-        kills, folder = oom_kills(), ""
+        kills, folder, records = oom_kills(), "", ""
         log, sink = os.pipe2(os.O_CLOEXEC)
         try:
             folder = _written(order)
-            program = _started(order, folder, sink)
+            records = tempfile.mkdtemp(prefix="autotune-flight-recorder-")
+            who = program_account.account(order["user"])
+            program_account.hand_over(who, folder, records, *order["remove"])
+            program = _started(order, folder, sink, flight_recorder.variables(records, order["env"]), who)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             reason = _refusal(order, folder, error)
-            if folder:
-                shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder, records)
             self._outbox.send({"event": "refused", "reason": reason})
             return
         finally:
@@ -142,10 +147,10 @@ class _Keeper:
         reader = LogReader(log, self._outbox)
         reader.start()
         self._wait(program.pid, woken, order.get("lease_s"))
+        begun = flight_recorder.collectives_begun(records) if self._commands.hung and self._code is None else {}
         self._end(program.pid, GRACE_S if self._code is None else LEFTOVERS_S)
         reader.join(LOG_END_S)
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder, records)
         self._outbox.send({
             "event": "ended",
             "code": self._code,
@@ -153,6 +158,7 @@ class _Keeper:
             "gpu_peak_bytes": self._gpus.peak_bytes,
             "kernel_oom": oom_kills() > kills,
             "left": self._living(),
+            "collectives": begun,
         })  # fmt: skip
 
     def _wait(self, program: int, woken: int, lease_s: float | None) -> None:
@@ -219,18 +225,26 @@ def _written(order: Mapping[str, Any]) -> str:
     return folder
 
 
-def _started(order: Mapping[str, Any], folder: str, sink: int) -> subprocess.Popen[bytes]:
+def _started(
+    order: Mapping[str, Any], folder: str, sink: int, variables: Mapping[str, str], who: pwd.struct_passwd | None
+) -> subprocess.Popen[bytes]:
     keeper, word = os.getpid(), order["folder_word"]
+    given = {name: text.replace(word, folder) for name, text in order["env"].items()}
     return subprocess.Popen(
         [argument.replace(word, folder) for argument in order["argv"]],
-        env={name: text.replace(word, folder) for name, text in order["env"].items()},
+        env=program_account.variables_of(who, {**variables, **given}),
         cwd=order["cwd"] or folder or None,
         stdin=subprocess.DEVNULL,
         stdout=sink,
         stderr=sink,
         start_new_session=True,
-        preexec_fn=lambda: _begin(keeper),
+        preexec_fn=lambda: _begin(keeper, who),
     )
+
+
+def _remove(*folders: str) -> None:
+    for folder in filter(None, folders):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refusal(order: Mapping[str, Any], folder: str, error: Exception) -> str:
@@ -249,9 +263,10 @@ def _refusal(order: Mapping[str, Any], folder: str, error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _begin(keeper: int) -> None:
-    die_with_parent(keeper)
+def _begin(keeper: int, who: pwd.struct_passwd | None) -> None:
     be_expendable()
+    program_account.become(who)
+    die_with_parent(keeper)  # last: the kernel forgets it when the user changes
 
 
 def _signal(kill: Callable[[int, int], None], number: int, what: signal.Signals) -> None:

@@ -17,9 +17,10 @@ from typing import final
 
 from autotune.trainers.launch_files import FOLDER
 from autotune_workers.gang.wire import Message
-from autotune_workers.process.children import inherited_environment, rank_environment
+from autotune_workers.process.children import rank_environment
 from autotune_workers.process.message_channel import MessageChannel
 from autotune_workers.process.network_interface import interface_of
+from autotune_workers.process.program_environment import program_environment, program_user
 from autotune_workers.process.program_places import ProgramOrder
 
 LOST = "its keeper was lost"
@@ -67,7 +68,7 @@ class KeeperProcess:
     ) -> None:
         """Starts the program. `address`: of this node; `folder`: to which a relative `cwd` belongs, removed at the end if it `is_folder_ours`;
         `environment`: of the node, below that of the order; `lease_s`: without `renew` for so long everything ends; None: never."""
-        variables = {**inherited_environment(), "PYTHONUNBUFFERED": "1", **(environment or {}), **order.env}
+        variables = {**program_environment(), "PYTHONUNBUFFERED": "1", **(environment or {}), **order.env}
         if order.nodes > 1 and "GLOO_SOCKET_IFNAME" not in variables and (name := interface_of(address)):
             variables["GLOO_SOCKET_IFNAME"] = name
         self._channel.send({
@@ -78,6 +79,7 @@ class KeeperProcess:
             "files": dict(order.files),
             "folder_word": FOLDER,
             "remove": [folder] if is_folder_ours else [],
+            "user": program_user(),
             "lease_s": lease_s,
         })  # fmt: skip
 
@@ -85,9 +87,9 @@ class KeeperProcess:
         """Says that the owner is there."""
         self._channel.send({"command": "alive"})
 
-    def end(self) -> None:
-        """Ends the program; `ended` follows."""
-        self._channel.send({"command": "end"})
+    def end(self, *, hung: bool = False) -> None:
+        """Ends the program; `ended` follows. `hung`: it is asked first which collectives its ranks had begun."""
+        self._channel.send({"command": "end", "hung": hung})
 
     def receive(self) -> list[Message]:
         """Messages that have arrived; the last one is `ended`, `refused`, or `gone` when the keeper was lost before it."""

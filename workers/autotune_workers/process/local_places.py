@@ -35,9 +35,9 @@ class LocalNode:
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
         self.keeper.begin(order, address=self.address, folder=self._folder, environment=visible)
 
-    def end(self) -> None:
+    def end(self, *, hung: bool = False) -> None:
         """Ends the program."""
-        self.keeper.end()
+        self.keeper.end(hung=hung)
 
 
 @final

@@ -18,7 +18,7 @@ from autotune.stopping import trial_decision
 from autotune.trainers.trainer import LineReader
 from autotune_workers.gang.failure_kind import divergence, weigh
 from autotune_workers.process.failure_cause import CauseReader
-from autotune_workers.process.program_evidence import NodeEnd, explain, log_tail
+from autotune_workers.process.program_evidence import NodeEnd, explain, log_tail, rank_behind
 from autotune_workers.process.program_log import LoggedStep, ProgramLog
 
 
@@ -38,6 +38,7 @@ class ProgramTrial:
         self._losses: list[float] = []
         self._grad_norms: list[float] = []
         self._skipped: list[bool] = []
+        self._peaks: list[float] = []
         self._time_from = ""
         self._resolution_s = 0.0
         self._stopped = ""
@@ -68,6 +69,7 @@ class ProgramTrial:
         self._losses.append(math.nan if step.loss is None else step.loss)
         self._grad_norms.append(math.nan if step.grad_norm is None else step.grad_norm)
         self._skipped.append(step.skipped)
+        self._peaks.append(max((log.peak_bytes for log in self._logs if log.peak_bytes is not None), default=math.nan))
         self._refuse_divergence(step)
         if not self.ending:
             counted = self._times[self.request.measure.warmup_steps :]
@@ -132,7 +134,7 @@ class ProgramTrial:
         done = len(self._times)
         is_late = self._failure is not None and self._failure.kind in (FailureKind.HANG, FailureKind.TIMEOUT)
         if self.ending and not (is_late and any(end.gone for end in ends)):
-            return self._failure and self._with_exception(self._failure)
+            return self._failure and self._with_exception(self._with_rank(self._failure, ends))
         evidence = explain(ends, self._causes, done)
         if evidence is not None:
             return evidence.failure()
@@ -142,6 +144,18 @@ class ProgramTrial:
         words = f"{done} steps with a time" if done else "no step with a time"
         law = f"the program ended well, but its log says {words}, and {least} after warm-up must be measured"
         return self._with_exception(Failure(kind=FailureKind.METRICS_MISSING, message=law, step=done or None))
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it ends because no step came."""
+        return self._failure is not None and self._failure.kind is FailureKind.HANG
+
+    @staticmethod
+    def _with_rank(failure: Failure, ends: Sequence[NodeEnd]) -> Failure:
+        """A program that fell silent, with the rank that kept the others waiting, where its flight recorder told."""
+        if failure.kind is not FailureKind.HANG or (found := rank_behind(ends)) is None:
+            return failure
+        return replace(failure, message=f"{failure.message}; {found[1]}", rank=found[0])
 
     def _with_exception(self, failure: Failure) -> Failure:
         """A program that fell silent, with the exception that its log speaks of: one of its ranks may have raised and not ended."""
@@ -169,12 +183,14 @@ class ProgramTrial:
         if len(self._times) <= warmup:
             return None
         losses, norms = tuple(self._losses[warmup:]), tuple(self._grad_norms[warmup:])
+        peaks = tuple(self._peaks[warmup:])
         return Measurement(
             step_times_s=tuple(self._times[warmup:]),
             losses=() if all(map(math.isnan, losses)) else losses,
             grad_norms=() if all(map(math.isnan, norms)) else norms,
             skipped_steps=sum(self._skipped[warmup:]),
             peak_memory_bytes=self._peak_bytes(ends),
+            step_peak_memory_bytes=() if any(map(math.isnan, peaks)) else peaks,
             tokens_per_step=config.global_batch_size * workload.seq_len,
             num_ranks=config.world_size,
             setup_s=self._setup_s,

@@ -178,6 +178,7 @@ class ProgramAttempt:
             kernel_oom=message["kernel_oom"],
             peak_bytes=message["peak_bytes"],
             gpu_peak_bytes=message["gpu_peak_bytes"],
+            collectives=message.get("collectives", {}),
         )
 
     def _note_end(self, end: NodeEnd, now_s: float) -> None:
@@ -196,7 +197,7 @@ class ProgramAttempt:
         for node in self._nodes:
             node.told = True
             if not node.over and self._begun:
-                node.handle.end()
+                node.handle.end(hung=self._trial.hangs)
             elif not node.over:
                 node.over = True
                 self._ends.append(NodeEnd(**self._who(node), was_told=True))

@@ -9,10 +9,12 @@ echo      as failed, but its log speaks of a peer that is gone: counts only when
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autotune_workers.gang.failure_kind import PEER_GONE, Evidence, of_death, weigh
+from autotune_workers.gang.members import behind
 from autotune_workers.process.failure_cause import CauseReader
+from autotune_workers.process.flight_recorder import Begun
 
 OTHER_NODES = 15
 """other nodes whose last lines are kept in a failure"""
@@ -42,6 +44,8 @@ class NodeEnd:
     """most memory on one GPU"""
     log_tail: tuple[str, ...] = ()
     """last lines of its log"""
+    collectives: Begun = field(default_factory=dict)
+    """that its ranks had begun when it fell silent, where NCCL's flight recorder told"""
 
     @property
     def failed(self) -> bool:
@@ -70,6 +74,23 @@ def log_tail(ends: Sequence[NodeEnd], first: NodeEnd | None = None) -> tuple[str
     others = [end for end in by_node if end.node != first.node][:OTHER_NODES]
     kept = [(first, first.log_tail), *((end, end.log_tail[-OTHER_LINES:]) for end in others)]
     return tuple(f"[node {end.node}] {line}" for end, lines in kept for line in lines)
+
+
+def rank_behind(ends: Sequence[NodeEnd]) -> tuple[int, str] | None:
+    """The rank that had not come to a collective in which others waited, and which one; None where no flight recorder told."""
+    begun = {int(rank): groups for end in ends for rank, groups in end.collectives.items() if rank.isdigit()}
+    counts = {rank: {group: number for group, (number, _) in groups.items()} for rank, groups in begun.items()}
+    found = behind(counts)
+    if not found:
+        return None
+    rank, waiting = min(found.items())
+    mine = counts[rank]
+    group, (number, name) = max(
+        ((g, last) for r in sorted(begun) for g, last in begun[r].items() if mine.get(g, last[0]) < last[0]),
+        key=lambda pair: pair[1][0],
+    )
+    where = f"{name} (collective {number} of process group {group})"
+    return rank, f"rank {rank} has not come to {where}, in which {waiting} other(s) wait"
 
 
 def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> Evidence:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from autotune.errors import AutotuneError, RunnerError
+from autotune.errors import RunnerError
 from autotune.ports import TrialRequest
 from autotune.trainers import Launch, trainer
 from autotune.trainers.executable import find_executable, search_path
@@ -62,12 +62,6 @@ def prepare(request: TrialRequest, *, is_local: bool) -> ProgramJob:
     options = {**own, **{k: v for k, v in options.items() if k not in _MEETING}}
     launch = whose.launch(request.workload, request.config, options)
     placement = place(request.workload.cluster, request.config)
-    if placement.nnodes > 1 and "--standalone" in launch.argv:
-        raise AutotuneError(
-            f"the config is spread over {placement.nnodes} nodes, but with --standalone torchrun stays on one",
-            remedy="leave --standalone out: torchrun is told where the nodes meet",
-            field="trainer.argv",
-        )
     upload = options.get("working_dir") == UPLOAD
     if is_local:
         check_launch(whose.name, launch)

@@ -57,8 +57,9 @@ class NodeHandle(Protocol):
         """Starts the program."""
         ...
 
-    def end(self) -> None:
-        """Ends the program: SIGTERM, then SIGKILL to all that it started; the message `ended` follows. Without a program it does nothing."""
+    def end(self, *, hung: bool = False) -> None:
+        """Ends the program: SIGTERM, then SIGKILL to all that it started; the message `ended` follows. Without a program it does nothing. `hung`: it is
+        asked first which collectives its ranks had begun."""
         ...
 
 

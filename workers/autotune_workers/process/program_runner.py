@@ -161,7 +161,8 @@ class ProgramRunner:
                 self._events.append(AttemptEnded(id=request.id, failure=failure))
                 continue
             attempt = ProgramAttempt(job, place, self._now_s)
-            what = f"{placement.nnodes} nodes with {placement.nproc_per_node} ranks each"
+            ranks = f"{placement.nproc_per_node} {'rank' if placement.nproc_per_node == 1 else 'ranks'}"
+            what = f"{placement.nnodes} nodes with {ranks} each" if placement.nnodes > 1 else f"{ranks} on one node"
             self._running[request.id] = attempt, PlacementWait(request, what, self._now_s)
             self._owner.update({id(handle): attempt for handle in place.handles})
             attempt.begin_when_ready()

@@ -25,7 +25,9 @@ from collections.abc import Callable
 from typing import Any
 
 from autotune.spec.plain import to_plain
+from autotune_workers.gang.members import waits
 from autotune_workers.gang.wire import Lines, Message, request_from_plain, to_line
+from autotune_workers.process.gpu_affinity import bind_near_gpu
 from autotune_workers.process.machine import (
     be_expendable,
     cpu_count,
@@ -36,21 +38,20 @@ from autotune_workers.process.machine import (
     total_memory,
 )
 from autotune_workers.training.faults import Fault, Injector
+from autotune_workers.training.progress import Progress
 
 HEARTBEAT_S = 1.0
 """between two heartbeats"""
 LEAK_BYTES = 512 << 20
 """a rank that holds this much more than after its first trial is replaced"""
-GPU_LEAK_BYTES = 64 << 20
-"""the same for tensors that a finished trial left on the GPU"""
 STACK_LINES = 12
 
 
 class Rank:
     """The rank's side of the channel."""
 
-    def __init__(self, channel: socket.socket, *, device: str, host: str, trial: str) -> None:
-        """`host`: the address on which its peers reach it; `trial`: `module:function` of the training loop."""
+    def __init__(self, channel: socket.socket, *, device: str, host: str, trial: str, collectives: str = "") -> None:
+        """`host`: the address on which its peers reach it; `trial`: `module:function` of the training loop; `collectives`: see `RankStarter`."""
         self._channel = channel
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -58,17 +59,25 @@ class Rank:
         self._device, self._host = device, host
         module, _, name = trial.partition(":")
         self._trial: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        self._backend = collectives.rpartition(":")[2]
         self._run: int | None = None
         self._stop = threading.Event()
         self._phase = "idle"
         self._step: int | None = None
+        self._progress = Progress()
+        self._told_failure = False
+        self._aborted = False
+        """whether the runner has broken off the collectives of this trial"""
         self._first_rss_bytes: int | None = None
+        self._cpus = cpu_count()
+        """that all ranks of the node share; later this one may be bound to a part of them"""
 
     def serve(self) -> None:
         """Takes orders until it is told to exit."""
         import torch
 
         if self._device == "cuda":
+            bind_near_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))
             torch.zeros(1, device="cuda")  # the CUDA context is part of being warm
         if not gc.get_freeze_count():
             gc.collect()
@@ -103,7 +112,7 @@ class Rank:
         command = message["command"]
         if command == "run":
             self._stop.clear()
-            self._run = message["run"]
+            self._aborted, self._run = False, message["run"]
             self._orders.put(message)
         elif command == "store":
             self._store.put(message)
@@ -113,24 +122,25 @@ class Rank:
             return
         elif command == "stop":
             self._stop.set()
-        elif command == "abort" and self._device == "cuda":  # gloo's collectives end with the peer that held them up
+        elif command == "abort":
             from autotune_workers.training.rendezvous import abort
 
+            self._aborted = True
             threading.Thread(target=abort, name="abort", daemon=True).start()
         elif command == "where":
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             stack = traceback.format_stack(frame) if frame else []
-            self._send("where", stack=[line.rstrip() for line in stack[-STACK_LINES:]])
+            self._send("where", stack=[line.rstrip() for line in stack[-STACK_LINES:]], **self._progress.told())
 
     def _send_heartbeats(self) -> None:
         while True:
             time.sleep(HEARTBEAT_S)
-            self._send("heartbeat", phase=self._phase, step=self._where)
+            self._send("heartbeat", phase=self._phase, step=self._where, **self._progress.told())
 
     def _enter(self, phase: str) -> None:
         """The trial has come to this phase; reported at once, in case the rank dies in it."""
         self._phase = phase
-        self._send("heartbeat", phase=phase, step=self._where)
+        self._send("heartbeat", phase=phase, step=self._where, **self._progress.told())
 
     @property
     def _where(self) -> int | None:
@@ -139,14 +149,14 @@ class Rank:
 
     def _attempt(self, order: Message) -> None:
         """Runs the trial and reports its end; then cleans up and reports that it is idle."""
-        self._step, self._phase = None, "start"
+        self._step, self._phase, self._told_failure, self._progress = None, "start", False, Progress()
         with contextlib.suppress(OSError):  # where the output is no file, there is nothing to empty
             os.ftruncate(1, 0)
             os.lseek(1, 0, os.SEEK_SET)
         try:
             self._send("done", **self._train(order))
         except BaseException as error:
-            self._send("failed", **self._explain(error))
+            self._tell_failure(error)
         self._phase = "clean-up"
         self._clean_up()
         leaks = self._leaks()
@@ -163,7 +173,7 @@ class Rank:
         rank, world_size, timeout_s = order["rank"], order["world_size"], order["collective_timeout_s"]
         injector = Injector([Fault.of(f) for f in order["faults"]])
         cluster = request.workload.cluster
-        torch.set_num_threads(max(1, cpu_count() // cluster.gpus_per_node))
+        torch.set_num_threads(max(1, self._cpus // cluster.gpus_per_node))
         device = torch.device("cuda", torch.cuda.current_device()) if self._device == "cuda" else torch.device("cpu")
         limit_bytes = min(cluster.gpu.memory_bytes, 0.8 * total_memory()) if device.type == "cpu" else None
         if device.type == "cuda":
@@ -181,10 +191,15 @@ class Rank:
         with contextlib.closing(injector), memory_limit(limit_bytes):
             self._enter("rendezvous")
             store = self._meet(rank, world_size, timeout_s)
-            with process_group(store, rank=rank, world_size=world_size, device=device, timeout_s=timeout_s):
-                self._enter("set-up")
-                injector.at(0)
-                result = self._trial(request, RankContext(rank=rank, world_size=world_size, device=device), report)
+            place: dict[str, Any] = {"rank": rank, "world_size": world_size, "device": device}
+            with process_group(store, **place, timeout_s=timeout_s, backend=self._backend):
+                try:
+                    self._enter("set-up")
+                    injector.at(0)
+                    result = self._trial(request, RankContext(**place, progress=self._progress), report)
+                except BaseException as error:
+                    self._tell_failure(error)  # before the groups are torn down, which may take for ever
+                    raise
         if injector.silences:
             return {"measurement": None, "stopped": ""}
         return {
@@ -204,9 +219,16 @@ class Rank:
             if message["run"] == self._run:
                 return join_store(message["host"], message["port"], world_size, timeout_s)
 
+    def _tell_failure(self, error: BaseException) -> None:
+        """Reports why the trial failed; what comes of tearing down is not reported."""
+        if not self._told_failure:
+            self._told_failure = True
+            self._send("failed", **self._explain(error))
+
     def _explain(self, error: BaseException) -> Message:
-        traceback.print_exc()
+        traceback.print_exception(error)
         sys.stderr.flush()
+        frames = traceback.extract_tb(error.__traceback__)
         failure = getattr(error, "failure", None)
         explained = {
             "type": type(error).__name__,
@@ -215,6 +237,8 @@ class Rank:
             "failure": failure.to_dict() if failure is not None else None,
             "step": self._where,
             "phase": self._phase,
+            "waited": bool(frames) and waits(frames[-1].filename, frames[-1].line or ""),
+            "aborted": self._aborted,
         }
         traceback.clear_frames(error.__traceback__)  # they hold the trial's tensors
         return explained
@@ -238,9 +262,11 @@ class Rank:
         import torch
 
         if self._device == "cuda":
+            from autotune_workers.training.gpu_allocator import GpuAllocator
+
             try:
                 torch.cuda.synchronize()
-                if torch.cuda.memory_allocated() > GPU_LEAK_BYTES:
+                if GpuAllocator(torch.cuda.current_device()).leaks():
                     return True
             except RuntimeError:
                 return True
@@ -252,20 +278,27 @@ class Rank:
         return rss_bytes - self._first_rss_bytes > LEAK_BYTES
 
 
-def preload(trial: str) -> None:
+def preload(trial: str, collectives: str = "") -> None:
     """Imports what a trial needs, so that none of it counts as the trial's time."""
+    for name in filter(None, (trial, collectives)):
+        importlib.import_module(name.partition(":")[0])
     importlib.import_module("autotune_workers.training.mesh")
     importlib.import_module("autotune_workers.training.rendezvous")
-    importlib.import_module(trial.partition(":")[0])
 
 
-def serve_rank(channel: socket.socket, *, device: str, host: str, trial: str) -> None:
+def serve_rank(channel: socket.socket, *, device: str, host: str, trial: str, collectives: str = "") -> None:
     """Makes this process a rank; never returns."""
     faulthandler.enable()
     be_expendable()
     channel.set_inheritable(False)
-    preload(trial)
-    Rank(channel, device=device, host=host, trial=trial).serve()
+    try:
+        preload(trial, collectives)
+        Rank(channel, device=device, host=host, trial=trial, collectives=collectives).serve()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        # at once: the interpreter closes the channel seconds before the process ends, and the runner would have to kill it
+        os._exit(1)
 
 
 def main() -> None:
@@ -276,9 +309,16 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--host", required=True)
     parser.add_argument("--trial", required=True)
+    parser.add_argument("--collectives", default="")
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
-    serve_rank(socket.socket(fileno=arguments.fd), device=arguments.device, host=arguments.host, trial=arguments.trial)
+    serve_rank(
+        socket.socket(fileno=arguments.fd),
+        device=arguments.device,
+        host=arguments.host,
+        trial=arguments.trial,
+        collectives=arguments.collectives,
+    )
 
 
 if __name__ == "__main__":

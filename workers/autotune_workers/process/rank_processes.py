@@ -22,6 +22,8 @@ from autotune_workers.process.message_channel import MessageChannel
 TRIAL = "autotune_workers.training.run_trial:run_trial"
 LOG_TAIL_LINES = 30
 LOG_TAIL_BYTES = 32768
+EXIT_S = 5.0
+"""time that a process gets to end by itself once its channel is closed: how it ends says why"""
 CRASH = "Fatal Python error"
 """first words of the dump of all threads; the reason stands right before it"""
 
@@ -29,18 +31,26 @@ CRASH = "Fatal Python error"
 class RankStarter:
     """Starts the ranks of one owner: on CPU from a fork server, on GPU as processes of their own."""
 
-    def __init__(self, *, device: str, host: str = "127.0.0.1", trial: str = TRIAL) -> None:
-        """`device`: cpu or cuda; `host`: the address on which ranks reach one another; `trial`: `module:function`."""
-        self._device, self.host, self._trial = device, host, trial
+    def __init__(self, *, device: str, host: str = "127.0.0.1", trial: str = TRIAL, collectives: str = "") -> None:
+        """`device`: cpu or cuda; `host`: the address on which ranks reach one another; `trial`: `module:function`; `collectives`: `module:name` of
+        a backend of torch.distributed that the module registers. Empty: the one of the device."""
+        self._device, self.host, self._trial, self._collectives = device, host, trial, collectives
         self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autotune-spawner")
-        self._fork_server = RankForkServer(self._spawner, host=host, trial=trial)
+        self._fork_server = RankForkServer(self._spawner, host=host, trial=trial, collectives=collectives)
 
     def start(self, channel: socket.socket, log: int, environment: Mapping[str, str]) -> Child:
         """A new rank process on this channel, with its output to the descriptor `log`."""
         if self._device == "cpu":
             return self._fork_server.spawn(channel, log, environment)
         return OwnChild(
-            self._spawner, channel, log, environment, device=self._device, host=self.host, trial=self._trial
+            self._spawner,
+            channel,
+            log,
+            environment,
+            device=self._device,
+            host=self.host,
+            trial=self._trial,
+            collectives=self._collectives,
         )
 
     def close(self) -> None:
@@ -86,16 +96,18 @@ class RankProcess:
         code = self._child.code()  # before the last read: no message before the end is lost
         was_open = self._channel.is_open
         messages = self._channel.receive()
-        if was_open and not self._channel.is_open:
-            self.kill()  # without its channel a rank is of no use, should it still be there
-            code = self._wait(10.0)
+        why = ""
+        if was_open and not self._channel.is_open and (code := self._wait(EXIT_S)) is None:
+            why = f"it closed its channel, but did not end within {EXIT_S:g} s, and was killed"
+            self.kill()  # without its channel a rank is of no use
+            self._wait(10.0)
         for message in messages:
             if message["event"] == "ready":
                 self.ready = True
-        if code is not None:
+        if code is not None or why:
             self._channel.stop_receiving()
             self.ready = False
-            messages.append({"event": "gone", "code": code, "kernel_oom": oom_kills() > self._oom_kills, "why": ""})
+            messages.append({"event": "gone", "code": code, "kernel_oom": oom_kills() > self._oom_kills, "why": why})
         return messages
 
     def begin(self) -> None:

@@ -15,9 +15,10 @@ node_places.py    one placement group per program, with an actor per node
 node_host.py      the actor of a node: holds its resources, and starts a keeper for each attempt
 node_handle.py    the runner's side of that actor
 node_environment.py  the variables that the runner adds on each node
-program_folder.py the folder of a program that is sent along
+sent_folders.py   the folders that a runner sends along              program_folder.py  how one is packed and unpacked
 message_log.py    an actor's messages, kept until they are confirmed
 adoption.py       gangs that the study's last runner left behind
+train_loop.py     a Ray Train loop under measurement
 janitor.py        an actor that removes placement groups which a killed driver left without actors
 watchdog.py       a process that ends Ray's daemons when the starter of a cluster was killed
 """

@@ -96,8 +96,9 @@ class ActorGroups:
         self._made = 0
         self._janitor = JanitorHandle(self.label, abandoned_s)
         self._closed = threading.Event()
+        self._heartbeats = threading.Thread(target=self._send_heartbeats, name="autotune-ray-heartbeat", daemon=True)
         if cluster.outlives_us:
-            threading.Thread(target=self._send_heartbeats, name="autotune-ray-heartbeat", daemon=True).start()
+            self._heartbeats.start()
 
     def form(self, shape: Shape, study: str, make: Callable[[str], Any]) -> Any | None:
         """A warm place of that shape, else a new one; idle ones are removed to free its resources. None when there is not enough that is free.
@@ -251,6 +252,8 @@ class ActorGroups:
     def close(self) -> None:
         """Kills all actors and removes all placement groups, except those that somebody else has adopted."""
         self._closed.set()
+        if self._heartbeats.is_alive():  # a call after the connection has ended would have Ray start another cluster
+            self._heartbeats.join(ANSWER_S)
         for held in list(self._held):
             self.remove(held.place)
         self._janitor.dismiss(self.cluster)

@@ -18,6 +18,7 @@ from autotune_workers.ray.actor_groups import ANSWER_S, ActorGroups
 from autotune_workers.ray.janitor import orphaned_groups, remove_groups
 from autotune_workers.ray.names import group_of, is_node, study_prefix
 from autotune_workers.ray.rank_handle import RayRank
+from autotune_workers.ray.sent_folders import SentFolders
 
 if TYPE_CHECKING:
     from autotune_workers.ray.rank_host import HostState
@@ -42,8 +43,11 @@ class AdoptedGang:
     """whether all ranks are up, or starting, and have nothing to do"""
 
 
-def adopt_gangs(ours: ActorGroups, study: str) -> list[AdoptedGang]:
-    """The complete gangs that others left behind for this study. `ours`: what we hold already; its owner token is that of the adopted ones."""
+def adopt_gangs(ours: ActorGroups, folders: SentFolders, study: str) -> list[AdoptedGang]:
+    """The complete gangs that others left behind for this study. `ours`: what we hold already; its owner token is that of the adopted ones.
+
+    `folders`: what can be sent along to them.
+    """
     import ray
 
     prefix, cluster = study_prefix(study), ours.cluster
@@ -61,11 +65,11 @@ def adopt_gangs(ours: ActorGroups, study: str) -> list[AdoptedGang]:
     adopted = []
     for gang, members in gangs.items():
         with contextlib.suppress(Exception):  # it ended meanwhile
-            adopted.append(cluster.ask(partial(_adopt, gang, members, ours)))
+            adopted.append(cluster.ask(partial(_adopt, gang, members, ours, folders)))
     return [gang for gang in adopted if gang is not None]
 
 
-def _adopt(gang: str, names: list[str], ours: ActorGroups) -> AdoptedGang | None:
+def _adopt(gang: str, names: list[str], ours: ActorGroups, folders: SentFolders) -> AdoptedGang | None:
     import ray
     from ray.util.placement_group import get_placement_group
 
@@ -92,7 +96,7 @@ def _adopt(gang: str, names: list[str], ours: ActorGroups) -> AdoptedGang | None
     others: list[RayRank] = []
     order: Message | None = None
     for (name, actor), state in zip(actors.items(), known, strict=True):
-        rank = RayRank(name, actor, ours.owner, state, silence=ours.silence())
+        rank = RayRank(name, actor, ours.owner, folders, state, silence=ours.silence())
         if state.trial is None or state.trial["run"] != run:
             others.append(rank)
             continue

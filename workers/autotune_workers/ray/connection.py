@@ -46,6 +46,9 @@ _LONGEST_TEMP = 40
 _BIND_EVERYWHERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """the switch by which Ray keeps to loopback on other systems; on Linux it does the same"""
 
+_METRICS_BY_OPEN_TELEMETRY = "RAY_enable_open_telemetry"
+"""off: the thread that reports a driver's metrics this way outlives `ray.shutdown`, and crashes the process when it wakes up while that exits"""
+
 
 class RayCluster:
     """A connection, and what has to be ended with it."""
@@ -60,11 +63,14 @@ class RayCluster:
         self._retry_at_s = 0.0
         self._silent_since_s: float | None = None
         self._checked_s = 0.0
+        self._questions: list[threading.Thread] = []
+        """those without an answer yet, among others"""
         address = address or os.environ.get("RAY_ADDRESS") or None
         if address is None and "ray" not in sys.modules:
             os.environ.setdefault(_BIND_EVERYWHERE, "0")  # read when ray is imported
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault(_METRICS_BY_OPEN_TELEMETRY, "0")
         require_extra("ray", "the runner 'ray'")
         import ray
 
@@ -154,6 +160,10 @@ class RayCluster:
         """Of the living nodes. Raises `RunnerError` when the head does not answer."""
         return {str(node["NodeManagerAddress"]) for node in self._living()}
 
+    def hostnames(self) -> set[str]:
+        """Of the living nodes, as they name themselves. Raises `RunnerError` when the head does not answer."""
+        return {str(node["NodeManagerHostname"]) for node in self._living()}
+
     def _living(self) -> list[dict[str, Any]]:
         import ray
 
@@ -204,7 +214,9 @@ class RayCluster:
                 answer.set_exception(error)
 
         if time.monotonic() >= self._retry_at_s:
-            threading.Thread(target=wait, name="autotune-ray-question", daemon=True).start()
+            thread = threading.Thread(target=wait, name="autotune-ray-question", daemon=True)
+            thread.start()
+            self._questions = [*(asked for asked in self._questions if asked.is_alive()), thread]
             try:
                 return answer.result(timeout=ANSWER_S)
             except TimeoutError:
@@ -220,6 +232,7 @@ class RayCluster:
             return
         import ray
 
+        self._await_answers()
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray leaves sockets to the garbage collector
             if self._owned:
@@ -235,6 +248,12 @@ class RayCluster:
             self._watchdog = None
         self._reports.close()
         self._owned = self._joined = False
+
+    def _await_answers(self) -> None:
+        """Waits for questions that nobody waits for any more: a thread that is in Ray while the connection ends may crash this process."""
+        end_s = time.monotonic() + CONNECT_S
+        for question in self._questions:
+            question.join(max(0.0, end_s - time.monotonic()))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,21 @@ class NodeEnvironment:
 
     def on(self, address: str) -> dict[str, str]:
         """The variables for this machine, which has this address in the cluster."""
-        name = socket.gethostname()
-        names = (name.partition(".")[0], name, address)
+        names = (*_names(socket.gethostname()), address)
         return {**self.env, **{k: v for n in dict.fromkeys(names) for k, v in self.node_env.get(n, {}).items()}}
+
+    def for_nobody(self, hostnames: Iterable[str], addresses: Iterable[str]) -> list[str]:
+        """The entries of `node_env` that are for none of these nodes."""
+        known = {*(name for hostname in hostnames for name in _names(hostname)), *addresses}
+        return sorted(self.node_env.keys() - known)
 
 
 NOTHING_ADDED = NodeEnvironment()
+
+
+def _names(hostname: str) -> tuple[str, str]:
+    """The names under which a node may be given variables."""
+    return hostname.partition(".")[0], hostname
 
 
 def _variables(where: str, given: Any) -> dict[str, str]:

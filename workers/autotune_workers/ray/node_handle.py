@@ -39,9 +39,9 @@ class RayNode(ActorHandle):
         self.is_running = True
         self.call(self.actor.begin, self._attempt, order)
 
-    def end(self) -> None:
+    def end(self, *, hung: bool = False) -> None:
         """Ends the program; the message `ended` follows."""
-        self.call(self.actor.end)
+        self.call(self.actor.end, hung)
 
     def accept(self, messages: list[Message]) -> list[Message]:
         """The messages of this attempt."""

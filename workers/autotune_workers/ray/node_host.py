@@ -131,11 +131,11 @@ class NodeHost(OwnedActor):
                 merged.append(message)
         return merged
 
-    def end(self, owner: str) -> None:
+    def end(self, owner: str, hung: bool = False) -> None:
         """Ends the program; `ended` follows."""
         with self._lock:
             if self._is_owner(owner) and self._keeper is not None:
-                self._keeper.end()
+                self._keeper.end(hung=hung)
 
     def heartbeat(self, owner: str) -> None:
         """The owner lives, and so may the program."""

@@ -13,7 +13,7 @@ from autotune_workers.process.program_places import ProgramPlace
 from autotune_workers.ray.actor_groups import ActorGroups, Shape
 from autotune_workers.ray.node_handle import RayNode
 from autotune_workers.ray.placement import place_nodes
-from autotune_workers.ray.program_folder import PackedFolder, pack
+from autotune_workers.ray.sent_folders import SentFolders
 
 GONE_S = 10.0
 """for programs to end when the runner is closed; their keepers go on ending them"""
@@ -22,13 +22,8 @@ GONE_S = 10.0
 class RayProgramPlaces:
     """Placement groups with an actor per node; `ProgramPlaces`."""
 
-    def __init__(self, groups: ActorGroups, *, upload_limit_bytes: int) -> None:
-        """`upload_limit_bytes`: most that a program's folder may have to be sent along."""
-        self._groups, self._limit_bytes = groups, upload_limit_bytes
-        self._packed: dict[str, PackedFolder] = {}
-        """by folder: all trials of a runner run the same files, also when somebody edits them meanwhile"""
-        self._sent: dict[str, Any] = {}
-        """references to the packages that Ray has, by digest"""
+    def __init__(self, groups: ActorGroups, folders: SentFolders) -> None:
+        self._groups, self._folders = groups, folders
 
     @property
     def is_local(self) -> bool:
@@ -42,18 +37,13 @@ class RayProgramPlaces:
 
     def form(self, *, nodes: int, ranks_per_node: int, study: str, folder: str) -> ProgramPlace | None:
         """So many whole nodes, warm where possible. Raises `RunnerError` when the head is gone, or the folder is too large to be sent along."""
-        digest = self._pack(folder).digest if folder else ""
+        digest = self._folders.digest(folder) if folder else ""
         shape = Shape(kind="program", nodes=nodes, ranks_per_node=ranks_per_node, content=digest)
         place: ProgramPlace | None = self._groups.form(shape, study, partial(self._place, shape))
         if place is not None:
             for node in place.handles:
                 node.prepare()
         return place
-
-    def _pack(self, folder: str) -> PackedFolder:
-        if folder not in self._packed:
-            self._packed[folder] = pack(folder, limit_bytes=self._limit_bytes)
-        return self._packed[folder]
 
     def _place(self, shape: Shape, name: str) -> ProgramPlace:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -62,7 +52,7 @@ class RayProgramPlaces:
 
         groups = self._groups
         bundle = self._bundle(shape)
-        package = [self._reference(shape.content)] if shape.content else []
+        package = [self._folders.reference(shape.content)] if shape.content else []
         group = place_nodes(shape.nodes, bundle, name=name, lifetime=groups.lifetime)
         host = remote_node_host()
         handles = []
@@ -84,15 +74,6 @@ class RayProgramPlaces:
             )
             handles.append(RayNode(f"{name}-node-{index}", actor, groups.owner, silence=groups.silence()))
         return ProgramPlace(handles=handles, token=group)
-
-    def _reference(self, digest: str) -> Any:
-        """The package as Ray has it; it is sent to each node that needs it, once."""
-        import ray
-
-        if digest not in self._sent:
-            data = next(packed.data for packed in self._packed.values() if packed.digest == digest)
-            self._sent[digest] = ray.put(data)
-        return self._sent[digest]
 
     def _bundle(self, shape: Shape) -> dict[str, float]:
         return {name: amount * shape.ranks_per_node for name, amount in self._groups.capacity.bundle.items()}
@@ -128,4 +109,4 @@ class RayProgramPlaces:
             while any(node.is_running for node in self._groups.handles("program")) and time.monotonic() < end_s:
                 self.wait(0.1)
         self._groups.close()
-        self._sent.clear()
+        self._folders.close()

@@ -1,4 +1,4 @@
-"""The folder of a program that is sent along to the nodes: packed once, unpacked for each attempt.
+"""The folder of a program, or of a module that builds a model, that is sent along to the nodes: packed once, unpacked where it is used.
 
     left out   what `.gitignore` and `.rayignore` files name, as Ray reads them, and `.git`, `.venv`, `venv`, `__pycache__`
     size       of the files that are left, before they are packed
@@ -23,6 +23,7 @@ from pathlib import Path
 from autotune.errors import AutotuneError, RunnerError
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import trainer
+from autotune_workers.gang.gang_runner import NATIVE
 from autotune_workers.process.program_launch import UPLOAD
 
 ALWAYS_LEFT_OUT = frozenset({".git", ".venv", "venv", "__pycache__"})
@@ -51,7 +52,7 @@ def pack(folder: str | Path, *, limit_bytes: int) -> PackedFolder:
         return _packed(root, files_of(root, limit_bytes=limit_bytes))
     except OSError as error:
         raise RunnerError(
-            f"the program's folder {root} cannot be sent along: {error}",
+            f"the folder {root} cannot be sent along: {error}",
             remedy=f"make it readable, or name it in {root / IGNORE_FILES[1]}",
             field="trainer.working_dir",
         ) from None
@@ -80,17 +81,25 @@ def _packed(root: Path, files: list[Path]) -> PackedFolder:
 
 
 def check_upload(study: Study, config: ParallelConfig, *, limit_bytes: int) -> None:
-    """Raises `RunnerError` when the study's program is to be sent along and is too large for that."""
+    """Raises `RunnerError` when the folder of the study's program, or of its model's module, is to be sent along and is too large for that."""
     if study.trainer_options.get("working_dir") != UPLOAD:
         return
+    root = _sent_folder(study, config)
+    if root is not None and root.is_dir():
+        with contextlib.suppress(OSError):  # said when it is packed
+            files_of(root, limit_bytes=limit_bytes)
+
+
+def _sent_folder(study: Study, config: ParallelConfig) -> Path | None:
+    """The folder of the program, or of the module that builds the model; None where there is none, or the config cannot be launched."""
+    if study.trainer == NATIVE:
+        code = study.workload.model.code
+        return Path(code.folder).resolve() if code is not None and code.folder else None
     try:
         launch = trainer(study.trainer).launch(study.workload, config, study.trainer_options)
     except AutotuneError:  # of the config, not of the folder
-        return
-    root = Path(launch.cwd).resolve()
-    if root.is_dir():
-        with contextlib.suppress(OSError):  # said when it is packed
-            files_of(root, limit_bytes=limit_bytes)
+        return None
+    return Path(launch.cwd).resolve()
 
 
 def unpack(data: bytes, folder: str | Path) -> None:
@@ -133,11 +142,13 @@ def _too_large(root: Path, sizes: dict[Path, int], limit_bytes: int) -> RunnerEr
     for path, size in sizes.items():
         first, *rest = path.relative_to(root).parts
         parts[f"{first}/" if rest else first] += size
-    largest = ", ".join(f"{name} ({_mb(size)})" for name, size in parts.most_common(SHOWN))
+    ranked = parts.most_common(SHOWN)
+    shown = [part for part in ranked if part[1] >= MB] or ranked
+    largest = ", ".join(f"{name} ({_mb(size)})" for name, size in shown)
     return RunnerError(
-        f"at most {_mb(limit_bytes)} of a program's folder are sent along, but {root} has {_mb(sum(sizes.values()))}; largest: {largest}",
+        f"at most {_mb(limit_bytes)} of a folder are sent along, but {root} has {_mb(sum(sizes.values()))}; largest: {largest}",
         remedy=(
-            f"name what the program does not need in {root / IGNORE_FILES[1]}, put the folder on a file system that all nodes share "
+            f"name what is not needed in {root / IGNORE_FILES[1]}, put the folder on a file system that all nodes share "
             "(trainer.working_dir: shared), or raise runner.upload_limit_mb"
         ),
         field="trainer.working_dir",

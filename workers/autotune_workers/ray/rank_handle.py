@@ -8,6 +8,7 @@ from typing import Any
 from autotune_workers.gang.wire import Message
 from autotune_workers.ray.actor_handle import ActorHandle
 from autotune_workers.ray.rank_host import HostState
+from autotune_workers.ray.sent_folders import SentFolders, folder_of_module
 from autotune_workers.ray.silence import Silence
 
 HOST_KILL_S = 3.0
@@ -18,10 +19,18 @@ class RayRank(ActorHandle):
     """The runner's side of one rank actor."""
 
     def __init__(
-        self, name: str, actor: Any, owner: str, state: HostState | None = None, *, silence: Silence | None = None
+        self,
+        name: str,
+        actor: Any,
+        owner: str,
+        folders: SentFolders,
+        state: HostState | None = None,
+        *,
+        silence: Silence | None = None,
     ) -> None:
-        """`owner`: the token that the actor obeys; `state`: of an actor that was adopted."""
+        """`owner`: the token that the actor obeys; `folders`: what can be sent along with a trial; `state`: of an actor that was adopted."""
         super().__init__(name, actor, owner, silence=silence)
+        self._folders = folders
         self.ready = state.ready if state else False
         self.host = state.host if state else ""
         self.generation = state.generation if state else 0
@@ -58,7 +67,9 @@ class RayRank(ActorHandle):
         return current
 
     def send(self, message: Message) -> None:
-        """Sends a message; order is kept."""
+        """Sends a message; order is kept. With the order to run goes the folder of the model's module, where that is sent along."""
+        if message["command"] == "run" and (folder := folder_of_module(message["request"])):
+            message = {**message, "package": [self._folders.reference(self._folders.digest(folder))]}
         self.call(self.actor.send, message)
 
     def begin(self) -> None:

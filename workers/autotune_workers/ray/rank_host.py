@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from autotune_workers.gang.wire import Message
 from autotune_workers.process.rank_processes import RankProcess, RankStarter
 from autotune_workers.ray.node_environment import NOTHING_ADDED, NodeEnvironment
 from autotune_workers.ray.owned_actor import LISTEN_S, OwnedActor, remote_actor
+from autotune_workers.ray.sent_folders import UnpackedFolder, with_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,8 @@ class RankHost(OwnedActor):
         self._size, self._nodes, self._name = size, nodes, name
         address = ray.util.get_node_ip_address()
         self._environment = environment.on(address)
+        self._folder: UnpackedFolder | None = None
+        self._package: Any = None
         self._starter = RankStarter(device=device, host=address, trial=trial)
         self._prepare(owner)
         self._rank = self._start(0)
@@ -112,7 +116,9 @@ class RankHost(OwnedActor):
                 self._idle = True
 
     def send(self, owner: str, message: Message) -> None:
-        """Hands an order to the rank."""
+        """Hands an order to the rank. The folder that came along with it is unpacked here, and named in it."""
+        package = message.pop("package", None)
+        order = message if package is None else {**message, "request": self._unpacked(message["request"], package[0])}
         with self._lock:
             if not self._is_owner(owner):
                 return
@@ -125,7 +131,23 @@ class RankHost(OwnedActor):
                 self._knows_store = True
             else:
                 self._ending = True
-            self._rank.send(message)
+            self._rank.send(order)
+
+    def _unpacked(self, request: dict[str, Any], package: Any) -> dict[str, Any]:
+        """The request with the folder as it lies here: unpacked once, as long as the runner sends the same. Where it cannot be written the rank is
+        told the folder's own name, and says that it cannot import the module."""
+        import ray
+
+        if self._folder is None or self._package != package:
+            if self._folder is not None:
+                self._folder.close()
+                self._folder = None
+            try:
+                self._folder, self._package = UnpackedFolder(ray.get(package)), package
+            except OSError as error:
+                print(f"the folder that was sent along cannot be unpacked: {error}", file=sys.stderr, flush=True)
+                return request
+        return with_folder(request, self._folder.path)
 
     def terminate(self, owner: str) -> None:
         """SIGTERM to the rank."""

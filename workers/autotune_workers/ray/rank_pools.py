@@ -18,14 +18,15 @@ from autotune_workers.ray.actor_groups import ActorGroups, Shape
 from autotune_workers.ray.adoption import AdoptedGang, adopt_gangs
 from autotune_workers.ray.placement import place_nodes
 from autotune_workers.ray.rank_handle import HOST_KILL_S, RayRank
+from autotune_workers.ray.sent_folders import SentFolders
 
 
 class RayRankPools:
     """Placement groups with an actor per rank."""
 
-    def __init__(self, groups: ActorGroups, *, trial: str) -> None:
-        """`trial`: `module:function` of the training loop."""
-        self._groups, self._trial = groups, trial
+    def __init__(self, groups: ActorGroups, folders: SentFolders, *, trial: str) -> None:
+        """`folders`: what is sent along; `trial`: `module:function` of the training loop."""
+        self._groups, self._folders, self._trial = groups, folders, trial
 
     @property
     def capacity(self) -> int:
@@ -72,14 +73,16 @@ class RayRankPools:
                 environment=groups.environment,
                 abandoned_s=groups.abandoned_s,
             )
-            handles.append(RayRank(f"{name}-rank-{index}", actor, groups.owner, silence=groups.silence()))
+            handles.append(
+                RayRank(f"{name}-rank-{index}", actor, groups.owner, self._folders, silence=groups.silence())
+            )
         return RankPool(handles=handles, token=group)
 
     def adopt(self, study: str) -> list[AdoptedGang]:
         """The complete gangs that others left behind for this study; none on a cluster that ends with its driver."""
         if self._groups.abandoned_s is None:
             return []
-        return adopt_gangs(self._groups, study)
+        return adopt_gangs(self._groups, self._folders, study)
 
     def take(self, gang: AdoptedGang, study: str, *, busy: bool) -> None:
         """Takes an adopted gang among the busy ones or the idle ones; one that shall be idle, but is not, is removed."""

@@ -1,7 +1,7 @@
 """The `local` runner: warm rank processes on this machine, without Ray. A GPU per rank where there are GPUs, else CPU ranks.
 
 Ranks are started when they are first needed and stay: torch is imported and the CUDA context made once. A rank that failed its trial but
-came back clean is kept; one that died, hung or leaks is replaced at once, in the background.
+came back clean is kept; one that died, hung or leaks is replaced at once, in the background. Trials of several runners on one machine take turns (`turn_queue`).
 
 The native trainer runs on these ranks; the programs of all other trainers are started as they are (`process.program_runner`).
 """
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import selectors
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autotune.errors import RunnerError, SpecError
-from autotune.ports import TrialRequest
+from autotune.ports import AttemptId, RunnerEvent, TrialRequest
 from autotune.spec import ParallelConfig, Study
 from autotune.spec.checks import one_of, positive_int
 from autotune.trainers.torchrun import Placement
@@ -24,15 +25,19 @@ from autotune_workers.gang.rank_pool import RankPool
 from autotune_workers.gang.wire import Message
 from autotune_workers.process.local_places import LocalPlaces
 from autotune_workers.process.machine import cpu_count
+from autotune_workers.process.machine_turn import MachineTurn
 from autotune_workers.process.rank_processes import TRIAL, RankProcess, RankStarter
 from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.machine_limits import (
+    check_data,
     check_device,
+    check_gpus,
     check_program,
     check_ranks,
     check_torch,
     visible_gpus,
 )
+from autotune_workers.runners.turn_queue import LOOK_EVERY_S, TurnQueue
 from autotune_workers.training.faults import Fault
 
 MIN_CPU_RANKS = 8
@@ -50,20 +55,25 @@ class LocalRunner(AnyTrainerRunner):
         faults: Iterable[Fault | Mapping[str, Any]] = (),
         patience: Patience | None = None,
         trial: str = TRIAL,
+        collectives: str = "",
     ) -> None:
         """`max_ranks`: ranks at once; None means one per GPU, or on CPU one per CPU and at least 8. `device`: auto, cpu or cuda.
 
-        `trial`: `module:function` of the training loop, for tests. Raises `RunnerError` when cuda is asked for and not there.
+        `trial`: `module:function` of the training loop, `collectives`: `module:name` of a backend of torch.distributed, both for tests.
+        Raises `RunnerError` when cuda is asked for and not there.
         """
         gpus, capacity = _resources(max_ranks, device)
+        self._gpus = gpus
         self.on_gpu = bool(gpus)
         """whether ranks have a GPU each"""
         super().__init__(
-            LocalRankPools(capacity, gpus=gpus, trial=trial),
+            LocalRankPools(capacity, gpus=gpus, trial=trial, collectives=collectives),
             LocalPlaces(capacity, gpus=gpus),
             faults=faults,
             patience=patience,
         )
+        self._turns = TurnQueue(MachineTurn(gpus), super().start)
+        self._said: list[RunnerEvent] = []
 
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
@@ -74,24 +84,54 @@ class LocalRunner(AnyTrainerRunner):
         check_device(study, on_gpu=bool(gpus) or device == "cpu", on_cpu="device: cpu")
         check_ranks(study, smallest, capacity)
         check_program(study, smallest)
+        if study.trainer == NATIVE:
+            check_gpus(gpus)
+            check_data(study)
 
     def start(self, request: TrialRequest) -> None:
-        """Begins the attempt, or lets it wait until ranks are free. Raises `RunnerError` or `MissingExtraError` when nothing can be run."""
+        """Begins the attempt, or lets it wait for its turn on this machine and for free ranks. Raises `RunnerError` or `MissingExtraError` when
+        nothing can be run."""
         if request.trainer == NATIVE:
             check_torch("local")
-        super().start(request)
+            check_gpus(self._gpus)
+        self.check(request)
+        if request.id in self._turns:
+            raise RunnerError(f"attempt {request.id} is running already")
+        self._said += self._turns.add(request)
+
+    def poll(self, timeout_s: float) -> list[RunnerEvent]:
+        """Events since the last call; waits up to `timeout_s` for the first one."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            self._said += self._turns.look()
+            left_s = max(0.0, end_s - time.monotonic()) if not self._said else 0.0
+            events = super().poll(left_s if self._turns.is_empty else min(left_s, LOOK_EVERY_S))
+            self._turns.hear(events)
+            if self._said or events or self._closed or time.monotonic() >= end_s:
+                said, self._said = self._said, []
+                return said + events
+
+    def cancel(self, attempt: AttemptId) -> None:
+        """Ends the attempt: cooperative stop, then kill. Unknown ids are ignored."""
+        self._said += self._turns.cancel(attempt)
+        super().cancel(attempt)
+
+    def close(self) -> None:
+        """Ends what runs, frees everything and gives the turn back."""
+        super().close()
+        self._turns.close()
 
 
 class LocalRankPools:
     """Up to `capacity` rank processes in numbered slots; with GPUs, the slot is the GPU."""
 
-    def __init__(self, capacity: int, *, gpus: list[str], trial: str) -> None:
+    def __init__(self, capacity: int, *, gpus: list[str], trial: str, collectives: str = "") -> None:
         """`gpus`: names for CUDA_VISIBLE_DEVICES; empty means CPU ranks."""
         self._capacity, self._gpus = capacity, gpus
         self._ranks: dict[int, RankProcess] = {}
         self._busy: set[int] = set()
         self._selector = selectors.DefaultSelector()
-        self._starter = RankStarter(device="cuda" if gpus else "cpu", trial=trial)
+        self._starter = RankStarter(device="cuda" if gpus else "cpu", trial=trial, collectives=collectives)
 
     @property
     def capacity(self) -> int:

@@ -5,18 +5,26 @@ All raise `RunnerError` (or `MissingExtraError`) with the law, the values and th
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shutil
+from collections.abc import Sequence
+from pathlib import Path
 
-from autotune.errors import AutotuneError, RunnerError
+from autotune.errors import AutotuneError, ExportError, RunnerError
 from autotune.extras import require_extra
 from autotune.spec import ParallelConfig, Study
 from autotune.trainers import Launch, trainer
 from autotune.trainers.executable import find_executable
 from autotune.trainers.launch_files import INTERPRETER
 from autotune_workers.gang.gang_runner import NATIVE
+from autotune_workers.training.token_file import token_file
 from autotune_workers.training.torch_version import check_torch_version
 
+GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""one of these is there with NVIDIA's driver, with that of WSL, with AMD's"""
+_PLATFORM = re.compile(r"^(cuda|hip|xpu)\b.*=\s*['\"][^'\"]+['\"]", re.MULTILINE)
 _PYTHONS = ("python", "python3")
 """one of these makes a folder of programs an environment"""
 
@@ -35,6 +43,33 @@ def _count_gpus() -> int:
         return len(os.listdir("/proc/driver/nvidia/gpus"))
     except OSError:
         return 0
+
+
+def check_gpus(gpus: Sequence[str]) -> None:
+    """Raises when the native trainer cannot use the GPUs that this process was given: their driver is missing, or torch was built without GPUs."""
+    if not gpus:
+        return
+    if not any(map(os.path.exists, GPU_DRIVERS)):
+        problem, remedy = f"no GPU driver is here (none of {', '.join(GPU_DRIVERS)})", "install the driver"
+    elif not is_torch_for_gpus():
+        problem, remedy = "torch is a CPU build", "install a build of torch for these GPUs (https://pytorch.org)"
+    else:
+        return
+    announced = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}"
+    raise RunnerError(
+        f"trials would train on the GPUs {', '.join(gpus)} ({announced}), but {problem}",
+        remedy=f"{remedy}, or train on the CPU: unset CUDA_VISIBLE_DEVICES, or runner: {{kind: local, device: cpu}}",
+        field="runner",
+    )
+
+
+def is_torch_for_gpus() -> bool:
+    """Whether torch was built for GPUs, as its file `version.py` says (`cuda = '12.8'` for instance); torch is not imported."""
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.submodule_search_locations:
+        return False
+    text = (Path(found.submodule_search_locations[0]) / "version.py").read_text()
+    return _PLATFORM.search(text) is not None
 
 
 def check_device(study: Study, *, on_gpu: bool, on_cpu: str, where: str = "on this machine") -> None:
@@ -65,13 +100,27 @@ def check_torch(runner: str) -> None:
     check_torch_version()
 
 
+def check_data(study: Study) -> None:
+    """Raises when the study's data cannot be read here, is too short, or holds ids beyond the vocabulary: every config would fail of it."""
+    model = study.workload.model
+    if model.code is None or model.code.reads_tokens:
+        token_file(study.data, seq_len=study.workload.seq_len, vocab_size=model.vocab_size)
+
+
 def check_program(study: Study, config: ParallelConfig) -> None:
-    """Raises when the program or its folder is not on this machine. A launch that cannot be written is reported elsewhere."""
+    """Raises when the program or its folder is not on this machine, and when the launch cannot be written because an option is missing: the
+    config is legal, so nothing else of the trainer speaks against it."""
     if study.trainer == NATIVE:
         check_torch(study.runner)
         return
     try:
         launch = trainer(study.trainer).launch(study.workload, config, study.trainer_options)
+    except ExportError as error:
+        raise RunnerError(
+            f"the trainer {study.trainer} cannot be started: {error.message}",
+            remedy=error.remedy,
+            field=f"trainer.{error.field}" if error.field else "trainer",
+        ) from None
     except AutotuneError:
         return
     check_launch(study.trainer, launch)

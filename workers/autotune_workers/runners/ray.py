@@ -8,6 +8,7 @@ and a call that Ray cannot answer now (unreachable is not dead) is repeated; the
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -19,6 +20,7 @@ from autotune.ports import AttemptId
 from autotune.spec import ParallelConfig, Study
 from autotune.spec.checks import positive, positive_int
 from autotune_workers.gang.gang import Gang
+from autotune_workers.gang.gang_runner import NATIVE
 from autotune_workers.gang.ladder import Patience
 from autotune_workers.process.machine import cpu_count
 from autotune_workers.process.rank_processes import TRIAL
@@ -28,12 +30,21 @@ from autotune_workers.ray.node_environment import NodeEnvironment
 from autotune_workers.ray.node_places import RayProgramPlaces
 from autotune_workers.ray.program_folder import MB, check_upload
 from autotune_workers.ray.rank_pools import RayRankPools
+from autotune_workers.ray.sent_folders import SentFolders
 from autotune_workers.ray.silence import LOST_S
 from autotune_workers.runners.any_trainer import AnyTrainerRunner
 from autotune_workers.runners.local import MIN_CPU_RANKS
-from autotune_workers.runners.machine_limits import check_device, check_program, check_ranks, visible_gpus
+from autotune_workers.runners.machine_limits import (
+    check_data,
+    check_device,
+    check_gpus,
+    check_program,
+    check_ranks,
+    visible_gpus,
+)
 from autotune_workers.training.faults import Fault
 
+LOG = logging.getLogger(__name__)
 ABANDONED_S = 30.0
 """a gang whose runner sends no heartbeat for so long ends itself"""
 UPLOAD_LIMIT_MB = 100
@@ -66,7 +77,7 @@ class RayRunner(AnyTrainerRunner):
         `gpus_per_rank`: None means 1 where the cluster has GPUs, else 0. `dashboard`: also start Ray's dashboard, on loopback. `abandoned_s`: how
         long gangs wait for the next controller when this one is gone, on a cluster that was joined. `lost_s`: how long a node may give no sign of
         life before it counts as lost. `env`, `node_env`: variables for ranks and programs on all nodes, and on one by its hostname or address.
-        `upload_limit_mb`: most that a program's folder may have to be sent along. Raises `RunnerError` when Ray cannot be joined or started.
+        `upload_limit_mb`: most that the folder of a program or module may have to be sent along. Raises `RunnerError` when Ray cannot be joined or started.
         """
         positive("runner.abandoned_s", abandoned_s)
         positive("runner.lost_s", lost_s)
@@ -74,14 +85,16 @@ class RayRunner(AnyTrainerRunner):
         environment = NodeEnvironment.of(env, node_env)
         _check_sizes(num_cpus=num_cpus, num_gpus=num_gpus, cpus_per_rank=cpus_per_rank)
         self._cluster = RayCluster(address=address, num_cpus=_cpus(num_cpus), num_gpus=num_gpus, dashboard=dashboard)
+        _name_absent_nodes(environment, self._cluster)
         gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
         self._trains_as_asked = gpus > 0 or gpus_per_rank is not None
         bundle = {k: v for k, v in (("CPU", cpus_per_rank), ("GPU", gpus)) if v}
         self._groups = ActorGroups(
             self._cluster, bundle=bundle, abandoned_s=abandoned_s, lost_s=lost_s, environment=environment
         )
-        self._ray_pools = RayRankPools(self._groups, trial=trial)
-        places = RayProgramPlaces(self._groups, upload_limit_bytes=upload_limit_mb * MB)
+        folders = SentFolders(limit_bytes=upload_limit_mb * MB)
+        self._ray_pools = RayRankPools(self._groups, folders, trial=trial)
+        places = RayProgramPlaces(self._groups, folders)
         super().__init__(self._ray_pools, places, faults=faults, patience=patience)
 
     @classmethod
@@ -95,7 +108,7 @@ class RayRunner(AnyTrainerRunner):
     @classmethod
     def preflight_here(cls, study: Study, smallest: ParallelConfig) -> None:
         """Raises `RunnerError` for a folder that is too large to be sent along, and where no cluster is named and the one that would be started on
-        this machine is too small, or lacks the program.
+        this machine is too small, or lacks the program or usable data.
 
         A cluster that is joined, or was joined already, is asked once the study runs.
         """
@@ -115,6 +128,10 @@ class RayRunner(AnyTrainerRunner):
         capacity = min((n / of for n, of in ((cpus, of_cpu), (gpus, of_gpu)) if of), default=math.inf)
         check_ranks(study, smallest, capacity)
         check_program(study, smallest)
+        if study.trainer == NATIVE:
+            if sizes["num_gpus"] is None and per_rank != 0:
+                check_gpus(visible_gpus())
+            check_data(study)
 
     def check_study(self, study: Study) -> None:
         """Raises `RunnerError` for a study of GPUs on a cluster without any."""
@@ -159,6 +176,16 @@ class RayRunner(AnyTrainerRunner):
 def _cpus(asked: int | None) -> int:
     """CPUs of a cluster that is started here."""
     return max(MIN_CPU_RANKS, cpu_count()) if asked is None else asked
+
+
+def _name_absent_nodes(environment: NodeEnvironment, cluster: RayCluster) -> None:
+    """Warns of variables for nodes that are not in the cluster. That is no error: such a node may come back later."""
+    if not environment.node_env:
+        return
+    hostnames, addresses = cluster.hostnames(), cluster.addresses()
+    if absent := environment.for_nobody(hostnames, addresses):
+        there = ", ".join(sorted(hostnames | addresses))
+        LOG.warning("runner.node_env names %s, but the cluster's nodes are %s", ", ".join(absent), there)
 
 
 def _is_connected() -> bool:

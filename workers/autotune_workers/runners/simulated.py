@@ -244,6 +244,7 @@ class SimulatedRunner:
             grad_norms=series.grad_norms[warmup : warmup + counted],
             peak_memory_bytes=truth.peak_bytes,
             rank_peak_memory_bytes=(truth.peak_bytes,) * min(config.world_size, 64),
+            step_peak_memory_bytes=(truth.peak_bytes,) * counted,
             tokens_per_step=config.global_batch_size * workload.seq_len,
             num_ranks=config.world_size,
             skipped_steps=skipped,

@@ -1,7 +1,8 @@
 """Activation checkpointing and compilation of the layers of a stage.
 
-`full` keeps only each layer's input and runs the layer again in the backward pass (Chen et al. 2016, arXiv:1604.06174); `selective`
-does so for attention alone, the part whose activations are large for what they cost (Korthikanti et al. 2022, section 5).
+`full` keeps only each layer's input and runs the layer again in the backward pass (Chen et al. 2016, arXiv:1604.06174). The others do so
+for one kind of module alone: `selective` for attention, whose activations are large for what they cost (Korthikanti et al. 2022, section 5),
+`mlp` for the MLP or the experts, `norm` for the norms and the MLP's activation function, which cost next to nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,20 +19,35 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from autotune.errors import ConfigError
-from autotune_workers.training.decoder import DecoderStage
+from autotune_workers.training.decoder import Activation, DecoderStage
 
+RECOMPUTE_OF_LAYERS = "recompute_of_layers"
+"""trainer option of a dry run for a profile: a mode for each layer, in place of the config's"""
 _SWITCHED_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 """variables with which torch compiles nothing, without a word"""
 
 
-def apply_recompute(stage: DecoderStage, mode: str) -> None:
-    """Checkpoints nothing, the attention or the whole of each layer."""
-    for block in stage.layers.values():
-        if mode == "full":
-            _replace_forward(block, functools.partial(checkpoint, block.forward, use_reentrant=False))
-        elif mode == "selective":
-            attention = block.attention
-            _replace_forward(attention, functools.partial(checkpoint, attention.forward, use_reentrant=False))
+def apply_recompute(stage: DecoderStage, mode: str | Sequence[str]) -> None:
+    """Checkpoints the modules of each layer that the mode names; a sequence has one mode for each layer of the stage."""
+    modes = [mode] * len(stage.layers) if isinstance(mode, str) else mode
+    for block, mode in zip(stage.layers.values(), modes, strict=True):
+        modules = {
+            "none": (),
+            "norm": (
+                *(block.attention_norm, block.mlp_norm),
+                *(module for module in block.mlp.modules() if isinstance(module, Activation)),
+            ),
+            "mlp": (block.mlp,),
+            "selective": (block.attention,),
+            "full": (block,),
+        }[mode]
+        recompute(modules)
+
+
+def recompute(modules: Iterable[nn.Module]) -> None:
+    """Has each of the modules keep its inputs alone, and run again in the backward pass."""
+    for module in modules:
+        _replace_forward(module, functools.partial(checkpoint, module.forward, use_reentrant=False))
 
 
 def check_compiler(device: torch.device) -> None:
@@ -52,9 +68,9 @@ def check_compiler(device: torch.device) -> None:
         )
 
 
-def apply_compile(stage: DecoderStage) -> None:
+def apply_compile(layers: Iterable[nn.Module]) -> None:
     """Compiles each layer by itself: equal layers share one compilation."""
-    for block in stage.layers.values():
+    for block in layers:
         _replace_forward(block, torch.compile(block.forward, dynamic=False))
 
 

@@ -22,17 +22,27 @@ class GatherFirst(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         """(n, ...) -> (n * ranks, ...)."""
         ctx.group = group
-        out = x.new_empty(x.shape[0] * group.size(), *x.shape[1:])
-        all_gather_single(out, x.contiguous(), group=group)
-        return out
+        return _all_gather(x, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         """The transpose: a reduce-scatter, in fp32 because it sums."""
-        grad = grads[0].float().contiguous()
-        out = grad.new_empty(grad.shape[0] // ctx.group.size(), *grad.shape[1:])
-        reduce_scatter_single(out, grad, group=ctx.group)
-        return out.to(grads[0].dtype), None
+        return _reduce_scatter(grads[0].float(), ctx.group).to(grads[0].dtype), None
+
+
+class ReduceScatterFirst(torch.autograd.Function):
+    """Sums the ranks' tensors and gives each rank its part of the first axis; backward gathers what the ranks want of their parts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """(n * ranks, ...) -> (n, ...)."""
+        ctx.group = group
+        return _reduce_scatter(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """The transpose: an all-gather."""
+        return _all_gather(grads[0], ctx.group), None
 
 
 class Exchange(torch.autograd.Function):
@@ -48,6 +58,18 @@ class Exchange(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         """The same exchange the other way."""
         return _exchange(grads[0], ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    out = x.new_empty(x.shape[0] * group.size(), *x.shape[1:])
+    all_gather_single(out, x.contiguous(), group=group)
+    return out
+
+
+def _reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    out = x.new_empty(x.shape[0] // group.size(), *x.shape[1:])
+    reduce_scatter_single(out, x.contiguous(), group=group)
+    return out
 
 
 def _exchange(x: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:

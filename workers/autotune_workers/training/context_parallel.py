@@ -1,8 +1,12 @@
-"""Context parallelism: each rank holds some positions of every sequence, and sees the keys and values of all.
+"""Context parallelism: each rank holds some positions of every sequence, and attention works on all of them.
 
-The sequence is cut into 2 * cp chunks and rank r holds chunks r and 2 * cp - 1 - r, so that causal attention costs every rank the same
-(Llama Team 2024, arXiv:2407.21783, section 3.3.2, whose all-gather of keys and values this is too). Each chunk of queries attends to the
-keys up to its own end.
+    gather    every rank gathers the keys and values of all positions (Llama Team 2024, arXiv:2407.21783, section 3.3.2)
+    ring      keys and values go round from rank to rank, see `ring_attention`
+    heads     an all-to-all hands each rank all positions of some heads, and a second one hands the results back (Jacobs et al. 2023,
+              arXiv:2309.14509, section 3.1)
+
+Under `gather` and `ring` the sequence is cut into 2 * cp chunks and rank r holds chunks r and 2 * cp - 1 - r, so that causal attention costs
+every rank the same. Under `heads`, where every rank attends over whole sequences, rank r holds the r-th of cp chunks.
 """
 
 from __future__ import annotations
@@ -11,54 +15,97 @@ import functools
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from autotune.errors import ConfigError
-from autotune_workers.training.collective_ops import GatherFirst
-from autotune_workers.training.decoder import DecoderStage
+from autotune.spec import ParallelConfig, Workload
+from autotune_workers.training.attention import fused_attention
+from autotune_workers.training.collective_ops import Exchange, GatherFirst
+from autotune_workers.training.decoder import Attend, DecoderStage
+from autotune_workers.training.packed_sequences import document_pieces
+from autotune_workers.training.ring_attention import ring_attention
 
 
-def check_context(seq_len: int, cp: int) -> None:
-    """Raises `ConfigError` when the sequence cannot be cut evenly."""
-    if cp > 1 and seq_len % (2 * cp):
-        raise ConfigError(f"2 * cp must divide seq_len, but cp={cp} and seq_len={seq_len}", field="cp")
-
-
-def positions_of(seq_len: int, cp: int, rank: int) -> Tensor:
-    """Positions that a rank holds, in the order in which it holds them, (seq_len / cp,)."""
+def check_context(workload: Workload, config: ParallelConfig) -> None:
+    """Raises `ConfigError` when the sequence or the heads cannot be cut evenly, or the style cannot tell documents apart."""
+    cp, seq_len, by_heads = config.cp, workload.seq_len, config.cp_style == "heads"
     if cp == 1:
-        return torch.arange(seq_len)
+        return
+    chunks = cp if by_heads else 2 * cp
+    if seq_len % chunks:
+        raise ConfigError(
+            f"{'cp' if by_heads else '2 * cp'} must divide seq_len, but cp={cp} and seq_len={seq_len}", field="cp"
+        )
+    kv_heads = workload.model.num_kv_heads // config.tp
+    if by_heads and kv_heads % cp:
+        raise ConfigError(
+            f"cp must divide num_kv_heads / tp under cp_style=heads, but cp={cp} and num_kv_heads / tp = {kv_heads}",
+            remedy="use cp_style=ring or gather",
+            field="cp_style",
+        )
+    if workload.document_len and config.cp_style == "ring":
+        raise ConfigError(
+            f"ring attention here passes on whole chunks and cannot stay within documents, but document_len={workload.document_len}",
+            remedy="use cp_style=gather or heads",
+            field="cp_style",
+        )
+
+
+def positions_of(seq_len: int, cp: int, rank: int, style: str = "gather") -> Tensor:
+    """Positions that a rank holds, in the order in which it holds them, (seq_len / cp,)."""
+    if cp == 1 or style == "heads":
+        return torch.arange(seq_len).chunk(cp)[rank]
     chunks = torch.arange(seq_len).chunk(2 * cp)
     return torch.cat((chunks[rank], chunks[2 * cp - 1 - rank]))
 
 
-def apply_context_parallel(stage: DecoderStage, seq_len: int, group: dist.ProcessGroup, device: torch.device) -> None:
+def apply_context_parallel(
+    stage: DecoderStage, style: str, workload: Workload, group: dist.ProcessGroup, device: torch.device
+) -> None:
     """Has every layer attend over the whole sequence for the queries of this rank."""
-    cp = group.size()
-    gathered = torch.cat([positions_of(seq_len, cp, r) for r in range(cp)])
-    natural = gathered.argsort().to(device)
-    ends = [int(chunk[-1]) + 1 for chunk in positions_of(seq_len, cp, group.rank()).chunk(2)]
-    # not compiled: the compiler would have to cut the graph at the collective anyway
-    attend = torch.compiler.disable(functools.partial(_attend, group, natural, ends))
     for block in stage.layers.values():
-        block.attention.attend = attend
+        attend = _attend(style, block.attention.attend, workload, group, device)
+        # not compiled: the compiler would have to cut the graph at the collective anyway
+        block.attention.attend = torch.compiler.disable(attend)
 
 
-def _attend(group: dist.ProcessGroup, natural: Tensor, ends: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d)."""
+def _attend(style: str, whole: Attend, workload: Workload, group: dist.ProcessGroup, device: torch.device) -> Attend:
+    """The attention of that style; `whole`: what attends where a rank has whole sequences."""
+    if style == "heads":
+        return functools.partial(_attend_by_heads, group, whole)
+    if style == "ring":
+        return functools.partial(ring_attention, group)
+    cp, seq_len = group.size(), workload.seq_len
+    gathered = torch.cat([positions_of(seq_len, cp, r) for r in range(cp)])
+    chunks = [(int(c[0]), int(c[-1]) + 1) for c in positions_of(seq_len, cp, group.rank()).chunk(2)]
+    pieces = [piece for start, end in chunks for piece in document_pieces(start, end, workload.document_len)]
+    return functools.partial(_attend_to_gathered, group, gathered.argsort().to(device), pieces)
+
+
+def _attend_to_gathered(
+    group: dist.ProcessGroup, natural: Tensor, pieces: list[tuple[int, int, int]], q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d). `pieces`: (first, end, first key) of runs of this rank's queries."""
     mine = torch.stack((k, v)).permute(3, 0, 1, 2, 4)
     k, v = GatherFirst.apply(mine, group).index_select(0, natural).permute(1, 2, 3, 0, 4)
-    grouped = q.shape[1] != k.shape[1]
+    sizes = [end - start for start, end, _ in pieces]
     parts = [
-        F.scaled_dot_product_attention(
-            part,
-            k[:, :, :end],
-            v[:, :, :end],
-            attn_mask=causal_lower_right(part.shape[2], end),
-            enable_gqa=grouped,
-        )
-        for part, end in zip(q.chunk(2, dim=2), ends, strict=True)
+        fused_attention(part, k[:, :, first:end], v[:, :, first:end], mask=causal_lower_right(end - start, end - first))
+        for part, (start, end, first) in zip(q.split(sizes, dim=2), pieces, strict=True)
     ]
     return torch.cat(parts, dim=2)
+
+
+def _attend_by_heads(group: dist.ProcessGroup, whole: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q (b, a, s / cp, d), k and v (b, k, s / cp, d) -> (b, a, s / cp, d), by way of (b, a / cp, s, d)."""
+    done = whole(*(_swap(x, group, cut=1, joined=2) for x in (q, k, v)))
+    return _swap(done, group, cut=2, joined=1)
+
+
+def _swap(x: Tensor, group: dist.ProcessGroup, *, cut: int, joined: int) -> Tensor:
+    """Cuts axis `cut` over the ranks of the group and joins their parts of axis `joined`, by all-to-all."""
+    ranks = group.size()
+    parts = torch.stack(x.chunk(ranks, dim=cut))
+    swapped = Exchange.apply(parts, [1] * ranks, [1] * ranks, group)
+    return torch.cat(tuple(swapped), dim=joined)

@@ -1,58 +1,57 @@
 """What trials train on: windows of one token stream, the same ones in the same order for every config.
 
 Sequence k of a study starts at a place that depends on (seed, k) alone; optimizer step t of a global batch of B holds the sequences
-t*B to t*B + B - 1. How a config spreads them over ranks and micro-batches changes nothing but rounding. A text is read as bytes (256
-tokens); a `.bin` file holds token ids as little-endian uint16, or uint32 where the vocabulary needs it. Without a file, the text that
-ships is used: Alice's Adventures in Wonderland (Lewis Carroll, 1865; public domain).
+t*B to t*B + B - 1. How a config spreads them over ranks and micro-batches changes nothing but rounding. Where the tokens come from: `token_file`.
 """
 
 from __future__ import annotations
 
-from importlib import resources
-from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from autotune.errors import RunnerError
+from autotune.ports import TrialRequest
+from autotune_workers.training.token_file import beyond_vocabulary, token_file
+
+
+class SequenceSource(Protocol):
+    """What a training takes its sequences from."""
+
+    def sequences(self, indices: NDArray[np.int64]) -> Tensor:
+        """The sequences of these numbers, int64 (len(indices), seq_len + 1): inputs, and targets one further on."""
 
 
 class TokenStream:
     """A token stream and the windows that are cut from it."""
 
     def __init__(self, data: str | None, *, seq_len: int, vocab_size: int, seed: int) -> None:
-        """Raises `RunnerError` when the file cannot be read or is too short."""
+        """Raises `RunnerError` when the file cannot be read, is too short, or is not of this vocabulary."""
         self.seq_len = seq_len
         self._seed = seed
-        self._vocab_size = vocab_size
-        self._name = name = data or "the text that ships"
-        self._tokens = _read(data, vocab_size)
-        if len(self._tokens) <= seq_len:
-            raise RunnerError(
-                f"data must hold more than seq_len={seq_len} tokens, but {name} holds {len(self._tokens)}",
-                remedy="use a longer file or shorter sequences",
-                field="data",
-            )
+        self._vocab_size, self._data = vocab_size, data
+        self._tokens = token_file(data, seq_len=seq_len, vocab_size=vocab_size)
 
     def sequences(self, indices: NDArray[np.int64]) -> Tensor:
         """The sequences of these numbers, int64 (len(indices), seq_len + 1): inputs, and targets one further on.
 
-        Raises `RunnerError` on an id beyond the vocabulary.
+        Raises `RunnerError` on an id beyond the vocabulary, with the same words for every window: what is wrong is the file.
         """
         room = len(self._tokens) - self.seq_len
         starts = (_mix(indices, self._seed) % np.uint64(room)).astype(np.int64)
         windows = starts[:, None] + np.arange(self.seq_len + 1)
         tokens = self._tokens[windows].astype(np.int64)
         if tokens.max(initial=0) >= self._vocab_size:
-            raise RunnerError(
-                f"token ids must be under vocab_size={self._vocab_size}, but {self._name} holds {tokens.max()}",
-                remedy="bytes need a vocabulary of 256; tokenize the file for this model otherwise",
-                field="data",
-            )
+            raise beyond_vocabulary(self._data, int(self._tokens.max()), self._vocab_size)
         return torch.from_numpy(tokens)
+
+
+def token_stream(request: TrialRequest) -> TokenStream:
+    """The tokens of the request's data."""
+    workload = request.workload
+    return TokenStream(request.data, seq_len=workload.seq_len, vocab_size=workload.model.vocab_size, seed=request.seed)
 
 
 def rows_of(step: int, *, dp: int, dp_rank: int, micro_batch_size: int, accumulation_steps: int) -> NDArray[np.int64]:
@@ -65,16 +64,9 @@ def rows_of(step: int, *, dp: int, dp_rank: int, micro_batch_size: int, accumula
     return (step * batch + blocks * micro_batch_size + np.arange(micro_batch_size)).reshape(-1)
 
 
-def _read(data: str | None, vocab_size: int) -> NDArray[Any]:
-    if data is None:
-        text = resources.files("autotune_workers").joinpath("text", "alice.txt").read_bytes()
-        return np.frombuffer(text, dtype=np.uint8)
-    try:
-        if Path(data).suffix == ".bin":
-            return np.memmap(data, dtype="<u2" if vocab_size <= 1 << 16 else "<u4", mode="r")
-        return np.frombuffer(Path(data).read_bytes(), dtype=np.uint8)
-    except (OSError, ValueError) as error:
-        raise RunnerError(f"the data file {data} cannot be read: {error}", field="data") from None
+def seed_of(index: int, seed: int) -> int:
+    """The seed of sample `index` of a study, under 2^63."""
+    return int(_mix(np.array([index], dtype=np.int64), seed)[0] >> np.uint64(1))
 
 
 def _mix(indices: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:

@@ -2,8 +2,8 @@
 
 Gradients travel in flat buckets of about 25 MB, each as soon as its last gradient of the step is there, so that communication overlaps
 the rest of the backward pass (Li et al. 2020, arXiv:2006.15704, section 3.2). Micro-batches before the last send nothing. Stage 1 (Rajbhandari
-et al. 2020, arXiv:1910.02054, section 5.1) scatters the sums, updates one shard per rank and gathers the weights. This is torch's DDP
-by algorithm; DDP itself refuses weights that are DTensors and pipeline stages whose weight gradients come without autograd hooks.
+et al. 2020, arXiv:1910.02054, section 5.1) scatters the sums, updates one shard per rank and gathers the weights. With replicas of shards
+it scatters among the ranks of a replica only, and sums each shard over the replicas. This is torch's DDP by algorithm; DDP itself refuses weights that are DTensors and pipeline stages whose weight gradients come without autograd hooks.
 
 Losses are scaled so that the sum over ranks is the mean gradient.
 """
@@ -31,6 +31,11 @@ class Bucket:
 
     weights: list[Weight]
     group: dist.ProcessGroup | None
+    """ranks over which the gradients are summed"""
+    shard_group: dist.ProcessGroup | None
+    """stage 1: those of them that divide the optimizer's state"""
+    replica_group: dist.ProcessGroup | None
+    """stage 1: those of them that hold the same shard, where there are replicas"""
     late: bool
     """holds tied weights, whose gradients are complete only when all stages are"""
     missing: int = 0
@@ -44,6 +49,10 @@ class Bucket:
     @property
     def world(self) -> int:
         return 1 if self.group is None else self.group.size()
+
+    @property
+    def shards(self) -> int:
+        return 1 if self.shard_group is None else self.shard_group.size()
 
 
 class Replicated:
@@ -75,11 +84,14 @@ class Replicated:
         if not self._sharded or bucket.group is None:
             copies = bucket.world
             return [
-                Shard(tensor=v, copies=w.copies * copies) for v, w in zip(bucket.values, bucket.weights, strict=True)
+                Shard(tensor=v, name=w.name, copies=w.copies * copies, in_layer=w.in_layer)
+                for v, w in zip(bucket.values, bucket.weights, strict=True)
             ]
-        flat = _flatten(bucket.values, bucket.world)
-        bucket.shard = flat.chunk(bucket.world)[bucket.group.rank()].clone()
-        return [Shard(tensor=bucket.shard, copies=bucket.weights[0].copies)]
+        assert bucket.shard_group is not None
+        flat = _flatten(bucket.values, bucket.shards)
+        bucket.shard = flat.chunk(bucket.shards)[bucket.shard_group.rank()].clone()
+        replicas = bucket.world // bucket.shards
+        return [Shard(tensor=bucket.shard, name="", copies=bucket.weights[0].copies * replicas)]
 
     def expect(self, backwards: int) -> None:
         """See `GradientSync`."""
@@ -105,20 +117,20 @@ class Replicated:
         self._launched += 1
         grads = [local_gradient(w.parameter) for w in bucket.weights]
         for grad, weight in zip(grads, bucket.weights, strict=True):
-            if weight.tied_group is not None:
-                dist.all_reduce(grad, group=weight.tied_group)
+            if weight.also_group is not None:
+                dist.all_reduce(grad, group=weight.also_group)
             weight.parameter.grad = None
         if bucket.group is None:
             for value, grad in zip(bucket.values, grads, strict=True):
                 value.grad = grad
             return
-        bucket.flat = _flatten(grads, bucket.world)
+        bucket.flat = _flatten(grads, bucket.shards)
         del grads
         square = torch.linalg.vector_norm(bucket.flat).square() / bucket.weights[0].copies
         self.local_square = square if self.local_square is None else self.local_square + square
         if self._sharded:
-            bucket.part = torch.empty_like(bucket.flat[: bucket.flat.numel() // bucket.world])
-            bucket.work = reduce_scatter_single(bucket.part, bucket.flat, group=bucket.group, async_op=True)
+            bucket.part = torch.empty_like(bucket.flat[: bucket.flat.numel() // bucket.shards])
+            bucket.work = reduce_scatter_single(bucket.part, bucket.flat, group=bucket.shard_group, async_op=True)
         else:
             bucket.work = dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
 
@@ -126,6 +138,10 @@ class Replicated:
         """See `GradientSync`."""
         while self._launched < len(self._buckets):
             self._launch(self._buckets[self._launched])
+        for bucket in self._buckets:
+            if bucket.work is not None and bucket.part is not None and bucket.replica_group is not None:
+                bucket.work.wait()
+                bucket.work = dist.all_reduce(bucket.part, group=bucket.replica_group, async_op=True)
         for bucket in self._buckets:
             if bucket.work is None or bucket.flat is None:
                 continue
@@ -142,9 +158,9 @@ class Replicated:
         for bucket in self._buckets:
             if bucket.shard is not None:
                 flat = torch.empty(
-                    bucket.shard.numel() * bucket.world, dtype=bucket.shard.dtype, device=bucket.shard.device
+                    bucket.shard.numel() * bucket.shards, dtype=bucket.shard.dtype, device=bucket.shard.device
                 )
-                all_gather_single(flat, bucket.shard, group=bucket.group)
+                all_gather_single(flat, bucket.shard, group=bucket.shard_group)
                 for value, new in zip(bucket.values, _views(flat, bucket.values), strict=True):
                     value.copy_(new)
                 bucket.shard.grad = None
@@ -157,12 +173,19 @@ def _fill_buckets(weights: list[Weight]) -> list[Bucket]:
     buckets: list[Bucket] = []
     open_buckets: dict[tuple[object, ...], tuple[Bucket, int]] = {}
     arriving = weights[::-1]
-    for weight in (*(w for w in arriving if w.tied_group is None), *(w for w in arriving if w.tied_group is not None)):
-        key = (weight.group, weight.copies, weight.tied_group)
+    for weight in (*(w for w in arriving if w.also_group is None), *(w for w in arriving if w.also_group is not None)):
+        key = (weight.group, weight.copies, weight.also_group)
         size = local(weight.parameter.detach()).nbytes
         bucket, held = open_buckets.get(key, (None, 0))
         if bucket is None or held + size > BUCKET_BYTES:
-            bucket, held = Bucket(weights=[], group=weight.group, late=weight.tied_group is not None), 0
+            bucket = Bucket(
+                weights=[],
+                group=weight.group,
+                shard_group=weight.shard_group or weight.group,
+                replica_group=weight.replica_group,
+                late=weight.also_group is not None,
+            )
+            held = 0
             buckets.append(bucket)
         bucket.weights.append(weight)
         open_buckets[key] = (bucket, held + size)

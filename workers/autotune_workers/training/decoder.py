@@ -16,17 +16,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autotune.spec import ModelSpec
+from autotune_workers.training.attention import fused_attention
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Causal attention of q (b, a, s, d), k and v (b, k, s, d) -> (b, a, s, d)."""
+TIED = "embed.weight"
+"""the weight that input embedding and output projection share, where they do"""
+Loss = Callable[[nn.Linear, Tensor, Tensor], Tensor]
+"""Output projection, its input (b, s, h) and targets (b, s) -> the loss of each token (b * s,)."""
 
 
 class Linear(nn.Linear):
     """A projection whose weights follow the dtype of what flows through."""
 
+    def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.adapters: nn.Module | None = None
+        """what is trained beside frozen weights: (..., in) -> (..., out), added to the result"""
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
-        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        y = F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+        return y if self.adapters is None else y + self.adapters(x)
 
 
 class RMSNorm(nn.Module):
@@ -95,7 +106,7 @@ class Attention(nn.Module):
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention by whichever kernel torch finds best here."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    return fused_attention(q, k, v)
 
 
 def rotary(positions: Tensor, head_dim: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
@@ -112,6 +123,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x.float() * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
 
 
+class Activation(nn.Module):
+    """GELU, or SiLU of a gate: what lies between the matrices of an MLP."""
+
+    def forward(self, up: Tensor, gate: Tensor | None) -> Tensor:
+        """(..., f) -> (..., f)."""
+        return F.gelu(up, approximate="tanh") if gate is None else F.silu(gate) * up
+
+
 class Mlp(nn.Module):
     """Two matrices with GELU (GPT-2 style), or three with a SiLU gate (Shazeer 2020, arXiv:2002.05202)."""
 
@@ -123,13 +142,13 @@ class Mlp(nn.Module):
             self.gate: Linear | None = Linear(spec.hidden_size, spec.ffn_hidden_size, bias=False)
         else:
             self.gate = None
+        self.activation = Activation()
         self.down = Linear(spec.ffn_hidden_size, spec.hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., h) -> (..., h)."""
-        up = self.up(x)
-        inner = F.gelu(up, approximate="tanh") if self.gate is None else F.silu(self.gate(x)) * up
-        return self.down(inner)
+        gate = None if self.gate is None else self.gate(x)
+        return self.down(self.activation(self.up(x), gate))
 
 
 class Block(nn.Module):
@@ -150,21 +169,24 @@ class Block(nn.Module):
 
 
 class DecoderStage(nn.Module):
-    """The layers [first, last) of the model, with the embedding in front and the output behind where they belong here."""
+    """The layers [first, last) of the model (there may be none), with the embedding in front and the output behind where they belong here."""
 
     def __init__(
         self,
         spec: ModelSpec,
         layers: range,
         *,
+        is_first: bool,
+        is_last: bool,
         dtype: torch.dtype,
         experts: Callable[[], nn.Module] | None = None,
     ) -> None:
+        """`is_first`: it holds the embedding; `is_last`: it holds the output projection."""
         super().__init__()
         self.spec = spec
         self.dtype = dtype
-        self.is_first = layers.start == 0
-        self.is_last = layers.stop == spec.num_layers
+        self.is_first, self.is_last = is_first, is_last
+        self.loss: Loss | None = None
         self.position_ids: Tensor | None = None
         self.cos: Tensor | None = None
         self.sin: Tensor | None = None
@@ -190,8 +212,11 @@ class DecoderStage(nn.Module):
         if self.spec.gated_mlp:
             self.cos, self.sin = rotary(attention_positions, self.spec.head_dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens (b, s) or hidden states (b, s, h) -> hidden states, or logits (b, s, V)."""
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Tokens (b, s) or hidden states (b, s, h) -> hidden states; of the last stage logits (b, s, V).
+
+        A last stage that has a `loss` of its own takes the targets (b, s) and gives the loss of each token, (b * s,), instead of logits.
+        """
         if self.embed is not None:
             x = self.embed(x).to(self.dtype)
             if self.positions is not None:
@@ -199,22 +224,30 @@ class DecoderStage(nn.Module):
         for block in self.layers.values():
             x = block(x, self.cos, self.sin)
         if self.norm is not None and self.output is not None:
-            x = self.output(self.norm(x))
+            x = self.norm(x)
+            return self.output(x) if self.loss is None or targets is None else self.loss(self.output, x, targets)
         return x
 
 
-def split_layers(num_layers: int, num_stages: int) -> list[range]:
-    """Layers of each stage: sizes differ by at most one, the longer stages come first (the last one also holds the output)."""
-    size, longer = divmod(num_layers, num_stages)
-    starts = [i * size + min(i, longer) for i in range(num_stages + 1)]
-    return [range(a, b) for a, b in itertools.pairwise(starts)]
+def split_layers(num_layers: int, num_stages: int, *, by_edges: bool = False) -> list[range]:
+    """Layers of each stage, in sizes that differ by at most one; the longer stages come first.
+
+    `by_edges`: embedding and loss count as one layer each, and what is left over goes to the stages that hold neither before the first one.
+    """
+    units, edge = (num_layers + 2, 1) if by_edges else (num_layers, 0)
+    size, longer = divmod(units, num_stages)
+    order = range(num_stages) if not by_edges or num_stages == 2 else (*range(1, num_stages - 1), 0, num_stages - 1)
+    sizes = [size] * num_stages
+    for stage in order[:longer]:
+        sizes[stage] += 1
+    sizes[0] -= edge
+    sizes[-1] -= edge
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return [range(a, b) for a, b in itertools.pairwise(ends)]
 
 
 def global_names(stage: DecoderStage) -> Iterator[tuple[str, nn.Parameter]]:
     """Each parameter with its name in the whole model; tied weights go by the embedding's name wherever they are."""
     for name, parameter in stage.named_parameters():
         tied = name == "output.weight" and stage.spec.tied_embeddings
-        yield (
-            ("embed.weight" if tied else name),
-            parameter,
-        )
+        yield TIED if tied else name, parameter

@@ -5,6 +5,7 @@ A fault happens on one rank, at one place of a trial:
     start           before the process group exists
     step k          right after step k - 1 was reported (k = 0: right before training begins), `delay_s` later when it has one:
                     then the rank is in the middle of a step, and with peers waiting for it in a collective
+    in_forward      in the first forward pass of step k, on the thread that trains
 
 Two faults do not end the rank: the gradients of the rank are multiplied by `factor` before ranks sum them, in one step (spike) or from it on (corrupt).
 """
@@ -45,6 +46,8 @@ class Fault:
     """in which step, from 0; None means start"""
     delay_s: float = 0.0
     """how long into the step"""
+    in_forward: bool = False
+    """in the step's first forward pass"""
     trial: int | None = None
     """only in the trial of this number; None means every one"""
     attempt: int | None = None
@@ -88,7 +91,9 @@ class Injector:
         for fault in self._faults:
             if fault.step != step or fault.kind == "silence":
                 continue
-            if fault.delay_s:
+            if fault.in_forward:
+                self._in_forward(fault)
+            elif fault.delay_s:
                 timer = threading.Timer(fault.delay_s, _do, args=(fault,))
                 timer.daemon = True
                 timer.start()
@@ -99,12 +104,27 @@ class Injector:
         """The trial is over, however it ended."""
         self._undo.close()
 
+    def _in_forward(self, fault: Fault) -> None:
+        """Does it as soon as the model is run."""
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        from autotune_workers.training.decoder import DecoderStage
+        from autotune_workers.training.own_stage import OwnStage
+
+        def do(module: object, _: object) -> None:
+            if isinstance(module, DecoderStage | OwnStage):
+                hook.remove()
+                _do(fault)
+
+        hook = register_module_forward_pre_hook(do)
+
     def _distort(self, step: int) -> None:
         """Multiplies what flows back into the model in this step, and with it all gradients of this rank."""
         from torch import Tensor, nn
         from torch.nn.modules.module import register_module_full_backward_pre_hook
 
         from autotune_workers.training.decoder import DecoderStage
+        from autotune_workers.training.own_stage import OwnStage
 
         self._undo.close()
         factor = 1.0
@@ -116,7 +136,7 @@ class Injector:
             return
 
         def distort(module: nn.Module, flowing: Any) -> Any:
-            if not (isinstance(module, DecoderStage) and module.is_last):
+            if not (isinstance(module, DecoderStage | OwnStage) and module.is_last):
                 return None
             return tuple(g * factor if isinstance(g, Tensor) else g for g in flowing)
 

@@ -1,7 +1,9 @@
 """Data parallelism with cut weights: ZeRO stages 2 and 3 by FSDP2 (`fully_shard`, Zhao et al. 2023, arXiv:2304.11277).
 
 Stage 3 frees the gathered weights of a layer after its forward pass and gathers them again for its backward pass; stage 2 keeps them
-until its backward pass is done, so that only gradients and optimizer state stay cut. Micro-batches before the last reduce nothing.
+until its backward pass is done, so that only gradients and optimizer state stay cut. Micro-batches before the last reduce nothing. On a mesh of
+two axes the weights are cut over the second alone, and the ranks of the first hold replicas of the shards (hybrid sharding, HSDP): gradients
+are reduce-scattered over the shards and all-reduced over the replicas.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from autotune_workers.training.collective_ops import reduce_scatter_single
 from autotune_workers.training.gradient_sync import Shard, Weight, local
 
 
-def shard_module(module: nn.Module, mesh: DeviceMesh, *, stage: int, dtype: torch.dtype) -> None:
-    """Cuts the module's weights over the mesh (those that no inner module has taken)."""
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+def shard_module(
+    module: nn.Module, mesh: DeviceMesh, *, stage: int, dtype: torch.dtype, cast_inputs: bool = False
+) -> None:
+    """Cuts the module's weights over the mesh (those that no inner module has taken). `cast_inputs`: what flows in is made to be of the dtype."""
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=cast_inputs)
     fully_shard(module, mesh=mesh, reshard_after_forward=stage == 3, mp_policy=policy)
     assert isinstance(module, FSDPModule)
     # losses are scaled so that the sum over ranks is the mean: experts, which fewer ranks share, need no factor of their own
@@ -64,14 +68,17 @@ class FullySharded:
         self._modules = [m for m in modules if isinstance(m, FSDPModule)]
         self._weights = list(weights)
         # gradients of cut and uncut weights travel together, and those of tied ones are added up afterwards
-        self._sees_all = all(w.copies == 1 and w.tied_group is None for w in self._weights)
+        self._sees_all = all(w.copies == 1 and w.also_group is None for w in self._weights)
         self._sent = WatchedReduceScatter()
         for module in self._modules if self._sees_all else ():
             module.set_custom_reduce_scatter(cast("Any", self._sent))
         self._stage = stage
         self._backwards = 0
         self._values = [local(w.parameter.detach()) for w in self._weights]
-        self.shards = [Shard(tensor=v, copies=w.copies) for v, w in zip(self._values, self._weights, strict=True)]
+        self.shards = [
+            Shard(tensor=v, name=w.name, copies=w.copies * (1 if w.replica_group is None else w.replica_group.size()))
+            for v, w in zip(self._values, self._weights, strict=True)
+        ]
 
     @property
     def local_square(self) -> Tensor | None:
@@ -96,8 +103,8 @@ class FullySharded:
         for weight, value in zip(self._weights, self._values, strict=True):
             grad = weight.parameter.grad
             value.grad = torch.zeros_like(value) if grad is None else local(grad)
-            if weight.tied_group is not None:
-                dist.all_reduce(value.grad, group=weight.tied_group)
+            if weight.also_group is not None:
+                dist.all_reduce(value.grad, group=weight.also_group)
 
     def publish(self) -> None:
         """See `GradientSync`."""

@@ -5,7 +5,7 @@ Losses are scaled so that the sum of a gradient over ranks is the mean gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autotune.spec import ParallelConfig
-from autotune_workers.training.decoder import DecoderStage, global_names
 from autotune_workers.training.mesh import Mesh
 
 
@@ -28,10 +27,17 @@ class Weight:
     parameter: nn.Parameter
     group: dist.ProcessGroup | None
     """ranks that hold the same values and see other data; None when there is only this one"""
-    tied_group: dist.ProcessGroup | None = None
-    """first and last pipeline rank, for a tied embedding that both hold"""
+    shard_group: dist.ProcessGroup | None = None
+    """those of `group` among which shards are divided; None for all of them"""
+    replica_group: dist.ProcessGroup | None = None
+    """those of `group` that hold the same shard; None when there are no replicas"""
+    also_group: dist.ProcessGroup | None = None
+    """ranks over which the gradient is summed first: first and last pipeline rank, for a tied embedding that both hold, or tp ranks that see
+    other parts of what flows"""
+    in_layer: bool = False
+    """whether it belongs to one of the repeated layers"""
     copies: int = 1
-    """ranks outside `group` that hold the same values: tp ranks of a weight that is not sharded, ranks of `tied_group`"""
+    """ranks outside `group` that hold the same values: tp ranks of a weight that is not sharded, ranks of `also_group`"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +45,12 @@ class Shard:
     """What the optimizer of this rank updates: a plain tensor whose gradient is set when a step's gradients are complete."""
 
     tensor: Tensor
+    name: str
+    """of the weight in the whole model; empty for a slice of several weights"""
     copies: int
     """ranks that hold and update these same values"""
+    in_layer: bool = False
+    """whether it is a weight of one of the repeated layers"""
 
 
 class GradientSync(Protocol):
@@ -78,19 +88,41 @@ def local_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def weights_of(
-    stage: DecoderStage, config: ParallelConfig, mesh: Mesh, *, tied_group: dist.ProcessGroup | None
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    config: ParallelConfig,
+    mesh: Mesh,
+    *,
+    tied: str,
+    tied_group: dist.ProcessGroup | None,
+    in_layer: Callable[[str], bool] = lambda name: name.startswith("layers."),
+    partial_over_tp: Container[str] = (),
 ) -> Iterator[Weight]:
-    """The weights of a stage, each with the ranks over which its gradient is summed."""
+    """The weights of a stage that are trained, each with the ranks over which its gradient is summed.
+
+    `parameters`: with their names in the whole model. `tied`: the one that the first and the last stage share. `partial_over_tp`: whole weights that see a
+    part of what flows, so that their gradients are summed over tp.
+    """
     ranks = config.dp * config.cp
-    dense = mesh.group("dp_cp") if ranks > 1 else None
-    experts = dense if config.ep == 1 else mesh.group("expert_data") if ranks > config.ep else None
-    for name, parameter in global_names(stage):
-        is_tied = name == "embed.weight" and tied_group is not None
+    dense = "dp_cp" if ranks > 1 else ""
+    experts = dense if config.ep == 1 else "expert_data" if ranks > config.ep else ""
+    for name, parameter in parameters:
+        if not parameter.requires_grad:
+            continue
+        axis = experts if ".experts." in name else dense
+        is_cut = axis in mesh.hybrid
+        is_tied = name == tied and tied_group is not None
+        if is_tied:
+            also_group = tied_group
+        else:
+            also_group = mesh.group("tp") if name in partial_over_tp else None
         yield Weight(
             name=name,
             parameter=parameter,
-            group=experts if ".experts." in name else dense,
-            tied_group=tied_group if is_tied else None,
+            group=mesh.group(axis) if axis else None,
+            shard_group=mesh.group(f"{axis}_shard") if is_cut else None,
+            replica_group=mesh.group(f"{axis}_replica") if is_cut else None,
+            also_group=also_group,
+            in_layer=in_layer(name),
             copies=(1 if _is_sharded(parameter, "tp") else config.tp) * (2 if is_tied else 1),
         )
 

@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 
 from autotune_workers.process.machine import give_back_memory, status_bytes
+from autotune_workers.training.gpu_allocator import GpuAllocator
+from autotune_workers.training.gpu_state import nvml_handle
 
 
 class PeakMemory:
@@ -25,22 +27,23 @@ class PeakMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._gpu = GpuAllocator(device) if device.type == "cuda" else None
         self._before: int | None = None
         self._files_before = 0
 
     def start(self) -> None:
         """Forgets all earlier peaks."""
         release(self._device)
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        if self._gpu is not None:
+            self._gpu.start()
         else:
             self._before = status_bytes("VmRSS") if _reset_high_water() else None
             self._files_before = status_bytes("RssFile") or 0
 
     def bytes(self) -> int | None:
         """Bytes at the peak; None where this system cannot tell."""
-        if self._device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self._device))
+        if self._gpu is not None:
+            return self._gpu.peak_bytes()
         peak = status_bytes("VmHWM")
         if self._before is None or peak is None:
             return None
@@ -49,7 +52,11 @@ class PeakMemory:
 
     def reserved_bytes(self) -> int | None:
         """Bytes that the GPU allocator held at its peak; None on a CPU."""
-        return int(torch.cuda.max_memory_reserved(self._device)) if self._device.type == "cuda" else None
+        return None if self._gpu is None else self._gpu.reserved_bytes()
+
+    def retries(self) -> int:
+        """Allocations of the GPU allocator that had to be tried again."""
+        return 0 if self._gpu is None else self._gpu.retries()
 
 
 def synchronize(device: torch.device) -> None:
@@ -110,21 +117,16 @@ def device_readings(device: torch.device) -> dict[str, float]:
 
 
 def _energy_counter(device: torch.device) -> Callable[[], float | None] | None:
-    if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
+    nvml, handle = nvml_handle(device)
+    if nvml is None:
         return None
-    import pynvml
 
     def joules() -> float | None:
         try:
-            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-        except pynvml.NVMLError:
+            return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+        except nvml.NVMLError:
             return None
 
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    except pynvml.NVMLError:
-        return None
     return joules
 
 

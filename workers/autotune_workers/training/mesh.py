@@ -4,20 +4,24 @@ tp is innermost because it talks most and neighbours are nearest; pp is outermos
 gradients of dense weights are summed: context-parallel ranks see other positions of the same sequences. With experts it is also cut as
 (expert_data, ep): ranks of one `ep` group hold different experts, ranks of one `expert_data` group the same ones.
 
+With replicas of shards, dp_cp is cut again as (dp_cp_replica, dp_cp_shard), and expert_data likewise: ranks of one shard group hold different
+shards and are neighbours, ranks of one replica group hold the same shard.
+
 All groups are made for one trial and destroyed after it, so that a warm rank stays as clean as a fresh one.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from autotune.errors import ConfigError
 from autotune.spec import ParallelConfig
+from autotune_workers.training.progress import Progress
 from autotune_workers.training.torch_internals import flatten_axes, forget_shardings, process_groups, split_axis
 
 
@@ -31,6 +35,8 @@ class RankContext:
     """ranks of the gang"""
     device: torch.device
     """where this rank computes"""
+    progress: Progress = field(default_factory=Progress)
+    """how far it has come"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +55,37 @@ class Mesh:
     """all ranks, by (pp, dp, cp, tp)"""
     axes: Mapping[str, DeviceMesh]
     """the one-dimensional mesh of each axis through this rank"""
+    hybrid: Mapping[str, DeviceMesh]
+    """the axes that are cut into replicas of shards, as two-dimensional meshes"""
 
     def group(self, name: str) -> dist.ProcessGroup:
         """The process group of that axis through this rank."""
         return self.axes[name].get_group()
+
+    def counted_groups(self) -> list[dist.ProcessGroup]:
+        """The process groups of this rank in which every rank begins the same collectives in the same order: not the pipeline's."""
+        world = dist.group.WORLD
+        groups = [world, *(self.group(name) for name in self.axes if name != "pp")]
+        found = {group.group_name: group for group in groups if group is not None and group.size() > 1}
+        found.pop(self.group("pp").group_name, None)
+        return list(found.values())
+
+    def shards_of(self, name: str) -> DeviceMesh:
+        """The mesh over which FSDP shards what the ranks of the axis hold alike: the axis, or (replicas, shards) where it is cut so."""
+        return self.hybrid.get(name, self.axes[name])
+
+
+def check_replicas(config: ParallelConfig) -> None:
+    """Raises `ConfigError` when shards cannot be copied so often."""
+    shards = config.dp * config.cp // config.ep
+    if config.dp_replicas > 1 and (
+        config.zero_stage == 0 or shards % config.dp_replicas or config.dp % config.dp_replicas
+    ):
+        raise ConfigError(
+            f"dp_replicas must divide dp and dp * cp / ep, and zero_stage must be at least 1, but dp_replicas={config.dp_replicas}, "
+            f"dp={config.dp}, cp={config.cp}, ep={config.ep} and zero_stage={config.zero_stage}",
+            field="dp_replicas",
+        )
 
 
 def tied_embedding_group(config: ParallelConfig, mesh: Mesh, context: RankContext) -> dist.ProcessGroup | None:
@@ -76,8 +109,14 @@ def build_mesh(config: ParallelConfig, context: RankContext) -> Mesh:
     if ep > 1:
         experts = split_axis(axes["dp_cp"], "dp_cp", (config.dp * config.cp // ep, ep), ("expert_data", "ep"))
         axes.update({name: experts[name] for name in ("expert_data", "ep")})
+    hybrid: dict[str, DeviceMesh] = {}
+    if config.dp_replicas > 1:
+        for name in (name for name in ("dp_cp", "expert_data") if name in axes):  # in one order on all ranks
+            cut = (config.dp_replicas, axes[name].size() // config.dp_replicas)
+            hybrid[name] = split_axis(axes[name], name, cut, (f"{name}_replica", f"{name}_shard"))
+            axes.update({inner: hybrid[name][inner] for inner in hybrid[name].mesh_dim_names or ()})
     pp, dp, cp, tp = (root.get_local_rank(name) for name in names)
-    return Mesh(pp=pp, dp=dp, cp=cp, tp=tp, root=root, axes=axes)
+    return Mesh(pp=pp, dp=dp, cp=cp, tp=tp, root=root, axes=axes, hybrid=hybrid)
 
 
 def living_groups() -> set[dist.ProcessGroup]:
@@ -85,14 +124,10 @@ def living_groups() -> set[dist.ProcessGroup]:
     return set(process_groups())
 
 
-def destroy_groups(keep: set[dist.ProcessGroup], *, forgiving: bool = False) -> None:
-    """Destroys the groups that were made since `keep` was taken, in the order in which they were made (the same on every rank).
-
-    `forgiving`: after a failure, a group that cannot be destroyed must not hide the cause of the failure.
-    """
+def destroy_groups(keep: set[dist.ProcessGroup]) -> None:
+    """Destroys the groups that were made since `keep` was taken, in the order in which they were made (the same on every rank)."""
     for group in [g for g in process_groups() if g not in keep]:
-        with contextlib.suppress(RuntimeError, ValueError) if forgiving else contextlib.nullcontext():
-            dist.destroy_process_group(group)
+        dist.destroy_process_group(group)
     forget_shardings()
 
 

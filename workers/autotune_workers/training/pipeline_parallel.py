@@ -10,11 +10,12 @@ The schedules are torch's. Stage i sits on rank i mod pp. The shapes of the tens
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -25,9 +26,9 @@ from torch.distributed.pipelining import (
 
 from autotune.errors import ConfigError
 from autotune.spec import ModelSpec, ParallelConfig
-from autotune_workers.training.decoder import DecoderStage, split_layers
+from autotune_workers.training.decoder import split_layers
+from autotune_workers.training.task import Loss, Task
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 LOOPED = {"interleaved_1f1b": ScheduleInterleaved1F1B, "interleaved_zero_bubble": ScheduleInterleavedZeroBubble}
 
 
@@ -40,12 +41,17 @@ def check_pipeline(model: ModelSpec, config: ParallelConfig) -> None:
             f"but pp={config.pp} and pp_schedule={config.pp_schedule}",
             field="virtual_stages",
         )
-    if stages > model.num_layers:
-        raise ConfigError(
-            f"pp * virtual_stages must not exceed num_layers, but {stages} > {model.num_layers}", field="pp"
-        )
-    if config.pp == 1:
-        return
+    counted, most = model.num_layers, "num_layers"
+    if config.pp_split == "edges":
+        counted, most = counted + 2, "num_layers + 2, with embedding and loss"
+    if stages > counted:
+        raise ConfigError(f"pp * virtual_stages must not exceed {most}, but {stages} > {counted}", field="pp")
+    if config.pp > 1:
+        check_schedule(config)
+
+
+def check_schedule(config: ParallelConfig) -> None:
+    """Raises `ConfigError` for a schedule that cannot run this config, whatever the model."""
     micro_batches = config.accumulation_steps
     if config.pp_schedule != "gpipe" and micro_batches < config.pp:
         raise ConfigError(
@@ -82,7 +88,8 @@ def check_pipeline(model: ModelSpec, config: ParallelConfig) -> None:
 
 def layers_of_rank(model: ModelSpec, config: ParallelConfig, pp_rank: int) -> dict[int, range]:
     """The layers of this rank's stages, by stage number."""
-    layers = split_layers(model.num_layers, config.pp * config.virtual_stages)
+    stages = config.pp * config.virtual_stages
+    layers = split_layers(model.num_layers, stages, by_edges=config.pp_split == "edges")
     return {i: layers[i] for i in range(pp_rank, len(layers), config.pp)}
 
 
@@ -91,48 +98,34 @@ class Pipeline:
 
     def __init__(
         self,
-        stages: dict[int, DecoderStage],
+        stages: Mapping[int, nn.Module],
         config: ParallelConfig,
         *,
         group: dist.ProcessGroup,
         device: torch.device,
-        stream_shape: tuple[int, int, int],
-        logits_shape: tuple[int, int, int],
+        task: Task,
         loss: Loss,
     ) -> None:
-        """`stream_shape` (b, s, h): what travels between stages, as one rank holds it; `logits_shape`: what the last stage puts out."""
         count = config.pp * config.virtual_stages
-        dtype = next(iter(stages.values())).dtype
-        travelling = torch.empty(stream_shape, dtype=dtype, device="meta", requires_grad=True)
-        tokens = torch.empty((stream_shape[0], logits_shape[1]), dtype=torch.int64, device="meta")
-        logits = torch.empty(logits_shape, dtype=dtype, device="meta", requires_grad=True)
+        tensors = task.between(stages)
         pipe = [
-            PipelineStage(
-                stage,
-                index,
-                count,
-                device,
-                input_args=(tokens,) if stage.is_first else (travelling,),
-                output_args=(logits,) if stage.is_last else (travelling,),
-                group=group,
-            )
-            for index, stage in stages.items()
+            PipelineStage(stage, index, count, device, input_args=taken, output_args=given, group=group)
+            for (index, stage), (taken, given) in zip(stages.items(), tensors.values(), strict=True)
         ]
-        self.is_last = any(stage.is_last for stage in stages.values())
-        self._is_first = any(stage.is_first for stage in stages.values())
+        self.is_last = count - 1 in stages
+        self._is_first = 0 in stages
+        self._task = task
         options = {"n_microbatches": config.accumulation_steps, "loss_fn": loss, "scale_grads": False}
         if config.pp_schedule in LOOPED:
             self._schedule = LOOPED[config.pp_schedule](pipe, **options)
         else:
             self._schedule = (ScheduleGPipe if config.pp_schedule == "gpipe" else Schedule1F1B)(pipe[0], **options)
 
-    def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
+    def step(self, inputs: Any, targets: Any) -> list[Tensor]:
         """Forward and backward of all micro-batches; the losses of each, on the rank of the last stage (empty elsewhere)."""
         losses: list[Tensor] = []
+        args, kwargs, target = self._task.fed(inputs, targets, is_first=self._is_first, is_last=self.is_last)
         self._schedule.step(
-            *((tokens,) if self._is_first else ()),
-            target=targets if self.is_last else None,
-            losses=losses if self.is_last else None,
-            return_outputs=False,
+            *args, target=target, losses=losses if self.is_last else None, return_outputs=False, **kwargs
         )
         return losses

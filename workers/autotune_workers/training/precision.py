@@ -26,6 +26,8 @@ DTYPES = {
     "fp8": torch.bfloat16,
 }
 """Dtype of the activations; fp8 multiplies in 8 bits and keeps bf16 between."""
+FP8_MULTIPLE = 16
+"""that the sizes of an fp8 matrix product are multiples of"""
 LOSS_SCALE = 2.0**16
 """first loss scale of fp16, as in torch.amp"""
 
@@ -80,7 +82,19 @@ def to_float8(module: nn.Module) -> None:
     """Replaces the projections of the layers by torchao's fp8 ones (tensor-wise dynamic scaling)."""
     from torchao.float8 import convert_to_float8_training
 
-    convert_to_float8_training(module, module_filter_fn=lambda m, name: isinstance(m, nn.Linear) and "layers." in name)
+    convert_to_float8_training(module, module_filter_fn=takes_float8)
+
+
+def takes_float8(module: nn.Module, name: str) -> bool:
+    """Whether the module of that name is multiplied in fp8: a projection of a layer whose sizes torch._scaled_mm takes, multiples of 16.
+
+    Left alone are routers, whose few logits decide where tokens go (DeepSeek-V3, arXiv:2412.19437, section 3.3.1, keeps them too), and experts: how many
+    tokens an expert gets is seldom a multiple of 16.
+    """
+    if not isinstance(module, nn.Linear) or "layers." not in name:
+        return False
+    is_routed = any(part in ("router", "experts") for part in name.split("."))
+    return not is_routed and module.in_features % FP8_MULTIPLE == 0 and module.out_features % FP8_MULTIPLE == 0
 
 
 def first_loss_scale(request: TrialRequest) -> float:

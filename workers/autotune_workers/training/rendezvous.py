@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,9 @@ import torch
 import torch.distributed as dist
 
 from autotune_workers.training.torch_internals import abort_process_group
+
+GLOO = "gloo"
+_TEARING_DOWN = threading.Lock()
 
 
 def open_store(host: str, world_size: int, timeout_s: float) -> tuple[dist.TCPStore, int]:
@@ -46,32 +50,41 @@ def join_store(host: str, port: int, world_size: int, timeout_s: float) -> dist.
 
 @contextlib.contextmanager
 def process_group(
-    store: dist.Store, *, rank: int, world_size: int, device: torch.device, timeout_s: float
+    store: dist.Store, *, rank: int, world_size: int, device: torch.device, timeout_s: float, backend: str = ""
 ) -> Iterator[None]:
-    """The default process group of exactly these ranks, for the length of the block; torn down however the block ends."""
+    """The default process group of exactly these ranks, for the length of the block. It is destroyed when the block ends well, and aborted when
+    it raises: destroying may wait for a peer for ever. `backend`: of torch.distributed; empty for the one of the device."""
     on_gpu = device.type == "cuda"
     extra: dict[str, Any] = {"device_id": device} if on_gpu else {}
     dist.init_process_group(
-        backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        backend=backend or ("cpu:gloo,cuda:nccl" if on_gpu else GLOO),
         store=store,
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=timeout_s),
         **extra,
     )
+    is_healthy = False
     try:
         yield
-    except BaseException:
-        if on_gpu:
-            abort()  # NCCL waits for its peers unless it is told not to; gloo's closed connections wake them
-        raise
+        is_healthy = True
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        tear_down(is_healthy=is_healthy)
+
+
+def tear_down(*, is_healthy: bool) -> None:
+    """Ends all process groups of this rank. `is_healthy`: whether no rank of them has failed, as far as this one knows; else they are aborted."""
+    if not is_healthy:
+        abort()
+    with _TEARING_DOWN:  # an abort by another thread comes to its end first
+        is_left = dist.is_initialized()
+    if is_left:
+        dist.destroy_process_group()
 
 
 def abort() -> None:
-    """Breaks off what the process group is doing, from whatever thread; its collectives raise. No group, no effect."""
-    with contextlib.suppress(Exception):  # a backend that cannot abort is ended by its peers' closed connections
-        if dist.is_initialized():
+    """Breaks off what the process groups of this rank are doing, from whatever thread; its collectives raise, and no group is left. No group, no
+    effect. Gloo has nothing to break off: it never waits for a peer that is gone, and destroying its groups wakes the peers."""
+    with _TEARING_DOWN, contextlib.suppress(Exception):
+        if dist.is_initialized() and dist.get_backend() != GLOO:
             abort_process_group()

@@ -22,6 +22,8 @@ from autotune.reward import NoiseScale, noise_scale, spikes
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.stopping import trial_decision
 from autotune_workers.gang.failure_kind import divergence
+from autotune_workers.training.gpu_allocator import allocator_settings
+from autotune_workers.training.gpu_state import GpuState, worst_of
 from autotune_workers.training.measure import MeanPower, PeakMemory, device_readings, release, synchronize
 from autotune_workers.training.mesh import RankContext, destroy_groups, line_up, living_groups
 from autotune_workers.training.profile import profile_step
@@ -43,6 +45,8 @@ class StepReport:
     grad_norm: float
     finite: bool
     skipped: bool
+    peak_memory_bytes: float | None = None
+    """of the fullest rank since the trial began; None where it cannot be read"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,20 +76,19 @@ def run_trial(request: TrialRequest, context: RankContext, report: Report) -> Tr
     """Runs the attempt; collective over the ranks of the default process group, which must be exactly the gang.
 
     Raises `TrialFailed` when the config is refused (INVALID) or training diverges (DIVERGED); whatever else goes wrong comes as the exception
-    that it is. Afterwards the rank is as it was before.
+    that it is. After a trial that went well the rank is as it was before. After any other the caller has to tear down the process groups: with
+    a peer that failed this may take for ever, so the failure is told first.
     """
-    groups, failed = living_groups(), True
+    groups = living_groups()
     try:
         result = _Attempt(request, context, report).run()
-        failed = False
-        return result
     except ConfigError as error:
         raise TrialFailed(Failure(kind=FailureKind.INVALID, message=str(error), rank=context.rank)) from None
     except Exception as error:
         raise _root_cause(error) from None
-    finally:
-        destroy_groups(groups, forgiving=failed)
-        release(context.device)
+    destroy_groups(groups)
+    release(context.device)
+    return result
 
 
 def _root_cause(error: BaseException) -> BaseException:
@@ -104,6 +107,7 @@ class _Attempt:
         self._began_s = time.perf_counter()
         self._memory = PeakMemory(context.device)
         self._power = MeanPower.of(context.device)
+        self._gpu = GpuState.of(context.device)
 
     def run(self) -> TrialResult:
         self._memory.start()
@@ -114,6 +118,7 @@ class _Attempt:
         while True:
             if len(self._steps) <= self._request.measure.warmup_steps:
                 self._power.start()
+                self._gpu.start()
             step = self._step(training, len(self._steps))
             self._steps.append(step)
             asked_to_stop = not self._report(step)
@@ -136,15 +141,19 @@ class _Attempt:
         outcome = training.step(tokens, targets)
         synchronize(device)
         self._outcomes.append(outcome)
-        time_s = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64, device=device)
-        dist.all_reduce(time_s, dist.ReduceOp.MAX)
+        own_s, own_peak = time.perf_counter() - start_s, self._memory.bytes()
+        told = [own_s, -1.0 if own_peak is None else own_peak]
+        slowest = torch.tensor(told, dtype=torch.float64, device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        time_s, peak = slowest.tolist()
         return StepReport(
             step=number,
-            time_s=time_s.item(),
+            time_s=time_s,
             loss=outcome.loss,
             grad_norm=outcome.grad_norm,
             finite=outcome.finite,
             skipped=outcome.skipped,
+            peak_memory_bytes=peak if peak >= 0 else None,
         )
 
     def _refuse_divergence(self, step: StepReport) -> None:
@@ -152,7 +161,9 @@ class _Attempt:
         problem = ""
         if not step.finite and not step.skipped:
             problem = f"loss {step.loss:g} and gradient norm {step.grad_norm:g} must be finite"
-        problem = problem or divergence([s.loss for s in self._steps], self._request.workload.model.vocab_size)
+        code = self._request.workload.model.code
+        if code is None or code.reads_tokens:  # a loss of the user's own may have any scale
+            problem = problem or divergence([s.loss for s in self._steps], self._request.workload.model.vocab_size)
         if problem:
             failure = Failure(
                 kind=FailureKind.DIVERGED,
@@ -179,6 +190,7 @@ class _Attempt:
         device = self._context.device
         peak, reserved, watts = self._memory.bytes(), self._memory.reserved_bytes(), self._power.watts()
         told = [-1 if peak is None else peak, reserved or 0, -1 if watts is None else round(1e3 * watts)]
+        told += [self._memory.retries(), *self._gpu.as_integers()]
         mine = torch.tensor(told, dtype=torch.int64, device=device)
         everyone = [torch.empty_like(mine) for _ in range(self._context.world_size)]
         dist.all_gather(everyone, mine)
@@ -187,6 +199,8 @@ class _Attempt:
         readings = device_readings(device)
         if reserved is not None:
             readings["reserved_memory_bytes"] = float(max(int(x[1]) for x in everyone))
+            readings["alloc_retries"] = float(max(int(x[3]) for x in everyone))
+        readings |= worst_of([x[4:].tolist() for x in everyone])
         milliwatts = [int(x[2]) for x in everyone]
         if min(milliwatts) >= 0:
             readings["power_watts"] = sum(milliwatts) / len(milliwatts) / 1e3
@@ -194,6 +208,7 @@ class _Attempt:
             "peak_memory_bytes": float(max(peaks)) if known else None,
             "rank_peak_memory_bytes": tuple(float(p) for p in peaks) if known else (),
             "utilization": readings,
+            "allocator": allocator_settings() if reserved is not None else "",
         }
 
     def _profiled(self, training: Training, measured: Measurement) -> Measurement:
@@ -219,16 +234,20 @@ class _Attempt:
         workload, config = self._request.workload, self._request.config
         warmup = self._request.measure.warmup_steps
         counted = self._steps[warmup:]
+        peaks = [s.peak_memory_bytes for s in counted if s.peak_memory_bytes is not None]
         measured = Measurement(
             step_times_s=tuple(s.time_s for s in counted),
             tokens_per_step=config.global_batch_size * workload.seq_len,
             num_ranks=config.world_size,
             losses=tuple(s.loss for s in counted),
             grad_norms=tuple(s.grad_norm for s in counted),
+            step_peak_memory_bytes=tuple(peaks) if len(peaks) == len(counted) else (),
             nonfinite_steps=sum(not s.finite and not s.skipped for s in counted),
             skipped_steps=sum(s.skipped for s in counted),
             setup_s=self._setup_s,
-            flops_per_token=model_flops_per_token(workload.model, workload.seq_len),
+            flops_per_token=None
+            if workload.model.code is not None and workload.model.code.guessed
+            else model_flops_per_token(workload.model, workload.seq_len),
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
             memory_capacity_bytes=workload.cluster.gpu.memory_bytes,
         )

@@ -10,26 +10,27 @@ import math
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import record_function
 
 from autotune.ports import TrialRequest
 from autotune.spec import ParallelConfig
-from autotune_workers.training.context_parallel import positions_of
-from autotune_workers.training.data import TokenStream, rows_of
+from autotune_workers.training.data import SequenceSource, rows_of
+from autotune_workers.training.decoder_task import DecoderTask
 from autotune_workers.training.fully_sharded import FullySharded
-from autotune_workers.training.gradient_sync import local_gradient
-from autotune_workers.training.mesh import RankContext, build_mesh
+from autotune_workers.training.gradient_sync import Weight, local_gradient
+from autotune_workers.training.mesh import Mesh, RankContext, build_mesh
 from autotune_workers.training.optimizer import build_optimizer, clip
-from autotune_workers.training.parallelize import parallelize
+from autotune_workers.training.own_stage import OwnStage
+from autotune_workers.training.own_task import OwnTask
 from autotune_workers.training.pipeline_parallel import Pipeline
 from autotune_workers.training.precision import LossScaler, first_loss_scale, matrix_products
 from autotune_workers.training.profile import OPTIMIZER
-from autotune_workers.training.tensor_parallel import VocabularyParallelLoss, vocabulary_slice
+from autotune_workers.training.task import Task
 from autotune_workers.training.torch_internals import compile_or_fail, norms_of
 from autotune_workers.training.validation import validate
 
@@ -53,39 +54,67 @@ class Outcome:
 class Training:
     """The model, data and optimizer of one rank."""
 
-    def __init__(self, request: TrialRequest, context: RankContext) -> None:
-        """Builds everything; collective. Raises `ConfigError` when the config cannot be trained here, before anything is built."""
+    def __init__(
+        self,
+        request: TrialRequest,
+        context: RankContext,
+        *,
+        mesh: Mesh | None = None,
+        stream: SequenceSource | None = None,
+    ) -> None:
+        """Builds everything; collective. Raises `ConfigError` when the config cannot be trained here, before anything is built.
+
+        `mesh`: that of the config, where it has been made; `stream`: the tokens, where they are not those of the request's data. Dry runs give both.
+        """
         validate(request, context)
-        config, workload = request.config, request.workload
-        self._config, self._seq_len, self._device = config, workload.seq_len, context.device
-        self._stream = TokenStream(
-            request.data, seq_len=workload.seq_len, vocab_size=workload.model.vocab_size, seed=request.seed
-        )
-        self._mesh = build_mesh(config, context)
-        self._model = parallelize(request, self._mesh, context)
+        config = request.config
+        self._config, self._device = config, context.device
+        self.activation_budget = config.activation_budget / 100
+        self._mesh = mesh or build_mesh(config, context)
+        self._task = make_task(request, self._mesh, context, stream)
+        self._model = self._task.parallelize()
+        context.progress.watch(self._mesh.counted_groups())
+        for stage in self._model.stages.values():
+            stage.register_forward_pre_hook(context.progress.begin_micro_batch)
         self._sync = self._model.sync
         self._scaler = LossScaler(config.precision, start=first_loss_scale(request))
-        self._optimizer = build_optimizer(request, [shard.tensor for shard in self._sync.shards])
-        self._vocabulary = vocabulary_slice(workload.model.vocab_size, self._mesh.axes["tp"])
-        self._pipeline = self._build_pipeline(workload.model.hidden_size) if config.pp > 1 else None
+        self._optimizer = build_optimizer(request, self._sync.shards)
+        self._pipeline = self._build_pipeline() if config.pp > 1 else None
         self._first_square = torch.zeros((), dtype=torch.float64, device=context.device)
 
-    def _build_pipeline(self, hidden_size: int) -> Pipeline:
-        config = self._config
-        seq_len = self._seq_len // config.cp
-        stream_len = seq_len // config.tp if config.sequence_parallel else seq_len
+    def _build_pipeline(self) -> Pipeline:
         return Pipeline(
             self._model.stages,
-            config,
+            self._config,
             group=self._mesh.group("pp"),
             device=self._device,
-            stream_shape=(config.micro_batch_size, stream_len, hidden_size),
-            logits_shape=(config.micro_batch_size, seq_len, self._vocabulary[1]),
+            task=self._task,
             loss=self._loss,
         )
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and targets (micro_batch_size * accumulation_steps, s) of this rank in a step."""
+    @property
+    def stages(self) -> tuple[nn.Module, ...]:
+        """The modules of this rank, one for each of its pipeline stages. Their inner modules are called as in the whole model."""
+        return tuple(s.module if isinstance(s, OwnStage) else s for s in self._model.stages.values())
+
+    @property
+    def layers(self) -> tuple[tuple[nn.Module, ...], ...]:
+        """The repeated layers of each of the stages; none of a module without repeated blocks."""
+        stages = cast("Any", self._model.stages.values())
+        return tuple(tuple(layer for name, layer in stage.layers.items() if name) for stage in stages)
+
+    @property
+    def weights(self) -> list[Weight]:
+        """The trained weights of this rank."""
+        return self._model.weights
+
+    @property
+    def updated(self) -> list[Tensor]:
+        """The tensors that the optimizer updates."""
+        return [shard.tensor for shard in self._sync.shards]
+
+    def batch(self, step: int) -> tuple[Any, Any]:
+        """Inputs and targets of this rank in a step, of micro_batch_size * accumulation_steps sequences."""
         config = self._config
         rows = rows_of(
             step,
@@ -94,16 +123,14 @@ class Training:
             micro_batch_size=config.micro_batch_size,
             accumulation_steps=config.accumulation_steps,
         )
-        windows = self._stream.sequences(rows).to(self._device)
-        positions = positions_of(self._seq_len, config.cp, self._mesh.cp).to(self._device)
-        return windows[:, :-1][:, positions], windows[:, 1:][:, positions]
+        return self._task.batch(rows)
 
-    def step(self, tokens: Tensor, targets: Tensor) -> Outcome:
+    def step(self, inputs: Any, targets: Any) -> Outcome:
         """One optimizer step; collective."""
         self._sync.expect(self._config.accumulation_steps)
-        losses = self._forward_and_backward(tokens, targets)
+        losses = self._forward_and_backward(inputs, targets)
         self._sync.finish()
-        loss = torch.stack([x.detach() for x in losses]).sum() if losses else torch.zeros((), device=tokens.device)
+        loss = torch.stack([x.detach() for x in losses]).sum() if losses else torch.zeros((), device=self._device)
         loss_scale = self._scaler.scale
         outcome = self._agree(loss)
         if not outcome.skipped and outcome.finite:
@@ -113,37 +140,33 @@ class Training:
         self._sync.publish()
         return outcome
 
-    def _forward_and_backward(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
+    def _forward_and_backward(self, inputs: Any, targets: Any) -> list[Tensor]:
         """Of all micro-batches. Their shares of the loss, on the ranks that compute it; empty elsewhere."""
-        compiled = compile_or_fail() if self._config.compile else nullcontext()
+        compiled = compile_or_fail(self.activation_budget) if self._config.compile else nullcontext()
         with matrix_products(self._config.precision), compiled, warnings.catch_warnings():
             # logits are a view of a DTensor's local part; nothing here writes into them
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-            return self._pipeline.step(tokens, targets) if self._pipeline else self._accumulate(tokens, targets)
+            return self._pipeline.step(inputs, targets) if self._pipeline else self._accumulate(inputs, targets)
 
-    def _accumulate(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
+    def _accumulate(self, inputs: Any, targets: Any) -> list[Tensor]:
         (stage,) = self._model.stages.values()
         size = self._config.micro_batch_size
         losses = []
-        for i, (x, y) in enumerate(zip(tokens.split(size), targets.split(size), strict=True)):
+        micro_batches = zip(self._task.split(inputs, size), self._task.split(targets, size), strict=True)
+        for i, (x, y) in enumerate(micro_batches):
             if isinstance(self._sync, FullySharded):
                 self._sync.micro_batch(i)
-            loss = self._loss(stage(x), y)
+            loss = self._loss(stage(x, y), y)
             loss.backward()
             losses.append(loss.detach())
             if i == 0 and self._measures_first_gradient:
                 self._first_square = self._local_square()
         return losses
 
-    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _loss(self, output: Any, targets: Any) -> Tensor:
         """This micro-batch's share of the global mean loss, scaled for fp16."""
-        flat, wanted = logits.flatten(0, 1).float(), targets.flatten()
-        if self._config.tp > 1:
-            losses = VocabularyParallelLoss.apply(flat, wanted, self._vocabulary[0], self._mesh.group("tp")).mean()
-        else:
-            losses = F.cross_entropy(flat, wanted)
-        parts = self._config.accumulation_steps * self._config.dp * self._config.cp
-        return losses * (self._scaler.scale / parts)
+        config = self._config
+        return self._task.loss(output, targets) * (self._scaler.scale / (config.accumulation_steps * config.dp))
 
     def _agree(self, loss: Tensor) -> Outcome:
         """Sums over all ranks what each knows of loss and gradient, so that all come to one verdict."""
@@ -199,3 +222,9 @@ class Training:
 def part_size(config: ParallelConfig) -> int:
     """Sequences whose gradient `Outcome.part_square` describes: one data-parallel rank's, or on one rank the first micro-batch's."""
     return config.global_batch_size // config.dp if config.dp > 1 else config.micro_batch_size
+
+
+def make_task(request: TrialRequest, mesh: Mesh, context: RankContext, stream: SequenceSource | None) -> Task:
+    """What is trained: a model that code builds, or the decoder that ships."""
+    kind = DecoderTask if request.workload.model.code is None else OwnTask
+    return kind(request, mesh, context, stream)

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -28,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 from autotune.errors import ConfigError
 from autotune.spec import ModelSpec, ParallelConfig
 from autotune_workers.training.decoder import Block, DecoderStage, Mlp
+from autotune_workers.training.loss import VocabularySlice
 from autotune_workers.training.torch_internals import local_shape_and_offset
 
 
@@ -116,38 +115,14 @@ def local_part(whole: Tensor, parameter: Tensor) -> Tensor:
     return whole[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))]
 
 
-def vocabulary_slice(vocab_size: int, mesh: DeviceMesh) -> tuple[int, int]:
-    """First token id and number of ids of this rank's logits."""
+def vocabulary_slice(vocab_size: int, mesh: DeviceMesh) -> VocabularySlice:
+    """The token ids of this rank's logits."""
     (size,), (start,) = local_shape_and_offset((vocab_size,), mesh, [Shard(0)])
-    return start, size
+    return VocabularySlice(start=start, size=size, group=mesh.get_group() if mesh.size() > 1 else None)
 
 
-class VocabularyParallelLoss(torch.autograd.Function):
-    """Cross entropy of logits that are cut over the vocabulary, without gathering them (Shoeybi et al. 2019, section 3)."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, start: int, group: dist.ProcessGroup) -> Tensor:
-        """fp32 logits (n, V / tp) and targets (n,) -> losses (n,), nats."""
-        size = logits.shape[-1]
-        top = logits.amax(dim=-1) if size else logits.new_full(logits.shape[:1], -torch.inf)
-        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
-        exponentials = (logits - top[:, None]).exp_()
-        inside = (target >= start) & (target < start + size)
-        index = torch.where(inside, target - start, 0)
-        if size:
-            picked = torch.where(inside, logits.gather(-1, index[:, None]).squeeze(-1) - top, 0.0)
-        else:
-            picked = torch.zeros_like(top)
-        sums = torch.stack((exponentials.sum(dim=-1), picked))
-        dist.all_reduce(sums, group=group)
-        ctx.save_for_backward(exponentials.div_(sums[0][:, None]), index, inside)
-        return sums[0].log() - sums[1]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        """Softmax less one-hot."""
-        softmax, index, inside = ctx.saved_tensors
-        grad = softmax * grads[0][:, None]
-        if grad.shape[-1]:
-            grad.scatter_add_(-1, index[:, None], -(grads[0] * inside)[:, None])
-        return grad, None, None, None
+def whole_stream(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The residual stream of all positions as a plain tensor (b, s, h), whose gradient is this rank's part of a sum over tp."""
+    if not isinstance(x, DTensor):
+        x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+    return x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])

@@ -2,11 +2,16 @@
 
     distributed_c10d._world.pg_map              the process groups that this rank is in; no public call lists them
     distributed_c10d._abort_process_group       ends collectives that wait for a lost peer; public only per backend
+    ProcessGroup._get_sequence_number_for_group collectives that a rank has begun in a group
     DeviceMesh._flatten, DeviceMesh._unflatten  the mesh axes dp_cp, and expert_data with ep
     tensor._utils.compute_local_shape_and_global_offset    which part of a weight a rank holds
     tensor._redistribute, tensor._sharding_prop, tensor.debug._clear_sharding_prop_cache    DTensor's caches, see `forget_shardings`
+    torch._C._cuda_*Cublas*WorkspaceS*          the memory that cuBLAS keeps
     torch._foreach_norm, torch._foreach_mul_    one kernel for many gradients, as torch's own optimizers use them
     torch._dynamo.config                        whether a failed compilation is an error
+    torch.utils._pytree                         nested samples of a model of the user's
+    torch._functorch.config                     how much of the activations compiled layers keep
+    aten._scaled_dot_product_flash_attention*   attention with the log-sum-exps of its scores, which no public call gives
 
 `torch_version` bounds the releases. Importing this module under another one raises `RunnerError`, which names bound, version and remedy.
 """
@@ -22,17 +27,29 @@ from autotune_workers.training.torch_version import check_torch_version
 check_torch_version()
 
 import torch  # noqa: E402 - the version is checked before
+import torch._functorch.config  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
 from torch.distributed.tensor import _redistribute, _sharding_prop  # noqa: E402
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: E402
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+__all__ = ["pytree"]
 
 
 def process_groups() -> list[dist.ProcessGroup]:
     """Every process group that this rank is in, in the order in which they were made."""
     return list(dist.distributed_c10d._world.pg_map)
+
+
+def collectives_begun(group: dist.ProcessGroup) -> int | None:
+    """Collectives that this rank has begun in the group; None where the backend does not count, or the group is no more."""
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:
+        return None
 
 
 def abort_process_group() -> None:
@@ -80,8 +97,56 @@ def scale_all(tensors: Sequence[Tensor | None], factor: float) -> None:
     torch._foreach_mul_(list(tensors), factor)
 
 
+def drop_cublas_workspaces(internals: Any = None) -> bool:
+    """Gives the workspaces of cuBLAS back to the allocator; False where this torch cannot. They are made anew when they are needed. `internals`: what stands
+    for torch._C."""
+    drop = getattr(internals or torch._C, "_cuda_clearCublasWorkspaces", None)
+    if drop is not None:
+        drop()
+    return drop is not None
+
+
+def cublas_workspace_bytes(internals: Any = None) -> int:
+    """Bytes that cuBLAS and cublasLt allocate for one handle and stream. `internals`: what stands for torch._C."""
+    internals = internals or torch._C
+    names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
+    return sum(int(getattr(internals, name)()) for name in names if hasattr(internals, name))
+
+
 @contextlib.contextmanager
-def compile_or_fail() -> Iterator[None]:
-    """Within the block, a layer that cannot be compiled, or would be compiled too often, raises. By default torch runs it uncompiled."""
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, suppress_errors=False):
+def compile_or_fail(activation_budget: float = 1.0) -> Iterator[None]:
+    """Within the block, a layer that cannot be compiled, or would be compiled too often, raises. By default torch runs it uncompiled.
+
+    `activation_budget`: share of the activations that compiled layers keep for the backward pass; the rest is computed again there.
+    """
+    with (
+        torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, suppress_errors=False),
+        torch._functorch.config.patch(activation_memory_budget=activation_budget),
+    ):
         yield
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """Attention of q, k and v (b, a, s, d) -> results (b, a, s, d) and log-sum-exps of the scores (b, a, s) in fp32."""
+    if q.device.type == "cuda":
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=causal)
+    else:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal)
+    return out, lse
+
+
+def flash_attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v (b, a, s, d), given that of the results. `out` and `lse` may be of more keys than these."""
+    if q.device.type == "cuda":
+        no_dropout = torch.empty(2, dtype=torch.uint64, device=q.device)
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            *(grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, no_dropout, no_dropout)
+        )
+    else:
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse, 0.0, causal
+        )
+    of_q, of_k, of_v = grads
+    return of_q, of_k, of_v

@@ -1,34 +1,27 @@
 """A data-parallel training script of one's own: `torchrun train.py --micro-batch-size=... --accumulation-steps=... --precision=...`.
 
 A trainer says which values it cannot express (`find_limits`), writes the launch (`build`) and reads the log (`parse_line`). `reads` lists the
-knobs that it takes care of, by using or by refusing each of their values; knobs that are listed nowhere are refused.
+knobs that it takes care of, by using or by refusing each of their values, `cannot` those that it has nothing for; knobs that are listed nowhere are
+refused too.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers import Launch, Limit, StepMetrics, Trainer
-from autotune.trainers.effective import effective
 from autotune.trainers.torchrun import place, torchrun
 from autotune.trainers.trainer import clean
 
-ONLY: Mapping[str, Any] = {
-    "tp": 1,
-    "pp": 1,
-    "cp": 1,
-    "ep": 1,
-    "zero_stage": 0,
-    "recompute": "none",
-    "sequence_parallel": False,
-    "pp_schedule": "1f1b",
-    "virtual_stages": 1,
-}
-"""knobs of which the script knows one value"""
-PRECISIONS: Mapping[str, str] = {"tf32": "fp32", "fp8": "bf16"}
+ABSENT = (
+    "tp", "pp", "cp", "ep", "zero_stage", "recompute", "sequence_parallel", "pp_schedule", "virtual_stages", "dp_replicas", "pp_split",
+    "loss", "cp_style", "activation_budget", "offload", "async_tp", "cuda_graph", "dispatcher", "ep_overlap",
+)  # fmt: skip
+"""knobs that the script has nothing for"""
+PRECISIONS: Mapping[str, str] = {"tf32": "fp32", "fp8": "bf16", "mxfp8": "bf16", "nvfp4": "bf16"}
 """precisions that the script does not know, each with the nearest that it does"""
 STEP = re.compile(r"^step (\d{1,9}): ([\d.]{1,20}) s, loss ([\d.]{1,20})$")
 
@@ -38,17 +31,14 @@ class DdpScriptTrainer(Trainer):
 
     name = "ddp_script"
     summary = "train.py of the example package: data parallel only"
-    reads = frozenset({"dp", "micro_batch_size", "accumulation_steps", "precision", "compile", *ONLY})
+    reads = frozenset({"dp", "micro_batch_size", "accumulation_steps", "precision", "compile"})
+    cannot: ClassVar = dict.fromkeys(ABSENT, "train.py is data parallel only")
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """Everything but data parallelism in three precisions."""
-        config = effective(config)  # knobs without effect are no reason to refuse
-        wanted = {**ONLY, "precision": PRECISIONS.get(config.precision, config.precision)}
-        return tuple(
-            Limit(knob=knob, value=getattr(config, knob), message="train.py is data parallel only", nearest=value)
-            for knob, value in wanted.items()
-            if getattr(config, knob) != value
-        )
+        """Precisions that the script does not know; what it has nothing for stands in `cannot`."""
+        known = PRECISIONS.get(config.precision)
+        message = "train.py computes in fp32, bf16 or fp16"
+        return (Limit(knob="precision", value=config.precision, message=message, nearest=known),) if known else ()
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """torchrun and the script with its arguments."""

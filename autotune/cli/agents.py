@@ -1,0 +1,29 @@
+"""`autotune mcp`: tools for agents over the Model Context Protocol."""
+
+from __future__ import annotations
+
+import typer
+
+from autotune.cli.output import JsonOption, StoreOption, UrlOption
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(mcp)
+
+
+def mcp(store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
+    """Serves tools for agents (Model Context Protocol) over stdin and stdout.
+
+    Agents ask what is legal, what fits and what is predicted, and read results. With --url or AUTOTUNE_URL they also submit studies to that service, as
+    far as the token in AUTOTUNE_TOKEN allows. --json matters only for errors before the server starts.
+    """
+    from autotune.cli.source import LocalSource, open_source
+    from autotune.extras import require_extra
+
+    require_extra("mcp", "autotune mcp")
+    from autotune.mcp import serve_stdio
+
+    with open_source(store, url) as source:
+        local = source.store if isinstance(source, LocalSource) else None
+        serve_stdio(source, store=local, may_submit=local is None)

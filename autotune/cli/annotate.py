@@ -1,0 +1,109 @@
+"""Commands about what people write on studies, and deleting one: note, tag, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from autotune.cli.output import JsonOption, StoreOption, StudyArgument, UrlOption, emit
+from autotune.cli.output import note as say
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    for command in (note, tag, delete):
+        app.command()(command)
+
+
+def note(
+    study: StudyArgument,
+    text: Annotated[
+        str | None, typer.Argument(metavar="[TEXT]", help="The note. Default: the study's notes are shown.")
+    ] = None,
+    remove: Annotated[int | None, typer.Option("--remove", help="Remove the note of this number.")] = None,
+    store: StoreOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Writes a note on a study, shows its notes, or removes one."""
+    from autotune.cli.named_study import tell_namesakes
+    from autotune.cli.source import open_source
+    from autotune.errors import SpecError
+
+    if text is not None and remove is not None:
+        raise SpecError("a note is either written or removed, but TEXT and --remove are both given", field="--remove")
+    with open_source(store, url) as source:
+        tell_namesakes(source, study)
+        if text is not None:
+            document = source.add_note(study, text)
+            said = f"note {document['note']['number']} is on study {study}"
+        elif remove is not None:
+            document = source.remove_note(study, remove)
+            said = f"note {remove} of study {study} is removed"
+        else:
+            document = {"notes": source.notes(study)}
+            said = "" if document["notes"] else f"study {study} has no notes"
+    if json:
+        emit(document)
+        return
+    if said:
+        say(said)
+        return
+    for one in document["notes"]:
+        print(f"{one['number']}  {one['at'][:16].replace('T', ' ')}  {one['author'] or 'this machine'}")
+        print("\n".join(f"    {line}" for line in one["text"].splitlines()))
+
+
+def tag(
+    study: StudyArgument,
+    tags: Annotated[
+        list[str] | None, typer.Argument(metavar="[TAG]...", help="Tags to add. Default: the tags are shown.")
+    ] = None,
+    remove: Annotated[list[str] | None, typer.Option("--remove", help="Remove this tag; may be repeated.")] = None,
+    store: StoreOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Adds, removes or shows the tags of a study."""
+    from autotune.cli.named_study import tell_namesakes
+    from autotune.cli.source import open_source
+
+    with open_source(store, url) as source:
+        tell_namesakes(source, study)
+        asked = tags or remove
+        document = source.tag(study, add=tags or (), remove=remove or ()) if asked else source.status(study)
+    found = document["study"]
+    if json:
+        emit({"study": found})
+        return
+    say(f"study {found['id']} ({found['name']}) has the tags: {', '.join(found['tags']) or 'none'}")
+
+
+def delete(
+    study: StudyArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    store: StoreOption = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Deletes a study that has ended, with its trials and history, for good; asks first."""
+    from autotune.cli.named_study import to_delete
+    from autotune.cli.source import open_source
+    from autotune.report.deletion_notice import deletion_lines
+
+    with open_source(store, url) as source:
+        study = to_delete(source, study)
+        if not yes:
+            for line in deletion_lines(source.deletion(study)["deletion"]):
+                say(line)
+            try:
+                typer.confirm("delete it for good?", abort=True, err=True)
+            except typer.Abort:
+                say("nothing is deleted; --yes deletes without asking")
+                raise
+        document = source.delete(study)
+    if json:
+        emit(document)
+        return
+    say(f"study {document['deletion']['study']} ({document['deletion']['name']}) is deleted")

@@ -1,0 +1,240 @@
+"""`autotune fit`: will the model fit into memory? Dry runs of the model's own code, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli.exit_codes import FAILED
+from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, note, palette_of
+from autotune.cli.quantities import memory_gib, time_s
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autotune.ports import DryRunLimits, ProfileStore
+    from autotune.report.fit_text import Rows
+    from autotune.report.terminal import Palette
+    from autotune.space import SearchSpace
+    from autotune.spec import Study
+    from autotune.will_it_fit import Fit, RankProgress
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(fit)
+
+
+def fit(
+    spec: SpecArgument,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="KNOB=VALUE,...",
+            help="The config to ask about, e.g. tp=2,micro_batch_size=4. Default: the best one of the plan, or the nearest miss where none is expected to fit.",
+        ),
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option("--top", min=1, max=1000, help="Ask about this many of the plan's best configs.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE.html", help="Also write the answer as an HTML page with figures."),
+    ] = None,
+    max_wall_s: Annotated[
+        float,
+        typer.Option(
+            "--max-wall-s",
+            metavar="TIME",
+            parser=time_s(least=1),
+            help="Time after which one dry run is stopped, e.g. 10min.",
+        ),
+    ] = 600.0,
+    max_memory_gib: Annotated[
+        float,
+        typer.Option(
+            "--max-memory-gib",
+            metavar="GIB",
+            parser=memory_gib(least=0.25),
+            help="Memory at which the process of a dry run is stopped, in GiB or with a unit, e.g. 16GB.",
+        ),
+    ] = 8.0,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Also make a profile, by at most eight dry runs of few layers: plan, estimate and tune take the memory of all configs from it.",
+        ),
+    ] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Says whether the model fits into memory; needs no GPU.
+
+    It runs two optimizer steps of the model's own code without data, as one rank of the whole job, and says how much memory is allocated, when and by
+    what, with FLOPs and communication. A model of your own (model: {module: ...}) is built in a process of its own on this machine.
+
+    Exit code 0: the config is expected to fit (of several: at least one). 1: it is not, or no dry run or no profile could be made. 2: bad input.
+    """
+    from autotune import api
+    from autotune.errors import SpecError
+    from autotune.ports import DryRunLimits
+    from autotune.space import SearchSpace, complete
+
+    if config is not None and top is not None:
+        raise SpecError("--config and --top exclude each other", remedy="leave one of them out", field="--top")
+    if output is not None and output.suffix.lower() not in (".html", ".htm"):
+        raise SpecError(f"the page must be an .html file, but is {output}", remedy="e.g. -o fit.html", field="-o")
+    limits = DryRunLimits(wall_s=max_wall_s, memory_bytes=max_memory_gib * 2**30)
+    study = api.load_study(spec, limits=limits)
+    chosen = None if config is None else complete(study.workload, config, study.space.own_knobs)
+    space = SearchSpace.of_study(study) if profile else None
+    database = api.open_store(store)
+    try:
+        with _progress() as tell:
+            answers = api.fit(study, chosen, top=top or 1, store=database, limits=limits, on_rank=tell, space=space)
+        profiled = None if space is None else _profiled(study, space, database, limits)
+    finally:
+        database.close()
+    if output is not None:
+        from autotune.report.fit_page import fit_page
+
+        try:
+            output.write_text(fit_page(answers), encoding="utf-8")
+        except OSError as error:
+            raise SpecError(f"{output} cannot be written: {error.strerror or error}", field="-o") from None
+    if json:
+        emit(api.fits_document(answers, profile=profiled[0] if profiled else None))
+    else:
+        _print(answers, chosen_by_plan=config is None)
+        if profiled is not None:
+            from autotune.report.terminal import safe
+
+            out, _ = consoles()
+            for line in profiled[1]:
+                out.print(safe(line, palette_of(out)))
+    if output is not None:
+        note(f"wrote {output}")
+    if not any(answer.fits for answer in answers) or (profiled is not None and "problem" in profiled[0]):
+        raise typer.Exit(FAILED)
+
+
+def _profiled(
+    study: Study, space: SearchSpace, store: ProfileStore, limits: DryRunLimits
+) -> tuple[dict[str, Any], list[str]]:
+    """The profile as a document and in sentences; or why there is none."""
+    from autotune.errors import DryRunError
+    from autotune.profiling import coverage, dry_run_words, profile_document, profile_lines, profile_study
+
+    try:
+        made = profile_study(
+            study,
+            store=store,
+            limits=limits,
+            space=space,
+            on_run=lambda *run: note(dry_run_words(*run)),
+        )
+    except DryRunError as error:
+        problem = {"problem": error.message, "remedy": error.remedy}
+        return problem, [f"no profile could be made: {error.message}", *([f"  {error.remedy}"] if error.remedy else [])]
+    found = coverage(made, study.workload, space.table)
+    return profile_document(made, found), profile_lines(made, found)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """Says on stderr which rank is run, and how long that took."""
+    from rich.status import Status
+
+    from autotune.spec import config_label
+    from autotune.spec.duration import format_duration
+
+    _, err = consoles()
+    status: Status | None = err.status("") if err.is_terminal else None
+    if status is not None:
+        status.start()
+
+    def tell(now: RankProgress) -> None:
+        of_configs = f"config {now.config_number} of {now.config_count}, " if now.config_count > 1 else ""
+        what = f"{of_configs}dry run {now.number} of {now.count}: pipeline rank {now.pp_rank} of {config_label(now.config)}"
+        if now.run is not None:
+            note(f"{what}: {format_duration(now.run.took_s)}")
+        elif status is not None:
+            status.update(what)
+
+    try:
+        yield tell
+    finally:
+        if status is not None:
+            status.stop()
+
+
+def _print(answers: Sequence[Fit], *, chosen_by_plan: bool) -> None:
+    from autotune.report.fit_text import several, several_line
+
+    out, _ = consoles()
+    palette = palette_of(out)
+    if len(answers) > 1:
+        out.print(several_line(answers), style="bold")
+        _table(out, several(answers), palette)
+    for answer in answers:
+        _print_one(out, answer, palette, chosen_by_plan=chosen_by_plan)
+
+
+def _print_one(out: Console, answer: Fit, palette: Palette, *, chosen_by_plan: bool) -> None:
+    from autotune.report.fit_text import (
+        closing_lines,
+        peak_lines,
+        problem_lines,
+        rank_names,
+        tables,
+        verdict_line,
+        work_line,
+        workload_line,
+    )
+    from autotune.report.memory_over_step import sketch
+    from autotune.report.terminal import safe
+    from autotune.spec import config_label
+
+    problem = problem_lines(answer)
+    for line in problem:
+        out.print(f"[bold red]{safe(line, palette)}[/]")
+    colour = {"fits": "green", "at the limit": "yellow"}.get(answer.verdict, "red")
+    verdict = safe(verdict_line(answer), palette)
+    out.print(verdict if problem else f"[bold {colour}]{verdict}[/]")
+    out.print(safe(workload_line(answer.workload), palette))
+    why = " (the plan's choice; --config asks about another)" if chosen_by_plan else ""
+    out.print(safe(config_label(answer.config) + why, palette))
+    fullest = answer.fullest
+    if fullest is not None:
+        out.print()
+        if len(answer.runs) > 1:
+            out.print(f"memory over the second optimizer step, {rank_names(answer)[answer.runs.index(fullest)]}")
+        for line in sketch(fullest.timeline, limit_bytes=answer.memory_bytes, palette=palette):
+            out.print(line)
+        out.print()
+        for line in (*peak_lines(answer), work_line(answer)):
+            out.print(safe(line, palette))
+    for rows in tables(answer):
+        out.print()
+        out.print(rows.title, style="bold")
+        _table(out, rows, palette)
+    out.print()
+    for line in closing_lines(answer):
+        out.print(safe(line, palette))
+
+
+def _table(out: Console, rows: Rows, palette: Palette) -> None:
+    from autotune.report.terminal import plain_table, safe
+
+    table = plain_table(palette)
+    for index, head in enumerate(rows.heads):
+        table.add_column(head, justify="left" if index < rows.text else "right", overflow="fold")
+    for row in rows.rows:
+        table.add_row(*(safe(cell, palette) for cell in row))
+    out.print(table)

@@ -1,0 +1,76 @@
+"""Which study a name means, where several have it: the newest one to look at, and none to act on unless one alone has not ended,
+nor to delete unless one alone has the name.
+
+Whoever looks is told of the others; whoever would stop, cancel or delete the wrong one is asked for the id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.cli.output import note
+from autotune.cli.source import Source
+from autotune.spec.speedup import format_speedup
+
+LISTED = 5
+"""studies of one name that are listed"""
+
+
+def tell_namesakes(source: Source, asked: str) -> None:
+    """Says which other studies have the name of the one that is shown."""
+    found = _named(source, asked)
+    if len(found) > 1:
+        note(
+            f"{_count(found)} studies are called {asked!r}; this is the newest, {found[0]['id']}. Name another one by its id:"
+        )
+        for study in found[1:LISTED]:
+            note(f"  {described(study)}")
+
+
+def to_act_on(source: Source, asked: str) -> str:
+    """The id or name to act on. Raises `NotFoundError` when several studies of this name have not ended."""
+    from autotune.spec import StudyStatus
+
+    open_ones = [study for study in _named(source, asked) if not StudyStatus(study["status"]).is_terminal]
+    return _only(asked, open_ones, "studies that have not ended")
+
+
+def to_delete(source: Source, asked: str) -> str:
+    """The id or name to delete. Raises `NotFoundError` when several studies have this name."""
+    return _only(asked, _named(source, asked), "studies")
+
+
+def described(study: dict[str, Any]) -> str:
+    """A study in a line: id, when, status, and what it gained."""
+    speedup = study.get("speedup")
+    gained = f", {format_speedup(speedup, *interval_of(study))} the default config" if speedup else ""
+    return f"{study['id']} of {str(study['created_at'])[:16].replace('T', ' ')}, {study['status']}{gained}"
+
+
+def interval_of(study: dict[str, Any]) -> tuple[float | None, float | None]:
+    """The ends of the 95% interval of a listed study's speedup."""
+    result = study.get("result") or {}
+    return result.get("speedup_low"), result.get("speedup_high")
+
+
+def _named(source: Source, asked: str) -> list[dict[str, Any]]:
+    """The studies of this name, newest first; none where it is the id of one."""
+    found: list[dict[str, Any]] = source.studies(limit=LISTED + 1, name=asked)["studies"]
+    return found
+
+
+def _only(asked: str, found: Sequence[dict[str, Any]], what: str) -> str:
+    from autotune.errors import NotFoundError
+
+    if len(found) < 2:
+        return found[0]["id"] if found else asked
+    listed = "; ".join(described(study) for study in found[:LISTED])
+    raise NotFoundError(
+        f"{_count(found)} {what} are called {asked!r}: {listed}",
+        remedy=f"name the one that you mean by its id, e.g. {found[0]['id']}",
+    )
+
+
+def _count(found: Sequence[Any]) -> str:
+    return f"more than {LISTED}" if len(found) > LISTED else str(len(found))

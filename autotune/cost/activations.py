@@ -1,0 +1,141 @@
+"""Activations that one layer keeps for the backward pass, and the tensors that live only while it runs, in bytes per token on a rank.
+
+    h hidden   f MLP width   q query width   v width of the values' heads   E experts   visits experts that a token visits
+
+residual    the inputs of both norms, 2h                                       norm        their outputs, which the matrix products keep, 2h
+cast        where norms are kernels of their own: their inputs in fp32 in place of those in 16 bits, 2h more
+attention   queries, keys, values and the output (Korthikanti et al., arXiv 2205.05198, section 4); with a latent also both sides of its norms. Rotary
+            embeddings keep nothing: their gradient needs the angles alone
+mlp         what goes into the activation function (2f gated, f plain), and its output f
+experts     the same once for every expert that a token visits, with a copy h of the token; the router's probabilities
+scores      the score matrix, where the kernels store it: 5 bytes per score with its softmax and dropout mask (same, equation 1)
+
+Matrix products in 8 or 4 bits keep their input in that format where the trainer's layers do so (`Traits.stores_narrow_inputs`: TransformerEngine).
+Tokens are spread evenly over the experts. Neglected: dropout masks, norm statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.cost.calibration import Calibration
+from autotune.cost.compute import element_bytes, keeps_scores
+from autotune.cost.layout import Column, Layout
+from autotune.cost.parameters import dense_width
+from autotune.cost.traits import Traits
+from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
+
+STORED_BYTES = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
+"""bytes per element of an input that a matrix product keeps in its own format; one of the two layouts, the other is freed after the forward pass"""
+ROUTER_BYTES = 9.0
+"""bytes per expert and token: logits and probabilities in fp32, and the map of chosen experts"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerActivations:
+    """Bytes per token of one layer on a rank."""
+
+    boundary: Column
+    """the layer's input"""
+    residual: Column
+    norm: Column
+    """outputs of the norms"""
+    cast: Column
+    """fp32 copies of their inputs"""
+    attention: Column
+    projected: Column
+    """of the attention, the queries, keys and values that a latent is projected up to; 0 without one"""
+    mlp: Column
+    """without the activation function's output"""
+    activated: Column
+    """the activation function's output"""
+    visited: Column
+    """copies of the tokens at the experts, and the router"""
+    scores: Column
+    running: Column
+    """gradients that live while the backward pass of the layer's widest part runs"""
+
+    @property
+    def everything(self) -> Column:
+        """What is kept without recomputation."""
+        kept = self.residual + self.norm + self.cast + self.attention + self.mlp + self.activated + self.visited
+        return np.asarray(kept + self.scores)
+
+
+def stored_share(table: ConfigTable, traits: Traits) -> Column:
+    """Bytes of an input that a matrix product keeps, as a share of an activation's."""
+    if not traits.stores_narrow_inputs:
+        return np.ones(len(table))
+    return np.array([STORED_BYTES.get(p, 2.0) / 2.0 for p in PRECISIONS])[table.precision]
+
+
+def layer_activations(
+    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits, *, experts: bool
+) -> LayerActivations:
+    """The activations of every row, for a layer with experts or one without."""
+    model, size = workload.model, element_bytes(table)
+    h, tp = float(model.hidden_size), layout.tp
+    output = float(model.num_attention_heads * (model.v_head_dim or model.head_dim))
+    cut = np.where(layout.sequence_parallel, tp, 1.0)
+    stored = stored_share(table, traits)
+    visits = float(model.experts_per_token) if experts else 0.0
+    gate = 2.0 if model.gated_mlp else 1.0
+    plain = model.shared_ffn_hidden_size if experts else dense_width(model)
+    width = (plain + visits * model.ffn_hidden_size) / tp
+    between = np.maximum(traits.gated_kept - 3.0, 0.0) if model.gated_mlp else 0.0
+    # in fp32 both sides of the product with the router's weights are kept
+    weighed = np.where(traits.weighs_in_fp32, 8.0 / size, 0.0 if traits.weighs_inside else 1.0)
+    copies = visits * h * (stored + weighed)
+    router = ROUTER_BYTES / 2.0 * model.num_experts if experts else 0.0
+    score_matrix = 2.5 * workload.seq_len * model.num_attention_heads / tp
+    kept_scores = np.where(keeps_scores(table, constants, traits), score_matrix, 0.0)
+    # a norm of kernels of its own casts its input to fp32 and keeps the cast: twice an input in 16 bits, of which one is counted with `residual`
+    cast = np.where((size < 4) & (not traits.fused), 2.0 * h, 0.0)
+    gathered = np.where(
+        (layout.cp > 1) & table.is_word("cp_style", "gather"),
+        2.0 * layout.cp * model.num_kv_heads * model.head_dim / tp,
+        0.0,
+    )
+    running = h / cut + h + np.maximum((1.0 + gate) * width + 2.0 * visits * h, 2.0 * _heads(model) / tp)
+    return LayerActivations(
+        boundary=size * h / cut,
+        residual=size * 2.0 * h / cut,
+        norm=size * 2.0 * h * stored / (np.ones_like(cut) if traits.keeps_gathered else cut),
+        cast=size * cast / cut,
+        attention=size * _attention(model, table, layout, traits, stored),
+        projected=size * (_heads(model) - output if model.is_latent else 0.0) / tp,
+        mlp=size * (gate + between) * width,
+        activated=size * width * stored,
+        visited=size * (copies / np.where(layout.sequence_parallel, tp / layout.expert_tp, 1.0) + router / cut),
+        scores=size * kept_scores,
+        running=size * (running + gathered),
+    )
+
+
+def _heads(model: ModelSpec) -> float:
+    """Elements per token of queries, keys, values and the output of attention."""
+    q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
+    if not model.is_latent:
+        return 2.0 * (q + kv)
+    values = float(model.num_attention_heads * model.v_head_dim)
+    plain = model.num_attention_heads * (model.head_dim - model.qk_rope_head_dim)
+    # values are a view of the up-projection's output, which so stays whole; queries and keys are joined with their rotated part in new tensors
+    return 2.0 * q + (plain + values) + values
+
+
+def _attention(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, stored: Column) -> Column:
+    """Elements per token that the attention block keeps on a rank, its norm and input apart."""
+    q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
+    output = float(model.num_attention_heads * (model.v_head_dim or model.head_dim))
+    heads = _heads(model) / layout.tp
+    if traits.repeats_keys:
+        heads = heads + 2.0 * (q - kv) / layout.tp
+    # the projection keeps its input in its own format, beside attention's output
+    heads = heads + np.where(stored < 1.0, output * stored, 0.0) / layout.tp
+    # the output exists on both sides of the all-to-all over heads
+    heads = heads + np.where((layout.cp > 1) & table.is_word("cp_style", "heads"), output, 0.0) / layout.tp
+    if model.is_latent:  # both sides of the latents' norms, whole on every rank of a tensor-parallel group
+        heads = heads + 2.0 * (model.q_lora_rank + model.kv_lora_rank) + model.qk_rope_head_dim
+    return np.asarray(heads)

@@ -1,0 +1,94 @@
+"""Correction: estimates of a study's configs given the trials that it has measured.
+
+Prediction and interval of a config follow from the trials in two ways. Constants and level, which all configs share, are refitted (`refit`), and each config
+moves by its own mix of causes. Own errors are shared by neighbours (`own_error`). Both are one linear step about the constants that the study began with.
+
+    step time    predicted * exp(mean of log(measured / predicted))
+    interval     posterior standard deviation of the same
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import final
+
+import numpy as np
+
+from autotune.cost.calibration import Calibration, calibration_for
+from autotune.cost.refit import LEAST_SIGMA, Conditioned, uncertain
+from autotune.cost.sensitivity import Sensitivity, sensitivity
+from autotune.cost.uncertainty import config_sigma, interval
+from autotune.space import SearchSpace
+from autotune.spec import ConfigTable, Estimate, ParallelConfig, TimeParts, Trial
+
+ENOUGH = 64
+"""configs after which further ones are not looked at: by then constants are known far better than any config's own error"""
+
+
+@final
+class Correction:
+    """What a study's trials say about its other configs. What was computed for a config is kept; the result depends on the arguments alone."""
+
+    def __init__(self, space: SearchSpace, constants: Calibration | None = None) -> None:
+        """`constants`: of the estimates; default: `calibration_for` the workload."""
+        self._space = space
+        self._prior = uncertain(constants or calibration_for(space.workload))
+        self._rows: dict[ParallelConfig, Sensitivity] = {}
+
+    def applied(self, config: ParallelConfig, estimate: Estimate, trials: Iterable[Trial]) -> Estimate:
+        """The estimate of one config given these trials; unchanged where none was measured. Repeats of a config count once."""
+        seen: dict[ParallelConfig, list[float]] = {}
+        for trial in trials:
+            if trial.is_measured and trial.measurement is not None:
+                seen.setdefault(trial.config, []).append(math.log(trial.measurement.step_time_s))
+                if len(seen) == ENOUGH:
+                    break
+        if not seen:
+            return estimate
+        rows = Sensitivity.joined([self._row(known) for known in seen])
+        errors = np.array([float(np.median(logs)) for logs in seen.values()]) - rows.log_step_s
+        center, sigma, shared = Conditioned.on(rows, errors, self._prior).errors_of(self._row(config))
+        return moved(estimate, center, sigma, shared)
+
+    def _row(self, config: ParallelConfig) -> Sensitivity:
+        if config not in self._rows:
+            found = sensitivity(
+                self._space.workload, ConfigTable.of([config]), self._prior.constants, self._prior.names
+            )
+            self._rows[config] = replace(found, points=self._space.coordinates_of(config))
+        return self._rows[config]
+
+
+def moved(estimate: Estimate, center: np.ndarray, sigma: np.ndarray, shared: np.ndarray) -> Estimate:
+    """The estimate with its times multiplied by exp(`center`); `sigma`: standard deviation of the log step time, of which `shared` is due to constants and
+    level; each of shape (N,), or (1,) for one config."""
+    alone = not np.ndim(estimate.step_time_s)
+    factor = np.exp(center)
+    step = np.asarray(estimate.step_time_s) * factor
+    low, high = interval(step, sigma)
+    parts = {name: np.asarray(value) * factor for name, value in estimate.time_parts_s.to_dict().items()}
+    whole = replace(
+        estimate,
+        step_time_s=step,
+        step_time_low_s=low,
+        step_time_high_s=high,
+        time_parts_s=TimeParts(**parts),
+        tokens_per_s=np.asarray(estimate.tokens_per_s) / factor,
+        tokens_per_s_per_gpu=np.asarray(estimate.tokens_per_s_per_gpu) / factor,
+        mfu=np.asarray(estimate.mfu) / factor,
+        level=np.asarray(estimate.level) * factor,
+        level_sigma=shared,
+    )
+    return whole.row(0) if alone else whole
+
+
+def after_one_trial(estimate: Estimate) -> float:
+    """Half-width of one config's 90% interval once its neighbour on one knob has run, as a fraction of the step time."""
+    alike = uncertain(Calibration()).own_error
+    own, level = float(config_sigma(estimate)) ** 2, float(estimate.level_sigma) ** 2
+    together = level + max(own - alike.alone_sigma**2, 0.0) * math.exp(-1.0 / alike.length)
+    left = own + level - together**2 / (own + level + LEAST_SIGMA**2)
+    _, high = interval(np.ones(1), math.sqrt(left))
+    return float(high[0]) - 1.0

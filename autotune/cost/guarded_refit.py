@@ -1,0 +1,120 @@
+"""Guarded refit: constants that follow trials only as far as that predicts left-out trials better.
+
+Before any trial it is not known how wrong the constants are: those of a fitted pair are right to some ten percent, others are off by a factor. So several
+priors are tried, and each is judged by what it says of every trial given all the others:
+
+    known     nothing is moved: the constants that were given, with the level's spread as they state it
+    level     one factor on all step times, of which nothing is known
+    refit w   constants and level, w times as uncertain as clusters of one pair lie apart (`refit`), for w of `WIDTHS`
+
+    score     sum_i log p(y_i | all other y)        p: normal, with `OUTLIER` of its weight spread wide, so that one wild trial decides nothing
+              (leave-one-out densities: Rasmussen & Williams 2006, eq. 5.10 to 5.12; Geisser & Eddy 1979)
+
+The best score wins, of equal ones the first in this list. So trials that agree with the constants move them little, and trials that no constants explain
+move none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+
+from autotune.cost.calibration import Calibration
+from autotune.cost.refit import Conditioned, Measured, UncertainConstants, linearised, uncertain
+from autotune.spec import ConfigTable, ParallelConfig, Trial, Workload
+
+WIDTHS = (1.0, 3.0)
+"""multiples of the spreads between clusters of one pair; the wider one covers constants that are wrong by a factor of two"""
+UNKNOWN_LEVEL = 1.0
+"""standard deviation of the log of a level of which nothing is known"""
+OUTLIER, OUTLIER_SD = 0.05, 1.0
+"""weight and standard deviation of the wide part of a density"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refitted:
+    """What trials say about the constants."""
+
+    kind: str
+    """known, level, or refit and its width"""
+    known: UncertainConstants
+    """the constants, the level, and what stays uncertain about them"""
+    elsewhere: UncertainConstants
+    """the same with what stays uncertain for other workloads: of a refit, the wide one where trials show that the constants are off, for what they do not show
+    may be off as far"""
+    gain: float
+    """by how much left-out trials are predicted better than by the constants that were given: difference of the scores per trial"""
+
+    @property
+    def calibration(self) -> Calibration:
+        """The constants with the level among them, and with what is uncertain about the level alone as their level's spread."""
+        constants = self.known.constants
+        sigma = math.sqrt(float(self.known.covariance[-1, -1]))
+        return replace(
+            constants,
+            level=constants.level * math.exp(self.known.log_level),
+            level_sigma=min(constants.level_sigma, sigma) if self.kind != "known" else constants.level_sigma,
+        )
+
+
+def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitted:
+    """The constants given these trials, by the prior that predicts left-out trials best; those that were given where there is no trial."""
+    given = uncertain(constants)
+    if not trials:
+        return Refitted(kind="known", known=given, elsewhere=given, gain=0.0)
+    levels = {"known": constants.level_sigma, "level": UNKNOWN_LEVEL}
+    priors = {name: _level_only(given, sigma) for name, sigma in levels.items()}
+    refits = {f"refit {width:g}": replace(given, covariance=width**2 * given.covariance) for width in WIDTHS}
+    priors |= refits
+    found: dict[str, tuple[float, UncertainConstants]] = {}
+    for name, prior in priors.items():
+        now, last = linearised(prior, trials)
+        found[name] = left_out_score(last), now
+    best = "known"
+    for name, (score, _) in found.items():
+        if score > found[best][0]:
+            best = name
+    count = sum(len(t.table) for t in trials)
+    narrow, *_, wide = refits
+    return Refitted(
+        kind=best,
+        known=given if best == "known" else found[best][1],
+        elsewhere=found[narrow if best in ("known", narrow) else wide][1],
+        gain=(found[best][0] - found["known"][0]) / count,
+    )
+
+
+def left_out_score(known: Conditioned) -> float:
+    """Sum of the log densities of the trials, each given all others."""
+    mean, variance = known.left_out()
+    narrow = -0.5 * mean**2 / variance - 0.5 * np.log(2.0 * np.pi * variance)
+    wide = variance + OUTLIER_SD**2
+    spread = -0.5 * mean**2 / wide - 0.5 * np.log(2.0 * np.pi * wide)
+    return float(np.logaddexp(narrow + math.log1p(-OUTLIER), spread + math.log(OUTLIER)).sum())
+
+
+def _level_only(given: UncertainConstants, sigma: float) -> UncertainConstants:
+    """The constants as if they were known, under a level of that spread."""
+    return replace(given, names=(), covariance=np.array([[max(sigma, 1e-6) ** 2]]))
+
+
+def measured_workloads(trials: Iterable[tuple[Workload, Trial]]) -> list[Measured]:
+    """The measured ones of these trials by workload, in the order in which workloads and configs first occur. Repeats of a config count as their median."""
+    by_workload: dict[str, tuple[Workload, dict[ParallelConfig, list[float]]]] = {}
+    for workload, trial in trials:
+        if trial.is_measured and trial.measurement is not None and trial.measurement.step_time_s > 0:
+            _, seen = by_workload.setdefault(repr(workload), (workload, {}))
+            seen.setdefault(trial.config, []).append(trial.measurement.step_time_s)
+    return [
+        Measured(
+            workload=workload,
+            table=ConfigTable.of(list(seen)),
+            step_time_s=np.array([float(np.median(times)) for times in seen.values()]),
+        )
+        for workload, seen in by_workload.values()
+    ]

@@ -1,0 +1,63 @@
+"""Memory of the output projection and the loss: bytes per logit at the peak, by how the loss is computed.
+
+    b bytes of an activation element   FP32 4 bytes
+
+full       the logits (b), their copy in fp32 (4) until the log-softmax (4) is computed; in the backward pass the gradients of the log-softmax and of
+           the copy in fp32 (4 + 4): b + 12 in 16 bits, 16 in 32 (torch's `cross_entropy`: nll_loss after log_softmax)
+parallel   the logits and a copy in fp32 in which softmax and gradient are computed in place: b + 4 (Megatron-LM, `vocab_parallel_cross_entropy`)
+copied     the logits, a copy in fp32 and one less the maximum: b + 8 (nanotron, `sharded_cross_entropy`)
+pieces     the loss of whole logits in 8 pieces: b, the log-softmax of all pieces (4) and the gradients of one (torchtitan#996: 7.3 GiB less on 8B)
+chunked    projection and loss of one of 8 chunks of the sequence at a time: (b + 12) / 8, and the gradient of the hidden states in fp32
+           (torchtitan, `ChunkedCELoss`)
+kernel     one kernel without copies, which returns the gradient: 2 b (flash-attn, `CrossEntropyLoss`)
+fused      one kernel that writes the gradient over the logits: b (TransformerEngine's and Liger's cross-entropy)
+
+On the last rank the backward pass of a micro-batch follows its loss at once, so one copy lives: with interleaved stages too, because the loss is in the
+last stage alone. Under gpipe all micro-batches pass the loss before the first backward pass, and each keeps its logits and softmax. Under zero bubble
+the gradients of the logits wait for the projection's weight gradient. Every layer of multi-token prediction has a loss of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autotune.cost.compute import LOSS_CHUNKS, element_bytes
+from autotune.cost.layout import Column, Layout
+from autotune.cost.traits import Traits
+from autotune.spec import ConfigTable, Workload
+
+FP32 = 4.0
+
+
+def logit_bytes(table: ConfigTable, traits: Traits) -> Column:
+    """Bytes per logit at the peak of one micro-batch's loss."""
+    size = element_bytes(table)
+    kinds = {
+        "full": size + 3.0 * FP32,
+        "parallel": size + FP32,
+        "copied": size + 2.0 * FP32,
+        "pieces": size + FP32 + 2.0 * FP32 / LOSS_CHUNKS,
+        "chunked": (size + 3.0 * FP32) / LOSS_CHUNKS,
+        "kernel": 2.0 * size,
+        "fused": size,
+    }
+    found = kinds[traits.loss]
+    for kind in ("full", "chunked", "fused"):
+        found = np.where(table.is_word("loss", kind), kinds[kind], found)
+    return np.asarray(found)
+
+
+def loss_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: Traits) -> Column:
+    """Bytes of logits and loss on the last rank at its peak."""
+    model, size = workload.model, element_bytes(table)
+    losses = 1.0 + model.mtp_layers
+    logits = losses * layout.tokens * model.vocab_size / (layout.tp if traits.vocab_parallel else 1.0)
+    chunked = table.is_word("loss", "chunked") | (table.is_word("loss", "own") & (traits.loss == "chunked"))
+    hidden = layout.tokens * model.hidden_size
+    peak = logits * logit_bytes(table, traits) + np.where(chunked, FP32 * hidden, 0.0)
+    kept = np.where(chunked, size * hidden, logits * (size + FP32))
+    gpipe = table.is_word("pp_schedule", "gpipe") & (layout.pp > 1)
+    peak = peak + np.where(gpipe, (layout.accumulation - 1.0) * kept, 0.0)
+    zero_bubble = table.is_word("pp_schedule", "interleaved_zero_bubble") & (layout.pp > 1)
+    waiting = np.where(chunked, 0.0, np.minimum(layout.accumulation, layout.pp) - 1.0) * logits * size
+    return np.asarray(peak + np.where(zero_bubble, waiting, 0.0))

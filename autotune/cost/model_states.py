@@ -1,0 +1,199 @@
+"""Weights, gradients and optimizer states of a rank, with the buffers that gather and reduce them.
+
+Sharding follows ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): optimizer states with master weights, gradients, and weights, each cut over the
+data-parallel ranks from its ZeRO stage on; with replicas (HSDP) over the ranks of one replica. Offloaded optimizer states are on the host.
+
+optimizer     bytes per weight beside the fp32 master weight
+adamw         two moments in fp32 (8), or as the trainer keeps them       muon         one moment (4); adamw's for embeddings and the output projection
+adamw_8bit    two moments in 8 bits with a scale per 256 (2.03)            adafactor    sums over rows and columns (4 (1/n + 1/k))        sgd    none
+
+With adapters the model's weights are frozen (`trainable.py`): no gradients and no states; the adapters are trained in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.cost.calibration import Calibration
+from autotune.cost.compute import element_bytes
+from autotune.cost.flops import layer_matmuls
+from autotune.cost.host_link import is_offloaded
+from autotune.cost.layout import Column, Layout
+from autotune.cost.parameters import LayerWeights, layer_weights
+from autotune.cost.trainable import adapter_weights, frozen_bytes
+from autotune.cost.traits import Traits
+from autotune.spec import ConfigTable, Workload
+
+ADAPTER_BYTES = 16.0
+"""weight, gradient and two moments in fp32"""
+NARROW_BYTES = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.125}
+"""bytes per weight in both layouts, of nvfp4 with a scale of 8 bits per 16 values"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWeights:
+    """Weights of one rank of the pipeline."""
+
+    layers: Sequence[tuple[Column, LayerWeights]]
+    """(number, weights) of its layers, by kind"""
+    edge: Column
+    """weights of its embedding and output projection"""
+
+    @property
+    def dense(self) -> Column:
+        """Weights that all data-parallel ranks share."""
+        return np.asarray(sum(n * kind.dense for n, kind in self.layers) + self.edge)
+
+    @property
+    def experts(self) -> Column:
+        """Weights of the rank's experts."""
+        return np.asarray(sum(n * kind.experts for n, kind in self.layers))
+
+    @property
+    def widest(self) -> Column:
+        """Weights of its largest layer."""
+        return np.asarray(
+            np.maximum.reduce([np.where(n > 0, kind.dense + kind.experts, 0.0) for n, kind in self.layers])
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes that each weight takes on a rank, and over how many ranks they are cut; columns of shape (N,)."""
+
+    size: Column
+    """of an activation"""
+    weight: Column
+    gathered: Column
+    """of copies in 16 bits that are whole on every rank, beside the weights"""
+    gradient: Column
+    states: Column
+    """of a layer's weight"""
+    edge_states: Column
+    """of an embedding's or output projection's weight"""
+    step: Column
+    """of a copy that the optimizer's step makes, sharded as its states are"""
+    reduction: Column
+    """that a sharded reduction carries"""
+    zero: Column
+    cuts_gradients: NDArray[np.bool_]
+    """whether gradients are sharded at the peak"""
+    shards: Column
+    expert_shards: Column
+    gathers: NDArray[np.bool_]
+    """whether layers are gathered one at a time (FSDP)"""
+
+    def parts(self, rank: StageWeights) -> dict[str, Column]:
+        """Bytes of weights, gradients and optimizer states."""
+        whole = rank.dense + rank.experts
+        sharded = rank.dense / self.shards + rank.experts / self.expert_shards
+        edge = rank.edge * np.where(self.zero >= 1, 1.0 / self.shards, 1.0)
+        states = self.states * (np.where(self.zero >= 1, sharded, whole) - edge) + self.edge_states * edge
+        return {
+            "weights": self.weight * np.where(self.gathers, sharded, whole) + self.gathered * whole,
+            "gradients": self.gradient * np.where(self.cuts_gradients, sharded, whole),
+            "optimizer": states,
+        }
+
+    def in_step(self, rank: StageWeights) -> Column:
+        """Bytes that live only in the optimizer's step, when activations and logits are gone."""
+        whole = rank.dense + rank.experts
+        sharded = rank.dense / self.shards + rank.experts / self.expert_shards
+        return self.step * np.where(self.zero >= 1, sharded, whole)
+
+    def buffers(self, rank: StageWeights, constants: Calibration, traits: Traits) -> Column:
+        """Bytes of gathered layers and of reductions.
+
+        FSDP keeps embedding and output projection gathered, gathers a layer while the one before it is in use, and reduces its gradients whole.
+        """
+        working = self.size * rank.edge + (3.0 * self.size + self.reduction) * rank.widest
+        whole = rank.dense + rank.experts
+        reduced = constants.buffer_bytes * whole + 4.0 * np.minimum(whole, traits.bucket_weights)
+        return np.where(self.shards > 1, np.where(self.gathers, working, reduced), 0.0)
+
+
+def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: Traits) -> StateBytes:
+    """The bytes of every row, under its precision, ZeRO stage and the workload's optimizer."""
+    size, zero = element_bytes(table), layout.zero
+    mixed = size < 4
+    master = mixed & traits.master_weights
+    layer_moments, edge_moments = _moments(workload, traits)
+    away = is_offloaded(table, "optimizer")
+    main = np.where(master, 4.0, 0.0)
+    fsdp = (zero >= 3) | ((zero >= 2) & (not traits.master_weights))
+    # fp32 weights: ZeRO-2 keeps 16-bit copies of all of them gathered, autocast keeps its casts until the backward pass
+    cast = np.where(
+        mixed & (not traits.master_weights),
+        np.where(zero == 2, 2.0, np.where(zero < 2, 2.0 * traits.casts_weights, 0.0)),
+        0.0,
+    )
+    values = {
+        "weight": np.where(master, _weight_bytes(table, traits), 4.0),
+        "gathered": cast,
+        "gradient": np.where(master, traits.gradient_bytes, 4.0),
+        "states": np.where(away, 0.0, layer_moments + main),
+        "edge_states": np.where(away, 0.0, edge_moments + main),
+        "step": np.where(away | ~master, 0.0, traits.step_bytes),
+    }
+    if workload.peft is not None:
+        kept = np.where(away, ADAPTER_BYTES / 2.0, ADAPTER_BYTES) * _adapter_share(workload, layout)
+        values = {**dict.fromkeys(values, np.zeros_like(size)), "weight": frozen_bytes(workload) + kept}
+    return StateBytes(
+        **values,
+        size=size,
+        reduction=np.where(mixed, traits.reduce_bytes, 4.0),
+        zero=zero,
+        cuts_gradients=cuts_gradients(layout, traits),
+        shards=layout.shard_group.size,
+        expert_shards=layout.expert_shard_group.size,
+        gathers=fsdp,
+    )
+
+
+def cuts_gradients(layout: Layout, traits: Traits) -> NDArray[np.bool_]:
+    """Whether each micro-batch's gradients are reduced and sharded, so that no rank keeps whole ones."""
+    waits = {
+        "each": False,
+        "last": layout.accumulation > 1,
+        "pipeline": (layout.accumulation > 1) & (layout.pp > 1),
+        "end": layout.zero < 3,
+    }[traits.reduction]
+    return np.asarray((layout.zero >= 2) & ~np.asarray(waits))
+
+
+def _adapter_share(workload: Workload, layout: Layout) -> Column:
+    """Trained weights of the adapters as a share of the layers' weights on a rank."""
+    if workload.peft is None:
+        return np.ones_like(layout.tp)
+    trained = sum(adapter_weights(workload.model, workload.peft, layout))
+    return np.asarray(trained / sum(layer_weights(workload.model, layout)))
+
+
+def _weight_bytes(table: ConfigTable, traits: Traits) -> Column:
+    """Bytes of a weight beside its fp32 master."""
+    found = np.full(len(table), 2.0)
+    for precision, narrow in NARROW_BYTES.items():
+        held = {"none": 2.0, "beside": 2.0 + narrow, "primary": narrow if narrow >= 2.0 else 2.0 + narrow}
+        found = np.where(table.is_word("precision", precision), held[traits.narrow_weights], found)
+    return found
+
+
+def _moments(workload: Workload, traits: Traits) -> tuple[float, float]:
+    """Bytes of the optimizer's moments per weight of (a layer, an embedding or output projection)."""
+    if workload.optimizer == "adafactor":
+        matrices = [(m.n * m.k * m.share, 4.0 * (m.n + m.k) * m.share) for m in layer_matmuls(workload.model)]
+        model = workload.model
+        return (
+            sum(sums for _, sums in matrices) / sum(weights for weights, _ in matrices),
+            4.0 * (1.0 / model.vocab_size + 1.0 / model.hidden_size),
+        )
+    return {
+        "adamw": (traits.moment_bytes, traits.moment_bytes),
+        "adamw_8bit": (2.0 + 2.0 * 4.0 / 256.0, 2.0 + 2.0 * 4.0 / 256.0),
+        "muon": (4.0, traits.moment_bytes),
+        "sgd": (0.0, 0.0),
+    }[workload.optimizer]

@@ -1,0 +1,178 @@
+"""Refit: the constants of a GPU type and trainer given measured trials, by maximum a posteriori, with what stays uncertain about them.
+
+    log measured_i = log f_i(theta) + level + e_i
+
+    f_i     step time of config i by the cost model (`step_time`)
+    theta   logs of K constants: normal about those that ship, with the standard deviations of `refit_values` (how far one cluster lies from another)
+    level   what no constant explains and all configs of a cluster share; it is kept as one more constant, of which every derivative is 1
+    e       own errors of the configs (`own_error`), which neighbours share in part
+
+Linearised about a point, the posterior is normal: with J = d log f / d theta, prior covariance S and covariance E of the own errors
+
+    A = J S J' + E        mean = S J' A^-1 y        covariance = S - S J' A^-1 J S          (Rasmussen & Williams 2006, eq. 2.11 and 2.12)
+
+`refit` repeats this about its own mean (Gauss-Newton), so the result is the mode and its curvature (Laplace). What the trials say nothing about keeps its
+prior width. Trials may be of several workloads of the pair. A trial far from what all others say counts less (Huber 1964): a slow node makes one trial
+slow, not the cluster. The result depends on prior and trials alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from autotune.cost.calibration import Calibration, refit_values
+from autotune.cost.own_error import OwnError
+from autotune.cost.sensitivity import Sensitivity, sensitivity
+from autotune.spec import ConfigTable, Workload
+
+Array = NDArray[np.float64]
+
+HUBER = 1.5
+"""standard deviations of its own error beyond which a trial counts less"""
+LEAST_SIGMA = 0.02
+"""smallest standard deviation of a measurement: repeats of one config differ by this much"""
+WEIGHINGS = 8
+"""repetitions of weighing the trials; the weights settle within a few"""
+ROUNDS = 4
+"""Gauss-Newton steps at most"""
+SETTLED = 0.01
+"""a step that moves no log of a constant by more than this is the last"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncertainConstants:
+    """Constants of the cost model with what is not known about them."""
+
+    constants: Calibration
+    """the most probable ones"""
+    names: tuple[str, ...]
+    """the K constants that may be wrong"""
+    log_level: float
+    """log of the factor on all step times"""
+    covariance: Array
+    """of the logs of these constants and of the level, which comes last, shape (K + 1, K + 1)"""
+    own_error: OwnError
+    """how the own errors of configs resemble each other"""
+
+    def at(self, logs: Array) -> UncertainConstants:
+        """The same with each constant multiplied by the exponential of `logs`, and the last of them added to the log of the level."""
+        values: dict[str, Any] = {
+            n: _within(n, getattr(self.constants, n) * float(np.exp(v)))
+            for n, v in zip(self.names, logs[:-1], strict=True)
+        }
+        return replace(self, constants=replace(self.constants, **values), log_level=self.log_level + float(logs[-1]))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Measured step times of configs of one workload; each config once."""
+
+    workload: Workload
+    table: ConfigTable
+    step_time_s: Array
+    """shape (n,)"""
+
+
+def uncertain(
+    constants: Calibration, known: Mapping[str, Any] | None = None, names: Sequence[str] | None = None
+) -> UncertainConstants:
+    """The constants before any trial, as far as the clusters of a GPU type and trainer lie apart. `known`: in place of `refit_values`; `names`: the constants
+    that may be wrong (default: all that are not zero)."""
+    known = known or refit_values()
+    spreads = {
+        n: s for n, s in known["spreads"].items() if (getattr(constants, n) > 0 if names is None else n in names)
+    }
+    sigmas = np.array([*spreads.values(), known["level_sigma"]])
+    return UncertainConstants(
+        constants=constants, names=tuple(spreads), log_level=0.0, covariance=np.diag(sigmas**2), own_error=OwnError(**known["own_error"])
+    )  # fmt: skip
+
+
+def refit(prior: UncertainConstants, trials: Sequence[Measured]) -> UncertainConstants:
+    """The constants given these trials; the prior where there are none."""
+    return linearised(prior, trials)[0] if trials else prior
+
+
+def linearised(prior: UncertainConstants, trials: Sequence[Measured]) -> tuple[UncertainConstants, Conditioned]:
+    """The constants given these trials, and what the trials say at the last linearisation. There must be a trial."""
+    measured = np.log(np.concatenate([t.step_time_s for t in trials]))
+    moved = np.zeros(len(prior.names) + 1)
+    now = prior
+    for _ in range(ROUNDS):
+        rows = Sensitivity.joined(
+            [sensitivity(t.workload, t.table, now.constants, now.names, k) for k, t in enumerate(trials)]
+        )
+        known = Conditioned.on(rows, measured - rows.log_step_s - now.log_level + rows.jacobian @ moved, prior)
+        step = known.moved - moved
+        moved = known.moved
+        now = replace(prior.at(moved), covariance=known.covariance)
+        if float(np.abs(step).max()) < SETTLED:
+            break
+    return now, known
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditioned:
+    """What n trials say, at one linearisation."""
+
+    moved: Array
+    """mean of the logs of the constants and of the level, relative to the prior, shape (K + 1,)"""
+    covariance: Array
+    """of these, shape (K + 1, K + 1)"""
+    own: Array
+    """A^-1 (y - J mean): what own errors are predicted from, shape (n,)"""
+    rows: Sensitivity
+    """the trials"""
+    prior: UncertainConstants
+    factor: tuple[Array, bool]
+    """Cholesky factor of A"""
+
+    @classmethod
+    def on(cls, rows: Sensitivity, errors: Array, prior: UncertainConstants) -> Conditioned:
+        """`errors`: y, log(measured / predicted) of each trial, at the prior mean of the constants."""
+        own = prior.own_error
+        across = rows.jacobian @ prior.covariance
+        smooth = across @ rows.jacobian.T + own.covariance(rows, rows)
+        noise = np.maximum(own.alone(rows), LEAST_SIGMA) ** 2
+        weights = np.ones(len(errors))
+        for _ in range(WEIGHINGS):
+            factor = cho_factor(smooth + np.diag(noise / weights), lower=True, check_finite=False)
+            solved = cho_solve(factor, errors, check_finite=False)
+            alone = np.abs(solved) * noise / weights / np.sqrt(noise)
+            weights = np.minimum(1.0, HUBER / np.maximum(alone, 1e-9))
+        return cls(
+            moved=across.T @ solved,
+            covariance=prior.covariance - across.T @ cho_solve(factor, across, check_finite=False),
+            own=solved, rows=rows, prior=prior, factor=factor,
+        )  # fmt: skip
+
+    def left_out(self) -> tuple[Array, Array]:
+        """Of each trial's log(measured / predicted), given all others: how far it lies from its mean, and its variance; shape (n,) each (Rasmussen & Williams
+        2006, eq. 5.12)."""
+        precision = np.diag(cho_solve(self.factor, np.eye(len(self.own)), check_finite=False))
+        return self.own / precision, 1.0 / precision
+
+    def errors_of(self, rows: Sensitivity) -> tuple[Array, Array, Array]:
+        """Of the next measurements of configs at the same linearisation: mean of log(measured / predicted), its standard deviation, and the part of it that
+        is due to constants and level; shape (N,) each."""
+        own = self.prior.own_error
+        across = rows.jacobian @ self.prior.covariance @ self.rows.jacobian.T + own.covariance(rows, self.rows)
+        explained = np.einsum("ij,ji->i", across, cho_solve(self.factor, across.T, check_finite=False))
+        constants = np.einsum("nk,kl,nl->n", rows.jacobian, self.covariance, rows.jacobian)
+        prior = np.einsum("nk,kl,nl->n", rows.jacobian, self.prior.covariance, rows.jacobian) + rows.own_sigma**2
+        variance = np.maximum(prior - explained, LEAST_SIGMA**2)
+        return across @ self.own, np.sqrt(variance), np.sqrt(np.clip(constants, 0.0, variance))
+
+
+def _within(name: str, value: float) -> float:
+    """Fractions are at most one."""
+    return min(value, 1.0) if name.endswith("_efficiency") or name in ("data_overlap", "rails") else value

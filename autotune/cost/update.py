@@ -1,0 +1,53 @@
+"""The optimizer's own step: the bytes that it moves, and the matrix products of Muon.
+
+    bytes per weight that an update reads and writes, with gradients, weights and moments in fp32
+    adamw        28    read gradient, weight, two moments; write weight and moments (Loshchilov and Hutter, arXiv 1711.05101)
+    adamw_8bit   16    the same with moments of one byte each (Dettmers et al., arXiv 2110.02861)
+    muon         20    one moment; embedding and output projection are updated by adamw (Jordan, https://kellerjordan.github.io/posts/muon)
+    adafactor    16    the gradient is read twice, sums over rows and columns are small (Shazeer and Stern, arXiv 1804.04235)
+    sgd          16    gradient, weight, and one more read of both for clipping
+
+Muon makes the update of each matrix (a x b, a <= b) orthogonal by five Newton-Schulz steps of 4 a^2 b + 2 a^3 FLOPs, in bf16. Matrices are cut as tensor
+parallelism cuts them, and dealt over the ranks that shard the optimizer (Liu et al., arXiv 2502.16982). Neglected: the gather of a matrix whose rows lie on several
+ranks, and that few matrices cannot be dealt evenly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autotune.cost.calibration import Calibration
+from autotune.cost.compute import peak_of
+from autotune.cost.flops import Matmul, layer_matmuls
+from autotune.cost.layout import Column, Layout
+from autotune.spec import Workload
+
+UPDATE_BYTES = {"adamw": 28.0, "sgd": 16.0, "adamw_8bit": 16.0, "muon": 20.0, "adafactor": 16.0}
+"""bytes per weight that an update moves"""
+NEWTON_SCHULZ_STEPS = 5.0
+
+
+def update_bytes(workload: Workload, inner: Column, edges: Column) -> Column:
+    """Bytes that the update of a rank's weights moves. `inner`: weights of layers, `edges`: of embedding and output projection."""
+    outside = "adamw" if workload.optimizer == "muon" else workload.optimizer
+    return inner * UPDATE_BYTES[workload.optimizer] + edges * UPDATE_BYTES[outside]
+
+
+def orthogonal_s(workload: Workload, layout: Layout, constants: Calibration, layers: Column, shards: Column) -> Column:
+    """Seconds of Muon's Newton-Schulz steps on a rank; zero for other optimizers."""
+    if workload.optimizer != "muon":
+        return np.zeros_like(layout.tp)
+    flops = sum(
+        (_newton_schulz_flops(workload, layout, matrix) for matrix in layer_matmuls(workload.model)), layers * 0
+    )
+    return layers * flops / shards / (peak_of(workload, "bf16") * constants.matmul_efficiency)
+
+
+def _newton_schulz_flops(workload: Workload, layout: Layout, matrix: Matmul) -> Column:
+    """Of one weight matrix of a layer, of all its experts on the rank."""
+    cut = layout.expert_tp if matrix.expert else layout.tp
+    n = matrix.n / (cut if matrix.cut == "n" else 1.0)
+    k = matrix.k / (cut if matrix.cut == "k" else 1.0)
+    short, long = np.minimum(n, k), np.maximum(n, k)
+    count = workload.model.num_experts / layout.ep if matrix.expert else 1.0
+    return NEWTON_SCHULZ_STEPS * (4.0 * short**2 * long + 2.0 * short**3) * count * matrix.share

@@ -1,0 +1,91 @@
+"""The server: which tools there are, and errors as tool errors.
+
+An `AutotuneError` becomes a tool error with the law, the values and the remedy, so that an agent can mend its call. Any other exception is a fault of ours: the SDK logs it
+to standard error and tells the agent only that the tool failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import AutotuneError
+from autotune.extras import require_extra
+from autotune.mcp.spec_tools import SpecTools
+from autotune.mcp.study_tools import SteeringTools, StudyTools
+from autotune.ports import KnowledgeStore
+
+if TYPE_CHECKING:
+    from mcp.server import MCPServer
+
+    from autotune.cli.source import Source
+
+INSTRUCTIONS = """autotune finds the fastest stable configuration (tp, pp, dp, micro-batch, precision, recomputation, ...) to train a model on a cluster.
+Predictions need no hardware: `catalog` names what a spec may use, `legal_configs` says what is legal, `plan` ranks what fits, `check_config` explains one config.
+`best_known` says what was measured before. `study_result` and `study_trials` read studies. Times are seconds, sizes bytes."""
+MAY_SUBMIT = "`submit_study` runs real trials on the service, as far as its token allows; `steer_study` pauses, resumes, stops or cancels one."
+READ_ONLY = (
+    "Studies can be read only: to submit them, start this server with the address of a service (--url or AUTOTUNE_URL)."
+)
+
+
+def make_server(source: Source, *, store: KnowledgeStore | None, may_submit: bool) -> MCPServer[Any]:
+    """The server over a source of studies. `store`: measured constants for predictions; `may_submit`: whether the tools that change something are offered.
+
+    Raises `MissingExtraError` without the extra `mcp`.
+    """
+    require_extra("mcp", "autotune mcp")
+    from mcp.server import MCPServer
+    from mcp_types import ToolAnnotations
+
+    from autotune import __version__
+
+    server: MCPServer[Any] = MCPServer(
+        "autotune",
+        instructions=f"{INSTRUCTIONS}\n{MAY_SUBMIT if may_submit else READ_ONLY}",
+        version=__version__,
+        log_level="WARNING",
+    )
+    specs, studies, steering = SpecTools(store), StudyTools(source), SteeringTools(source)
+    reading: tuple[Callable[..., Any], ...] = (
+        specs.catalog,
+        specs.legal_configs,
+        specs.check_config,
+        specs.plan,
+        specs.compare_clusters,
+        studies.list_studies,
+        studies.study_result,
+        studies.study_trials,
+        studies.failure_log,
+        studies.explain,
+        studies.best_known,
+        studies.export_launch,
+    )
+    for tool in reading:
+        server.add_tool(_reporting(tool), annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))
+    if may_submit:
+        submits = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True)
+        server.add_tool(_reporting(steering.submit_study), annotations=submits)
+        steers = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True)
+        server.add_tool(_reporting(steering.steer_study), annotations=steers)
+    return server
+
+
+def serve_stdio(source: Source, *, store: KnowledgeStore | None, may_submit: bool) -> None:
+    """Serves over standard input and output until the input ends."""
+    make_server(source, store=store, may_submit=may_submit).run("stdio")
+
+
+def _reporting(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """The tool, with errors of the caller as tool errors."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    @wraps(tool)
+    def reporting(*arguments: Any, **named: Any) -> Any:
+        try:
+            return tool(*arguments, **named)
+        except AutotuneError as error:
+            raise ToolError(str(error)) from error
+
+    return reporting

@@ -1,0 +1,148 @@
+"""Tools that need no hardware and no study: what specs may name, what is legal, what fits, what is predicted.
+
+A spec is the document of `autotune tune`, as an object. `store`: measured constants and profiles of this store refine the predictions.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from autotune import api, assets
+from autotune.mcp.tool_answers import (
+    CheckedConfig,
+    ClusterRow,
+    LegalSpace,
+    Prediction,
+    RankedConfig,
+    RankedPlan,
+    config_text,
+    parts,
+)
+from autotune.planning import fits
+from autotune.ports import KnowledgeStore
+from autotune.registry import RUNNERS, registered
+from autotune.search import searcher_names
+from autotune.space import SearchSpace, complete, why_not_in
+from autotune.spec import KNOBS, catalog
+from autotune.trainers import trainer_names
+
+Spec = Annotated[
+    dict[str, Any],
+    Field(
+        description='Study spec as an object, e.g. {"model": "gpt2-medium", "cluster": "h100-sxm-1x8", "workload": {"seq_len": 1024, '
+        '"global_batch_size": 512}, "space": "dense-single-node", "trainer": "native"}. Paths and code are refused.'
+    ),
+]
+Top = Annotated[int, Field(ge=1, le=100, description="Number of configs to return.")]
+
+
+class SpecTools:
+    """The tools, over the knowledge of one store."""
+
+    def __init__(self, store: KnowledgeStore | None) -> None:
+        self._store = store
+
+    def catalog(self) -> dict[str, list[str]]:
+        """Names that a spec may use: models, gpus, clusters, spaces, trainers, runners, searchers, knobs. A cluster of any size is GPU-NODESxGPUS, e.g. h100-sxm-16x8."""
+        return {
+            "models": list(catalog.model_names()),
+            "gpus": list(catalog.gpu_names()),
+            "clusters": list(catalog.cluster_names()),
+            "spaces": list(assets.space_files()),
+            "trainers": list(trainer_names()),
+            "runners": list(registered(RUNNERS)),
+            "searchers": list(searcher_names()),
+            "knobs": list(KNOBS),
+        }
+
+    def legal_configs(self, spec: Spec) -> LegalSpace:
+        """What is legal: how many configs the spec's space holds, which values each knob takes among them, and what each law excludes."""
+        space = SearchSpace.of_study(api.load_study(spec))
+        varying = {name: list(values) for name, values in space.knobs.items() if len(values) > 1}
+        fixed = {name: values[0] for name, values in space.knobs.items() if len(values) == 1}
+        given = {name: value for name, value in fixed.items() if name not in KNOBS or value != KNOBS[name].default}
+        return LegalSpace(legal=len(space), knobs=varying, fixed=given, excluded=dict(space.excluded))
+
+    def check_config(
+        self,
+        spec: Spec,
+        config: Annotated[
+            str,
+            Field(
+                description="Knobs, e.g. tp=2,pp=1,micro_batch_size=4. Data-parallel degree, accumulation and precision follow from the spec when left out."
+            ),
+        ],
+    ) -> CheckedConfig:
+        """What is predicted of one config: whether it is legal (or which law it breaks), whether it fits into memory, its step time and memory by parts."""
+        study = api.load_study(spec)
+        asked = complete(study.workload, config, study.space.own_knobs)
+        capacity = study.workload.cluster.gpu.memory_bytes
+        reason = why_not_in(study, asked)
+        if reason is not None:
+            return CheckedConfig(
+                config=config_text(asked),
+                legal=False,
+                reason=reason,
+                fits=None,
+                predicted=None,
+                memory_bytes=capacity,
+            )
+        estimate, source = api.estimate_of(study, asked, store=self._store, profile=False)
+        return CheckedConfig(
+            config=config_text(asked),
+            legal=True,
+            reason="",
+            fits=bool(fits(estimate)),
+            predicted=Prediction.of(estimate),
+            memory_bytes=capacity,
+            time_parts_s=parts(estimate.time_parts_s.to_dict()),
+            memory_parts_bytes=parts(estimate.memory_parts_bytes.to_dict()),
+            source=source,
+        )
+
+    def plan(self, spec: Spec, top: Top = 5) -> RankedPlan:
+        """What fits, best first: the feasible configs of the spec's space ranked by the cost model. Runs nothing."""
+        study = api.load_study(spec)
+        found = api.plan_of(study, top=top, store=self._store, profile=False)
+        miss = found.nearest_miss
+        return RankedPlan(
+            configs=[
+                RankedConfig(rank=row.rank, config=config_text(row.config), predicted=Prediction.of(row.estimate))
+                for row in found.rows
+            ],
+            feasible=found.feasible,
+            infeasible=dict(found.infeasible),
+            nearest_miss=f"{miss.config} would need {miss.need}" if miss else "",
+            remedies=list(miss.remedies) if miss else [],
+            cannot_run_here=api.cannot_run_here(study),
+            source=found.source,
+        )
+
+    def compare_clusters(
+        self,
+        spec: Spec,
+        clusters: Annotated[
+            list[str],
+            Field(description="Clusters (h100-sxm-8x8), or GPU types (h200-sxm) with as many GPUs as the spec's."),
+        ],
+        train_tokens: Annotated[
+            float | None, Field(gt=0, description="Tokens of the whole training, for days and cost.")
+        ] = None,
+    ) -> list[ClusterRow]:
+        """The spec's best config on each of several clusters, with speed, days and cost."""
+        study = api.load_study(spec)
+        rows = api.compare_clusters_of(study, clusters, tokens=train_tokens, store=self._store)
+        return [
+            ClusterRow(
+                cluster=row.cluster.name,
+                num_gpus=row.cluster.num_gpus,
+                config=config_text(row.config) if row.config else "",
+                predicted=Prediction.of(row.estimate) if row.estimate else None,
+                days=row.bill.days if row.bill else None,
+                cost_usd=row.bill.cost_usd if row.bill else None,
+                reason=row.reason,
+            )
+            for row in rows
+        ]

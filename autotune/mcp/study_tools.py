@@ -1,0 +1,187 @@
+"""Tools about studies: what there is, what came out, and through a service submitting and steering.
+
+`source` answers: a store, or a service through `autotune.Client`. What the caller may see and do on a service is decided by its token; its refusals arrive
+as tool errors. A store is only read: whoever can write its file can run studies with `autotune tune`, and an agent should have a token instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from autotune.errors import NotFoundError
+from autotune.mcp.spec_tools import Spec, Top
+from autotune.mcp.tool_answers import (
+    KnownConfig,
+    KnownConfigs,
+    LaunchFiles,
+    StudyReport,
+    StudySummary,
+    TrialRow,
+    config_text,
+    rounded,
+)
+from autotune.results.answers import trial_of
+from autotune.spec import StudyStatus, Trial
+from autotune.spec.checks import one_of
+
+if TYPE_CHECKING:
+    from autotune.cli.source import Source
+
+StudyId = Annotated[str, Field(description="Id of a study, or its name.")]
+
+
+class StudyTools:
+    """The tools, over one source."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def list_studies(
+        self,
+        status: Annotated[str, Field(description="Only with this status, e.g. RUNNING; empty: all.")] = "",
+        model: Annotated[str, Field(description="Only of this model; empty: all.")] = "",
+        limit: Annotated[int, Field(ge=1, le=200)] = 20,
+    ) -> list[StudySummary]:
+        """Studies, newest first."""
+        filters: dict[str, Any] = {"model": model} if model else {}
+        if status:
+            filters["status"] = StudyStatus(one_of("status", status.upper(), list(StudyStatus)))
+        found = self._source.studies(limit=limit, **filters)["studies"]
+        return [
+            StudySummary(
+                id=s["id"],
+                name=s["name"],
+                status=s["status"],
+                model=s["model"],
+                cluster=s["cluster"],
+                trials=sum(s["trials"].values()),
+                speedup=s["speedup"],
+            )
+            for s in found
+        ]
+
+    def study_result(self, study: StudyId) -> StudyReport:
+        """A study's state and answer so far: the best config, the default config beside it, the speedup with its 95% interval. Ask again while it runs."""
+        return _report(self._source.status(study))
+
+    def study_trials(
+        self,
+        study: StudyId,
+        offset: Annotated[int, Field(ge=0, description="Trials to skip.")] = 0,
+        limit: Annotated[int, Field(ge=1, le=200)] = 50,
+    ) -> list[TrialRow]:
+        """The trials of a study by number: what was measured, what was predicted, how it failed."""
+        return [TrialRow.of(trial) for trial in self._source.result(study).shown[offset : offset + limit]]
+
+    def failure_log(
+        self, study: StudyId, number: Annotated[int, Field(ge=0, description="Number of a failed trial.")]
+    ) -> str:
+        """The evidence of one failed trial: kind, message, exception and last log lines."""
+        found = trial_of(self._source.result(study), number)
+        if found.failure is None:
+            raise NotFoundError(
+                f"trial {number} of study {study} did not fail: it is {found.status}",
+                remedy="`study_trials` lists the trials",
+            )
+        return found.failure.evidence
+
+    def explain(
+        self, study: StudyId, number: Annotated[int | None, Field(description="A trial; empty: the winner.")] = None
+    ) -> list[str]:
+        """Why a trial won or lost, in sentences."""
+        text: list[str] = self._source.explain(study, number)["text"]
+        return list(text)
+
+    def best_known(
+        self,
+        model: Annotated[str, Field(description="Model, by its name in the catalog or in the history.")],
+        cluster: Annotated[str, Field(description="Cluster; empty: any.")] = "",
+        top: Top = 3,
+    ) -> KnownConfigs:
+        """The best known configs of a model across all studies. Where nothing was measured: those of the nearest workload, or the cost model's ranking; `source` says which."""
+        found = self._source.best_across(model=model, cluster=cluster, top=top)
+        return KnownConfigs(
+            source=found["source"], configs=[_known(row) for row in found["configs"]], notes=found["notes"]
+        )
+
+    def export_launch(
+        self, study: StudyId, trainer: Annotated[str, Field(description="A trainer of the catalog.")]
+    ) -> LaunchFiles:
+        """The study's best config as a launch of that trainer: command line, environment, files. Nothing is written or started."""
+        found = self._source.export(study, trainer, {})
+        return LaunchFiles(
+            trainer=found["trainer"],
+            config=config_text(found["config"]),
+            argv=list(found["argv"]),
+            env=dict(found["env"]),
+            files=dict(found["files"]),
+            notes=list(found["notes"]),
+        )
+
+
+class SteeringTools:
+    """The tools that change something, through a service."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def submit_study(
+        self,
+        spec: Spec,
+        idempotency_key: Annotated[
+            str,
+            Field(
+                description="Any text of your own: submitting twice with the same key makes one study.",
+                min_length=1,
+                max_length=200,
+            ),
+        ],
+    ) -> StudyReport:
+        """Submits a study to the service, which runs real trials. Call `plan` first. The token must have the scope for it."""
+        made = self._source.submit(spec, idempotency_key=idempotency_key)["study"]
+        return _report(self._source.status(made["id"]))
+
+    def steer_study(
+        self,
+        study: StudyId,
+        action: Annotated[
+            Literal["pause", "resume", "stop", "cancel"],
+            Field(
+                description="pause: no new trials; stop: let running ones finish and name the best; cancel: kill them."
+            ),
+        ],
+    ) -> StudyReport:
+        """Pauses, resumes, stops or cancels a study of the service."""
+        self._source.act(study, action)
+        return _report(self._source.status(study))
+
+
+def _known(row: dict[str, Any]) -> KnownConfig:
+    best, study = row["best"], row["study"]
+    measured, predicted = best["measurement"], best["estimate"]
+    return KnownConfig(
+        config=config_text(best["config"]),
+        study=study["id"] if study else "",
+        tokens_per_s=rounded(measured["tokens_per_s"]) if measured else None,
+        predicted_tokens_per_s=rounded(predicted["tokens_per_s"]) if predicted else None,
+    )
+
+
+def _report(found: dict[str, Any]) -> StudyReport:
+    study = found["study"]
+    best, baseline = (Trial.from_dict(found[key]) if found[key] else None for key in ("best", "baseline"))
+    return StudyReport(
+        id=study["id"],
+        name=study["name"],
+        status=study["status"],
+        message=study["message"],
+        trials=study["trials"],
+        best=TrialRow.of(best) if best else None,
+        baseline=TrialRow.of(baseline) if baseline else None,
+        speedup=found["speedup"],
+        speedup_low=found["speedup_low"],
+        speedup_high=found["speedup_high"],
+        notes=list(found["notes"]),
+    )

@@ -1,0 +1,258 @@
+"""What the tools return. Small on purpose: an agent reads every word of it.
+
+Configs are text (`tp=2,pp=1,...`) that every tool and command takes back. Numbers have four significant digits; names carry units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autotune.reward import tokens_per_s
+from autotune.spec import Estimate, ParallelConfig, Trial
+
+
+class ToolAnswer(BaseModel):
+    """Base of all answers. The line under each field is its description in the schema."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Prediction(ToolAnswer):
+    """What the cost model expects of a config."""
+
+    step_time_s: float
+    """seconds of an optimizer step"""
+    step_time_low_s: float
+    """lower end of its 90% interval"""
+    step_time_high_s: float
+    """its upper end"""
+    tokens_per_s: float
+    """of the whole job"""
+    mfu: float
+    """model FLOPs utilization, 0 to 1"""
+    peak_memory_bytes: float
+    """of the fullest GPU"""
+    oom_probability: float
+    """that it runs out of memory, 0 to 1"""
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> Prediction:
+        """The figures of an estimate of one config."""
+        return cls(**{name: rounded(getattr(estimate, name)) for name in cls.model_fields})
+
+
+class CheckedConfig(ToolAnswer):
+    """Whether a config is legal and fits, and what is predicted of it."""
+
+    config: str
+    """the whole config, with what followed from the spec"""
+    legal: bool
+    """whether it obeys every law and the trainer can launch it"""
+    reason: str
+    """why it is illegal; empty when it is legal"""
+    fits: bool | None
+    """whether it is expected to fit into memory; None when it is illegal"""
+    predicted: Prediction | None
+    """None when it is illegal"""
+    memory_bytes: float
+    """capacity of one GPU"""
+    time_parts_s: Mapping[str, float] = Field(default_factory=dict)
+    """the predicted step by parts, those above zero"""
+    memory_parts_bytes: Mapping[str, float] = Field(default_factory=dict)
+    """the predicted peak by parts, those above zero"""
+    source: str = ""
+    """where the cost model's constants come from"""
+
+
+class RankedConfig(ToolAnswer):
+    """A config of a plan."""
+
+    rank: int
+    """from 1, by predicted speed times the probability that it fits"""
+    config: str
+    """as every tool takes it"""
+    predicted: Prediction
+    """what the cost model expects"""
+
+
+class RankedPlan(ToolAnswer):
+    """The feasible configs of a spec, best first."""
+
+    configs: list[RankedConfig]
+    """the best ones"""
+    feasible: int
+    """configs that are legal and expected to fit"""
+    infeasible: dict[str, int]
+    """all others, counted by reason"""
+    nearest_miss: str
+    """the config that comes nearest when none fits, with the memory that it would need; else empty"""
+    remedies: list[str]
+    """what would make it fit, best first"""
+    cannot_run_here: str
+    """why this machine could not run the study; empty when nothing speaks against it"""
+    source: str
+    """where the cost model's constants come from"""
+
+
+class LegalSpace(ToolAnswer):
+    """What a spec's space holds, before memory is asked."""
+
+    legal: int
+    """configs that obey every law and that the trainer can launch"""
+    knobs: dict[str, list[Any]]
+    """values of each knob that occur among them, for knobs with more than one"""
+    fixed: dict[str, Any]
+    """values of the knobs that are the same in all of them and not the default"""
+    excluded: dict[str, int]
+    """combinations that are no config, by the law that they break"""
+
+
+class ClusterRow(ToolAnswer):
+    """A cluster of a comparison."""
+
+    cluster: str
+    num_gpus: int
+    config: str
+    """its best config; empty when none is feasible"""
+    predicted: Prediction | None
+    days: float | None
+    """of a training on the tokens asked about"""
+    cost_usd: float | None
+    """of the same"""
+    reason: str
+    """why there is no config"""
+
+
+class TrialRow(ToolAnswer):
+    """A trial, or a config's best one."""
+
+    number: int
+    """within its study"""
+    config: str
+    """as every tool takes it"""
+    status: str
+    """COMPLETED, STOPPED, FAILED, ..."""
+    purpose: str
+    """baseline (the default config), search, final, ..."""
+    tokens_per_s: float | None
+    """measured; None where nothing was"""
+    step_time_s: float | None
+    """measured, median"""
+    peak_memory_bytes: float | None
+    """measured, of the fullest rank"""
+    predicted_tokens_per_s: float | None
+    """at the time when it was proposed"""
+    failure: str
+    """kind and message of its failure; empty when it did not fail"""
+
+    @classmethod
+    def of(cls, trial: Trial) -> TrialRow:
+        """The row of a trial."""
+        measured = trial.measurement if trial.measurement is not None and trial.measurement.step_times_s else None
+        return cls(
+            number=trial.number,
+            config=config_text(trial.config),
+            status=str(trial.status),
+            purpose=str(trial.purpose),
+            tokens_per_s=rounded(tokens_per_s(trial)) if measured else None,
+            step_time_s=rounded(measured.step_time_s) if measured else None,
+            peak_memory_bytes=rounded(measured.peak_memory_bytes) if measured and measured.peak_memory_bytes else None,
+            predicted_tokens_per_s=rounded(trial.estimate.tokens_per_s) if trial.estimate else None,
+            failure=f"{trial.failure.kind}: {trial.failure.message}" if trial.failure else "",
+        )
+
+
+class StudySummary(ToolAnswer):
+    """A study in a list."""
+
+    id: str
+    name: str
+    status: str
+    model: str
+    cluster: str
+    trials: int
+    speedup: float | None
+    """best config against the default one in tokens per second"""
+
+
+class StudyReport(ToolAnswer):
+    """A study with its answer so far."""
+
+    id: str
+    name: str
+    status: str
+    """QUEUED, RUNNING, PAUSED, STOPPING, COMPLETED, FAILED, CANCELLED"""
+    message: str
+    """what people should know of its state"""
+    trials: dict[str, int]
+    """trials by status"""
+    best: TrialRow | None
+    """the winner, or the best so far"""
+    baseline: TrialRow | None
+    """the default config, measured the same way"""
+    speedup: float | None
+    """best against baseline in tokens per second"""
+    speedup_low: float | None
+    """lower end of its 95% interval"""
+    speedup_high: float | None
+    """its upper end"""
+    notes: list[str]
+    """what must be said beside the speedup"""
+
+
+class KnownConfig(ToolAnswer):
+    """One of the best known configs."""
+
+    config: str
+    """as every tool takes it"""
+    study: str
+    """id of the study that measured it; empty where it is only predicted"""
+    tokens_per_s: float | None
+    """measured"""
+    predicted_tokens_per_s: float | None
+    """by the cost model"""
+
+
+class KnownConfigs(ToolAnswer):
+    """The best known configs of a model and cluster, across all studies."""
+
+    source: str
+    """what the answer rests on: measured, nearest (measured on a like workload), cost_model, or none"""
+    configs: list[KnownConfig]
+    """best first"""
+    notes: list[str]
+    """what to know of the answer"""
+
+
+class LaunchFiles(ToolAnswer):
+    """A config as a launch of a trainer. Nothing was written or started."""
+
+    trainer: str
+    config: str
+    argv: list[str]
+    """the command line"""
+    env: dict[str, str]
+    """variables to set"""
+    files: dict[str, str]
+    """text of the files to write first, by name"""
+    notes: list[str]
+    """what to know before starting it"""
+
+
+def config_text(config: ParallelConfig | Mapping[str, Any]) -> str:
+    """A config as text that every tool and command takes back."""
+    return str(config if isinstance(config, ParallelConfig) else ParallelConfig.from_dict(config))
+
+
+def rounded(value: Any) -> float:
+    """Four significant digits: no prediction or measurement here has more."""
+    return float(f"{float(value):.4g}")
+
+
+def parts(estimate_parts: Mapping[str, Any]) -> dict[str, float]:
+    """Parts above zero, the largest first."""
+    ordered = sorted(estimate_parts.items(), key=lambda item: -float(item[1]))
+    return {name: rounded(value) for name, value in ordered if float(value) > 0}

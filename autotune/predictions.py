@@ -1,0 +1,172 @@
+"""Answers that need no hardware: the plan of a study's space, one config's estimate, other numbers of GPUs, other clusters.
+
+Predictions take measured constants and profiles from the store. For a model that code builds, a plan and an estimate make the profile that is missing,
+because formulas know such a model only as a decoder of like size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from autotune.cluster_comparison import ClusterChoice, clusters_of, compare_clusters
+from autotune.cost import calibration_for, estimate
+from autotune.cost.profile import Profile
+from autotune.errors import InfeasibleError
+from autotune.planning import Plan, WhatIf, plan, what_if
+from autotune.ports import KnowledgeStore
+from autotune.profiling import OnRun, coverage, ensure_profile
+from autotune.registry import RUNNERS, find
+from autotune.results.calibrations import measured_constants, stored_calibration
+from autotune.space import Launchable, SearchSpace
+from autotune.space.proxy import Proxy
+from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, Study
+from autotune.study import preflight
+from autotune.study.assembly import assemble
+
+if TYPE_CHECKING:
+    from autotune.search.target_searcher import TargetSearcher
+
+
+def plan_of(
+    study: Study,
+    *,
+    top: int = 10,
+    store: KnowledgeStore | None = None,
+    profile: bool = True,
+    on_dry_run: OnRun | None = None,
+) -> Plan:
+    """The space ranked by the cost model, with this cluster's calibration when `store` holds one.
+
+    `profile`: for a model that code builds, whether to make the profile that `store` does not hold yet, by at most eight dry runs; `on_dry_run` hears of
+    each before it begins. `Plan.source` says where constants and memory come from. Raises `InfeasibleError`, and `CatalogError` for an unknown
+    runner.
+    """
+    find(RUNNERS, study.runner)
+    space = SearchSpace.of_study(study)
+    problem = ensure_profile(study, store, space=space, on_run=on_dry_run) if profile else ""
+    calibration = stored_calibration(study.workload, store)
+    found = plan(space, calibration=calibration, top=top)
+    profiled = None if calibration is None else calibration.profile
+    return replace(found, source=_sources(study, store, problem, profiled, space.table))
+
+
+def cannot_run_here(study: Study) -> str:
+    """Why this machine cannot run the study, in words; empty when nothing speaks against it. Starts nothing. Raises `CatalogError` or `SpecError`
+    for a runner or an option of it that does not exist."""
+    if study.at_hand is None:
+        return preflight.cannot_run_here(study, SearchSpace.of_study(study))
+    try:
+        here = assemble(study).runs_here
+    except InfeasibleError as error:
+        return str(error)
+    return preflight.cannot_run_here(here.study, here.space)
+
+
+def proxies_of(study: Study, *, top: int = 10, store: KnowledgeStore | None = None) -> list[dict[str, Any]]:
+    """Of the `top` configs of a target's plan, which proxy would run here: {rank, config, proxy, reason}; empty for a study without a target.
+
+    `proxy`: {config, model, num_layers, global_batch_size, cluster, step_time_s, blind}, or null where `reason` says why there is none. Proxies that
+    several configs share are listed with the first of them; `shared_with` is its rank. Raises `InfeasibleError`.
+    """
+    if study.at_hand is None:
+        return []
+    found = assemble(study, store)
+    searcher = cast("TargetSearcher", found.searcher())
+    rows, first = list[dict[str, Any]](), list[tuple[Proxy, int]]()
+    for row in plan(found.space, calibration=found.calibration, top=top).rows:
+        index = found.space.index_of(row.config)
+        assert index is not None
+        proxy = searcher.proxy_at(index)
+        if isinstance(proxy, str):
+            rows.append({"rank": row.rank, "config": row.config.to_dict(), "proxy": None, "reason": proxy})
+            continue
+        same = (proxy.workload, proxy.config)
+        shared = next((rank for known, rank in first if (known.workload, known.config) == same), None)
+        first += [(proxy, row.rank)] if shared is None else []
+        rows.append(
+            {
+                "rank": row.rank,
+                "config": row.config.to_dict(),
+                "shared_with": shared,
+                "reason": "",
+                "proxy": {
+                    "config": proxy.config.to_dict(),
+                    "model": proxy.workload.model.name,
+                    "num_layers": proxy.workload.model.num_layers,
+                    "global_batch_size": proxy.workload.global_batch_size,
+                    "cluster": proxy.workload.cluster.name,
+                    "step_time_s": float(searcher.estimate_of(proxy).step_time_s),
+                    "blind": list(proxy.blind),
+                },
+            }
+        )
+    return rows
+
+
+def what_if_of(
+    study: Study, gpus: Sequence[int], *, tokens: float | None = None, store: KnowledgeStore | None = None
+) -> tuple[WhatIf, ...]:
+    """The best of the study's space on clusters of other sizes, with days and cost for a budget of `tokens`."""
+    known = stored_calibration(study.workload, store)
+    trainer = Launchable.of(study)
+    return what_if(study.workload, study.space, gpus, tokens=tokens, calibration=known, launchable=trainer)
+
+
+def compare_clusters_of(
+    study: Study,
+    clusters: Sequence[str | ClusterSpec],
+    *,
+    tokens: float | None = None,
+    store: KnowledgeStore | None = None,
+) -> tuple[ClusterChoice, ...]:
+    """The best of the study's space on each cluster, with days, cost and energy of a training on `tokens` tokens (None: the budget's `train_tokens`).
+
+    A cluster is a `ClusterSpec`, a name as `h100-sxm-8x8`, or a GPU type, which has as many GPUs as the study's cluster. Raises `CatalogError`, `SpecError`.
+    """
+    return compare_clusters(
+        study.workload,
+        study.space,
+        clusters_of(clusters, study.workload.cluster.num_gpus),
+        tokens=study.budget.train_tokens if tokens is None else tokens,
+        launchable=Launchable.of(study),
+        calibration=lambda workload: stored_calibration(workload, store),
+    )
+
+
+def estimate_of(
+    study: Study,
+    config: ParallelConfig,
+    *,
+    store: KnowledgeStore | None = None,
+    profile: bool = True,
+    on_dry_run: OnRun | None = None,
+) -> tuple[Estimate, str]:
+    """One config's estimate, with this cluster's calibration when `store` holds one, and where the constants and the memory come from.
+
+    `profile` and `on_dry_run`: see `plan_of`.
+    """
+    problem = ensure_profile(study, store, on_run=on_dry_run) if profile else ""
+    constants = stored_calibration(study.workload, store) or calibration_for(study.workload)
+    source = _sources(study, store, problem, constants.profile, ConfigTable.of([config]))
+    return estimate(study.workload, config, calibration=constants), source
+
+
+def _sources(
+    study: Study, store: KnowledgeStore | None, problem: str, profile: Profile | None, table: ConfigTable
+) -> str:
+    """Where the constants come from, and the memory of these configs. `problem`: why no profile could be made, where one was tried."""
+    source = (measured_constants(study.workload, store) or calibration_for(study.workload)).source
+    if problem:
+        return f"{source}; memory by the formulas of a decoder, because no profile could be made: {problem}"
+    if profile is None:
+        return source
+    found, runs = coverage(profile, study.workload, table), profile.words
+    if found.composed == found.configs:
+        return f"{source}; memory from {runs}"
+    reason = next(iter(found.in_full))
+    if not found.composed:
+        return f"{source}; memory by the formulas, because {runs} does not answer: {reason}"
+    some = f"{found.composed:,} of {found.configs:,} configs"
+    return f"{source}; memory of {some} from {runs}, of the others by the formulas (mostly because: {reason})"

@@ -1,0 +1,26 @@
+"""What deleting a study takes away, in sentences, for whoever is asked whether to do it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NAMED = 3
+"""later studies that are named"""
+
+
+def deletion_lines(deletion: Mapping[str, Any]) -> list[str]:
+    """Sentences of a document of `autotune.study.deletion.Deletion`."""
+    lines = [
+        f"study {deletion['study']} ({deletion['name']}) goes with {deletion['trials']:,} trials, their logs and its history"
+    ]
+    if deletion["measured"]:
+        lines.append(
+            f"{deletion['measured']:,} measured configs no longer count for the best across history, nor for searches that begin later"
+        )
+    if learners := deletion["learners"]:
+        names = ", ".join(one["name"] for one in learners[:NAMED]) + (", ..." if len(learners) > NAMED else "")
+        lines.append(f"later studies may have learnt from it: {len(learners):,} ({names}); they keep their own results")
+    if held := deletion["held_by"]:
+        lines.append(f"it cannot be deleted until {held[0]['name']} ({held[0]['id']}), which learnt from it, has ended")
+    return lines

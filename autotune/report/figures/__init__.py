@@ -1,0 +1,63 @@
+"""The figures of a study: the same in its report and in a notebook.
+
+    source.py              what figures are drawn from                    figure_html.py        a figure as HTML, with its data
+    speed_over_study.py    best so far over trials and over time          predictions.py        predicted against measured
+    step_and_memory_parts.py  where time and memory go                    trial_timeline.py     trials on ranks
+    budget_spent.py        limits: spent and left                         loss_curves.py        loss against the reference
+    feasible_map.py        two knobs as a grid, the best of each cell     predicted_space.py    the feasible set, predicted
+    knobs_and_speed.py     importance of knobs, trials across knobs       knob_values.py        the knobs that vary
+    pareto_front.py        speed against memory                           one_trial.py          those of one trial
+
+`FIGURES` names all of them, in the order in which they are shown. Names never change: files and notebooks use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from autotune.report.figures.budget_spent import budget_spent
+from autotune.report.figures.feasible_map import feasible_map
+from autotune.report.figures.knobs_and_speed import knob_importance, parallel_coordinates
+from autotune.report.figures.loss_curves import loss_curves
+from autotune.report.figures.pareto_front import pareto_front
+from autotune.report.figures.predictions import predicted_measured, predicted_measured_memory
+from autotune.report.figures.source import FigureSource
+from autotune.report.figures.speed_over_study import best_so_far, best_so_far_over_time
+from autotune.report.figures.step_and_memory_parts import memory_parts, step_parts
+from autotune.report.figures.trial_timeline import trial_timeline
+from autotune.results.figure import Figure
+from autotune.results.result import Result
+
+FIGURES: Mapping[str, Callable[[FigureSource], Figure | None]] = {
+    "best_so_far": best_so_far,
+    "best_so_far_over_time": best_so_far_over_time,
+    "budget": budget_spent,
+    "feasible_map": feasible_map,
+    "step_parts": step_parts,
+    "memory_parts": memory_parts,
+    "knob_importance": knob_importance,
+    "parallel_coordinates": parallel_coordinates,
+    "pareto_front": pareto_front,
+    "predicted_measured": predicted_measured,
+    "predicted_measured_memory": predicted_measured_memory,
+    "timeline": trial_timeline,
+    "loss_reference": loss_curves,
+}
+"""Functions of all figures by name; each answers None while there is nothing to show."""
+
+
+def figures_of(result: Result) -> tuple[Figure, ...]:
+    """The figures that the trials so far allow, in the order in which they are shown."""
+    source = FigureSource(result=result)
+    return tuple(figure for draw in FIGURES.values() if (figure := draw(source)) is not None)
+
+
+def drawings() -> Mapping[str, Callable[[Result], Figure | None]]:
+    """The figures of a result by name, for `Result.plot`. Those of one result share their source."""
+    sources: dict[int, FigureSource] = {}
+    """by the identity of their results, which they keep alive"""
+
+    def of_result(draw: Callable[[FigureSource], Figure | None]) -> Callable[[Result], Figure | None]:
+        return lambda result: draw(sources.setdefault(id(result), FigureSource(result=result)))
+
+    return {name: of_result(draw) for name, draw in FIGURES.items()}

@@ -1,0 +1,136 @@
+"""The map of the feasible set: two knobs as a grid, the best config of each cell.
+
+The knobs are tp and pp, unless neither varies: then the first two that do. A cell stands for all configs with its two values. It shows the best measured
+speed where one was measured, else the best predicted one, and is refused where all of its configs ran, or are expected to run, out of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+
+from autotune.report.figures.knob_values import order_of, varying, word_of
+from autotune.report.figures.source import FigureSource, title_of
+from autotune.report.svg.tiles import LEVELS, Tile, tiles
+from autotune.report.terminal import format_count
+from autotune.results.figure import Column, Figure, table_of
+from autotune.reward import tokens_per_s
+from autotune.spec import FailureKind, Trial
+
+AXES = ("pp", "tp")
+"""(columns, rows)"""
+MOST_VALUES = 12
+"""values of a knob that has room as an axis"""
+
+
+@dataclass
+class _Cell:
+    """What is known of the configs with these two values."""
+
+    configs: int = 0
+    fitting: int = 0
+    predicted: float | None = None
+    """tokens/s, the most among configs that should fit"""
+    measured: list[Trial] = field(default_factory=list)
+    out_of_memory: int = 0
+
+
+def feasible_map(source: FigureSource) -> Figure | None:
+    """The grid."""
+    knobs = {name: values for name, values in varying(source).items() if len(values) <= MOST_VALUES}
+    names = AXES if any(name in knobs for name in AXES) else tuple(knobs)[:2]
+    if not names:
+        return None
+    across, down = (*names, names[0])[:2]
+    cells = _cells(source, across, down)
+    columns = sorted({key[1] for key in cells}, key=order_of)
+    rows = sorted({key[0] for key in cells}, key=order_of)
+    speeds = sorted(v for cell in cells.values() if (v := _value(cell)) is not None)
+    drawn = {
+        (rows.index(key[0]), columns.index(key[1])): _tile(
+            cell, f"{down}={word_of(key[0])} {across}={word_of(key[1])}", speeds
+        )
+        for key, cell in cells.items()
+    }
+    total = source.space.total if source.space is not None else sum(cell.configs for cell in cells.values())
+    return Figure(
+        name="feasible_map",
+        title="Map of the feasible set",
+        shows=f"The {total:,} legal configs by {down} and {across}: tokens per second of the best config of each cell, over all other knobs.",
+        how_to_read="The darker, the faster. A solid frame was measured, a dashed frame is only predicted; hatched cells run out of memory with every config. "
+        "Empty places hold no legal config. A fast dashed cell is where the search has not been yet.",
+        svg=tiles(
+            drawn,
+            columns=[word_of(value) for value in columns],
+            rows=[word_of(value) for value in rows],
+            column_name=across,
+            row_name=down,
+            description=f"Best speed by {down} and {across}: measured, predicted, or out of memory",
+        ),
+        table=table_of(
+            (
+                Column(name=down, head=down, show=word_of),
+                Column(name=across, head=across, show=word_of),
+                Column(name="configs", head="configs"),
+                Column(name="expected_to_fit", head="expected to fit"),
+                Column(name="measured_tokens_per_s", head="best measured, tokens/s", show=format_count),
+                Column(name="predicted_tokens_per_s", head="best predicted, tokens/s", show=format_count),
+                Column(name="out_of_memory", head="ran out of memory"),
+            ),
+            [
+                (
+                    *key,
+                    cell.configs,
+                    cell.fitting,
+                    max(map(tokens_per_s, cell.measured), default=None),
+                    cell.predicted,
+                    cell.out_of_memory,
+                )
+                for key, cell in sorted(cells.items(), key=lambda item: (order_of(item[0][0]), order_of(item[0][1])))
+            ],
+        ),
+    )
+
+
+def _cells(source: FigureSource, across: str, down: str) -> dict[tuple[Hashable, Hashable], _Cell]:
+    """Cells by (value of `down`, value of `across`)."""
+    cells: dict[tuple[Hashable, Hashable], _Cell] = {}
+    if (space := source.space) is not None:
+        codes = zip(space.table.column(down).tolist(), space.table.column(across).tolist(), strict=True)
+        decode = {name: space.table.knobs[name].decode for name in (down, across)}
+        for (a, b), speed, fits in zip(codes, space.tokens_per_s.tolist(), space.fits.tolist(), strict=True):
+            cell = cells.setdefault((decode[down](a), decode[across](b)), _Cell())
+            cell.configs += 1
+            if fits:
+                cell.fitting += 1
+                cell.predicted = max(speed, cell.predicted or 0.0)
+    for t in source.result.shown:
+        cell = cells.setdefault((t.config.value(down), t.config.value(across)), _Cell())
+        cell.configs += source.space is None
+        if t.is_measured:
+            cell.measured.append(t)
+        elif t.failure is not None and t.failure.kind is FailureKind.OUT_OF_MEMORY:
+            cell.out_of_memory += 1
+    return cells
+
+
+def _value(cell: _Cell) -> float | None:
+    return max(map(tokens_per_s, cell.measured), default=cell.predicted)
+
+
+def _tile(cell: _Cell, name: str, speeds: list[float]) -> Tile:
+    value = _value(cell)
+    counts = f"{cell.configs:,} configs, {cell.fitting:,} expected to fit"
+    if value is None:
+        return Tile(lines=["out of", "memory"], title=f"{name}: out of memory; {counts}", kind="refused")
+    level = (
+        min(LEVELS - 1, int(LEVELS * (value - speeds[0]) / (speeds[-1] - speeds[0])))
+        if speeds[-1] > speeds[0]
+        else LEVELS - 1
+    )
+    tile = Tile(lines=[format_count(value), "predicted"], title="", kind="predicted", level=level)
+    if not cell.measured:
+        return replace(tile, title=f"{name}: {format_count(value)} tokens/s predicted; {counts}")
+    best = max(cell.measured, key=tokens_per_s)
+    title = f"{name}: {format_count(value)} tokens/s measured; {counts}; {title_of(best)}"
+    return replace(tile, lines=[format_count(value), f"#{best.number}"], title=title, kind="measured")

@@ -1,0 +1,32 @@
+"""A figure as HTML: its words, the drawing, and its data in a part that opens. All text is escaped."""
+
+from __future__ import annotations
+
+from html import escape
+from urllib.parse import quote
+
+from autotune.report.page_frame import html_table
+from autotune.results.figure import Figure
+
+MOST_ROWS = 20
+"""rows of data that the HTML shows; the CSV holds all"""
+
+
+def figure_html(figure: Figure, *, csv: str = "") -> str:
+    """`csv`: the address of the data; empty: they are inside of the page, as the drawing is."""
+    csv = csv or f"data:text/csv;charset=utf-8,{quote(figure.csv())}"
+    svg = f"data:image/svg+xml;charset=utf-8,{quote(figure.picture())}"
+    table, name = figure.table, escape(figure.name)
+    rows = len(table.rows)
+    cut = f" The first {MOST_ROWS} of {rows:,} rows are shown." if rows > MOST_ROWS else ""
+    data = html_table(
+        [(column.head, column.is_number) for column in table.columns],
+        [("", [escape(word) for word in words]) for words in table.shown_rows(MOST_ROWS)],
+        label=f"{figure.title}: data",
+    )
+    return (
+        f'<figure class="autotune-figure" id="{name}"><figcaption><h3>{escape(figure.title)}</h3><p>{escape(figure.shows)}</p></figcaption>{figure.svg}'
+        f"<p>{escape(figure.how_to_read)}</p><details><summary>Data of this figure</summary>{data}"
+        f'<p>{cut} <a href="{escape(csv)}" download="{name}.csv">All rows as CSV</a> · <a href="{escape(svg)}" download="{name}.svg">Drawing as SVG</a></p>'
+        "</details></figure>"
+    )

@@ -1,0 +1,201 @@
+"""Which knobs make a config fast: all trials across the knobs, and the share of the speed's variance that each knob explains alone.
+
+    y        ln tokens/s                     S_k = Var_v(E[y | knob k = v]) / Var(y)       0 to 1
+
+S_k is the first-order sensitivity index (Sobol' 1993; Saltelli et al. 2008, eq. 1.19). Over the predicted configs that should fit it is taken as it is, with equal
+weights. Over n measured trials with m values of the knob it would be too large by chance, so the variance between the values is corrected for it, as epsilon
+squared (Kelley 1935):
+
+    S_k = max(0, (SS_between - (m - 1) s^2) / SS_total)         s^2 = SS_within / (n - m)
+
+Knobs depend on one another (dp follows from tp and pp), so the shares need not add up to 1, and a knob that matters only together with another has a small one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.report.figures.knob_values import varying, word_of
+from autotune.report.figures.source import (
+    CONFIG,
+    MEASURED,
+    STATUS,
+    TRIAL,
+    FigureSource,
+    left_out,
+    title_of,
+)
+from autotune.report.notes import note_of
+from autotune.report.svg.bars import Bar, stacked_bars
+from autotune.report.svg.parallel_axes import Item, UprightAxis, parallel_axes
+from autotune.report.terminal import format_count
+from autotune.results.figure import Column, Figure, table_of
+from autotune.reward import tokens_per_s
+from autotune.spec import Trial, TrialPurpose, config_label
+
+MOST_AXES = 8
+LEVELS = 5
+LEAST_TRIALS = 8
+"""measured trials below which no share is told"""
+
+
+def knob_importance(source: FigureSource) -> Figure | None:
+    """The share of the variance of speed that each knob explains alone."""
+    rows = importance_rows(source)
+    if not rows:
+        return None
+    bars = []
+    for name, predicted, measured in rows[:MOST_AXES]:
+        if predicted is not None:
+            bars.append(Bar(label=name, parts={"predicted": predicted}, note=f"{predicted:.0%}"))
+        if measured is not None:
+            label = name if predicted is None else ""
+            bars.append(Bar(label=label, parts={"measured": measured}, note=f"{measured:.0%}"))
+    return Figure(
+        name="knob_importance",
+        title="Importance of each knob",
+        shows="Share of the variance of the logarithm of tokens per second that each knob explains alone: over all configs that should fit, as predicted, and over the measured trials.",
+        how_to_read="A long bar: choosing this knob well matters. Shares need not add up to 100%, because knobs depend on one another. Measured shares "
+        f"appear from {LEAST_TRIALS} trials on; the search tries good values more often than bad ones, which makes its shares smaller.",
+        svg=stacked_bars(
+            bars,
+            names={"predicted": "predicted, all configs", "measured": "measured trials"},
+            number=lambda share: f"{share:.0%}",
+            x_label="share of the variance of ln(tokens per second)",
+            description="Share of the variance of speed that each knob explains",
+        ),
+        table=table_of(
+            (
+                Column(name="knob", head="knob", is_number=False),
+                Column(name="predicted_share", head="predicted", show=lambda v: f"{v:.1%}"),
+                Column(name="measured_share", head="measured", show=lambda v: f"{v:.1%}"),
+            ),
+            rows,
+        ),
+    )
+
+
+def importance_rows(source: FigureSource) -> list[tuple[str, float | None, float | None]]:
+    """(knob, predicted share, measured share), the most important first."""
+    space = source.space
+    trials = [t for t in source.searched if t.purpose is TrialPurpose.SEARCH or t.purpose is TrialPurpose.BASELINE]
+    speeds = np.log([tokens_per_s(t) for t in trials]) if len(trials) >= LEAST_TRIALS else np.empty(0)
+    rows = []
+    for name in varying(source):
+        predicted = None
+        if space is not None and name in space.table.knobs and space.fits.sum() > 1:
+            predicted = explained_share(space.table.column(name)[space.fits], np.log(space.tokens_per_s[space.fits]))
+        measured = None
+        if len(speeds):
+            values = np.unique([word_of(t.config.value(name)) for t in trials], return_inverse=True)[1]
+            measured = explained_share(values, speeds, is_sample=True)
+        if predicted is not None or measured is not None:
+            rows.append((name, predicted, measured))
+    return sorted(rows, key=lambda row: -max(row[1] or 0.0, 0.0 if row[1] is not None else row[2] or 0.0))
+
+
+def explained_share(codes: NDArray[Any], y: NDArray[np.float64], *, is_sample: bool = False) -> float | None:
+    """S_k of a knob with these codes, shape (N,); None where it or the speed does not vary. `is_sample`: with the correction for chance."""
+    groups, index = np.unique(codes, return_inverse=True)
+    total = float(((y - y.mean()) ** 2).sum())
+    n, m = len(y), len(groups)
+    if m < 2 or total <= 1e-12 * n or (is_sample and n <= m):
+        return None
+    means = np.bincount(index, weights=y) / np.bincount(index)
+    within = float(((y - means[index]) ** 2).sum())
+    between = total - within
+    return max(0.0, (between - ((m - 1) * within / (n - m) if is_sample else 0.0)) / total)
+
+
+def parallel_coordinates(source: FigureSource) -> Figure | None:
+    """Every trial as a line across the knobs that vary, to its speed."""
+    trials = [t for t in source.result.shown if (t.is_measured or t.failure) and t.purpose is not TrialPurpose.FINAL]
+    tried = {
+        name: values
+        for name, values in varying(source).items()
+        if len({word_of(t.config.value(name)) for t in trials}) > 1
+    }
+    speeds = sorted(tokens_per_s(t) for t in trials if t.is_measured)
+    if not tried or not speeds:
+        return None
+    ranked = [name for name, _, _ in importance_rows(source) if name in tried] or list(tried)
+    chosen = set(ranked[:MOST_AXES])
+    names = [name for name in tried if name in chosen]
+    places = {name: {word_of(v): i for i, v in enumerate(tried[name])} for name in names}
+    low, high = min(0.98 * speeds[0], speeds[0] - 1e-9), speeds[-1]
+    shown = source.thinned(trials)
+    items = [_item(source, t, names, places, low, high) for t in shown]
+    items.sort(key=lambda item: _DRAWN.index(item.kind))
+    ends = [low + (high - low) * i / 4 for i in range(5)]
+    axes = [UprightAxis(name=_axis_name(name), values=[word_of(v) for v in tried[name]]) for name in names]
+    hidden = len(tried) - len(names)
+    more = f" {hidden} knobs of less importance have no axis." if hidden else ""
+    return Figure(
+        name="parallel_coordinates",
+        title="Trials across the knobs",
+        shows=f"Every trial as a line across the knobs that vary, to its tokens per second.{more}"
+        + left_out(len(shown), len(trials)),
+        how_to_read="Follow a line from left to right: it meets each axis at the value that its config has. The darker the line, the faster; the thick line is the "
+        "best, dashed red lines failed and end at the bottom. Where the dark lines meet one value, that value is good.",
+        svg=parallel_axes(
+            [*axes, UprightAxis(name="tokens/s", values=[format_count(v) for v in ends])],
+            items,
+            description="Trials as lines across knobs",
+        ),
+        table=table_of(
+            (TRIAL, CONFIG, STATUS, *(Column(name=n, head=n, show=word_of) for n in tried), MEASURED),
+            [
+                (
+                    t.number,
+                    config_label(t.config),
+                    str(t.status),
+                    *(t.config.value(n) for n in tried),
+                    tokens_per_s(t) if t.is_measured else None,
+                )
+                for t in trials
+            ],
+        ),
+    )
+
+
+_DRAWN = ("path failed", *(f"path speed-{level}" for level in range(LEVELS)), "path base-path", "path winner")
+"""kinds of lines, the last on top"""
+_SHORT = {
+    "micro_batch_size": "micro batch",
+    "accumulation_steps": "accumulation",
+    "sequence_parallel": "seq. parallel",
+    "zero_stage": "ZeRO",
+    "pp_schedule": "schedule",
+    "virtual_stages": "virtual stages",
+}
+
+
+def _axis_name(name: str) -> str:
+    return _SHORT.get(name, name)
+
+
+def _item(
+    source: FigureSource,
+    trial: Trial,
+    names: Sequence[str],
+    places: dict[str, dict[str, int]],
+    low: float,
+    high: float,
+) -> Item:
+    heights = []
+    for name in names:
+        last = len(places[name]) - 1
+        heights.append(places[name][word_of(trial.config.value(name))] / last)
+    if not trial.is_measured:
+        title = title_of(trial, note_of(trial))
+        return Item(at=[*heights, 0.0], title=title, kind="path failed")
+    speed = tokens_per_s(trial)
+    share = (speed - low) / (high - low) if high > low else 1.0
+    kind = f"path speed-{min(LEVELS - 1, math.floor(LEVELS * share))}"
+    kind = {"best": "path winner", "base": "path base-path"}.get(source.kind(trial), kind)
+    return Item(at=[*heights, share], title=title_of(trial, f"{format_count(speed)} tokens/s"), kind=kind)

@@ -1,0 +1,295 @@
+"""The figures of one trial: its steps, its loss, and where its time and its memory go."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.report.figures.loss_curves import loss_axis
+from autotune.report.figures.step_and_memory_parts import MEMORY_NAMES, OVERLAPPED, memory_bars, part_names
+from autotune.report.findings import time_parts
+from autotune.report.svg.axes import Axis, Line, Point, plot
+from autotune.report.svg.bars import Bar, stacked_bars
+from autotune.report.svg.canvas import byte_ticks, time_ticks
+from autotune.report.terminal import PART_NAMES, format_bytes, format_duration
+from autotune.results.figure import Column, Figure, table_of
+from autotune.spec import Trial
+
+STEP = Column(name="step", head="step")
+STEP_TIME = Column(name="step_time_s", head="step time", show=format_duration)
+CAUSE = Column(name="cause", head="", is_number=False)
+MEASURED = "measured"
+"""the part of a bar that is one measured number"""
+MOST_RANKS = 32
+"""ranks whose peaks are shown"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSource:
+    """What the figures of a trial are drawn from."""
+
+    trial: Trial
+    """as it was measured"""
+    steps: Mapping[str, Sequence[float]]
+    """step (from 0, with warm-up), step_time_s, loss, grad_norm, of its last attempt; empty lists where no step was reported"""
+    warmup_steps: int
+    """steps at the start that do not count"""
+    capacity_bytes: float
+    """memory of a GPU"""
+
+
+def trial_figures(source: TrialSource) -> tuple[Figure, ...]:
+    """The figures that the trial allows so far, in the order in which they are shown."""
+    drawn = (
+        _step_times(source),
+        _losses(source),
+        _memory_over_time(source),
+        _time(source),
+        _memory(source),
+        _grad_norms(source),
+    )
+    return tuple(figure for figure in drawn if figure is not None)
+
+
+def _step_times(source: TrialSource) -> Figure | None:
+    steps, times = source.steps["step"], source.steps["step_time_s"]
+    if not steps:
+        return None
+    counted = [time_s for step, time_s in zip(steps, times, strict=True) if step >= source.warmup_steps]
+    last = max(1.0, max(steps))
+    lines = []
+    if counted:
+        middle = statistics.median(counted)
+        lines.append(
+            Line(points=[(0.0, middle), (last, middle)], kind="dashed", label=f"median {format_duration(middle)}")
+        )
+    if source.trial.estimate is not None:
+        predicted = float(source.trial.estimate.step_time_s)
+        lines.append(
+            Line(
+                points=[(0.0, predicted), (last, predicted)],
+                kind="dotted",
+                label=f"predicted {format_duration(predicted)}",
+            )
+        )
+    points = [
+        Point(
+            x=step,
+            y=time_s,
+            kind="soft" if step < source.warmup_steps else "dot",
+            title=f"step {step:.0f}: {format_duration(time_s)}",
+        )
+        for step, time_s in zip(steps, times, strict=True)
+    ]
+    return Figure(
+        name="step_times",
+        title="Step times",
+        shows="Seconds of each optimizer step, of the slowest rank.",
+        how_to_read=f"Each dot is a step; the paler ones (the first {source.warmup_steps}) warm up and do not count. Dots on one level make a "
+        "measurement that can be trusted; a drift or two levels mean that the machine did something else too.",
+        svg=plot(
+            points,
+            lines,
+            x=_step_axis(last),
+            y=Axis(label="seconds of the step", format=format_duration, ticks=time_ticks),
+            description="Step times of the trial",
+            legend=True,
+        ),
+        table=table_of((STEP, STEP_TIME), [(int(step), time_s) for step, time_s in zip(steps, times, strict=True)]),
+    )
+
+
+def _losses(source: TrialSource) -> Figure | None:
+    steps, losses = source.steps["step"], source.steps["loss"]
+    m = source.trial.measurement
+    first = source.warmup_steps
+    reference = [(float(first + i), loss) for i, loss in enumerate(m.reference_losses)] if m is not None else []
+    ours = list(zip(steps, losses, strict=True))
+    lines = [
+        Line(points=_finite(reference), kind="dashed", label="fp32 reference"),
+        Line(points=_finite(ours), kind="line", label="this trial"),
+    ]
+    known = [loss for line in lines for _, loss in line.points]
+    if not lines[1].points:
+        return None
+    beside = dict(reference)
+    return Figure(
+        name="loss",
+        title="Loss",
+        shows="Training loss in nats per token of each optimizer step, mean over all ranks.",
+        how_to_read="It should fall like the fp32 reference where there is one: a curve that leaves it upwards pays for its speed with precision. "
+        "Steps without a finite loss are left out of the drawing.",
+        svg=plot(
+            [],
+            [line for line in lines if line.points],
+            x=_step_axis(max(steps)),
+            y=loss_axis(known),
+            description="Loss of the trial",
+            legend=True,
+        ),
+        table=table_of(
+            (
+                STEP,
+                Column(name="loss_nats_per_token", head="loss", show=_four),
+                Column(name="reference_loss_nats_per_token", head="reference", show=_four),
+            ),
+            [(int(step), loss if math.isfinite(loss) else None, beside.get(step)) for step, loss in ours],
+        ),
+    )
+
+
+def _grad_norms(source: TrialSource) -> Figure | None:
+    pairs = list(zip(source.steps["step"], source.steps["grad_norm"], strict=True))
+    points = _finite(pairs)
+    if not points:
+        return None
+    return Figure(
+        name="gradient_norm",
+        title="Gradient norm",
+        shows="Global norm of the gradient of each optimizer step, before clipping.",
+        how_to_read="Spikes that the default config does not have at the same step are a sign of instability.",
+        svg=plot(
+            [],
+            [Line(points=points)],
+            x=_step_axis(max(step for step, _ in pairs)),
+            y=Axis(label="gradient norm", format=lambda value: f"{value:.3g}"),
+            description="Gradient norm of the trial",
+        ),
+        table=table_of(
+            (STEP, Column(name="grad_norm", head="gradient norm", show=_four)),
+            [(int(step), norm if math.isfinite(norm) else None) for step, norm in pairs],
+        ),
+    )
+
+
+def _memory_over_time(source: TrialSource) -> Figure | None:
+    m = source.trial.measurement
+    if m is None or not m.step_peak_memory_bytes:
+        return None
+    ends = list(itertools.accumulate(m.step_times_s))[: len(m.step_peak_memory_bytes)]
+    points = list(zip(ends, m.step_peak_memory_bytes, strict=True))
+    lines = [Line(points=[(0.0, points[0][1]), *points], stepped=True, label="peak so far")]
+    if source.trial.estimate is not None:
+        predicted = float(source.trial.estimate.peak_memory_bytes)
+        lines.append(
+            Line(
+                points=[(0.0, predicted), (ends[-1], predicted)],
+                kind="dotted",
+                label=f"predicted {format_bytes(predicted)}",
+            )
+        )
+    return Figure(
+        name="memory_over_time",
+        title="Memory over time",
+        shows="Peak memory in bytes of the fullest rank since the trial began, at the end of each step, over the seconds of training after warm-up.",
+        how_to_read="It should be level soon after the first steps. A line that keeps rising is a leak, or memory that is cut into ever smaller pieces: a "
+        "longer training may run out of memory.",
+        svg=plot(
+            [],
+            lines,
+            x=Axis(label="seconds of training after warm-up", format=format_duration, ticks=time_ticks),
+            y=Axis(label="peak memory so far", format=format_bytes, ticks=byte_ticks),
+            description="Peak memory of the trial over time",
+            legend=True,
+        ),
+        table=table_of(
+            (
+                Column(name="elapsed_s", head="after", show=format_duration),
+                Column(name="peak_memory_bytes", head="peak memory", show=format_bytes),
+            ),
+            points,
+        ),
+    )
+
+
+def _time(source: TrialSource) -> Figure | None:
+    trial = source.trial
+    step_s = trial.measurement.step_time_s if trial.is_measured and trial.measurement else None
+    found: list[tuple[str, dict[str, float]]] = []
+    if trial.estimate is not None:
+        found.append(("predicted", _parts(trial.estimate.time_parts_s.to_dict())))
+    taken, is_profiled = time_parts(trial)
+    if is_profiled:
+        found.append(("profiled", _parts(taken)))
+    if not found:
+        return None
+    names = part_names([parts for _, parts in found])
+    bars = [
+        Bar(label=label, parts=parts, mark=step_s, note=format_duration(sum(parts.values()))) for label, parts in found
+    ]
+    return Figure(
+        name="time_by_parts",
+        title="Where the time of a step goes",
+        shows="Seconds of one optimizer step by cause, as the cost model predicts it"
+        + (" and as a profile of the trial found it." if is_profiled else "; this trial was not profiled."),
+        how_to_read="The number beside a bar is its whole length; the tick is the measured step time. Communication that hides behind computation is not "
+        "shown.",
+        svg=stacked_bars(
+            bars,
+            names=names,
+            number=format_duration,
+            x_label="seconds of one optimizer step",
+            description="Parts of a step of the trial",
+            tick_values=time_ticks,
+        ),
+        table=table_of(
+            (CAUSE, *(Column(name=f"{label}_s", head=label, show=format_duration) for label, _ in found)),
+            [(word, *(parts.get(name, 0.0) for _, parts in found)) for name, word in names.items()],
+        ),
+    )
+
+
+def _memory(source: TrialSource) -> Figure | None:
+    trial, m = source.trial, source.trial.measurement
+    peak = m.peak_memory_bytes if m is not None else None
+    ranks = m.rank_peak_memory_bytes if m is not None else ()
+    bars, rows = [], []
+    if trial.estimate is not None:
+        parts = {name: float(value) for name, value in trial.estimate.memory_parts_bytes.to_dict().items()}
+        bars.append(Bar(label="predicted", parts=parts, mark=peak, note=format_bytes(sum(parts.values()))))
+        rows += [(f"predicted: {PART_NAMES[name]}", value) for name, value in parts.items()]
+    measured = {f"rank {rank}": float(value) for rank, value in enumerate(ranks[:MOST_RANKS])}
+    measured = measured if len(measured) > 1 else {"measured": peak} if peak is not None else {}
+    bars += [Bar(label=label, parts={MEASURED: value}, note=format_bytes(value)) for label, value in measured.items()]
+    rows += [(f"peak: {label}", value) for label, value in measured.items()]
+    if not bars:
+        return None
+    capacity = (m.memory_capacity_bytes if m is not None else None) or source.capacity_bytes
+    svg, far = memory_bars(
+        bars,
+        {**MEMORY_NAMES, MEASURED: "measured peak"},
+        capacity_bytes=capacity,
+        x_label="peak memory of a rank",
+        description="Predicted parts and measured peaks of memory, against the capacity",
+    )
+    return Figure(
+        name="memory_by_parts",
+        title="Where the memory goes",
+        shows=f"Peak memory in bytes: of the fullest rank by cause, as predicted, and of each rank as measured.{far}",
+        how_to_read="The tick across the first bar is the measured peak of the fullest rank. Ranks with very different peaks are uneven pipeline stages.",
+        svg=svg,
+        table=table_of(
+            (CAUSE, Column(name="bytes", head="memory", show=format_bytes)), [*rows, ("capacity", capacity)]
+        ),
+    )
+
+
+def _parts(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if name != OVERLAPPED and value > 0}
+
+
+def _step_axis(last: float) -> Axis:
+    return Axis(
+        label="optimizer step", format=lambda step: f"{step:.0f}", low=-0.02 * last, high=1.02 * last, is_whole=True
+    )
+
+
+def _finite(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if math.isfinite(y)]
+
+
+def _four(value: float) -> str:
+    return f"{value:.4f}"

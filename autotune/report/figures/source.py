@@ -1,0 +1,88 @@
+"""What figures are drawn from: a study's result, and what the cost model says of its space.
+
+Figures show at most `MAX_MARKS` trials: more can't be told apart. Left-out trials are spread evenly; the best, the default config, each improvement and what
+failed last stay. A figure's table holds all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from autotune.report.figures.predicted_space import PredictedSpace, predicted_space
+from autotune.report.terminal import format_bytes, format_count, format_duration
+from autotune.results.figure import Column
+from autotune.results.result import Result
+from autotune.reward import tokens_per_s
+from autotune.spec import Trial, TrialPurpose, config_label
+
+MAX_MARKS = 500
+"""trials that a figure shows"""
+
+TRIAL = Column(name="trial", head="trial")
+CONFIG = Column(name="config", head="config", is_number=False)
+STATUS = Column(name="status", head="status", is_number=False, show=lambda status: str(status).lower())
+MEASURED = Column(name="tokens_per_s", head="measured, tokens/s", show=format_count)
+PREDICTED = Column(name="predicted_tokens_per_s", head="predicted, tokens/s", show=format_count)
+ELAPSED = Column(name="elapsed_s", head="after", show=format_duration)
+MEMORY = Column(name="peak_memory_bytes", head="peak memory", show=format_bytes)
+"""columns that several figures have"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureSource:
+    """Everything that figures are drawn from."""
+
+    result: Result
+
+    @cached_property
+    def space(self) -> PredictedSpace | None:
+        """The feasible set; None where it can't be listed here, e.g. because its trainer is not installed."""
+        return predicted_space(self.result.record.study, self.result.trials)
+
+    @property
+    def searched(self) -> list[Trial]:
+        """Measured trials without the finals: each config once."""
+        return [t for t in self.result.measured if t.purpose is not TrialPurpose.FINAL]
+
+    def elapsed_s(self, moment: datetime | None) -> float | None:
+        """Seconds from the start of the study, pauses included."""
+        start = self.result.record.started_at
+        if start is None:
+            start = min((t.started_at for t in self.result.shown if t.started_at), default=None)
+        return None if moment is None or start is None else max(0.0, (moment - start).total_seconds())
+
+    def kind(self, trial: Trial) -> str:
+        """The kind of a trial's mark."""
+        best = self.result.best
+        if best is not None and trial.number == best.number:
+            return "best"
+        if trial.purpose is TrialPurpose.BASELINE:
+            return "base"
+        return "soft" if trial.purpose is TrialPurpose.FINAL else "dot"
+
+    def thinned(self, trials: Sequence[Trial]) -> list[Trial]:
+        """At most about `MAX_MARKS` of the trials, in their order."""
+        if len(trials) <= MAX_MARKS:
+            return list(trials)
+        each = -(-len(trials) // MAX_MARKS)
+        best = self.result.best.number if self.result.best else None
+        top, kept = float("-inf"), []
+        for index, trial in enumerate(trials):
+            speed = tokens_per_s(trial) if trial.is_measured else float("-inf")
+            is_better, top = speed > top, max(top, speed)
+            if is_better or index % each == 0 or trial.purpose is TrialPurpose.BASELINE or trial.number == best:
+                kept.append(trial)
+        return kept
+
+
+def title_of(trial: Trial, *facts: str) -> str:
+    """What the pointer shows of a trial."""
+    return f"trial {trial.number}: {config_label(trial.config)}" + "".join(f", {fact}" for fact in facts)
+
+
+def left_out(shown: int, of: int) -> str:
+    """That a figure does not show all trials, as a sentence; empty where it does."""
+    return f" {shown:,} of {of:,} trials are drawn; the data hold all." if shown < of else ""

@@ -1,0 +1,110 @@
+"""The best speed so far, over trials and over time, with the default config and the most that is predicted."""
+
+from __future__ import annotations
+
+import math
+
+from autotune.report.figures.source import CONFIG, ELAPSED, MEASURED, STATUS, TRIAL, FigureSource, left_out, title_of
+from autotune.report.notes import note_of
+from autotune.report.svg.axes import Axis, Line, Point, plot
+from autotune.report.svg.canvas import ticks, time_ticks
+from autotune.report.terminal import format_count, format_duration
+from autotune.results.figure import Column, Figure, table_of
+from autotune.reward import tokens_per_s
+from autotune.spec import Trial, config_label
+
+BEST = Column(name="best_tokens_per_s", head="best so far, tokens/s", show=format_count)
+_HOW = (
+    "Each dot is a measured trial, paler where it measures a config again; the large dot is the best. The line is the best so far, the square and the dashed "
+    "line are the default config, the dotted line is the most that the cost model predicts for any config that fits. Crosses at the bottom failed."
+)
+
+
+def best_so_far(source: FigureSource) -> Figure | None:
+    """The best speed so far over trials."""
+    return _figure(source, is_time=False)
+
+
+def best_so_far_over_time(source: FigureSource) -> Figure | None:
+    """The best speed so far over the time of the study."""
+    return _figure(source, is_time=True)
+
+
+def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
+    def place(trial: Trial) -> float | None:
+        return source.elapsed_s(trial.ended_at) if is_time else float(trial.number)
+
+    placed = [(at, t) for t in source.result.shown if (t.is_measured or t.failure) and (at := place(t)) is not None]
+    placed.sort(key=lambda pair: (pair[0], pair[1].number))
+    if not any(t.is_measured for _, t in placed):
+        return None
+    levels, top = [], -math.inf
+    for at, t in placed:
+        if t.is_measured:
+            top = max(top, tokens_per_s(t))
+        levels.append((at, top))
+    shown = source.thinned([t for _, t in placed])
+    numbers = {t.number for t in shown}
+    first, last = placed[0][0], max(placed[-1][0], placed[0][0] + 1e-3)
+    margin = 0.03 * (last - min(first, 0.0))
+    x_axis = Axis(
+        label="time since the start of the study" if is_time else "trial",
+        format=format_duration if is_time else lambda value: f"{value:.0f}",
+        low=-margin,
+        high=last + margin,
+        is_whole=not is_time,
+        ticks=time_ticks if is_time else ticks,
+    )
+    points = [_point(source, at, t) for at, t in placed if t.number in numbers]
+    known = [(at, level) for at, level in levels if level > -math.inf]
+    steps = [pair for i, pair in enumerate(known) if i in (0, len(known) - 1) or pair[1] > known[i - 1][1]]
+    lines = [Line(points=steps, stepped=True), *_levels(source, last + margin)]
+    over = "time" if is_time else "trials"
+    return Figure(
+        name="best_so_far_over_time" if is_time else "best_so_far",
+        title=f"Best so far over {over}",
+        shows=f"Measured throughput in tokens per second of the whole job, over {'the time of the study' if is_time else 'its trials'}."
+        + left_out(len(points), len(placed)),
+        how_to_read=_HOW,
+        svg=plot(
+            points,
+            lines,
+            x=x_axis,
+            y=Axis(label="tokens per second", format=format_count),
+            description=f"Measured throughput over {over}, with the best so far",
+        ),
+        table=table_of(
+            (TRIAL, ELAPSED, CONFIG, STATUS, MEASURED, BEST),
+            [
+                (
+                    t.number,
+                    source.elapsed_s(t.ended_at),
+                    config_label(t.config),
+                    str(t.status),
+                    tokens_per_s(t) if t.is_measured else None,
+                    level if level > -math.inf else None,
+                )
+                for (_, t), (_, level) in zip(placed, levels, strict=True)
+            ],
+        ),
+    )
+
+
+def _point(source: FigureSource, at: float, trial: Trial) -> Point:
+    if not trial.is_measured:
+        return Point(x=at, y=0.0, kind="fail", title=title_of(trial, note_of(trial)))
+    speed = tokens_per_s(trial)
+    title = title_of(trial, f"{format_count(speed)} tokens/s")
+    return Point(x=at, y=speed, kind=source.kind(trial), title=title)
+
+
+def _levels(source: FigureSource, end: float) -> list[Line]:
+    found = []
+    if (default := source.result.baseline) is not None and default.is_measured:
+        speed = tokens_per_s(default)
+        found.append(Line(points=[(0.0, speed), (end, speed)], kind="dashed", label="default config"))
+    optimum = source.space.optimum_tokens_per_s if source.space is not None else None
+    if optimum is not None:
+        label = f"most predicted: {format_count(optimum)}"
+        found.append(Line(points=[(0.0, optimum), (end, optimum)], kind="dotted", label=label))
+    return found

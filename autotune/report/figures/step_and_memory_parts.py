@@ -1,0 +1,171 @@
+"""Where the time of a step and the memory of a rank go: the winner beside the default config and the runner-up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+from autotune.report.figures.source import CONFIG, TRIAL, FigureSource
+from autotune.report.findings import time_parts
+from autotune.report.svg.bars import Bar, stacked_bars
+from autotune.report.svg.canvas import byte_ticks, time_ticks
+from autotune.report.terminal import PART_NAMES, format_bytes, format_duration
+from autotune.results.answers import standings_of
+from autotune.results.figure import Column, Figure, table_of
+from autotune.spec import MemoryParts, Trial, config_label
+
+OVERLAPPED = "communication_overlapped"
+"""communication hidden behind computation: no part of the step's time, so it has no place in a stacked bar"""
+ROLE = Column(name="role", head="", is_number=False)
+MEMORY_NAMES: Mapping[str, str] = {part.name: PART_NAMES[part.name] for part in fields(MemoryParts)}
+"""what people call the parts of memory"""
+FAR = 4.0
+"""a capacity of more than so many times the largest peak is named, not drawn"""
+
+
+def compared_trials(source: FigureSource) -> list[tuple[str, Trial]]:
+    """Winner, runner-up and default config with their roles; each trial once."""
+    best, default = source.result.best, source.result.baseline
+    if best is None:
+        return []
+    others = [t for t in standings_of(source.result) if t.config != best.config]
+    runner_up = next((t for t in others if default is None or t.config != default.config), None)
+    is_default = default is not None and default.config == best.config
+    found = [("winner, default" if is_default else "winner", best)]
+    found += [("runner-up", runner_up)] if runner_up is not None else []
+    return found if default is None or is_default else [*found, ("default", default)]
+
+
+def step_parts(source: FigureSource) -> Figure | None:
+    """Seconds of a step by cause."""
+    bars, rows, profiled, trials = [], [], [], compared_trials(source)
+    for role, trial in trials:
+        parts, is_profiled = time_parts(trial)
+        parts = {name: time_s for name, time_s in parts.items() if name != OVERLAPPED}
+        if parts and trial.measurement is not None:
+            step_s = trial.measurement.step_time_s
+            profiled.append(is_profiled)
+            bars.append(
+                Bar(
+                    label=f"{role} #{trial.number}",
+                    parts=parts,
+                    mark=step_s,
+                    note=format_duration(step_s),
+                )
+            )
+            rows.append((role, trial, parts, step_s))
+    if not bars:
+        return None
+    names = part_names([parts for _, _, parts, _ in rows])
+    whence = (
+        "profiled"
+        if all(profiled)
+        else "profiled where the trial was, else predicted"
+        if any(profiled)
+        else "predicted by the cost model"
+    )
+    return Figure(
+        name="step_parts",
+        title="Where the time of a step goes",
+        shows=f"Seconds of one optimizer step by cause ({whence}), of the winner, the runner-up and the default config.",
+        how_to_read="Each bar is one step, its colours are the causes; the tick across the bar and the number beside it are the measured step time. "
+        "Communication that hides behind computation takes no time and is not shown. Batches may differ: compare speeds, not only lengths.",
+        svg=stacked_bars(
+            bars,
+            names=names,
+            number=format_duration,
+            x_label="seconds of one optimizer step",
+            description="Parts of a step of the winner, the runner-up and the default config",
+            tick_values=time_ticks,
+        ),
+        table=table_of(
+            (
+                ROLE,
+                TRIAL,
+                CONFIG,
+                *(Column(name=f"{n}_s", head=word, show=format_duration) for n, word in names.items()),
+                Column(name="measured_step_time_s", head="measured step", show=format_duration),
+            ),
+            [
+                (role, t.number, config_label(t.config), *(parts.get(n, 0.0) for n in names), s)
+                for role, t, parts, s in rows
+            ],
+        ),
+    )
+
+
+def memory_parts(source: FigureSource) -> Figure | None:
+    """Bytes of the fullest rank by cause, against the capacity."""
+    bars, rows = [], []
+    for role, trial in compared_trials(source):
+        if trial.estimate is None:
+            continue
+        parts = {n: float(v) for n, v in trial.estimate.memory_parts_bytes.to_dict().items()}
+        peak = trial.measurement.peak_memory_bytes if trial.measurement else None
+        note = format_bytes(peak or sum(parts.values()))
+        bars.append(Bar(label=f"{role} #{trial.number}", parts=parts, mark=peak, note=note))
+        rows.append((role, trial, parts, peak))
+    if not bars:
+        return None
+    capacity = _capacity(source)
+    svg, far = memory_bars(
+        bars,
+        MEMORY_NAMES,
+        capacity_bytes=capacity,
+        x_label="peak memory of the fullest rank",
+        description="Predicted parts and measured peak of memory, against the capacity",
+    )
+    return Figure(
+        name="memory_parts",
+        title="Where the memory goes",
+        shows=f"Peak memory in bytes of the fullest rank by cause, as predicted, of the winner, the runner-up and the default config.{far}",
+        how_to_read="Colours are the causes; the tick across the bar and the number beside it are the measured peak. "
+        "A bar or tick close to the dashed line has no room for a larger micro-batch.",
+        svg=svg,
+        table=table_of(
+            (
+                ROLE,
+                TRIAL,
+                CONFIG,
+                *(Column(name=f"{n}_bytes", head=word, show=format_bytes) for n, word in MEMORY_NAMES.items()),
+                Column(name="measured_peak_bytes", head="measured peak", show=format_bytes),
+                Column(name="capacity_bytes", head="capacity", show=format_bytes),
+            ),
+            [
+                (role, t.number, config_label(t.config), *(parts.get(n, 0.0) for n in MEMORY_NAMES), peak, capacity)
+                for role, t, parts, peak in rows
+            ],
+        ),
+    )
+
+
+def memory_bars(
+    bars: Sequence[Bar], names: Mapping[str, str], *, capacity_bytes: float, x_label: str, description: str
+) -> tuple[str, str]:
+    """(bars of memory against the capacity, a sentence that names a capacity too far off to be drawn)."""
+    capacity = format_bytes(capacity_bytes)
+    is_near = capacity_bytes <= FAR * max(max(bar.mark or 0.0, sum(bar.parts.values())) for bar in bars)
+    svg = stacked_bars(
+        bars,
+        names=names,
+        number=format_bytes,
+        x_label=x_label,
+        description=description,
+        tick_values=byte_ticks,
+        limit=capacity_bytes if is_near else None,
+        limit_label=f"capacity {capacity}",
+    )
+    return svg, "" if is_near else f" The capacity of {capacity} is far to the right."
+
+
+def part_names(found: list[dict[str, float]]) -> Mapping[str, str]:
+    """The parts that occur, in their usual order."""
+    used = {name for parts in found for name, value in parts.items() if value > 0}
+    known = {name: word for name, word in PART_NAMES.items() if name in used}
+    return {**known, **{name: name.replace("_", " ") for name in sorted(used - set(known))}}
+
+
+def _capacity(source: FigureSource) -> float:
+    """Memory of a rank: the smallest that a trial reported, else the GPU's."""
+    told = (t.measurement.memory_capacity_bytes for t in source.result.measured if t.measurement is not None)
+    return min(filter(None, told), default=source.result.record.study.workload.cluster.gpu.memory_bytes)

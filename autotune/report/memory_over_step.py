@@ -1,0 +1,103 @@
+"""Memory over a step as columns: the samples of a dry run, thinned to a width so that no peak is lost.
+
+A column stands for several samples in a row and shows the fullest of them. The order is that of the run; a dry run has no clock, so widths are no times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from autotune.report.terminal import PART_COLOURS, Palette, format_bytes
+from autotune.spec import MemorySample
+
+CATEGORY_NAMES: Mapping[str, str] = {
+    "parameters": "weights",
+    "buffers": "buffers",
+    "optimizer": "optimizer",
+    "gradients": "gradients",
+    "activations": "activations",
+    "temporaries": "temporaries",
+    "communication": "communication",
+    "inputs": "inputs",
+}
+"""What people call the categories of a dry run, in the order in which they are stacked: what stays lies at the bottom."""
+CATEGORY_COLOURS: Mapping[str, str] = {
+    "parameters": PART_COLOURS["weights"],
+    "buffers": "#72b7b2",
+    "optimizer": PART_COLOURS["optimizer"],
+    "gradients": PART_COLOURS["gradients"],
+    "activations": PART_COLOURS["activations"],
+    "temporaries": "#eeca3b",
+    "communication": PART_COLOURS["communication"],
+    "inputs": "#9d9da1",
+}
+_LETTERS = {name: ("W" if name == "parameters" else name[0].upper()) for name in CATEGORY_NAMES}
+FAR = 1.6
+"""a limit of more than so many times the highest sample is named, not drawn"""
+
+
+def columns(timeline: Sequence[MemorySample], width: int) -> list[MemorySample]:
+    """At most `width` samples in order, each the fullest of those that it stands for."""
+    count = min(width, len(timeline))
+    bounds = [len(timeline) * i // count for i in range(count + 1)] if count else []
+    return [max(timeline[low:high], key=lambda sample: sample.total_bytes) for low, high in pairwise(bounds)]
+
+
+def phases(samples: Sequence[MemorySample]) -> list[tuple[str, int, int]]:
+    """Runs of equal phase and micro-batch: (words, first sample, one past the last)."""
+    found: list[tuple[str, int, int]] = []
+    before: tuple[str, int] | None = None
+    for index, sample in enumerate(samples):
+        key = (sample.moment.phase, sample.moment.micro_batch)
+        if key == before:
+            words, first, _ = found[-1]
+            found[-1] = (words, first, index + 1)
+            continue
+        suffix = f" {key[1] + 1}" if key[1] >= 0 else ""
+        found.append((f"{key[0]}{suffix}", index, index + 1))
+        before = key
+    return found
+
+
+def sketch(
+    timeline: Sequence[MemorySample], *, limit_bytes: float, palette: Palette, width: int = 64, height: int = 10
+) -> list[str]:
+    """The figure as lines of a terminal, in rich markup: stacked columns, the limit as a line where it is near, phases below."""
+    samples = columns(timeline, width)
+    if not samples:
+        return []
+    shown = [samples[len(samples) * i // width] for i in range(width)]  # a short run is stretched to the width
+    peak = max(sample.total_bytes for sample in shown)
+    near = limit_bytes <= FAR * peak
+    top = max(peak, limit_bytes) if near else peak
+    lines = []
+    for row in range(height, 0, -1):
+        level = top * (row - 0.5) / height
+        label = format_bytes(top * row / height) if row in (height, (height + 1) // 2) else ""
+        at_limit = near and top * (row - 1) / height < limit_bytes <= top * row / height
+        empty = ("─" if palette.unicode else "-") if at_limit else " "
+        cells = "".join(_cell(sample, level, empty, palette) for sample in shown)
+        lines.append(f"{label:>9} {'│' if palette.unicode else '|'}{cells}" + (" limit" if at_limit else ""))
+    lines.append(
+        " " * 11 + "".join(sample.moment.phase[0] for sample in shown) + "  f forward, b backward, o optimizer"
+    )
+    lines.append(" " * 11 + _legend(shown, palette))
+    if not near:
+        lines.append(" " * 11 + f"the limit, {format_bytes(limit_bytes)}, is above the figure")
+    return lines
+
+
+def _cell(sample: MemorySample, level: float, empty: str, palette: Palette) -> str:
+    below = 0
+    for name in CATEGORY_NAMES:
+        below += sample.parts_bytes.get(name, 0)
+        if level <= below:
+            return f"[{CATEGORY_COLOURS[name]}]█[/]" if palette.unicode else _LETTERS[name]
+    return empty
+
+
+def _legend(shown: Sequence[MemorySample], palette: Palette) -> str:
+    used = [name for name in CATEGORY_NAMES if any(sample.parts_bytes.get(name, 0) for sample in shown)]
+    marks = {name: f"[{CATEGORY_COLOURS[name]}]█[/] " if palette.unicode else f"{_LETTERS[name]}=" for name in used}
+    return "  ".join(f"{marks[name]}{CATEGORY_NAMES[name]}" for name in used)

@@ -1,0 +1,56 @@
+"""A result in a notebook: a card with the answer, and the figures by name. Registered under `autotune.views`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from html import escape
+
+from autotune.report.figures import drawings
+from autotune.report.findings import why
+from autotune.report.notes import infeasible_line
+from autotune.report.terminal import format_bytes, format_count, format_duration
+from autotune.results.figure import Figure
+from autotune.results.result import Result
+from autotune.reward import tokens_per_s
+from autotune.spec import Trial
+from autotune.spec.speedup import format_speedup
+
+
+class NotebookView:
+    """The `autotune.results.plots.ResultView` that ships."""
+
+    def plots(self) -> Mapping[str, Callable[[Result], Figure | None]]:
+        """The figures of a study's page."""
+        return drawings()
+
+    def summary_html(self, result: Result) -> str:
+        """Name, status and speedup; a table of winner and default config; why it won."""
+        study = result.record.study
+        heading = (
+            f"<strong>{escape(study.name)}</strong>: {escape(str(result.record.status))}, {len(result.shown)} trials"
+        )
+        if result.speedup is not None:
+            heading += f", {escape(format_speedup(result.speedup, result.speedup_low, result.speedup_high))} over the default config"
+        rows = [
+            _row(label, trial)
+            for label, trial in (("best", result.best), ("default", result.baseline))
+            if trial is not None
+        ]
+        heads = "".join(f"<th>{name}</th>" for name in ("", "trial", "config", "tokens/s", "step time", "peak memory"))
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
+        lines = [*why(result), *result.notes, infeasible_line(result.infeasible)]
+        text = "".join(f"<p>{escape(line)}</p>" for line in lines if line)
+        return f'<div class="autotune-result"><p>{heading}</p>{table}{text}</div>'
+
+
+def _row(label: str, trial: Trial) -> str:
+    measured = trial.measurement
+    cells = (
+        label,
+        f"{trial.number}",
+        str(trial.config),
+        format_count(tokens_per_s(trial)),
+        format_duration(measured.step_time_s) if measured else "",
+        format_bytes(measured.peak_memory_bytes) if measured else "",
+    )
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"

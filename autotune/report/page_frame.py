@@ -1,0 +1,35 @@
+"""A whole HTML page and its tables, in the style sheets of the web pages (`dashboards/web`), light and dark, with no font or image from elsewhere.
+
+Nothing is fetched and no script runs, and a Content-Security-Policy says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from autotune import assets
+
+
+def whole_page(title: str, body: Iterable[str]) -> str:
+    """The page with that title; `body` is HTML."""
+    styles = assets.web_file("figures.css") + assets.web_file("style.css")
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{styles}</style></head>"
+        '<body class="autotune"><main>\n' + "\n".join(part for part in body if part) + "\n</main></body></html>\n"
+    )
+
+
+def html_table(heads: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, Sequence[str]]], *, label: str = "") -> str:
+    """`heads`: (name, whether it is a number); `rows`: (class, cells as HTML); `label`: what a screen reader calls it, empty where a heading does."""
+    top = "".join(f"<th{' class=n' if n else ''}>{escape(name)}</th>" for name, n in heads)
+    lines = []
+    for kind, cells in rows:
+        inner = "".join(f"<td{' class=n' if n else ''}>{cell}</td>" for (_, n), cell in zip(heads, cells, strict=True))
+        lines.append(f"<tr{f' class={kind}' if kind else ''}>{inner}</tr>")
+    region = f' role="region" aria-label="{escape(label)}"' if label else ""
+    return f'<div class="scroll" tabindex="0"{region}><table><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'

@@ -1,0 +1,138 @@
+"""Marks and lines over two linear axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from autotune.report.svg.canvas import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Format,
+    open_figure,
+    text,
+    ticks,
+)
+
+LEGEND_ROW = 20.0
+"""height of a row of the legend"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One of the two axes."""
+
+    label: str
+    """what it measures, with the unit"""
+    format: Format
+    """a value as its tick shows it"""
+    low: float | None = None
+    """where it begins; None: at zero"""
+    high: float | None = None
+    """where it ends; None: a little above the largest value"""
+    ticks: Callable[[float, float, int], list[float]] = ticks
+    """values with a tick between two ends, about so many"""
+    is_whole: bool = False
+    """whether only whole numbers have ticks"""
+
+    def span(self, values: Sequence[float], margin: float) -> tuple[float, float]:
+        """Both ends for these values."""
+        low = 0.0 if self.low is None else self.low
+        high = (1.0 + margin) * max(values, default=1.0) if self.high is None else self.high
+        return low, high if high > low else low + 1.0
+
+    def shown_ticks(self, low: float, high: float, about: int) -> list[float]:
+        """The values with a tick."""
+        found = self.ticks(low, high, about)
+        return [value for value in found if value == round(value)] if self.is_whole else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A mark at (x, y) in data units."""
+
+    x: float
+    y: float
+    title: str
+    """what the pointer shows"""
+    kind: str = "dot"
+    """dot, soft (a paler one), front, best (a larger one), base (a square) or fail (a cross)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line through points in data units."""
+
+    points: Sequence[tuple[float, float]]
+    kind: str = "line"
+    """class in the style sheet: line, second, dashed or dotted"""
+    label: str = ""
+    """written above its right end, or in the legend where there is one"""
+    stepped: bool = False
+    """horizontal until the next point, then vertical"""
+
+
+def plot(
+    points: Sequence[Point],
+    lines: Sequence[Line] = (),
+    *,
+    x: Axis,
+    y: Axis,
+    description: str,
+    legend: bool = False,
+) -> str:
+    """Marks and lines over two linear axes. `legend`: the lines' labels stand under the figure, not at their ends."""
+    xs = [p.x for p in points] + [x for line in lines for x, _ in line.points]
+    ys = [p.y for p in points] + [y for line in lines for _, y in line.points]
+    (low_x, high_x), (low_y, high_y) = x.span(xs, 0.05), y.span(ys, 0.1)
+    named = [line for line in lines if line.label and line.points] if legend else []
+    height = HEIGHT + (LEGEND_ROW if named else 0.0)
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+
+    def at_x(value: float) -> float:
+        return LEFT + (value - low_x) / (high_x - low_x) * (right - LEFT)
+
+    def at_y(value: float) -> float:
+        return bottom - (value - low_y) / (high_y - low_y) * (bottom - TOP)
+
+    out = [open_figure(WIDTH, height, description)]
+    for value in y.shown_ticks(low_y, high_y, 5):
+        out.append(f'<path class="grid" d="M{LEFT:g} {at_y(value):.1f}H{right:g}"/>')
+        out.append(text("tick", LEFT - 8, at_y(value) + 4, y.format(value), "end"))
+    out += [text("tick", at_x(v), bottom + 18, x.format(v), "middle") for v in x.shown_ticks(low_x, high_x, 5)]
+    out.append(f'<path class="axis" d="M{LEFT:g} {bottom:g}H{right:g}"/>')
+    out.append(text("name", (LEFT + right) / 2, HEIGHT - 8, x.label, "middle"))
+    out.append(text("name", 4, 11, y.label))
+    out += [_path(line, at_x, at_y, right, is_named=not legend) for line in lines if line.points]
+    out += [_mark(p, at_x(p.x), at_y(p.y)) for p in points]
+    for index, line in enumerate(named):
+        start, middle = LEFT + (right - LEFT) / len(named) * index, height - 10
+        out.append(f'<path class="{escape(line.kind)}" d="M{start:.1f} {middle - 4:.1f}h22"/>')
+        out.append(text("key", start + 28, middle, line.label))
+    return "".join([*out, "</svg>"])
+
+
+def _path(
+    line: Line, at_x: Callable[[float], float], at_y: Callable[[float], float], right: float, *, is_named: bool
+) -> str:
+    (x, y), *rest = line.points
+    commands = [f"M{at_x(x):.1f} {at_y(y):.1f}"]
+    for x, y in rest:
+        commands.append(f"H{at_x(x):.1f}V{at_y(y):.1f}" if line.stepped else f"L{at_x(x):.1f} {at_y(y):.1f}")
+    label = text("tick", right - 4, at_y(y) - 5, line.label, "end") if line.label and is_named else ""
+    return f'<path class="{escape(line.kind)}" d="{"".join(commands)}"/>{label}'
+
+
+def _mark(point: Point, x: float, y: float) -> str:
+    inner = f"<title>{escape(point.title)}</title>"
+    if point.kind == "fail":
+        return f'<path class="fail" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8">{inner}</path>'
+    if point.kind == "base":
+        return f'<rect class="base" x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10">{inner}</rect>'
+    radius = 7.0 if point.kind == "best" else 4.5
+    return f'<circle class="{escape(point.kind)}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}">{inner}</circle>'

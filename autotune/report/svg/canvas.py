@@ -1,0 +1,66 @@
+"""The canvas: opening tag, text, and round tick values of an axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from html import escape
+
+WIDTH = 520.0
+HEIGHT = 290.0
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 18.0, 46.0
+"""margins of figures with axes"""
+
+Format = Callable[[float], str]
+
+_TIMES_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+"""steps between ticks of a time axis that people read easily"""
+
+
+def open_figure(width: float, height: float, description: str) -> str:
+    """The opening tag of a figure, with what it shows for those who cannot see it."""
+    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(description)}">'
+
+
+def text(kind: str, x: float, y: float, words: str, anchor: str = "start") -> str:
+    """Words at a place; `kind`: tick, name, row, cell or key."""
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten) that span `low` to `high`."""
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        return [low]
+    raw = (high - low) / max(1, about)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    return _multiples(low, high, step)
+
+
+def time_ticks(low_s: float, high_s: float, about: int = 5) -> list[float]:
+    """Round seconds, minutes, hours or days."""
+    raw = (high_s - low_s) / max(1, about)
+    if not math.isfinite(raw) or raw < _TIMES_S[0]:
+        return ticks(low_s, high_s, about)
+    step = next((t for t in _TIMES_S if t >= raw), None)
+    return (
+        _multiples(low_s, high_s, float(step))
+        if step
+        else [86400.0 * d for d in ticks(low_s / 86400, high_s / 86400, about)]
+    )
+
+
+def byte_ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers of KiB, MiB, GiB or TiB."""
+    unit = 2.0 ** (10 * math.floor(math.log2(max(high, 1.0)) / 10))
+    return [unit * tick for tick in ticks(low / unit, high / unit, about)]
+
+
+def shortened(words: str, most: int) -> str:
+    """The words, cut after `most` characters."""
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
+def _multiples(low: float, high: float, step: float) -> list[float]:
+    first = math.ceil(low / step - 1e-9)
+    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]

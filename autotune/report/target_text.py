@@ -1,0 +1,86 @@
+"""A target's ranking as people read it: sentences, and a table of its configs. For the terminal, the report and the study's page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from autotune.report.terminal import format_count, format_duration
+from autotune.spec import ParallelConfig, config_label
+from autotune.spec.trial import trial_numbers
+
+BLIND_WORDS: Mapping[str, str] = {
+    "intra_efficiency": "the links inside a node",
+    "latency_factor": "the time that a collective takes to start",
+    "inter_efficiency": "the network between nodes",
+    "rails": "the network between nodes",
+    "inter_decay": "the network between nodes",
+    "hop_s": "the network between nodes",
+    "tensor_hop_s": "tensor groups that reach over nodes",
+    "data_overlap": "how far gradients are exchanged while others are computed",
+    "dispatch_efficiency": "the exchange of tokens between experts",
+    "dispatch_overlap": "how far the exchange of tokens between experts is hidden",
+    "send_host_s": "what a pipeline costs beside its bubble",
+    "pipelined_tensor_host_s": "what a pipeline costs beside its bubble",
+    "straggler": "the slowest of many nodes",
+}
+"""what constants of the cost model stand for, by their names"""
+HEADS = ("rank", "config", "tokens/s", "step", "90% interval", "OOM risk", "proxy")
+PROXY_HEADS = ("for rank", "proxy", "layers", "sequences", "predicted step")
+TEXT_COLUMNS = (1, 4)
+"""columns of `target_rows` that hold words"""
+
+
+def target_sentences(target: Mapping[str, Any]) -> list[str]:
+    """What is known of the target, and what is not, the most important first. `target`: the document of `autotune.results.target`."""
+    ran = f"{target['proxies']} {'proxy' if target['proxies'] == 1 else 'proxies'}"
+    sizes = f"{target['num_gpus']:,} GPUs, {target['times']:g} times those of {target['at_hand']}"
+    said = [f"target {target['cluster']} ({sizes}): ranked by the cost model and {ran} on {target['at_hand']}"]
+    statement = target["statement"]
+    if statement is not None:
+        said.append(
+            f"the first config is within {statement['within']:.0%} of the best one with {statement['confidence']:.0%} confidence"
+        )
+    else:
+        said.append(f"how close the first config is to the best one is not stated: {target['no_statement']}")
+    said.append(f"one trial on the target is expected to gain {target['gain_of_a_real_trial']:.1%}")
+    if unknown := blind_words(name for row in target["configs"] for name in row["blind"] or ()):
+        said.append(f"proxies cannot tell: {', '.join(unknown)}")
+    for reason, count in target["without_proxy"].items():
+        said.append(f"{count:,} of the configs that may win have no proxy here: {reason}")
+    return said
+
+
+def blind_words(names: Iterable[str]) -> list[str]:
+    """What these constants stand for, each once."""
+    return list(dict.fromkeys(BLIND_WORDS.get(name, name) for name in names))
+
+
+def target_rows(target: Mapping[str, Any]) -> list[list[str]]:
+    """The configs as rows under `HEADS`."""
+    return [
+        [
+            str(row["rank"]),
+            config_label(ParallelConfig.from_dict(row["config"])),
+            format_count(row["tokens_per_s"]),
+            format_duration(row["step_time_s"]),
+            f"{format_duration(row['step_time_low_s'])} to {format_duration(row['step_time_high_s'])}",
+            f"{row['oom_probability']:.0%}",
+            "none here" if row["no_proxy"] else trial_numbers(row["proxies"]) if row["proxies"] else "not run",
+        ]
+        for row in target["configs"]
+    ]
+
+
+def proxy_rows(proxies: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Planned proxies as rows under `PROXY_HEADS`, each once; then what has none, with the reason."""
+    rows = []
+    for row in proxies:
+        proxy = row["proxy"]
+        if proxy is not None and row["shared_with"] is None:
+            ranks = [str(r["rank"]) for r in proxies if r is row or r.get("shared_with") == row["rank"]]
+            label = config_label(ParallelConfig.from_dict(proxy["config"]))
+            sizes = str(proxy["num_layers"]), str(proxy["global_batch_size"])
+            rows.append([", ".join(ranks), label, *sizes, format_duration(proxy["step_time_s"])])
+    rows += [[str(row["rank"]), f"none: {row['reason']}", "", "", ""] for row in proxies if row["proxy"] is None]
+    return rows

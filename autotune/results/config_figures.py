@@ -1,0 +1,119 @@
+"""The figure of a config: the one speed that every table, page and answer shows of it, with the step time and the cost that follow from it.
+
+    v      tokens/s of a measurement              v_0    tokens/s of the default config around the same time
+    V_0    tokens/s of the default config: its final rounds pooled, else its first measurement
+
+    figure = V_0 v / v_0
+
+v_0 of a final round is the default config's run in it. Of the search it is V_0 less what the default config's median speeds (mean of the logarithms of its runs)
+gained from the search to the finals: one slow step among its few does not move all configs of the search against those of the finals.
+
+A machine does not stay as fast as it is, so measurements of different hours are compared by their ratios to the default config. A config that took part in
+the finals has the ratio of its final rounds, pooled. The search's measurement is left out of it: it is what the config was chosen by, and the best of many
+measurements is too good on average (the winner's curse). Any other config has the ratio of its one measurement. So the winner's tokens/s are the default
+config's times the speedup, wherever they stand.
+
+Trials of the search come here as they would have been at the machine's first level (`autotune.reward.machine_level`). Where the default config was measured
+in the search alone, they stand so. Without a measured default config nothing can be related, and measurements stand as they are. The store keeps what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autotune.reward import MachineLevels, moved, slowed, tokens_per_s
+from autotune.spec import ParallelConfig, Trial, TrialPurpose
+from autotune.study.controller import Winner
+from autotune.study.controller.final_rounds import baseline_of, ended_finals, measured_finals
+
+SAME = 1e-9
+"""relative difference of two speeds that is rounding"""
+
+
+def with_figures(winner: Winner, trials: Sequence[Trial], stability_weight: float) -> tuple[Winner, tuple[Trial, ...]]:
+    """The winner and all trials, each measurement moved to its config's figure. The first trial of a config that was measured again holds what the finals
+    measured; a final trial has the figure of its own round. `stability_weight`: of the study's objective."""
+    again = {t.number: t for t in winner.confirmed}
+    default = winner.baseline if winner.baseline is not None and winner.baseline.number in again else None
+    gained = _gained(default.config, trials) if default is not None else 0.0
+    shown = dict[int, Trial]()
+    for t in trials:
+        if default is None or t.number in again or t.purpose is TrialPurpose.FINAL or not t.is_measured:
+            shown[t.number] = _at_figure(t, again.get(t.number, t), winner, trials)
+        elif t.config == default.config:
+            shown[t.number] = _slowed(t, tokens_per_s(t) / tokens_per_s(default))
+        else:
+            shown[t.number] = _searched(t, gained, default, stability_weight)
+    return (
+        replace(
+            winner,
+            best=shown[winner.best.number] if winner.best is not None else None,
+            baseline=shown[winner.baseline.number] if winner.baseline is not None else None,
+            confirmed=tuple(shown[t.number] for t in winner.confirmed),
+        ),
+        tuple(shown.values()),
+    )
+
+
+def default_speed(trial: Trial, trials: Sequence[Trial]) -> float | None:
+    """v_0: tokens per second of the default config around the time of this measurement; None where it was not measured.
+
+    Of a final trial: in the same round. Of any other, pooled ones included: what its reward is relative to.
+    """
+    default = baseline_of(trials)
+    if default is None:
+        return None
+    if trial.purpose is TrialPurpose.FINAL:
+        finals = ended_finals(trials)
+        mine, theirs = (measured_finals(config, finals) for config in (trial.config, default.config))
+        now = next((i for i, t in enumerate(mine) if t.number == trial.number), len(theirs))
+        return tokens_per_s(theirs[now]) if now < len(theirs) else None
+    ratio = trial.reward.parts.get("tokens_per_s_ratio") if trial.reward is not None else None
+    return tokens_per_s(trial) / ratio if ratio else tokens_per_s(default)
+
+
+def _at_figure(first: Trial, trial: Trial, winner: Winner, trials: Sequence[Trial]) -> Trial:
+    """`trial` (`first`, or what the finals measured for it) at its config's figure."""
+    default = winner.baseline
+    if default is None or not trial.is_measured:
+        return trial
+    in_race = any(t.number == default.number for t in winner.confirmed)
+    source = trial if in_race else first
+    at_the_time = default_speed(source, trials)
+    if not at_the_time:
+        return trial
+    return _slowed(trial, tokens_per_s(trial) / tokens_per_s(source) * at_the_time / tokens_per_s(default))
+
+
+def _searched(trial: Trial, gained: float, default: Trial, stability_weight: float) -> Trial:
+    """A trial of the search at its figure, with the reward that belongs to it."""
+    shown = _slowed(trial, math.exp(-gained))
+    ratio = trial.reward.parts.get("tokens_per_s_ratio") if trial.reward is not None else None
+    if trial.reward is None or not ratio:
+        return shown
+    more = math.log(tokens_per_s(shown) / tokens_per_s(default) / ratio)
+    return replace(shown, reward=moved(trial.reward, more, stability_weight))
+
+
+def _gained(default: ParallelConfig, trials: Sequence[Trial]) -> float:
+    """By how much in ln speed the default config became faster from the search to the finals. Its runs in the search that are in none of the machine's phases
+    count for nothing."""
+    phases = MachineLevels(trials).phases
+    numbers = {number for phase in phases for number in phase.runs}
+    search, finals = [], []
+    for t in trials:
+        if t.config == default and t.is_measured and t.measurement is not None:
+            if t.purpose is TrialPurpose.FINAL:
+                finals.append(math.log(t.measurement.median_tokens_per_s))
+            elif t.number in numbers:
+                search.append(math.log(t.measurement.median_tokens_per_s))
+    return math.fsum(finals) / len(finals) - math.fsum(search) / len(search) if search and finals else 0.0
+
+
+def _slowed(trial: Trial, factor: float) -> Trial:
+    """The trial with all times of its steps multiplied."""
+    if trial.measurement is None or not factor > 0 or abs(factor - 1.0) < SAME:
+        return trial
+    return replace(trial, measurement=slowed(trial.measurement, factor))

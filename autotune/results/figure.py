@@ -1,0 +1,126 @@
+"""A figure: a drawing, what it shows, how to read it, and the data that it shows.
+
+The same value is shown in the report, on a trial's page and in a notebook (`_repr_html_`). Data are SI units: seconds, bytes, tokens/s.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from autotune import assets
+from autotune.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a figure's data."""
+
+    name: str
+    """in CSV; ends in its unit"""
+    head: str
+    """for people"""
+    show: Callable[[Any], str] = field(default=str, compare=False)
+    """a value as people read it"""
+    is_number: bool = True
+
+    def shown(self, value: Any) -> str:
+        """The value as people read it; a dash where there is none."""
+        return "–" if value is None or (isinstance(value, float) and math.isnan(value)) else self.show(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureTable:
+    """The data of a figure."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """plain values, None where there is none"""
+
+    def csv(self) -> str:
+        """All rows as CSV (RFC 4180), with the columns' names first."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\r\n")
+        writer.writerow([column.name for column in self.columns])
+        writer.writerows([["" if value is None else value for value in row] for row in self.rows])
+        return out.getvalue()
+
+    def shown_rows(self, most: int) -> list[list[str]]:
+        """The first `most` rows as people read them."""
+        return [[c.shown(v) for c, v in zip(self.columns, row, strict=True)] for row in self.rows[:most]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Figure:
+    """One figure of a study or a trial."""
+
+    name: str
+    """its name in addresses, files and `Result.plot`; it never changes"""
+    title: str
+    shows: str
+    """what it shows, with units, in a sentence or two"""
+    how_to_read: str
+    """what the signs mean, and what to look for"""
+    svg: str
+    """inline SVG; its colours are classes of `dashboards/web/figures.css`"""
+    table: FigureTable
+    """the data"""
+
+    def csv(self) -> str:
+        """The data as CSV."""
+        return self.table.csv()
+
+    def picture(self) -> str:
+        """The drawing as an SVG file that stands alone, in light colours."""
+        return picture_of(self.svg)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the drawing (`.svg`), the figure with its words (`.html`) or its data (`.csv`), by the suffix. Returns the path.
+
+        Raises `SpecError` for another suffix, and `OSError` when the file cannot be written.
+        """
+        target = Path(path)
+        writers: Mapping[str, Callable[[], str]] = {".svg": self.picture, ".html": self._page, ".csv": self.csv}
+        if target.suffix.lower() not in writers:
+            raise SpecError(
+                f"a figure is saved as .svg, .html or .csv, but the file is {target.name!r}",
+                remedy=f"use {target.stem}.svg",
+                field="path",
+            )
+        target.write_text(writers[target.suffix.lower()](), encoding="utf-8")
+        return target
+
+    def __repr__(self) -> str:
+        return f"Figure({self.title!r})"
+
+    def __str__(self) -> str:
+        return f"{self.title}: {self.shows} {self.how_to_read}"
+
+    def _repr_html_(self) -> str:
+        """The figure in a notebook, with its style sheet."""
+        return (
+            f'<style>{assets.web_file("figures.css")}</style><figure class="autotune-figure" style="max-width:640px"><figcaption>'
+            f"<strong>{escape(self.title)}</strong><p>{escape(self.shows)}</p></figcaption>{self.svg}<p>{escape(self.how_to_read)}</p></figure>"
+        )
+
+    def _page(self) -> str:
+        head = f'<meta charset="utf-8"><title>{escape(self.title)}</title>'
+        return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{self._repr_html_()}</body></html>\n'
+
+
+def picture_of(svg: str) -> str:
+    """Inline SVG as a file that stands alone, in light colours."""
+    head, _, rest = svg.partition(">")
+    opening = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" class="autotune-figure picture" ', 1)
+    return f"{opening}><style>{assets.web_file('figures.css')}</style>{rest}"
+
+
+def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> FigureTable:
+    """The table of these rows."""
+    return FigureTable(columns=tuple(columns), rows=tuple(tuple(row) for row in rows))

@@ -1,0 +1,84 @@
+"""The result of a study: its trials, the winner with its speedup, and how Python shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from autotune.ports import StudyRecord
+from autotune.results.plots import Plots, result_view
+from autotune.results.trial_frame import trial_frame
+from autotune.spec import Trial
+from autotune.spec.speedup import format_speedup
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Result:
+    """What a study came to, as far as it came. A notebook shows it as a card."""
+
+    record: StudyRecord
+    """the study with its status, message, and `record.result`: phase, finals, stop reason, notes"""
+    trials: tuple[Trial, ...]
+    """all of them as they were measured, by number"""
+    shown: tuple[Trial, ...]
+    """the same with each config's figure (`config_figures`), for everything that people read; without infeasible ones, which older releases listed"""
+    best: Trial | None
+    """the named winner, or the best so far, of `shown`; after the finals with the measurement and the reward that they gave"""
+    baseline: Trial | None
+    """the default config's trial of `shown`, where it could be measured; after the finals with their measurement"""
+    speedup: float | None
+    """best against baseline in tokens per second"""
+    speedup_low: float | None = None
+    """lower end of the 95% interval of the speedup, which holds the noise between runs and the choice among several"""
+    speedup_high: float | None = None
+    """its upper end"""
+    tied_with: tuple[int, ...] = ()
+    """numbers of the trials whose configs cannot be told from the best"""
+    final_rounds: int = 0
+    """rounds in which best and baseline were measured again; 0: they were measured once"""
+    confirmed: tuple[Trial, ...] = ()
+    """all configs that were measured again, best first, of `shown`"""
+    infeasible: Mapping[str, int] = field(default_factory=dict)
+    """configs that cannot be run here, counted by reason: the law, the trainer's limit, or what the runner lacks"""
+    notes: tuple[str, ...] = ()
+    """what must be said beside the speedup, in words"""
+    is_left: bool = False
+    """whether it waits for another controller, because the last one died"""
+
+    @property
+    def measured(self) -> tuple[Trial, ...]:
+        """Trials with a step time that can be trusted."""
+        return tuple(t for t in self.shown if t.is_measured)
+
+    @property
+    def failed(self) -> tuple[Trial, ...]:
+        """Trials with a failure."""
+        return tuple(t for t in self.trials if t.failure is not None)
+
+    @property
+    def plot(self) -> Plots:
+        """Its figures: `result.plot("best_so_far")`, or `result.plot.best_so_far()`. `list(result.plot)` names those that have data."""
+        return Plots(self)
+
+    def to_dataframe(self) -> DataFrame:
+        """One row for each trial as people read it (`shown`), indexed by number: knobs, status, measurement, estimate, reward, failure.
+
+        Columns carry units in their names; they are those of `autotune store export`. Raises `MissingExtraError` without pandas.
+        """
+        return trial_frame(self.shown)
+
+    def __repr__(self) -> str:
+        record = self.record
+        facts = [repr(record.study.name), str(record.status), f"{len(self.shown)} trials"]
+        if self.best is not None:
+            facts.append(f"best {self.best.config}")
+        if self.speedup is not None:
+            facts.append(format_speedup(self.speedup, self.speedup_low, self.speedup_high))
+        return f"Result({', '.join(facts)})"
+
+    def _repr_html_(self) -> str:
+        return result_view().summary_html(self)

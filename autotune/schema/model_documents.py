@@ -1,0 +1,117 @@
+"""The shapes of `model` in a study spec: a name, a decoder written out, transformers' own class, or a module of the user's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, StrictBool, StrictInt, StrictStr, Tag
+from pydantic_core import PydanticCustomError
+
+from autotune.schema.document import Count, Document, Name, Text
+
+
+class ModelDocument(Document):
+    """A decoder-only transformer by its shape."""
+
+    name: Name = "inline"
+    num_layers: Count
+    hidden_size: Count
+    num_attention_heads: Count
+    vocab_size: Count
+    ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of the MLP; 0 means 4 * hidden_size")
+    num_kv_heads: StrictInt = Field(default=0, ge=0, description="0 means num_attention_heads")
+    gated_mlp: StrictBool = Field(default=False, description="Llama style: gated MLP, RMSNorm, rotary positions")
+    tied_embeddings: StrictBool = False
+    num_experts: StrictInt = Field(default=0, ge=0, description="0 means a dense model")
+    experts_per_token: StrictInt = Field(default=0, ge=0)
+    max_positions: StrictInt = Field(default=0, ge=0, description="learnt positions; 0 means none (rotary)")
+    attention_head_dim: StrictInt = Field(default=0, ge=0, description="0 means hidden_size / num_attention_heads")
+    num_dense_layers: StrictInt = Field(default=0, ge=0, description="layers without experts in a model with experts")
+    dense_ffn_hidden_size: StrictInt = Field(default=0, ge=0, description="inner width of the MLP of these layers")
+    shared_ffn_hidden_size: StrictInt = Field(
+        default=0, ge=0, description="inner width of the experts that every token visits"
+    )
+    kv_lora_rank: StrictInt = Field(default=0, ge=0, description="latent attention: width of the latent; 0 means none")
+    q_lora_rank: StrictInt = Field(
+        default=0, ge=0, description="latent attention: width of the queries' latent; 0 means none"
+    )
+    qk_rope_head_dim: StrictInt = Field(default=0, ge=0, description="latent attention: rotated part of a head")
+    v_head_dim: StrictInt = Field(default=0, ge=0, description="latent attention: size of one head's values")
+    mtp_layers: StrictInt = Field(
+        default=0, ge=0, description="layers of multi-token prediction behind the last one, where the trainer has them"
+    )
+    source: StrictStr = Field(
+        default="",
+        max_length=1 << 18,
+        description="the Hugging Face config.json that the shape was read from, as JSON text",
+    )
+
+
+class HuggingFaceModelDocument(Document):
+    """transformers' own class of a Hugging Face `config.json`."""
+
+    hf: Text = Field(
+        description="path to a config.json, or to the folder that holds one; beside `source` the model's name"
+    )
+    source: StrictStr = Field(default="", max_length=1 << 18, description="the file's JSON text, in place of the file")
+
+
+class NamedModelDocument(Document):
+    """A model of the catalog or of a `config.json`, with what only the trainer decides."""
+
+    name: Text = Field(description="catalog name, or path to a Hugging Face config.json")
+    mtp_layers: StrictInt = Field(ge=0, le=16, description="layers of multi-token prediction that the trainer trains")
+
+
+_BUILDER = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+
+
+def _builder_name(name: str) -> str:
+    if not re.fullmatch(_BUILDER, name):
+        raise PydanticCustomError(
+            "builder_name", "must be MODULE:FUNCTION or PACKAGE.MODULE:FUNCTION, such as my_model:build"
+        )
+    return name
+
+
+class ModuleModelDocument(Document):
+    """A model that a function of the user's builds."""
+
+    module: Annotated[
+        StrictStr,
+        AfterValidator(_builder_name),
+        Field(
+            json_schema_extra={"pattern": _BUILDER},
+            max_length=300,
+            description="package.module:function; the function returns an nn.Module, or a mapping that holds one under `model`",
+        ),
+    ]
+    args: dict[StrictStr, Any] = Field(default_factory=dict, description="keyword arguments of the function")
+    folder: Text | None = Field(
+        default=None, description="folder from which the module is imported; that of the spec when left out"
+    )
+    name: Name | None = Field(
+        default=None, description="what people call the model; the function's own name when left out"
+    )
+
+
+def _kind_of_model(value: Any) -> str:
+    if isinstance(value, HuggingFaceModelDocument) or (isinstance(value, Mapping) and "hf" in value):
+        return "<hf>"
+    if isinstance(value, ModuleModelDocument) or (isinstance(value, Mapping) and "module" in value):
+        return "<module>"
+    if isinstance(value, NamedModelDocument) or (isinstance(value, Mapping) and set(value) == {"name", "mtp_layers"}):
+        return "<named>"
+    return "<inline>" if isinstance(value, Mapping | BaseModel) else "<name>"
+
+
+AskedModel = Annotated[
+    Annotated[Text, Tag("<name>")]
+    | Annotated[HuggingFaceModelDocument, Tag("<hf>")]
+    | Annotated[ModuleModelDocument, Tag("<module>")]
+    | Annotated[NamedModelDocument, Tag("<named>")]
+    | Annotated[ModelDocument, Tag("<inline>")],
+    Discriminator(_kind_of_model),
+]

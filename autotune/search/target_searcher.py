@@ -1,0 +1,258 @@
+"""Search among the configs of a target by proxies: which small job to run next, and how the target's configs rank given those that ran.
+
+    target    the workload whose configs are ranked: N configs, none of which runs here
+    proxy     a small job on the cluster at hand that stands for one of them (`autotune.space.proxy`); several configs may share one
+    pick      the config of the greatest expected throughput among those that are expected to fit
+
+The model of the target's throughput is that of the Bayesian search (`surrogate.Posterior`): proxies teach it as trials of other workloads do. The next proxy
+is that of the config with the greatest expected improvement over the pick, so one is run only where it may change the ranking:
+
+    EI = E max(y - y_pick, 0)        y: log throughput of a config        y_pick: mean of the pick's
+
+Once no config with an expected improvement of `worth` lacks its proxy, no further proxy is asked for. What proxies cannot tell stays as uncertain as it was, so
+improvements that only a trial on the target would find stay in `real_gain`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.cost import estimate
+from autotune.cost.refit import UncertainConstants
+from autotune.cost.transferred import transferred_sigma
+from autotune.errors import ConfigError, SpecError
+from autotune.search.history import history_refit, with_refit
+from autotune.search.searcher import DONE, FREE, PENDING, Problem, Searcher
+from autotune.search.surrogate.acquisition import log_expected_improvement
+from autotune.search.surrogate.posterior import Posterior
+from autotune.space.proxy import Proxy, proxy_of
+from autotune.spec import ClusterSpec, Estimate, ParallelConfig, Trial, TrialStatus, Workload
+from autotune.spec.plain import fingerprint, workload_to_dict
+
+Array = NDArray[np.float64]
+
+WORTH = 0.01
+"""expected relative gain below which a proxy is not worth a trial, unless the budget's `min_gain` says otherwise"""
+LOOKED_AT = 200
+"""configs, by expected improvement, whose proxies are looked for"""
+FITS = 0.5
+"""least probability that a config or a proxy runs"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is known of the target's configs, given the trials so far; shape (N,) each."""
+
+    log_tokens_per_s: Array
+    """mean of the log throughput"""
+    sd: Array
+    """its standard deviation beside what all configs share"""
+    runs: Array
+    """probability that the config runs on the target"""
+    improvement: Array
+    """expected improvement over the pick, relative"""
+    order: NDArray[np.intp]
+    """all configs, best first; those that are not expected to run last"""
+    constants: UncertainConstants
+    """of the cost model, with what the trials leave unknown about the target"""
+
+    @property
+    def real_gain(self) -> float:
+        """Expected relative gain of one trial on the target: of the best config to try there, the pick or another."""
+        if len(self.order) < 2:
+            return 0.0
+        pick, second = self.order[0], self.order[1]
+        # if the pick itself turns out slower than the second, the second is taken: the same improvement, seen from the other side
+        other = log_expected_improvement(
+            self.log_tokens_per_s[[second]], self.sd[[pick]], float(self.log_tokens_per_s[pick])
+        )
+        return float(max(math.expm1(math.exp(float(other[0]))), self.improvement[self.order[1:]].max()))
+
+
+@final
+class TargetSearcher(Searcher):
+    """Asks for configs of the target whose proxies are to be run; learns from the proxies."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        at_hand: ClusterSpec,
+        *,
+        worth: float = WORTH,
+        refuse: Callable[[Workload, ParallelConfig], str] = lambda *_: "",
+    ) -> None:
+        """`at_hand`: where proxies run. `worth`: least expected gain of a proxy. `refuse`: why the trainer cannot run a config of a workload; empty when
+        it can."""
+        super().__init__(problem)
+        self.at_hand = at_hand
+        self._worth, self._refuse = worth, refuse
+        self._proxies: dict[int, Proxy | str] = {}
+        self._asked: set[str] = set()
+        """proxies that wait, run or were run"""
+        self._standing: Standing | None = None
+
+    # ---- which proxy next
+
+    def ask(self, n: int = 1) -> list[ParallelConfig]:
+        """Up to `n` configs of the target whose proxies are to be run; no two of them share one."""
+        configs: list[ParallelConfig] = []
+        while len(configs) < n and (found := super().ask(1)):
+            self._asked.add(_mark(self.proxy_for(found[0])))
+            configs += found
+        return configs
+
+    def propose(self) -> tuple[int, str] | None:
+        standing = self.standing
+        for index in self._by_improvement():
+            gain = float(standing.improvement[index])
+            if gain < self._worth and self._asked:
+                return None
+            if self.is_open(index):
+                return index, self._why(index, gain)
+        return None
+
+    def is_open(self, index: int) -> bool:
+        """Whether a config has a proxy that was not asked for yet."""
+        proxy = self.proxy_at(index)
+        return self.state[index] == FREE and isinstance(proxy, Proxy) and _mark(proxy) not in self._asked
+
+    def proxy_at(self, index: int) -> Proxy | str:
+        """The proxy of a config of the space, or why it has none here."""
+        if index not in self._proxies:
+            self._proxies[index] = self._find_proxy(self.space[index])
+        return self._proxies[index]
+
+    def proxy_for(self, config: ParallelConfig) -> Proxy:
+        """The proxy of a config that was asked for."""
+        index = self.space.index_of(config)
+        found = "it is not in the space" if index is None else self.proxy_at(index)
+        if isinstance(found, str):
+            raise ConfigError(f"{config} has no proxy on {self.at_hand.name}: {found}")
+        return found
+
+    def estimate_of(self, proxy: Proxy) -> Estimate:
+        """What a proxy is predicted to take."""
+        return estimate(proxy.workload, proxy.config, calibration=self.problem.calibration)
+
+    def expected_gain(self, trials: int = 1) -> float | None:
+        """Expected relative gain of the pick by the next proxy: an upper bound, for it may not tell all that is unknown of its config."""
+        standing = self.standing
+        open_ones = (float(standing.improvement[i]) for i in self._by_improvement() if self.is_open(i))
+        return max(open_ones, default=0.0)
+
+    def nothing_left(self) -> str:
+        refusals = self.without_proxy
+        if not self._asked:
+            why = max(refusals, key=lambda reason: refusals[reason], default="")
+            return f"none of the {self._looked_at} best configs has a proxy on {self.at_hand.name}: {why}"
+        return f"no further proxy is expected to change the target's ranking by {self._worth:.1%} or more"
+
+    @property
+    def without_proxy(self) -> Mapping[str, int]:
+        """Why configs that may win have no proxy here, with how many each."""
+        looked_at = (self.proxy_at(i) for i in self._by_improvement())
+        return Counter(found for found in looked_at if isinstance(found, str))
+
+    # ---- what the proxies showed
+
+    def tell(self, trials: Iterable[Trial]) -> None:
+        """Takes in proxy trials: running, ended, or cancelled."""
+        for trial in trials:
+            stands_for = trial.stands_for
+            if stands_for is None:
+                continue
+            index, mark = self.space.index_of(stands_for.config), _mark_of(stands_for.workload, trial.config)
+            if trial.status is TrialStatus.CANCELLED:
+                self._move(index, FREE)
+                self._asked.discard(mark)
+                continue
+            self._asked.add(mark)
+            self._move(index, DONE if trial.status.is_terminal else PENDING)
+            if trial.is_measured or trial.failure is not None:
+                self.trials.append((index, trial))
+                self._standing = None
+
+    def trials_of(self, index: int) -> list[int]:
+        """Numbers of the measured trials whose proxy is also that of this config."""
+        proxy = self.proxy_at(index)
+        mark = _mark(proxy) if isinstance(proxy, Proxy) else ""
+        measured = [t for _, t in self.trials if t.is_measured and t.stands_for is not None]
+        return [t.number for t in measured if t.stands_for and _mark_of(t.stands_for.workload, t.config) == mark]
+
+    def sigma_of(self, indices: NDArray[np.intp]) -> Array:
+        """Standard deviation of the log step time of these configs, with what all configs share and what no proxy tells."""
+        return transferred_sigma(self.space.workload, self.space.table.take(indices), self.standing.constants)
+
+    @property
+    def _evidence(self) -> tuple[tuple[Workload, Trial], ...]:
+        """The proxies, and what earlier studies measured."""
+        own = tuple((t.stands_for.workload, t) for _, t in self.trials if t.stands_for is not None)
+        return (*own, *self.problem.history)
+
+    @property
+    def standing(self) -> Standing:
+        """The target's configs given the trials so far."""
+        if self._standing is None:
+            self._standing = self._rank()
+        return self._standing
+
+    def _rank(self) -> Standing:
+        problem = replace(self.problem, history=self._evidence)
+        refit = history_refit(problem)
+        posterior = Posterior(with_refit(problem, refit))
+        everything, nothing = np.arange(len(self.space)), np.array([], dtype=np.intp)
+        log_weights, means, sds = posterior.score(everything, nothing)
+        weights = np.exp(log_weights)[:, None]
+        mean = (weights * means).sum(axis=0)
+        sd = np.sqrt((weights * (sds**2 + means**2)).sum(axis=0) - mean**2)
+        runs = np.exp(posterior.log_runs(everything))
+        order = np.lexsort((-(mean + np.log(np.maximum(runs, 1e-12))), runs < FITS))
+        pick = float(mean[order[0]])
+        gained = np.expm1(np.exp(np.minimum(log_expected_improvement(mean, np.maximum(sd, 1e-9), pick), 0.0)))
+        return Standing(
+            log_tokens_per_s=mean, sd=sd, runs=runs, improvement=gained * runs, order=order, constants=refit.elsewhere
+        )
+
+    # ---- inside
+
+    @property
+    def _looked_at(self) -> int:
+        return min(LOOKED_AT, len(self.space))
+
+    def _by_improvement(self) -> list[int]:
+        standing = self.standing
+        return [int(i) for i in np.argsort(-standing.improvement, kind="stable")[: self._looked_at]]
+
+    def _next_enqueued(self) -> tuple[int, str] | None:
+        return next(((i, "stands for a config enqueued by the spec") for i in self._enqueued if self.is_open(i)), None)
+
+    def _why(self, index: int, gain: float) -> str:
+        place = int(np.flatnonzero(self.standing.order == index)[0]) + 1
+        which = "the first pick of the target" if place == 1 else f"number {place} of the target's ranking"
+        return f"stands for {which}: expected improvement {gain:.1%}"
+
+    def _find_proxy(self, config: ParallelConfig) -> Proxy | str:
+        try:
+            proxy = proxy_of(self.space.workload, config, self.at_hand)
+        except (ConfigError, SpecError) as error:
+            return error.message
+        if refusal := self._refuse(proxy.workload, proxy.config):
+            return refusal
+        chance = float(self.estimate_of(proxy).oom_probability)
+        return f"the proxy is expected to run out of memory on {self.at_hand.name}" if chance > 1 - FITS else proxy
+
+
+def _mark(proxy: Proxy) -> str:
+    return _mark_of(proxy.workload, proxy.config)
+
+
+def _mark_of(workload: Workload, config: ParallelConfig) -> str:
+    return fingerprint([workload_to_dict(workload), config.key])

@@ -1,0 +1,65 @@
+"""Rendering: the templates of `dashboards/web`, with the filters that they use. They escape all text that comes from studies."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import HTMLResponse
+
+from autotune import assets
+from autotune.report.notes import infeasible_line
+from autotune.report.terminal import format_bytes, format_count, format_duration
+from autotune.service.access import LOOPBACK
+from autotune.spec import ParallelConfig, config_label
+from autotune.spec.speedup import format_speedup
+from autotune.spec.trial import trial_numbers
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def render(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """The page of that template."""
+    defaults: dict[str, Any] = {"caller": None, "refresh": 0, "events_url": "", "said": ""}
+    text = environment().get_template(template).render(defaults | values)
+    return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)  # logs of programs hold half characters
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """The templates, with filters and global names."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(assets.dashboards() / "web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "count": format_count,
+        "bytes": format_bytes,
+        "duration": format_duration,
+        "speedup": format_speedup,
+        "infeasible": infeasible_line,
+        "trials": trial_numbers,
+        "config": lambda config: config_label(ParallelConfig.from_dict(config)),
+        "sentence": lambda text: text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else "."),
+        "moment": lambda text: str(text or "")[:19].replace("T", " "),
+    }
+    made.globals |= {
+        "style_mark": _mark("style.css"),
+        "figures_mark": _mark("figures.css"),
+        "script_mark": _mark("live.js"),
+        "submit_mark": _mark("submit.js"),
+    }
+    made.globals["loopback"] = LOOPBACK
+    return made
+
+
+def _mark(name: str) -> str:
+    """Changes when the file does, so that browsers fetch it again."""
+    return hashlib.sha256(assets.web_file(name).encode()).hexdigest()[:12]

@@ -1,0 +1,56 @@
+"""The list of studies, with filters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse, Response
+
+from autotune.service.pages.flash import said
+from autotune.service.pages.rendering import render
+from autotune.service.pages.visits import REFRESH_S, page, visitor
+from autotune.spec import StudyStatus
+from autotune.spec.checks import one_of
+
+router = APIRouter()
+
+PAGE = 50
+"""studies on a page of the list"""
+
+
+@router.get("/")
+async def home(request: Request) -> Response:
+    """The list of studies."""
+    return RedirectResponse("/studies", status_code=303)
+
+
+@router.get("/studies")
+@page
+async def studies(request: Request) -> Response:
+    """Studies, newest first."""
+    service, caller = await visitor(request)
+    asked = {name: request.query_params.get(name, "")[:200] for name in ("status", "model", "cluster", "owner", "tag")}
+    status = StudyStatus(one_of("status", asked["status"], list(StudyStatus))) if asked["status"] else None
+    number = request.query_params.get("page", "1")
+    at = int(number) if number.isascii() and number.isdigit() and 0 < len(number) < 9 else 1
+    filters: dict[str, Any] = {name: value for name, value in asked.items() if name != "status"}
+
+    def load() -> dict[str, Any]:
+        from autotune import api
+
+        found = service.store.studies(status=status, limit=PAGE + 1, offset=PAGE * max(0, at - 1), **filters)
+        return {"studies": [api.study_document(record) for record in found[:PAGE]], "more": len(found) > PAGE}
+
+    found = await run_in_threadpool(load)
+    return render(
+        "studies.html",
+        said=said(request),
+        caller=caller,
+        asked=asked,
+        page=at,
+        statuses=list(StudyStatus),
+        refresh=REFRESH_S,
+        **found,
+    )

@@ -1,0 +1,101 @@
+"""A study's page, its report, and the buttons that act on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import HTMLResponse, Response
+
+from autotune.report.notes import infeasible_line
+from autotune.report.target_text import HEADS, target_rows, target_sentences
+from autotune.service.pages.flash import done, said
+from autotune.service.pages.rendering import render
+from autotune.service.pages.study_tools import tools_of
+from autotune.service.pages.visits import REFRESH_S, changing, page, visitor
+from autotune.service.resources.studies import Action, acted
+from autotune.spec import StudyStatus, Wanted
+from autotune.spec.checks import one_of
+
+router = APIRouter()
+
+SHOWN_EVENTS = 40
+"""events of a study's history that its page shows, the newest first"""
+REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'"
+
+
+@router.get("/studies/{study_id}")
+@page
+async def study(request: Request) -> Response:
+    """One study: best config, trials, newest events, and buttons for the actions that are possible now."""
+    service, caller = await visitor(request)
+    study_id = request.path_params["study_id"]
+
+    def load() -> dict[str, Any]:
+        from autotune import api
+
+        result = api.result_of(service.store, study_id)
+        document = api.document(result)
+        tools = tools_of(service, caller, result.record)
+        status = result.record.status
+        may_act = tools["mine"] and not status.is_terminal
+        events = service.store.events(result.record.id, limit=SHOWN_EVENTS, newest=True)
+        return {
+            "document": document,
+            "tools": tools,
+            "study": document["study"],
+            "trials": [api.trial_document(trial) for trial in result.shown],
+            "infeasible": infeasible_line(result.infeasible),
+            **_target(document["target"]),
+            "actions": _possible_actions(status, result.record.wanted) if may_act else [],
+            "events": [event.to_dict() for event in reversed(events)],
+            "refresh": 0 if status.is_terminal else REFRESH_S,
+            "events_url": f"/api/v1/studies/{result.record.id}/events?after={events[-1].sequence if events else 0}",
+        }
+
+    return render("study.html", caller=caller, said=said(request), **(await run_in_threadpool(load)))
+
+
+@router.get("/studies/{study_id}/report")
+@page
+async def report(request: Request) -> Response:
+    """The study's report, with figures."""
+    service, _ = await visitor(request)
+
+    def load() -> str:
+        from autotune import api
+        from autotune.report import html_report
+
+        result = api.result_of(service.store, request.path_params["study_id"])
+        return html_report(result.record, result.trials)
+
+    return HTMLResponse(await run_in_threadpool(load), headers={"Content-Security-Policy": REPORT_POLICY})
+
+
+@router.post("/studies/{study_id}/act")
+@page
+async def act(request: Request) -> Response:
+    """Does what a button on the study's page asks for."""
+    service, caller, form = await changing(request)
+    action = one_of("action", form.get("action", ""), [str(a) for a in Action])
+    record = await run_in_threadpool(acted, service, caller, request.path_params["study_id"], action)
+    return done(f"/studies/{record.id}", action)
+
+
+def _target(target: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The ranking of a target's configs, as the page shows it."""
+    if target is None:
+        return {"target_rows": []}
+    return {
+        "target_heads": HEADS,
+        "target_rows": target_rows(target),
+        "target_sentences": target_sentences(target),
+    }
+
+
+def _possible_actions(status: StudyStatus, wanted: Wanted) -> list[str]:
+    if wanted in (Wanted.STOP, Wanted.CANCEL):
+        return ["cancel"]
+    return ["resume" if Wanted.PAUSE is wanted or status is StudyStatus.PAUSED else "pause", "stop", "cancel"]

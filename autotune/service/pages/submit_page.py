@@ -1,0 +1,153 @@
+"""The form for a new study: its spec as YAML, checked while it is typed, with a preview of the plan.
+
+Checks and previews run in the queue of CPU-heavy requests, where callers take turns, and know the same limits as a submission. Without scripts the button
+`Check` shows the same. A form carries a number of its own: sent twice, it makes one study.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from autotune.errors import AutotuneError, SpecError
+from autotune.service.error_responses import RefusalError, status_of
+from autotune.service.pages.flash import done
+from autotune.service.pages.rendering import render
+from autotune.service.pages.visits import changing, page
+from autotune.service.resources.studies import submitted
+from autotune.service.service_state import service_state_of
+from autotune.service.specs import YAML, confined, read_body
+from autotune.spec import Study
+
+router = APIRouter()
+
+PREVIEWED = 5
+"""configs of the plan that a preview shows"""
+STARTER = """\
+name: my-first-study
+model: gpt2-medium             # a name of `autotune models`
+cluster: h100-sxm-1x8          # GPU-NODESxGPUS, or `local`: this service's machine
+workload:
+  seq_len: 1024                # tokens
+  global_batch_size: 512       # sequences
+space: dense-single-node       # a name of `autotune spaces`, or knobs with their values
+budget:
+  max_trials: 12
+runner: simulated              # nothing real is run; `ray` or `local` for real trials
+"""
+
+
+@router.get("/submit")
+@page
+async def form(request: Request) -> Response:
+    """The form, empty or with the spec of the study that `from` names."""
+    service = service_state_of(request)
+    caller = await service.gate.admit(request, "submit")
+    text, source = STARTER, request.query_params.get("from", "")[:200]
+    if source:
+        text = spec_text((await run_in_threadpool(service.store.study, source)).spec)
+    return render("submit.html", caller=caller, **(_blank(text) | {"source": source}))
+
+
+@router.post("/submit/preview")
+@page
+async def preview(request: Request) -> Response:
+    """The form again, with the mistakes of the spec or with its plan. Nothing is stored."""
+    service, caller, form = await changing(request)
+    text = form.get("spec", "")
+
+    def work() -> dict[str, Any]:
+        from autotune import api
+
+        study = confined(_read(text), service.options, may_run=caller.allows("run"))
+        # no dry runs within a request: they take minutes, and may run the caller's code
+        plan = api.plan_of(study, top=PREVIEWED, store=service.store, profile=False)
+        return {"study": _summary(study), "plan": plan.to_dict()}
+
+    try:
+        shown: dict[str, Any] = {"preview": await service.plan(caller, work)}
+    except AutotuneError as error:
+        shown = {"problems": problems_of(error)}
+    except RefusalError as refusal:
+        if refusal.status == 429:
+            raise
+        shown = {"problems": [_refused(refusal)]}
+    return render("submit.html", caller=caller, **(_blank(text, form.get("number", "")) | shown))
+
+
+@router.post("/submit")
+@page
+async def submit(request: Request) -> Response:
+    """Stores the study and leads to its page, or shows the form again with what is wrong."""
+    service, caller, form = await changing(request)
+    text, number = form.get("spec", ""), form.get("number", "")
+    # another text is another study, also when somebody goes back in the browser and edits it
+    key = hashlib.sha256(f"{number} {text}".encode()).hexdigest() if number else None
+    try:
+        record = await service.submit(caller, lambda: submitted(service, caller, _read(text), key))
+    except AutotuneError as error:
+        values = _blank(text, number) | {"problems": problems_of(error)}
+        return render("submit.html", status=status_of(error), caller=caller, **values)
+    except RefusalError as refusal:
+        values = _blank(text, number) | {"problems": [_refused(refusal)]}
+        return render("submit.html", status=refusal.status, caller=caller, **values)
+    service.changed()
+    return done(f"/studies/{record.id}", "submit")
+
+
+def spec_text(spec: Any) -> str:
+    """The spec as YAML. Raises `SpecError` for a study that was submitted from Python without one."""
+    import yaml
+
+    if not spec:
+        raise SpecError(
+            "a study is copied by its spec, but this one was submitted from Python without a spec",
+            remedy="write a new spec",
+        )
+    return yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=100)
+
+
+def problems_of(error: AutotuneError) -> list[dict[str, Any]]:
+    """The mistakes that the error carries, each with its place in the text where it has one, and the lines around it."""
+    return [
+        {
+            "message": one.message,
+            "field": one.field,
+            "remedy": one.remedy,
+            "line": one.place.line if one.place else None,
+            "column": one.place.column if one.place else None,
+            "excerpt": one.place.excerpt if one.place else "",
+        }
+        for one in (error, *error.others)
+    ]
+
+
+def _refused(refusal: RefusalError) -> dict[str, Any]:
+    none = {"line": None, "column": None, "excerpt": ""}
+    return {"message": refusal.message, "field": refusal.field, "remedy": refusal.remedy, **none}
+
+
+def _read(text: str) -> dict[str, Any]:
+    return read_body(text.replace("\r\n", "\n").encode("utf-8", "replace"), YAML)
+
+
+def _blank(text: str, number: str = "") -> dict[str, Any]:
+    """The values of a form that nobody has checked."""
+    return {"text": text, "number": number or secrets.token_hex(16), "source": "", "problems": [], "preview": None}
+
+
+def _summary(study: Study) -> dict[str, Any]:
+    workload = study.workload
+    return {
+        "name": study.name,
+        "model": workload.model.name,
+        "cluster": workload.cluster.name,
+        "searcher": study.searcher,
+        "runner": study.runner,
+        "max_trials": study.budget.max_trials,
+    }

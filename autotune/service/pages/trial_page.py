@@ -1,0 +1,146 @@
+"""A trial's page: its config, why it was tried, its steps, its loss, where time and memory go, how it failed, and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from markupsafe import Markup
+from starlette.responses import Response
+
+from autotune.errors import AutotuneError, NotFoundError
+from autotune.ports import HistoryEvent, ServiceStore
+from autotune.report.figures.figure_html import figure_html
+from autotune.report.figures.one_trial import TrialSource, trial_figures
+from autotune.report.reward_tables import reward_rows
+from autotune.report.side_by_side import knob_words
+from autotune.results.result import Result
+from autotune.service.pages.export_page import command_of
+from autotune.service.pages.rendering import render
+from autotune.service.pages.visits import REFRESH_S, page, visitor
+from autotune.service.resources.studies import exported
+from autotune.service.service_state import ServiceState
+from autotune.spec import Trial, TrialStatus
+
+router = APIRouter()
+
+MOST_EVENTS, EVENTS_PAGE = 20_000, 1000
+"""events of the study among which those of the trial are looked for"""
+PURPOSES: Mapping[str, str] = {
+    "baseline": "the default config, which everything is compared with",
+    "reference": "the default config in fp32, whose losses others are compared with",
+    "search": "proposed by the searcher",
+    "final": "measured again, in turn with others, before a winner is named",
+    "proxy": "on fewer GPUs, in place of a config of the target",
+}
+"""why a trial is run, by its purpose"""
+
+
+@router.get("/studies/{study_id}/trials/{number:int}")
+@page
+async def trial(request: Request) -> Response:
+    """The trial, running or ended."""
+    service, caller = await visitor(request)
+    study_id, number = request.path_params["study_id"], request.path_params["number"]
+    values = await service.plan(caller, partial(_values, service, study_id, number))
+    return render("trial.html", caller=caller, **values)
+
+
+@router.get("/studies/{study_id}/trials/{number:int}/{figure}.csv")
+@page
+async def figure_data(request: Request) -> Response:
+    """The data of one of the trial's figures."""
+    service, caller = await visitor(request)
+    study_id, number, name = (request.path_params[key] for key in ("study_id", "number", "figure"))
+
+    def load() -> str:
+        from autotune import api
+
+        result = api.result_of(service.store, study_id)
+        found = {figure.name: figure for figure in trial_figures(_source(service.store, result, number))}
+        if name not in found:
+            raise NotFoundError(f"trial {number} has no figure {name[:40]!r}", remedy=f"it has {', '.join(found)}")
+        return found[name].csv()
+
+    return Response(await service.plan(caller, load), media_type="text/csv; charset=utf-8")
+
+
+def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]:
+    from autotune import api
+    from autotune.results.answers import trial_of
+
+    result = api.result_of(service.store, study_id)
+    study, shown = result.record, trial_of(result, number)
+    source = _source(service.store, result, number)
+    url = f"/studies/{study.id}/trials/{number}"
+    figures = [Markup(figure_html(f, csv=f"{url}/{f.name}.csv")) for f in trial_figures(source)]
+    events = _events(service.store, study.id, number)
+    asked = next((str(e.data.get("reason") or "") for e in events if e.kind == "trial.asked"), "")
+    explanation = api.explained(result, number)
+    numbers = [t.number for t in result.shown]
+    at = numbers.index(number)
+    is_open = shown.status in (TrialStatus.PENDING, TrialStatus.RUNNING)
+    return {
+        "study": {"id": study.id, "name": study.study.name, "trainer": study.study.trainer},
+        "trial": shown.to_dict(),
+        "measured": source.trial.to_dict()["measurement"],
+        "is_best": result.best is not None and result.best.number == number,
+        "why_tried": asked or shown.reason,
+        "purpose": PURPOSES[str(shown.purpose)],
+        "outcome": shown.reason if shown.reason != asked and not is_open else "",
+        "knobs": _knobs(shown, result.baseline),
+        "figures": figures,
+        "explanation": explanation["text"],
+        "reward": reward_rows(explanation),
+        "lost": [e.data["failure"] for e in events if e.kind == "attempt.ended" and e.data.get("failure")],
+        "launch": _launch(service, study.id, study.study.trainer, number),
+        "before": numbers[at - 1] if at else None,
+        "after": numbers[at + 1] if at + 1 < len(numbers) else None,
+        "baseline": result.baseline.number if result.baseline else None,
+        "refresh": REFRESH_S if is_open and not study.status.is_terminal else 0,
+    }
+
+
+def _source(store: ServiceStore, result: Result, number: int) -> TrialSource:
+    """What its figures are drawn from. Raises `NotFoundError`."""
+    found = next((t for t in result.trials if t.number == number), None)
+    if found is None:
+        raise NotFoundError(f"study {result.record.id} has no trial {number}", remedy="its page lists its trials")
+    study = result.record.study
+    return TrialSource(
+        trial=found,
+        steps=store.steps(result.record.id, number),
+        warmup_steps=study.measure.warmup_steps,
+        capacity_bytes=study.workload.cluster.gpu.memory_bytes,
+    )
+
+
+def _events(store: ServiceStore, study_id: str, number: int) -> list[HistoryEvent]:
+    """The events of the trial, in order."""
+    found: list[HistoryEvent] = []
+    after = 0
+    while after < MOST_EVENTS and (part := store.events(study_id, after=after, limit=EVENTS_PAGE)):
+        found += [event for event in part if event.data.get("number") == number]
+        after = part[-1].sequence
+    return found
+
+
+def _knobs(trial: Trial, baseline: Trial | None) -> list[dict[str, Any]]:
+    """Knobs with their values, and those of the default config where it was measured."""
+    ours = knob_words(trial.config)
+    theirs = knob_words(baseline.config) if baseline is not None else ours
+    return [
+        {"name": name, "value": value, "default": theirs.get(name, "-"), "differs": theirs.get(name) != value}
+        for name, value in ours.items()
+    ]
+
+
+def _launch(service: ServiceState, study_id: str, trainer: str, number: int) -> dict[str, Any]:
+    """{command, notes} of the trial's config in the study's own trainer; {error, remedy} where it cannot be launched as it is."""
+    try:
+        document = exported(service, study_id, trainer, [], "", number)
+    except AutotuneError as error:
+        return {"error": error.message, "remedy": error.remedy}
+    return {"error": "", "command": command_of(document), "notes": document["notes"]}

@@ -1,0 +1,73 @@
+"""A visit: who asks for a page, what they sent with its form, and errors shown as pages. Forms carry the form token (`autotune.service.access`)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from urllib.parse import parse_qs, quote
+
+from fastapi import Request
+from starlette.responses import RedirectResponse, Response
+
+from autotune.errors import AutotuneError, SpecError
+from autotune.service.access import Caller
+from autotune.service.error_responses import RefusalError, status_of
+from autotune.service.pages.rendering import render
+from autotune.service.resources.studies import MAX_TRIAL
+from autotune.service.service_state import ServiceState, service_state_of
+
+REFRESH_S = 5
+"""time after which a page without scripts loads itself again"""
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def page(handler: Handler) -> Handler:
+    """Shows errors as pages, and redirects callers without a token to the login."""
+
+    @wraps(handler)
+    async def shown(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except RefusalError as error:
+            if error.status == 401:
+                back = request.url.path if request.method == "GET" else "/studies"
+                return RedirectResponse(f"/login?next={quote(back)}", status_code=303)
+            return render("error.html", status=error.status, error=error)
+        except AutotuneError as error:
+            return render("error.html", status=status_of(error), error=error)
+
+    return shown
+
+
+async def visitor(request: Request) -> tuple[ServiceState, Caller]:
+    """The service, and the caller with scope read."""
+    service = service_state_of(request)
+    return service, await service.gate.admit(request, "read")
+
+
+async def changing(request: Request) -> tuple[ServiceState, Caller, dict[str, str]]:
+    """The service, the caller with scope submit, and the fields of a form that came from this service's own page."""
+    service = service_state_of(request)
+    caller = await service.gate.admit(request, "submit", changes=True)
+    form = await form_of(request)
+    service.gate.check_form(caller, form.get("form_token", ""))
+    return service, caller, form
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form. Raises `SpecError` when the request body is not a form."""
+    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        raise SpecError("this address accepts only the form of its page", remedy="use the button on the page")
+    try:
+        fields = parse_qs((await request.body()).decode("ascii"), max_num_fields=20)
+    except ValueError:
+        raise SpecError("the request is not a valid form", remedy="use the button on the page") from None
+    return {name: values[0] for name, values in fields.items()}
+
+
+def trial_number(text: str) -> int:
+    """The number of a trial that was typed. Raises `SpecError`."""
+    if not (text.isascii() and text.isdigit() and len(text) < len(str(MAX_TRIAL))):
+        raise SpecError(f"the number of a trial is a whole number from 0, but is {text[:40]!r}", field="trial")
+    return int(text)

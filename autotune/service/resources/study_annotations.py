@@ -1,0 +1,125 @@
+"""Routes of what people write on studies: notes and tags, and deleting a study.
+
+Everybody with scope submit may write notes. Tags are changed, notes of others removed and studies deleted by the study's owner or an admin.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from autotune.ports import StudyRecord
+from autotune.service.access import Caller
+from autotune.service.error_responses import StrictJSONResponse
+from autotune.service.response_models import DeletionAnswer, NoteAnswer, NoteList, StudyAnswer, responses
+from autotune.service.service_state import Reader, ServiceState, StudyId, Submitter, TheService
+from autotune.spec.annotation import MAX_NOTE, MAX_TAGS
+
+router = APIRouter(tags=["annotations"])
+
+NoteNumber = Annotated[int, Path(ge=0, le=1 << 60, description="number of the note")]
+Tags = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=5 * MAX_TAGS)]
+
+
+class NoteBody(BaseModel):
+    """A note to be written."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str = Field(max_length=2 * MAX_NOTE, description="plain text", examples=["slower since the driver update"])
+
+
+class TagsBody(BaseModel):
+    """Tags to be added and removed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    add: Tags = Field(default=[], examples=[["h100-sweep"]])
+    remove: Tags = Field(default=[])
+
+
+@router.get("/studies/{study_id}/notes", responses=responses(404, model=NoteList))
+def notes(study_id: StudyId, service: TheService, caller: Reader) -> Response:
+    """The notes of a study, oldest first."""
+    return StrictJSONResponse({"notes": [note.to_dict() for note in service.store.annotations.notes(study_id)]})
+
+
+@router.post("/studies/{study_id}/notes", status_code=201, responses=responses(404, ok=201, model=NoteAnswer))
+def add_note(study_id: StudyId, body: NoteBody, service: TheService, caller: Submitter) -> Response:
+    """Writes a note on a study, also on somebody else's. The same text again, with nothing between, is the same note."""
+    return StrictJSONResponse({"note": noted(service, caller, study_id, body.text)}, status_code=201)
+
+
+@router.delete("/studies/{study_id}/notes/{number}", responses=responses(404, model=NoteList))
+def remove_note(study_id: StudyId, number: NoteNumber, service: TheService, caller: Submitter) -> Response:
+    """Removes a note for good: its author, the study's owner or an admin may. Returns the notes that are left."""
+    unnoted(service, caller, study_id, number)
+    return notes(study_id, service, caller)
+
+
+@router.patch("/studies/{study_id}/tags", responses=responses(404, model=StudyAnswer))
+def change_tags(study_id: StudyId, body: TagsBody, service: TheService, caller: Submitter) -> Response:
+    """Adds and removes tags of a study. A tag that is there already, or was not, is no mistake."""
+    from autotune import api
+
+    record = tagged(service, caller, study_id, body.add, body.remove)
+    return StrictJSONResponse({"study": api.study_document(record)})
+
+
+@router.get("/studies/{study_id}/deletion", responses=responses(404, 409, model=DeletionAnswer))
+def deletion(study_id: StudyId, service: TheService, caller: Reader) -> Response:
+    """What deleting the study would take away. Deletes nothing."""
+    from autotune import api
+
+    return StrictJSONResponse({"deletion": api.deletion_of(service.store, study_id).to_dict()})
+
+
+@router.delete("/studies/{study_id}", responses=responses(404, 409, model=DeletionAnswer))
+def delete(study_id: StudyId, service: TheService, caller: Submitter) -> Response:
+    """Deletes a study that has ended, with its trials and its history, for good. Its measurements no longer count across history."""
+    return StrictJSONResponse({"deletion": deleted(service, caller, study_id)})
+
+
+def noted(service: ServiceState, caller: Caller, study_id: str, text: str) -> dict[str, Any]:
+    """Writes a note, with a line in the audit log, and returns it."""
+    record = service.store.study(study_id)
+    note = service.store.annotations.add_note(record.id, text, author=caller.owner)
+    service.store.record_audit(caller.name, "study.note", record.id)
+    service.response_cache.invalidate()
+    return note.to_dict()
+
+
+def unnoted(service: ServiceState, caller: Caller, study_id: str, number: int) -> None:
+    """Removes a note, with a line in the audit log."""
+    record = service.store.study(study_id)
+    written = {note.number: note for note in service.store.annotations.notes(record.id)}
+    if number in written and not (caller.owner and written[number].author == caller.owner):
+        caller.check_owns(record)
+    service.store.annotations.remove_note(record.id, number, author=caller.owner)
+    service.store.record_audit(caller.name, "study.note_removed", record.id, {"note": number})
+    service.response_cache.invalidate()
+
+
+def tagged(service: ServiceState, caller: Caller, study_id: str, add: list[str], remove: list[str]) -> StudyRecord:
+    """Changes the tags, with a line in the audit log, and returns the study's record."""
+    record = service.store.study(study_id)
+    caller.check_owns(record)
+    record = service.store.annotations.change_tags(record.id, add=add, remove=remove, author=caller.owner)
+    service.store.record_audit(caller.name, "study.tag", record.id, {"tags": list(record.tags)})
+    service.response_cache.invalidate()
+    return record
+
+
+def deleted(service: ServiceState, caller: Caller, study_id: str) -> dict[str, Any]:
+    """Deletes the study, with a line in the audit log, and returns what went."""
+    from autotune import api
+
+    record = service.store.study(study_id)
+    caller.check_owns(record)
+    found = api.delete_study(service.store, record.id).to_dict()
+    service.store.record_audit(caller.name, "study.delete", record.id, found)
+    service.response_cache.invalidate()
+    return found

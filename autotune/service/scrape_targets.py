@@ -1,0 +1,63 @@
+"""What Prometheus scrapes, in files at a stable path: the service itself, and the nodes of its Ray cluster.
+
+    DATA/prometheus/service.json    this service
+    DATA/prometheus/ray.json        the nodes of the cluster, as Ray's dashboard lists them; empty without Ray
+
+DATA is the user's data folder. The format is that of Prometheus' file-based discovery
+(https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config). Ray keeps such a file too, but in a folder that changes with
+each start. The files stay when the service ends, so that Prometheus sees that it is down.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from autotune.errors import AutotuneError
+from autotune.settings import own_folder
+
+log = logging.getLogger("autotune.service")
+
+FOLDER = "prometheus"
+PATH = "/api/v1/metrics"
+EVERY_S = 10.0
+Targets = list[dict[str, Any]]
+
+
+class ScrapeTargets:
+    """Keeps the files up to date in a thread, as long as the context lasts."""
+
+    def __init__(self, url: str, ray_targets: Callable[[], Targets] = list) -> None:
+        """`url`: of the service. `ray_targets`: the nodes of its cluster; raises `RunnerError` while Ray is away."""
+        self._service = [{"targets": [url.split("://")[1]], "labels": {"job": "autotune", "__metrics_path__": PATH}}]
+        self._ray_targets = ray_targets
+        self._closing = threading.Event()
+
+    def __enter__(self) -> None:
+        write("service", self._service)
+        threading.Thread(target=self._follow, name="scrape-targets", daemon=True).start()
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.set()
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                write("ray", self._ray_targets())
+            except AutotuneError:
+                log.debug("Ray names no nodes to scrape now")  # the last list stays
+            except OSError as error:
+                log.warning("the list of nodes for Prometheus could not be written: %s", error)
+            if self._closing.wait(EVERY_S):
+                return
+
+
+def write(name: str, targets: Targets) -> None:
+    """Replaces a file as a whole: Prometheus reads it at any time."""
+    folder = own_folder(FOLDER)
+    part = folder / f"{name}.part"
+    part.write_text(json.dumps(targets, indent=1))
+    part.replace(folder / f"{name}.json")

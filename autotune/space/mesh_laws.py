@@ -1,0 +1,243 @@
+"""Laws of the mesh: how many ranks there are, and what tensor, context, data and expert parallelism can be cut into.
+
+Sources: Megatron-LM argument checks (heads, kv heads, ffn, context parallelism), DeepSpeed (no ZeRO 2 or 3 under a pipeline), DeepSpeed-Ulysses
+(arXiv 2309.14509: whole heads per rank), PyTorch's HYBRID_SHARD (copies of shards), Megatron-Core (experts over tp * cp * dp ranks where
+they stay whole).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from autotune.space.law import Law, Mask, divides, divisors, listed, product
+from autotune.spec import ConfigTable, ParallelConfig, Workload
+from autotune.trainers.whole_experts import keeps_experts_whole
+
+_WRONG_WORLD_SIZE = "the cluster or the space does not allow this number of ranks, tp * pp * dp * cp"
+
+
+def world_size_law(sizes: Sequence[int]) -> Law:
+    """The law of a space: a config uses exactly one of these numbers of ranks."""
+    allowed = np.array(sorted(sizes), dtype=np.float64)
+    return Law(
+        name="world_size",
+        broken=_WRONG_WORLD_SIZE,
+        fields=("tp", "pp", "dp", "cp"),
+        check=lambda w, t: np.isin(product(t, "tp", "pp", "dp", "cp"), allowed),
+        reason=lambda w, c: (
+            f"tp * pp * dp * cp must be {listed(sizes)}, but {_degrees(c)} and their product is {c.world_size}; "
+            "change a degree, or the world_sizes of the space"
+        ),
+    )
+
+
+def _kv_heads(workload: Workload) -> int:
+    """Heads of keys and values that attention sees: latent attention expands its latent to one per head of queries."""
+    return workload.model.num_attention_heads if workload.model.kv_lora_rank else workload.model.num_kv_heads
+
+
+def _degrees(c: ParallelConfig) -> str:
+    return f"tp={c.tp}, pp={c.pp}, dp={c.dp}, cp={c.cp}"
+
+
+def _tp_must_divide(name: str, size: Callable[[Workload], int], what: str) -> Law:
+    def reason(w: Workload, c: ParallelConfig) -> str:
+        if w.model.code is not None and "num_attention_heads" in w.model.code.guessed:
+            return (
+                f"tp cuts the attention into whole heads, but tp={c.tp} and {w.model.name} does not say how many it has; "
+                "return `shapes: {num_attention_heads: ...}` from its builder, or use tp=1"
+            )
+        return (
+            f"tp must divide {what}, but tp={c.tp} and {what}={size(w)}; "
+            f"use {listed(divisors(size(w), at_most=w.cluster.domain_gpus))}"
+        )
+
+    return Law(
+        name=name,
+        broken=f"tp does not divide {what}",
+        fields=("tp",),
+        check=lambda w, t: divides(size(w), t.tp),
+        reason=reason,
+    )
+
+
+def _mlp_width(workload: Workload) -> int:
+    """Inner width of the MLP; 0, which everything divides, where it was guessed."""
+    model = workload.model
+    return 0 if model.code is not None and "ffn_hidden_size" in model.code.guessed else model.ffn_hidden_size
+
+
+def _tp_within_node(workload: Workload, table: ConfigTable) -> Mask:
+    """Ranks are numbered with tp fastest: a group stays in its domain when it divides the domain, or when one domain holds all ranks.
+
+    The domain is the node, or the nodes that one NVLink switch joins; the job takes equally many nodes of each (`ClusterSpec.domain_ranks`).
+    """
+    world = product(table, "tp", "pp", "dp", "cp")
+    domain = workload.cluster.domain_ranks(world)
+    return np.asarray((table.tp <= domain) & ((domain % table.tp == 0) | (world <= domain)))
+
+
+def _expert_ranks(workload: Workload, tp: Any, dp: Any, cp: Any) -> Any:
+    """Ranks of one stage of the pipeline that can hold different experts."""
+    return tp * dp * cp if keeps_experts_whole(workload.trainer) else dp * cp
+
+
+def _named_expert_ranks(workload: Workload) -> str:
+    return "tp * dp * cp" if keeps_experts_whole(workload.trainer) else "dp * cp"
+
+
+def _domain_size(workload: Workload, config: ParallelConfig) -> int:
+    """GPUs of the fast link that a job of this size has in each domain."""
+    return int(workload.cluster.domain_ranks(np.array(float(config.world_size))))
+
+
+def _domain(workload: Workload, config: ParallelConfig) -> str:
+    """What the group must stay in, with the figures."""
+    cluster, tp = workload.cluster, f"tp={config.tp}"
+    if cluster.nodes_per_domain == 1:
+        return f"node, but {tp} and gpus_per_node={cluster.gpus_per_node}"
+    size, world = _domain_size(workload, config), config.world_size
+    return f"NVLink domain, but {tp}, and a job of {world} GPUs has {size} in each domain of {cluster.domain_gpus}"
+
+
+MESH_LAWS: tuple[Law, ...] = (
+    Law(
+        name="world_size",
+        broken=_WRONG_WORLD_SIZE,
+        fields=("tp", "pp", "dp", "cp"),
+        check=lambda w, t: product(t, "tp", "pp", "dp", "cp") <= w.cluster.num_gpus,
+        reason=lambda w, c: (
+            f"tp * pp * dp * cp must be at most the {w.cluster.num_gpus} GPUs of {w.cluster.name}, "
+            f"but {_degrees(c)} and their product is {c.world_size}; use smaller degrees or a larger cluster"
+        ),
+    ),
+    _tp_must_divide("tp_heads", lambda w: w.model.num_attention_heads, "num_attention_heads"),
+    _tp_must_divide("tp_kv_heads", lambda w: w.model.num_kv_heads, "num_kv_heads"),
+    _tp_must_divide("tp_ffn", _mlp_width, "ffn_hidden_size"),
+    Law(
+        name="tp_within_node",
+        broken="a tensor-parallel group would span nodes",
+        fields=("tp", "pp", "dp", "cp"),
+        check=_tp_within_node,
+        reason=lambda w, c: (
+            f"a tensor-parallel group must stay within one {_domain(w, c)}; "
+            f"use {listed(divisors(_domain_size(w, c), at_most=_domain_size(w, c)))}"
+        ),
+    ),
+    Law(
+        name="cp_sequence",
+        broken="seq_len is not a multiple of 2 * cp",
+        fields=("cp",),
+        check=lambda w, t: (t.cp == 1) | divides(w.seq_len, 2 * t.cp),
+        reason=lambda w, c: (
+            "context parallelism deals every rank two slices of the sequence (so that causal work is even): seq_len must be a multiple "
+            f"of 2 * cp, but seq_len={w.seq_len} and cp={c.cp}; use a cp that divides {w.seq_len}/2, or another seq_len"
+        ),
+    ),
+    Law(
+        name="zero_ranks",
+        broken="ZeRO has one rank only, so nothing to shard",
+        fields=("dp", "cp", "zero_stage"),
+        check=lambda w, t: (t.zero_stage == 0) | (t.dp > 1) | (t.cp > 1),
+        reason=lambda w, c: (
+            f"ZeRO shards over dp * cp ranks, but zero_stage={c.zero_stage} and dp * cp = 1, which is zero_stage=0 under another name; "
+            "use zero_stage=0, or more data-parallel ranks"
+        ),
+    ),
+    Law(
+        name="zero_pipeline",
+        broken="ZeRO 2 or 3 under a pipeline",
+        fields=("pp", "zero_stage"),
+        check=lambda w, t: (t.zero_stage <= 1) | (t.pp == 1),
+        reason=lambda w, c: (
+            "under a pipeline every micro-batch would reduce-scatter its gradients (ZeRO 2) and gather its weights (ZeRO 3) again, "
+            f"so zero_stage must be 0 or 1 with pp > 1, but zero_stage={c.zero_stage} and pp={c.pp}; use zero_stage=1, or pp=1"
+        ),
+    ),
+    Law(
+        name="cp_style",
+        broken="cp_style is set without context parallelism",
+        fields=("cp", "cp_style"),
+        check=lambda w, t: t.is_word("cp_style", "ring") | (t.cp > 1),
+        reason=lambda w, c: (
+            f"cp_style says how context parallelism attends, but cp=1 and cp_style={c.cp_style}; use cp_style=ring, or cp > 1"
+        ),
+    ),
+    Law(
+        name="cp_heads",
+        broken="tp * cp does not divide num_kv_heads, which cp_style=heads needs",
+        fields=("tp", "cp", "cp_style"),
+        check=lambda w, t: ~t.is_word("cp_style", "heads") | divides(_kv_heads(w), t.tp * t.cp),
+        reason=lambda w, c: (
+            f"cp_style=heads gives every rank whole heads: tp * cp must divide num_kv_heads, but tp={c.tp}, cp={c.cp} and "
+            f"num_kv_heads={_kv_heads(w)}; use cp_style=ring or gather, or a smaller cp"
+        ),
+    ),
+    Law(
+        name="replicas_divide",
+        broken="dp_replicas does not divide dp",
+        fields=("dp", "dp_replicas"),
+        check=lambda w, t: t.dp % t.dp_replicas == 0,
+        reason=lambda w, c: (
+            f"every copy of the shards has equally many ranks: dp_replicas must divide dp, but dp={c.dp} and dp_replicas={c.dp_replicas}; "
+            f"use {listed(divisors(c.dp, at_most=64))}"
+        ),
+    ),
+    Law(
+        name="replicas_shards",
+        broken="dp_replicas without shards to copy",
+        fields=("dp", "cp", "zero_stage", "dp_replicas"),
+        check=lambda w, t: (t.dp_replicas == 1) | ((t.zero_stage > 0) & (t.dp * t.cp > t.dp_replicas)),
+        reason=lambda w, c: (
+            "dp_replicas are copies of what ZeRO shards: it needs zero_stage >= 1 and fewer copies than dp * cp, "
+            f"but zero_stage={c.zero_stage}, dp * cp = {c.dp * c.cp} and dp_replicas={c.dp_replicas}; "
+            "use dp_replicas=1, or zero_stage=0 for copies of everything"
+        ),
+    ),
+    Law(
+        name="ep_dispatch",
+        broken="a dispatcher of experts without expert parallelism",
+        fields=("ep", "dispatcher"),
+        check=lambda w, t: t.is_word("dispatcher", "alltoall") | (t.ep > 1),
+        reason=lambda w, c: (
+            f"tokens are dispatched where experts are spread over ranks, but ep=1 and dispatcher={c.dispatcher}; "
+            "use dispatcher=alltoall, or ep > 1"
+        ),
+    ),
+    Law(
+        name="ep_overlap",
+        broken="ep_overlap without expert parallelism or without accumulation",
+        fields=("ep", "ep_overlap", "accumulation_steps"),
+        check=lambda w, t: ~t.ep_overlap | ((t.ep > 1) & (t.accumulation_steps > 1)),
+        reason=lambda w, c: (
+            "ep_overlap hides the experts' all-to-all behind another micro-batch: it needs ep > 1 and accumulation_steps > 1, "
+            f"but ep={c.ep} and accumulation_steps={c.accumulation_steps}; use ep_overlap=false"
+        ),
+    ),
+    Law(
+        name="ep_experts",
+        broken="ep does not divide num_experts",
+        fields=("ep",),
+        check=lambda w, t: (t.ep == 1) | (divides(w.model.num_experts, t.ep) & (w.model.num_experts > 0)),
+        reason=lambda w, c: (
+            f"ep must divide num_experts, but ep={c.ep} and num_experts={w.model.num_experts}; "
+            f"use {listed(divisors(max(1, w.model.num_experts), at_most=4096))}"
+            + ("" if w.model.num_experts else f" ({w.model.name} is a dense model)")
+        ),
+    ),
+    Law(
+        name="ep_ranks",
+        broken="ep does not divide the ranks that experts are spread over",
+        fields=("tp", "dp", "cp", "ep"),
+        check=lambda w, t: _expert_ranks(w, t.tp, t.dp, t.cp) % t.ep == 0,
+        reason=lambda w, c: (
+            f"expert-parallel ranks are taken from {_named_expert_ranks(w)}, so ep must divide it, "
+            f"but ep={c.ep} and {_named_expert_ranks(w)} = {_expert_ranks(w, c.tp, c.dp, c.cp)}; "
+            f"use {listed(divisors(_expert_ranks(w, c.tp, c.dp, c.cp), at_most=64))}"
+        ),
+    ),
+)
+"""Laws of the degrees, in the order in which they are checked."""

@@ -1,0 +1,230 @@
+"""Proxies: a training on the few GPUs at hand that stands for a training on the many that are meant.
+
+    target    workload and config that are meant            held    the cluster at hand, of the same GPUs
+    proxy     workload and config on what is held; an ordinary training of a workload of its own
+
+A proxy keeps what decides how fast one rank works, and gives up what needs many ranks:
+
+    kept        tensor, context and expert degrees, micro-batch, accumulation, sequence length, precision, recomputation, and every other knob
+    pipeline    one stage, with the layers of the fullest one (`stage_model`); or all stages, where there are ranks for all of them (`whole_pipeline`)
+    dp          as many ranks as are held, at most the target's
+    batch       global batch = micro_batch_size * accumulation_steps * dp
+    sharding    ZeRO over the ranks that there are, none where there is one; shards of the target's size wherever one copy of them fits (HSDP)
+
+What it cannot tell:
+
+    constants       those that the target's step depends on and the proxy's does not: `Proxy.blind`
+    pipeline        its bubble and its micro-batches in flight; a single stage also holds embedding and loss together, which first and last stage share
+    memory          fewer ranks shard a copy, so each holds more of it
+
+So neither time nor memory of a proxy is the target's. The cost model predicts both trainings, and what a proxy teaches about its constants carries over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+
+from autotune.errors import ConfigError, SpecError
+from autotune.space.constraint import why_not
+from autotune.space.stage_model import fullest_stage, stage_model
+from autotune.spec import ClusterSpec, ParallelConfig, Workload
+from autotune.trainers.whole_experts import keeps_experts_whole
+
+ONE_STAGE: Mapping[str, Any] = {"pp": 1, "pp_schedule": "1f1b", "virtual_stages": 1, "pp_split": "layers"}
+"""knobs of a config without a pipeline"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proxy:
+    """A training that stands for another one."""
+
+    workload: Workload
+    """the model, or a stage of it, on the cluster at hand, with the global batch of `config`"""
+    config: ParallelConfig
+    """what is run"""
+    blind: tuple[str, ...]
+    """names of the constants of the cost model that the target's step time depends on and the proxy's does not: they stay as uncertain as they were"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyLaw:
+    """What must hold for a config to have a proxy on the cluster at hand."""
+
+    name: str
+    """short and stable"""
+    holds: Callable[[Workload, ParallelConfig, ClusterSpec], bool]
+    """of target workload, target config and cluster at hand"""
+    reason: Callable[[Workload, ParallelConfig, ClusterSpec], str]
+    """law and values"""
+    remedy: Callable[[Workload, ParallelConfig, ClusterSpec], str]
+    field: str
+    """the knob or key of the spec that stands against it"""
+
+
+PROXY_LAWS: tuple[ProxyLaw, ...] = (
+    ProxyLaw(
+        name="gpu",
+        holds=lambda target, config, held: target.cluster.gpu.name == held.gpu.name,
+        reason=lambda target, config, held: (
+            "a proxy runs on the GPUs that are meant, because the constants of the cost model are those of a GPU type, "
+            f"but the target has {target.cluster.gpu.name} and {held.gpu.name} are at hand"
+        ),
+        remedy=lambda target, config, held: f"run proxies on {target.cluster.gpu.name}",
+        field="cluster",
+    ),
+    ProxyLaw(
+        name="tensor_degree",
+        holds=lambda target, config, held: config.tp <= held.domain_gpus,
+        reason=lambda target, config, held: (
+            "a proxy has the tensor degree of its target, and the group must stay on the fast link, "
+            f"but tp={config.tp} and {held.domain_gpus} GPUs of {held.name} share one"
+        ),
+        remedy=lambda target, config, held: f"hold a node of {config.tp} GPUs, or leave tp={config.tp} without proxies",
+        field="tp",
+    ),
+    ProxyLaw(
+        name="ranks",
+        holds=lambda target, config, held: _least_ranks(target, config) <= held.num_gpus,
+        reason=lambda target, config, held: (
+            "a proxy has the tensor, context and expert degrees of its target, "
+            f"but tp={config.tp}, cp={config.cp} and ep={config.ep} need {_least_ranks(target, config)} ranks and {held.num_gpus} are at hand"
+        ),
+        remedy=lambda target, config, held: f"hold {_least_ranks(target, config)} GPUs, or leave such configs without proxies",
+        field="cluster",
+    ),
+)  # fmt: skip
+"""All of them, the most general first."""
+
+
+def why_no_proxy(
+    target: Workload, config: ParallelConfig, held: ClusterSpec, *, whole_pipeline: bool = False
+) -> str | None:
+    """Why a config of the target has no proxy on the cluster at hand, in words with a remedy; None when it has one."""
+    try:
+        proxy_of(target, config, held, whole_pipeline=whole_pipeline)
+    except (ConfigError, SpecError) as error:
+        return str(error)
+    return None
+
+
+def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec, *, whole_pipeline: bool = False) -> Proxy:
+    """The training on the cluster `held` that stands for `config` of `target`.
+
+    `whole_pipeline`: keep all stages and the whole model. That also tells what the pipeline costs, and needs tp * cp * pp ranks. Raises `ConfigError` with
+    law, values and remedy where there is no proxy, or where the config is not legal on the target; `SpecError` where the model cannot be cut.
+    """
+    broken = why_not(target, config)
+    if broken:
+        raise ConfigError(
+            f"a proxy stands for a legal config of {target.model.name} on {target.cluster.name}: {broken}"
+        )
+    for law in PROXY_LAWS:
+        if not law.holds(target, config, held):
+            raise ConfigError(
+                law.reason(target, config, held), remedy=law.remedy(target, config, held), field=law.field
+            )
+    model = target.model
+    if config.pp > 1 and not whole_pipeline:
+        model = stage_model(model, fullest_stage(model, config, target.trainer))
+    kept = config if whole_pipeline else replace(config, **ONE_STAGE)
+    reason = ""
+    for dp in _data_ranks(kept, held):
+        asked = _with_data_ranks(kept, dp)
+        workload = replace(target, model=model, cluster=held, global_batch_size=asked.global_batch_size)
+        broken = why_not(workload, asked)
+        if not broken:
+            return Proxy(workload=workload, config=asked, blind=_blind(target, config, workload, asked))
+        reason = reason or broken
+    stages = f", pp={kept.pp}" if kept.pp > 1 else ""
+    raise ConfigError(
+        f"a proxy must be legal on {held.name}, but no number of data-parallel ranks makes it so with tp={kept.tp}, cp={kept.cp}, ep={kept.ep}{stages}"
+        + (f": {reason}" if reason else ""),
+        remedy="hold more GPUs, or run a proxy of one stage" if kept.pp > 1 else "hold more GPUs",
+        field="cluster",
+    )
+
+
+def _least_ranks(target: Workload, config: ParallelConfig) -> int:
+    """Ranks that tensor, context and expert degrees need together; experts are spread over ranks that the data-parallel degree adds."""
+    lends = config.tp * config.cp if keeps_experts_whole(target.trainer) else config.cp
+    return config.tp * config.cp * (math.lcm(config.ep, lends) // lends)
+
+
+def _data_ranks(config: ParallelConfig, held: ClusterSpec) -> Iterator[int]:
+    """Data-parallel degrees that fit on what is held, the largest first: on one node or on whole nodes."""
+    inner = config.tp * config.cp * config.pp
+    for dp in range(min(config.dp, held.num_gpus // inner), 0, -1):
+        if inner * dp <= held.gpus_per_node or inner * dp % held.gpus_per_node == 0:
+            yield dp
+
+
+def _with_data_ranks(config: ParallelConfig, dp: int) -> ParallelConfig:
+    """The config with so many data-parallel ranks: shards as large as they were where a copy of them fits, no ZeRO where nothing can be sharded."""
+    of_copy = config.dp // config.dp_replicas
+    copies = dp // of_copy if dp % of_copy == 0 else 1
+    alone = dp * config.cp == 1
+    copied = config.zero_stage > 0 and dp * config.cp > copies
+    return replace(
+        config, dp=dp, dp_replicas=copies if copied else 1, zero_stage=0 if alone else config.zero_stage
+    )  # fmt: skip
+
+
+def _blind(target: Workload, config: ParallelConfig, ours: Workload, proxy: ParallelConfig) -> tuple[str, ...]:
+    told = _read(ours, proxy)
+    return tuple(name for name in _read(target, config) if name not in told)
+
+
+def _read(workload: Workload, config: ParallelConfig) -> tuple[str, ...]:
+    """Constants of communication that the step time of a config depends on; those of compute and host are read by every step.
+
+    A group of n ranks, of which g share a domain, reads the constants of the fast link if g > 1 and those of the network if g < n.
+    """
+    domain = float(workload.cluster.domain_ranks(np.array(float(config.world_size))))
+    shards = config.dp * config.cp // config.dp_replicas
+    expert_tp = 1 if keeps_experts_whole(workload.trainer) else config.tp
+    expert_copies = max(1, config.tp * shards // (expert_tp * config.ep)) if config.ep > 1 else 1
+    rings = {
+        "tensor": (config.tp, 1),
+        "context": (config.cp, config.tp),
+        "data": (shards, config.tp),
+        "replicas": (config.dp * config.cp // shards, config.tp * shards),
+        "expert_data": (expert_copies, expert_tp * config.ep),
+    }
+    domains = {name: _domains(size, stride, domain) for name, (size, stride) in rings.items()}
+    within = {name: _within(size, stride, domain) for name, (size, stride) in rings.items()}
+    experts = _domains(config.ep, expert_tp, domain)
+    stages = _within(config.pp, config.tp * config.cp * config.dp, domain)
+    sends_inside, sends_outside = config.pp > 1 and stages > 1, config.pp > 1 and stages < config.pp
+    reads = {
+        "intra_efficiency": sends_inside or any(size > 1 for size, _ in rings.values()),
+        "latency_factor": config.ep > 1 or any(ranks > 1 for ranks in within.values()),
+        "inter_efficiency": sends_outside or experts > 1 or any(count > 1 for count in domains.values()),
+        "rails": any(count > 1 and within[name] > 1 for name, count in domains.items()),
+        "inter_decay": any(count > 2 for count in domains.values()),
+        "hop_s": any(count > 1 for count in domains.values()),
+        "tensor_hop_s": domains["tensor"] > 1,
+        "data_overlap": config.dp * config.cp > 1,
+        "dispatch_efficiency": config.ep > 1,
+        "dispatch_overlap": config.ep_overlap,
+        "send_host_s": config.pp > 1,
+        "pipelined_tensor_host_s": config.tp > 1 and sends_outside,
+        "straggler": config.world_size > workload.cluster.gpus_per_node,
+    }  # fmt: skip
+    return tuple(name for name, is_read in reads.items() if is_read)
+
+
+def _within(size: int, stride: int, domain: float) -> int:
+    """Members of a group that share a domain; members lie `stride` ranks apart."""
+    return int(min(max(domain // stride, 1), size))
+
+
+def _domains(size: int, stride: int, domain: float) -> int:
+    """Domains that a group spans."""
+    return math.ceil(size / _within(size, stride, domain))

@@ -1,0 +1,91 @@
+"""Sizes that a Hugging Face `config.json` leaves out: the defaults of its family's class.
+
+transformers writes a nested `text_config` without the values that equal these defaults: that of Gemma 3 lacks `vocab_size`, that of LLaVA nearly all.
+
+Facts of the families: transformers 5.23, the class attributes in `models/*/configuration_*.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SIZE_KEYS = {
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden_size": ("hidden_size", "n_embd", "n_embed", "d_model"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "vocab_size": ("vocab_size",),
+    "ffn_hidden_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads"),
+    "attention_head_dim": ("head_dim",),
+    "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
+}
+"""fields of `ModelSpec`, and the keys under which families write them"""
+_MAY_BE_NULL = frozenset(
+    {"num_key_value_heads", "num_kv_heads", "head_dim", "q_lora_rank", "n_shared_experts", "n_routed_experts"}
+)
+"""keys whose null means that the model has no such thing, whatever the default: DeepSeek-V2-Lite has `"q_lora_rank": null`"""
+_NAMES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "ffn_hidden_size", "num_kv_heads")
+_CLASS_SIZES: Mapping[str, tuple[int, ...]] = {
+    "bloom": (2, 64, 8, 250880, 0, 0),
+    "code_llama": (32, 4096, 32, 32000, 11008, 0),
+    "cohere": (40, 8192, 64, 256000, 22528, 0),
+    "cohere2": (40, 8192, 64, 256000, 22528, 0),
+    "deepseek_v2": (32, 4096, 32, 102400, 11008, 0),
+    "deepseek_v3": (61, 7168, 128, 129280, 18432, 128),
+    "falcon": (32, 4544, 71, 65024, 0, 0),
+    "gemma": (28, 3072, 16, 256000, 24576, 16),
+    "gemma2": (26, 2304, 8, 256000, 9216, 4),
+    "gemma3_text": (26, 2304, 8, 262208, 9216, 4),
+    "glm": (40, 4096, 32, 151552, 13696, 2),
+    "glm4": (40, 4096, 32, 151552, 13696, 2),
+    "glm4_moe": (46, 4096, 96, 151552, 10944, 8),
+    "gpt2": (12, 768, 12, 50257, 0, 0),
+    "gpt_bigcode": (12, 768, 12, 50257, 0, 0),
+    "gpt_neo": (24, 2048, 16, 50257, 0, 0),
+    "gpt_neox": (44, 6144, 64, 50432, 24576, 0),
+    "gpt_oss": (36, 2880, 64, 201088, 2880, 8),
+    "gptj": (28, 4096, 16, 50400, 0, 0),
+    "granite": (32, 4096, 32, 32000, 11008, 0),
+    "granitemoe": (32, 4096, 32, 32000, 11008, 0),
+    "kimi_k2": (61, 7168, 128, 129280, 18432, 128),
+    "llama": (32, 4096, 32, 32000, 11008, 0),
+    "llama4_text": (48, 5120, 40, 202048, 8192, 8),
+    "ministral": (32, 4096, 32, 32000, 14336, 8),
+    "mistral": (32, 4096, 32, 32000, 14336, 8),
+    "mixtral": (32, 4096, 32, 32000, 14336, 8),
+    "mpt": (24, 2048, 16, 50368, 0, 0),
+    "nemotron": (32, 6144, 48, 256000, 24576, 0),
+    "olmo": (32, 4096, 32, 50304, 11008, 0),
+    "olmo2": (32, 4096, 32, 50304, 11008, 0),
+    "olmo3": (32, 4096, 32, 50304, 11008, 0),
+    "olmoe": (16, 2048, 16, 50304, 2048, 0),
+    "opt": (12, 768, 12, 50272, 3072, 0),
+    "phi": (24, 2048, 32, 51200, 8192, 0),
+    "phi3": (32, 3072, 32, 32064, 8192, 0),
+    "phimoe": (32, 4096, 32, 32064, 6400, 8),
+    "qwen2": (32, 4096, 32, 151936, 22016, 32),
+    "qwen2_moe": (24, 2048, 16, 151936, 5632, 16),
+    "qwen3": (32, 4096, 32, 151936, 22016, 32),
+    "qwen3_moe": (24, 2048, 32, 151936, 6144, 4),
+    "seed_oss": (64, 4096, 80, 155136, 27648, 8),
+    "smollm3": (36, 2048, 16, 128256, 11008, 4),
+    "stablelm": (32, 2560, 32, 50304, 6912, 32),
+    "starcoder2": (30, 3072, 24, 49152, 12288, 2),
+}
+"""`_NAMES` by `model_type`; 0 where the class derives the size from others"""
+
+
+def with_class_defaults(document: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The file with `defaults`, the family's own, and with the class's sizes where it leaves them out.
+
+    A file without `model_type` gets no sizes: its family is a guess.
+    """
+    written = {key: value for key, value in document.items() if value is not None or key in _MAY_BE_NULL}
+    full = {**defaults, **written}
+    sizes = _CLASS_SIZES.get(str(document.get("model_type")), ())
+    for name, size in zip(_NAMES, sizes, strict=False):
+        if size and not any(key in full for key in SIZE_KEYS[name]):
+            full[SIZE_KEYS[name][0]] = size
+    return full

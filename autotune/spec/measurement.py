@@ -1,0 +1,181 @@
+"""A measurement: what the steps of one attempt showed, and the figures that follow from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from autotune.spec.loss_comparison import LossComparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The measurement of one attempt. Series hold one entry per optimizer step after warm-up."""
+
+    step_times_s: tuple[float, ...]
+    """seconds of each step, of the slowest rank, device-synchronized"""
+    peak_memory_bytes: float | None = None
+    """peak of the fullest rank; None if the trainer does not report it"""
+    tokens_per_step: int = 0
+    """global_batch_size * seq_len"""
+    num_ranks: int = 1
+    """ranks in use"""
+    losses: tuple[float, ...] = ()
+    """training loss, mean over all ranks, nats per token; NaN for a step whose loss a program's log does not say"""
+    grad_norms: tuple[float, ...] = ()
+    """global gradient norm before clipping; NaN as for losses"""
+    nonfinite_steps: int = 0
+    """steps with a loss or gradient that was not finite, except those that loss scaling skipped"""
+    skipped_steps: int = 0
+    """steps that dynamic loss scaling skipped"""
+    gradient_noise_scale: float | None = None
+    """simple noise scale in sequences (McCandlish et al. 2018, eq. 2.8), if it was estimated; infinite if the gradient is indistinguishable from noise"""
+    gradient_noise_interval: tuple[float, float] | None = None
+    """90% interval of the noise scale, sequences"""
+    setup_s: float = 0.0
+    """seconds before the first step: processes, groups, model"""
+    flops_per_token: float | None = None
+    """model FLOPs per token, without recomputation, where known"""
+    peak_flops_per_s: float | None = None
+    """datasheet peak of one rank in the config's precision, where known"""
+    memory_capacity_bytes: float | None = None
+    """memory of one rank, where known"""
+    rank_peak_memory_bytes: tuple[float, ...] = ()
+    """peak of each rank"""
+    step_peak_memory_bytes: tuple[float, ...] = ()
+    """peak of the fullest rank from the start of the trial to the end of each step, where it was read"""
+    breakdown_s: Mapping[str, float] = field(default_factory=dict)
+    """profiled seconds of a step by cause, if a profile was requested"""
+    utilization: Mapping[str, float] = field(default_factory=dict)
+    """other readings by name: power_watts, sm, memory_bandwidth, reserved_memory_bytes, alloc_retries, temperature_c, throttled, ..."""
+    reference_losses: tuple[float, ...] = ()
+    """losses of an fp32 reference on the same data, if one was measured"""
+    reference_grad_norms: tuple[float, ...] = ()
+    """gradient norms on the same data of that reference, or of the default config where there is none: what spikes there is the data's fault"""
+    loss_comparison: LossComparison | None = None
+    """the loss at equal tokens against other configs', where they do not see the same data"""
+    time_from: str = ""
+    """what the step times were taken from: `log` (a time that the program printed), `rate` (a printed rate) or `arrival` (of its step lines); empty: the
+    worker's own clock"""
+    time_resolution_s: float = 0.0
+    """the smallest difference between two step times that it can tell; 0 where it is not known"""
+    allocator: str = ""
+    """how the allocator of GPU memory was set (PYTORCH_ALLOC_CONF); empty for its defaults, and where it is not known"""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "step_times_s",
+            "losses",
+            "grad_norms",
+            "rank_peak_memory_bytes",
+            "step_peak_memory_bytes",
+            "reference_losses",
+            "reference_grad_norms",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, tuple):
+                object.__setattr__(self, name, tuple(value))
+        if isinstance(self.loss_comparison, Mapping):
+            object.__setattr__(self, "loss_comparison", LossComparison(**self.loss_comparison))
+
+    @property
+    def step_time_s(self) -> float:
+        """Median seconds of a step; nan without steps."""
+        return float(np.median(self.step_times_s)) if self.step_times_s else math.nan
+
+    @property
+    def step_time_spread(self) -> float:
+        """Robust relative spread of the step time: 1.4826 * median absolute deviation / median, with the rounding of the times (a uniform
+        error over the resolution, whose standard deviation is resolution / sqrt(12))."""
+        if len(self.step_times_s) < 2:
+            return 0.0
+        times = np.asarray(self.step_times_s)
+        middle = float(np.median(times))
+        deviation = 1.4826 * float(np.median(np.abs(times - middle)))
+        return math.hypot(deviation, self.time_resolution_s / math.sqrt(12)) / middle if middle > 0 else 0.0
+
+    @property
+    def mean_step_time_s(self) -> float:
+        """Mean seconds of a step, in which a slow tail counts; nan without steps."""
+        return math.fsum(self.step_times_s) / len(self.step_times_s) if self.step_times_s else math.nan
+
+    @property
+    def skipped_share(self) -> float:
+        """Share of the steps that dynamic loss scaling skipped: nothing was learnt in them."""
+        return min(1.0, self.skipped_steps / max(len(self.step_times_s), len(self.losses), 1))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second of the whole job that something was learnt from: those of steps that were not skipped, over the time of all steps."""
+        mean = self.mean_step_time_s
+        return self.tokens_per_step * (1.0 - self.skipped_share) / mean if mean > 0 else math.nan
+
+    @property
+    def median_tokens_per_s(self) -> float:
+        """Tokens per second of the whole job at the median step, skipped or not: what an undisturbed step reaches."""
+        return self.tokens_per_step / self.step_time_s if self.step_time_s > 0 else math.nan
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Learnt tokens per second and rank in use."""
+        return self.tokens_per_s / self.num_ranks
+
+    @property
+    def occupied_memory_bytes(self) -> float | None:
+        """Memory that the fullest rank took from its GPU at the peak: what the allocator held in reserve, where that is known, else what was allocated."""
+        if self.peak_memory_bytes is None:
+            return None
+        return max(self.peak_memory_bytes, self.utilization.get("reserved_memory_bytes", 0.0))
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether heat or the power brake held the clocks of a GPU down while it was measured."""
+        return self.utilization.get("throttled", 0.0) > 0
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B): tokens/s * FLOPs per token / peak; None where unknown."""
+        if self.flops_per_token is None or not self.peak_flops_per_s:
+            return None
+        return self.tokens_per_s_per_gpu * self.flops_per_token / self.peak_flops_per_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, derived ones included."""
+        stored = {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
+        return {
+            **stored,
+            "step_time_s": _plain(self.step_time_s),
+            "mean_step_time_s": _plain(self.mean_step_time_s),
+            "step_time_spread": self.step_time_spread,
+            "tokens_per_s": _plain(self.tokens_per_s),
+            "median_tokens_per_s": _plain(self.median_tokens_per_s),
+            "tokens_per_s_per_gpu": _plain(self.tokens_per_s_per_gpu),
+            "mfu": _plain(self.mfu),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Measurement:
+        """The measurement of `to_dict`'s values; derived ones are recomputed."""
+        return cls(**{k: _back(v) for k, v in values.items() if k in cls.__dataclass_fields__})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"nonfinite": str(value)} if not math.isnan(value) else None
+    if isinstance(value, LossComparison):
+        return asdict(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(v) for v in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _back(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return float(value["nonfinite"]) if set(value) == {"nonfinite"} else dict(value)
+    if isinstance(value, list):
+        return tuple(math.nan if v is None else _back(v) for v in value)
+    return value

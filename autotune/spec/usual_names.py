@@ -1,0 +1,102 @@
+"""What trainers and training scripts usually call the knobs of a config, the figures of a workload and a model, and their values.
+
+    tensor_model_parallel_size, tensor-parallel-size, tp_degree      -> tp
+    per_device_train_batch_size, mbs                                 -> micro_batch_size
+    bfloat16, bf16-mixed                                             -> bf16
+
+Names are compared in small letters, words joined by underscores, without what stands before the last dot. `autotune import` and `autotune init` read
+options by them, and an unknown key of a spec is answered with the key that it means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+
+NAMES: Mapping[str, str] = {
+    "micro_batch_size": "batch_size|bs|batch|(per_)?(device|gpu)(_train)?_(micro_)?batch_size|per_(device|gpu)_train_batch_size|per_device_bs|"
+    "train_batch_size|micro_batch(_size)?|mbs|local_batch_size|batch_size_(per|train)(_gpu|_device|_rank)?|train_micro_batch_size(_per_gpu)?|"
+    "micro_bs|mini_batch_size",
+    "accumulation_steps": "(gradient|grad)_?acc(um|umulation|umulate)?(_steps|_iters?)?|acc(um|umulation)?(_steps|_iters?|_freq|_grad)?|"
+    "accumulate_grad(ient)?(_batches|s)?|iters_to_accumulate|update_freq|gas",
+    "global_batch_size": "(global|total|effective)_(train_)?(batch(_size)?|bs)|gbs",
+    "precision": "(d|data|torch_d|compute_d|amp_d|train_d|param_d)type|(mixed_)?precision|mixed|amp_dtype|compute_type",
+    "recompute": "(use_)?(gradient|grad|activation|act)_?(checkpoint|ckpt|recompute)(ing|s)?|checkpoint_activations|use_checkpoint(ing)?|"
+    "recompute(_activations|_granularity)?|ac(_mode)?|activation_checkpoint_mode|remat|use_gc",
+    "compile": "(torch_|use_|use_torch_|enable_)?compile(_model)?",
+    "zero_stage": "zero(_stage)?|(deepspeed_)?stage|ds_stage|sharding_strategy|fsdp_sharding_strategy",
+    "tp": "tp(_size|_degree|_dim)?|tensor(_model)?_parallel(_size|_degree|ism)?|model_parallel_size",
+    "pp": "pp(_size|_degree)?|pipeline(_model)?_parallel(_size|_degree|ism)?|num_stages",
+    "cp": "cp(_size|_degree)?|context_parallel(_size|_degree|ism)?",
+    "ep": "ep(_size|_degree)?|expert(_model)?_parallel(_size|_degree|ism)?",
+    "dp": "dp(_size|_degree)?|data_parallel(_size|_degree)?",
+    "sequence_parallel": "(use_)?sequence_parallel|sp",
+    "seq_len": "(max_)?seq(uence)?_?len(gth)?|block_size|context_(length|len|size|window)|ctx(_len|_size|_length)?|max_length|"
+    "(max_)?seqlen|n_ctx|t?bptt(_len)?",
+    "steps": "(max_|num_|total_|n_|train_|num_train_|max_train_|training_|num_training_)(steps|iters|iterations)|iterations|iters|steps|"
+    "num_batches|max_iter",
+    "seed": "(random_|manual_)?seed",
+    "nnodes": "nnodes|num_nodes|nodes",
+    "nproc_per_node": "devices|(num_|n)?gpus(_per_node)?|nproc(_per_node)?|ngpus",
+    "world_size": "world_size|num_processes|num_gpus_total",
+    "num_layers": "n_?layers?|num_(hidden_)?layers|depth",
+    "hidden_size": "n_?embd?|hidden_(size|dim)|d_model|dim|emb(ed(ding)?)?_?(dim|size)|emsize|n_embed",
+    "num_attention_heads": "n_?heads?|num_(attention_)?heads",
+    "vocab_size": "vocab(_size)?|padded_vocab_size",
+    "model": "model(_name|_id|_path)?(_or_path)?|config_name|pretrained_model_name_or_path|base_model",
+}
+"""patterns of names, by knob or figure"""
+PRECISION_FLAGS: Mapping[str, str] = {
+    "bf16": "(use_|enable_)?(bf16|bfloat16)(_training)?",
+    "fp16": "(use_|enable_)?(fp16|half|float16|amp|mixed_precision)(_training)?",
+    "tf32": "(use_|enable_|allow_)?tf32",
+}
+"""flags that switch one number format on"""
+WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "precision": {
+        "fp32": ("float32", "fp32", "32-true", "32", "no", "full", "float", "single", "none"),
+        "tf32": ("tf32",),
+        "bf16": ("bfloat16", "bf16", "bf16-mixed", "bf16-true", "bf16_mixed", "amp_bf16"),
+        "fp16": ("float16", "fp16", "16-mixed", "16-true", "16", "half", "amp", "amp_fp16"),
+        "fp8": ("fp8", "float8", "transformer-engine"),
+    },
+    "recompute": {
+        "none": ("none", "off", "no"),
+        "selective": ("selective",),
+        "full": ("full", "all", "on", "block", "uniform"),
+    },
+    "zero_stage": {
+        "0": ("NO_SHARD", "ddp", "0"),
+        "1": ("1",),
+        "2": ("SHARD_GRAD_OP", "2", "zero2"),
+        "3": ("FULL_SHARD", "3", "fsdp", "zero3"),
+    },
+}
+"""how scripts write the values of a knob, the most usual first"""
+
+
+def target_of(name: str) -> str | None:
+    """The knob or figure that an option of this name stands for; None where autotune has no word for it."""
+    return next((target for target, pattern in NAMES.items() if re.fullmatch(pattern, name)), None)
+
+
+@cache
+def meant_by(word: str) -> frozenset[str]:
+    """What a word may mean that somebody wrote as a key or as a value: knobs, figures, and values of knobs."""
+    name = re.sub("[- ]", "_", word.rpartition(".")[2].lower().strip("- "))
+    found = {target_of(name)}
+    found |= {"precision" for pattern in PRECISION_FLAGS.values() if re.fullmatch(pattern, name)}
+    for values in WORDS.values():
+        found |= {value for value, spellings in values.items() if word.lower() in map(str.lower, spellings)}
+    found |= {alike for alike, usual in _SPEC_KEYS.items() if usual in found}
+    return frozenset(target for target in found if target)
+
+
+_SPEC_KEYS = {
+    "num_nodes": "nnodes",
+    "gpus_per_node": "nproc_per_node",
+    "world_sizes": "world_size",
+    "max_steps": "steps",
+}
+"""keys of a spec that scripts' options are called otherwise"""

@@ -1,0 +1,74 @@
+"""Decisions of a study's controller: the event that caused one and all facts that follow from it, in one transaction.
+
+Decisions of a study are numbered from 1 without gaps, by a counter in the study's row. A controller that did not receive the acknowledgement of a decision
+writes it again under the same number; the counter tells whether it was kept. Whoever continues the study therefore finds whole decisions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, update
+
+from autotune.errors import ConflictError
+from autotune.ports import CloseAttempt, Decision, EndTrial, KeepNote, KeepSteps, KeepTrial, Lease, StartAttempt
+from autotune.spec import StudyStatus
+from autotune.store import lifecycle, locking, trials
+from autotune.store.database import Database
+from autotune.store.history import append
+from autotune.store.tables import studies
+
+_COUNT = update(studies).where(studies.c.key == bindparam("of_key")).values(num_decisions=bindparam("number"))
+
+
+def keep(database: Database, connection: Connection, lease: Lease, decision: Decision) -> None:
+    """Stores the decision; one whose number is the last that was stored is there already."""
+    study = locking.hold(connection, lease)
+    if decision.number == study.num_decisions:
+        return
+    if decision.number != study.num_decisions + 1:
+        raise ConflictError(
+            f"decisions are numbered without gaps: the next of study {lease.study} is {study.num_decisions + 1}, but this one is {decision.number}"
+        )
+    connection.execute(_COUNT, {"of_key": study.key, "number": decision.number})
+    line: Mapping[str, Any] = {"decision": decision.number, "cause": decision.cause}
+    append(connection, study.key, [("study.decided", line)])
+    for fact in decision.facts:
+        match fact:
+            case KeepTrial(trial=trial):
+                trials.add(connection, lease, trial)
+            case StartAttempt(request=request):
+                trials.start_attempt(connection, lease, request.number, request.attempt)
+            case KeepSteps(steps=steps):
+                trials.add_steps(connection, lease, [steps])
+            case CloseAttempt(number=number, attempt=attempt, failure=failure):
+                trials.end_attempt(connection, lease, number, attempt, failure)
+            case EndTrial(trial=trial):
+                trials.end_trial(connection, lease, trial)
+            case KeepNote(kind=kind, data=data):
+                append(connection, study.key, [(kind, data)])
+    if decision.fields or decision.status or decision.message is not None or decision.wanted:
+        lifecycle.set_status(
+            database,
+            connection,
+            lease.study,
+            decision.status or StudyStatus(study.status),
+            expect=[StudyStatus(study.status)],
+            message=decision.message,
+            lease=lease,
+            wanted=decision.wanted,
+            fields=decision.fields,
+        )
+
+
+def keep_as_late(connection: Connection, fenced: locking.FencedError, lease: Lease, decision: Decision) -> None:
+    """Stores in the history what a controller measured whose lease was taken over."""
+    for fact in decision.facts:
+        if isinstance(fact, EndTrial) and fact.trial.is_measured:
+            trials.keep_late(connection, fenced.study, fact.trial, "the lease was taken over", lease.fence)
+
+
+def must_survive_a_power_cut(decision: Decision) -> bool:
+    """Whether the decision ends a trial or changes the study's status."""
+    return decision.status is not None or any(isinstance(fact, EndTrial) for fact in decision.facts)

@@ -1,0 +1,191 @@
+"""The examination of a store: the file, the checksum of every row of each study, the laws of its history, and the records of the best.
+
+What it finds are sentences, by study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Row, Table, and_, case, func, select, text
+
+from autotune.errors import StoreError
+from autotune.spec.study import SIMULATED
+from autotune.store import history, laws, queries
+from autotune.store.checksums import SEALED, changed_kinds, is_filled
+from autotune.store.sql import SqlStore
+from autotune.store.table_files import study_keys
+from autotune.store.tables import attempts, events, records, studies, trials
+
+MOST_NAMED = 20
+"""rows of a study that are named one by one; of more the number is said"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyExamined:
+    """What was found of one study."""
+
+    id: str
+    """of the study"""
+    rows: dict[str, int] = field(default_factory=dict)
+    """by table, how many rows agree with their checksum"""
+    filled: int = 0
+    """how many of those checksums were filled in at an upgrade"""
+    faults: tuple[str, ...] = ()
+    """in sentences"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What was found of a store."""
+
+    studies: tuple[StudyExamined, ...]
+    """in order of submission"""
+    file_faults: tuple[str, ...]
+    """of the database file"""
+    record_faults: tuple[str, ...]
+    """of the records that `autotune best` reads"""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """All of them, in sentences."""
+        return (*self.file_faults, *(f for study in self.studies for f in study.faults), *self.record_faults)
+
+
+def examine(store: SqlStore) -> Examination:
+    """Examines all of a store, which may be in use."""
+    return Examination(
+        file_faults=tuple(_integrity(store)),
+        studies=tuple(_study(store, key, study_id) for key, study_id in study_keys(store)),
+        record_faults=tuple(_record_faults(store)),
+    )
+
+
+def rows_changed(connection: Connection, key: int, study_id: str) -> tuple[Counter[str], int, list[str]]:
+    """Of one study: rows that agree with their checksum by table, how many of those checksums were filled in at an upgrade, and the others in sentences."""
+    sound, filled, changed = Counter[str](), 0, list[str]()
+    with _damaged_text(connection):
+        for table in SEALED:
+            for row in connection.execute(select(table).where(table.c.study == key).order_by(*_order(table))):
+                if kinds := changed_kinds(table, row._mapping):
+                    changed.append(f"study {study_id}: {_name(table, row)}: not what was written: {', '.join(kinds)}")
+                else:
+                    sound[table.name] += 1
+                    filled += is_filled(row._mapping)
+    return sound, filled, changed
+
+
+def _order(table: Table) -> list[Any]:
+    return [table.c[name] for name in ("sequence", "number", "attempt") if name in table.c]
+
+
+def _name(table: Table, row: Row[Any]) -> str:
+    if table is events:
+        return f"event {row.sequence}"
+    return f"trial {row.number}" if table is trials else f"trial {row.number}, attempt {row.attempt}"
+
+
+@contextlib.contextmanager
+def _damaged_text(connection: Connection) -> Iterator[None]:
+    """On SQLite text is read that is no longer UTF-8, so that its row can be named."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver: Any = connection.connection.driver_connection
+    usual, driver.text_factory = driver.text_factory, lambda raw: raw.decode("utf-8", "surrogateescape")
+    try:
+        yield
+    finally:
+        driver.text_factory = usual
+
+
+def _study(store: SqlStore, key: int, study_id: str) -> StudyExamined:
+    sound, filled, faults = Counter[str](), 0, list[str]()
+    try:
+        with store.database.read() as connection:  # one snapshot, because the study may be running
+            sound, filled, changed = rows_changed(connection, key, study_id)
+            faults += changed[:MOST_NAMED]
+            if (more := len(changed) - MOST_NAMED) > 0:
+                faults.append(f"study {study_id}: {more} more rows are not what was written")
+            record = queries.study(connection, study_id)
+            lines = history.read(connection, key, study_id, after=0, limit=None)
+            faults += laws.broken_laws(record, queries.list_trials(connection, study_id), lines)
+            faults += _count_faults(connection, key, study_id)
+    except (StoreError, ValueError, KeyError, TypeError, AttributeError) as error:
+        faults.append(f"study {study_id}: cannot be read: {error}")
+    return StudyExamined(id=study_id, rows=dict(sound), filled=filled, faults=tuple(faults))
+
+
+def _integrity(store: SqlStore) -> Iterator[str]:
+    if not store.database.is_sqlite:
+        return
+    try:
+        with store.database.read() as connection:
+            for (line,) in connection.execute(text("PRAGMA integrity_check(20)")):
+                if line != "ok":
+                    yield f"the file is damaged: {line}"
+            for row in connection.execute(text("PRAGMA foreign_key_check")):
+                yield f"row {row[1]} of table {row[0]} refers to a row of {row[2]} that does not exist"
+    except StoreError as error:
+        yield error.message
+
+
+def _count_faults(connection: Connection, key: int, study_id: str) -> Iterator[str]:
+    counters = connection.execute(select(studies.c.num_trials, studies.c.num_events).where(studies.c.key == key)).one()
+    asked = select(func.count()).select_from(trials).where(trials.c.study == key)
+    written = select(func.count()).select_from(events).where(events.c.study == key)
+    launched = select(func.count()).select_from(attempts).where(attempts.c.study == key)
+    launches = select(func.coalesce(func.sum(trials.c.attempts), 0)).where(trials.c.study == key)
+    pairs = {
+        "trials": (counters.num_trials, connection.execute(asked).scalar_one()),
+        "events": (counters.num_events, connection.execute(written).scalar_one()),
+        "attempts": (connection.execute(launches).scalar_one(), connection.execute(launched).scalar_one()),
+    }
+    for name, (counted, found) in pairs.items():
+        if counted != found:
+            yield f"study {study_id}: its counter says {counted} {name}, but it has {found}"
+
+
+def _record_faults(store: SqlStore) -> Iterator[str]:
+    """Configs whose representative is missing or is not the median of the config's trials."""
+    simulated = case((studies.c.runner == SIMULATED, 1), else_=0)
+    counted = (
+        select(trials.c.workload, trials.c.config_key, trials.c.throughput, simulated.label("simulated"))
+        .join(studies, studies.c.key == trials.c.study)
+        .where(trials.c.throughput.is_not(None))
+        .subquery()
+    )
+    config = (counted.c.workload, counted.c.config_key)
+    real = select(*config, func.min(counted.c.simulated).label("simulated")).group_by(*config).subquery()
+    matching = [counted.c[name] == real.c[name] for name in ("workload", "config_key", "simulated")]
+    measured = (
+        select(*config, real.c.simulated, func.count().label("places"))
+        .join(real, and_(*matching))
+        .group_by(*config, real.c.simulated)
+        .subquery()
+    )
+    others = counted.alias()
+    joined = (measured.c.workload == records.c.workload) & (measured.c.config_key == records.c.config_key)
+    slower = (
+        select(func.count())
+        .select_from(others)
+        .where(
+            others.c.workload == records.c.workload,
+            others.c.config_key == records.c.config_key,
+            others.c.simulated == measured.c.simulated,
+            others.c.throughput < records.c.throughput,
+        )
+        .correlate(records, measured)
+        .scalar_subquery()
+    )
+    query = select(measured.c.workload, measured.c.places, records.c.trial, slower.label("slower")).join(
+        records, joined, isouter=True
+    )
+    with store.database.read() as connection:
+        for row in connection.execute(query):
+            if row.trial is None or row.slower > (row.places - 1) // 2:
+                yield f"a config of workload {row.workload} is not represented by the median of its {row.places} trials"

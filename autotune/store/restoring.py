@@ -1,0 +1,179 @@
+"""`autotune store restore` and `autotune store migrate`: a backup in the place of a store, and the upgrade of a store, tried first.
+
+A restore checks the backup, makes sure that no process has the store open, keeps what was there under another name, and removes the WAL that belonged to it: with an
+old `-wal` beside it SQLite would apply old pages to the restored file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import Connection, create_engine, func, select, text
+from sqlalchemy.exc import DatabaseError
+
+from autotune.errors import ConflictError, NotFoundError, SpecError, StoreCorruptError, StoreVersionError
+from autotune.store import checksums, schema
+from autotune.store.database import Database
+from autotune.store.diagnosis import diagnosed
+from autotune.store.examination import rows_changed
+from autotune.store.location import StoreLocation
+from autotune.store.tables import studies, trials
+
+LOCK_BYTES = (0x40000000, 512)
+"""first byte and length of the range of a database file in which SQLite locks (https://www.sqlite.org/lockingv3.html): every open connection to a store in
+WAL mode holds a shared lock there"""
+BESIDE = ("-wal", "-shm")
+NAMED = 3
+"""damaged rows of a backup that are named"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a restore did."""
+
+    version: str
+    """of the backup; an older one is upgraded when the store is opened"""
+    studies: int
+    trials: int
+    kept: Path | None
+    """where what was there is now; None: there was nothing"""
+
+
+def restore(location: StoreLocation, backup: Path) -> Restored:
+    """Puts the backup in the store's place.
+
+    Raises `NotFoundError` and `StoreCorruptError` for the backup, `StoreVersionError` when a newer release wrote it, and `ConflictError` while a process has
+    the store open.
+    """
+    path = location.path
+    if path is None:
+        raise SpecError(
+            "only an SQLite store is restored by this command",
+            remedy="restore PostgreSQL with `pg_restore --clean --if-exists --dbname=URL FILE`",
+            field="store",
+        )
+    backup = backup.expanduser().absolute()
+    if not backup.is_file():
+        raise NotFoundError(f"there is no backup at {backup}", remedy="name a file that `autotune store backup` wrote")
+    if path.exists() and path.samefile(backup):
+        raise SpecError("a store cannot be restored from itself", remedy="name the backup", field="file")
+    with diagnosed(location):
+        version, num_studies, num_trials = _checked(backup)
+        part = path.with_name(path.name + ".part")
+        try:
+            schema.back_up(backup, part)  # with its own WAL, where it has one
+            with _alone(path):
+                kept = _set_aside(path)
+                part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    return Restored(version=version, studies=num_studies, trials=num_trials, kept=kept)
+
+
+def migrate(location: StoreLocation, *, dry_run: bool) -> tuple[str | None, str]:
+    """(version before, version after) of an upgrade. `dry_run`: all of it is done in a transaction that is undone, so that nothing changes.
+
+    Raises what `open_store` raises.
+    """
+    database = Database(location)
+    try:
+        with database.read() as connection:
+            before = schema.version(connection)
+        if not dry_run:
+            schema.prepare(database)
+            return before, schema.HEAD
+        schema.refuse_unknown(database, before)
+        with contextlib.suppress(_UndoError), database.write() as connection:
+            schema.upgrade(connection, schema.HEAD)
+            raise _UndoError
+        return before, schema.HEAD
+    finally:
+        database.close()
+
+
+class _UndoError(Exception):
+    """Ends a transaction without a trace."""
+
+
+def _checked(backup: Path) -> tuple[str, int, int]:
+    """Version and numbers of studies and trials of a backup that is sound: its pages, and the checksum of every row."""
+    remedy = "name another backup"
+    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(f"{backup.as_uri()}?mode=ro", uri=True))
+    try:
+        with engine.connect() as connection:
+            verdict = connection.scalar(text("PRAGMA integrity_check(1)"))
+            found = connection.scalar(text("SELECT version_num FROM autotune_version"))
+            if verdict != "ok" or found is None:
+                raise StoreCorruptError(f"the backup {backup} is damaged: {verdict}", remedy=remedy)
+            if not (found.isdigit() and found <= schema.HEAD):
+                raise StoreVersionError(
+                    f"the backup {backup} has version {found}, but this release reads up to {schema.HEAD}",
+                    remedy="upgrade autotune, or name another backup",
+                )
+            if found >= checksums.SINCE and (changed := _changed_rows(connection)):
+                raise StoreCorruptError(
+                    f"the backup {backup} is damaged: {'; '.join(changed[:NAMED])}"
+                    + (f"; and {len(changed) - NAMED} more rows" if len(changed) > NAMED else ""),
+                    remedy=remedy,
+                )
+            counts = [connection.scalar(select(func.count()).select_from(table)) for table in (studies, trials)]
+    except DatabaseError as error:
+        raise StoreCorruptError(f"{backup} is no backup of a store: {error.orig}", remedy=remedy) from error
+    finally:
+        engine.dispose()
+    return found, int(counts[0] or 0), int(counts[1] or 0)
+
+
+def _changed_rows(connection: Connection) -> list[str]:
+    """The rows that are not what was written, in sentences."""
+    rows = connection.execute(select(studies.c.key, studies.c.id)).all()
+    return [fault for row in rows for fault in rows_changed(connection, row.key, row.id)[2]]
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Raises `ConflictError` when another process has the store open; while the block runs nobody can begin to read it."""
+    if not path.exists():
+        yield
+        return
+    with path.open("rb+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, LOCK_BYTES[1], LOCK_BYTES[0])
+        except OSError:
+            raise ConflictError(
+                f"a store is restored only while nobody has it open, but a process has {path} open",
+                remedy="end `autotune serve` and every running study on it, then restore again",
+            ) from None
+        yield
+
+
+def _set_aside(path: Path) -> Path | None:
+    """Renames the store with its WAL, so that nothing is lost; returns the new name."""
+    if not path.exists():
+        for suffix in BESIDE:  # of a store that was deleted
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        return None
+    kept = path.with_name(f"{path.name}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
+    for suffix in ("", *BESIDE):
+        old = path.with_name(path.name + suffix)
+        if old.exists():
+            shutil.move(old, kept.with_name(kept.name + suffix))
+    return kept
+
+
+def _sync_folder(folder: Path) -> None:
+    """Forces the new name to disk."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

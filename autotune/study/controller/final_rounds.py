@@ -1,0 +1,109 @@
+"""The runs of the finals that count: beside those of the default config in the same rounds, without rounds in which something else than the config moved them.
+
+    a round counts for a config    when both finished it, neither run was disturbed by a burst, and the machine did not change in it
+
+Where no round counts, all do.
+
+Rounds are levelled before they are pooled: all times of a round are multiplied by what the default config's median speed in it is above its mean over these rounds
+(of the logarithms). A machine that changed between two rounds then makes no config look unsteady, and counts for the same in the mean of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autotune.reward import slowed, steady_rounds, undisturbed
+from autotune.spec import Measurement, ParallelConfig, Trial, TrialPurpose
+
+
+def baseline_of(trials: Sequence[Trial]) -> Trial | None:
+    """The baseline's first measurement."""
+    return next((t for t in trials if t.purpose is TrialPurpose.BASELINE and t.is_measured), None)
+
+
+def rounds_of(
+    config: ParallelConfig, who: Sequence[ParallelConfig], finals: Sequence[Trial], baseline: Trial | None
+) -> int:
+    """Rounds of a config that count: those that the baseline finished too; without a baseline in the race those that all finished."""
+    with_baseline = baseline is not None and baseline.config in who
+    others = [baseline.config] if with_baseline and baseline is not None else who
+    return min(len(measured_finals(c, finals)) for c in (config, *others))
+
+
+def runs_beside(
+    config: ParallelConfig,
+    alive: Sequence[ParallelConfig],
+    finals: Sequence[Trial],
+    baseline: Trial | None,
+    rounds: int | None = None,
+) -> tuple[list[Measurement], list[Measurement]]:
+    """The runs of a config that count, and the baseline's of the same rounds, where it is in the race; of the first `rounds`."""
+    count = rounds_of(config, alive, finals, baseline)
+    count = count if rounds is None else min(count, rounds)
+    runs = runs_of(config, finals, count)
+    if baseline is None or baseline.config not in alive:
+        return _kept(runs, undisturbed(runs)), []
+    theirs = runs_of(baseline.config, finals, count)
+    steady = steady_rounds(theirs)
+    good = [mine and other for mine, other in zip(which_count(runs, steady), which_count(theirs, steady), strict=True)]
+    return _levelled(_kept(runs, good), _kept(theirs, good))
+
+
+def _levelled(
+    runs: Sequence[Measurement], default: Sequence[Measurement]
+) -> tuple[list[Measurement], list[Measurement]]:
+    """Runs of the same rounds, as if the machine had been as fast in each round as it was on average."""
+    speeds = [math.log(m.median_tokens_per_s) for m in default]
+    mean = math.fsum(speeds) / len(speeds) if speeds else 0.0
+    factors = [math.exp(speed - mean) for speed in speeds]
+    return [slowed(m, f) for m, f in zip(runs, factors, strict=True)], [
+        slowed(m, f) for m, f in zip(default, factors, strict=True)
+    ]
+
+
+def which_are_steady(
+    who: Sequence[ParallelConfig], finals: Sequence[Trial], trials: Sequence[Trial], rounds: int
+) -> list[bool]:
+    """Which of the first rounds the machine did not change in; all without the baseline."""
+    baseline = baseline_of(trials)
+    known = steady_rounds(runs_of(baseline.config, finals, rounds)) if baseline and baseline.config in who else []
+    return known + [True] * (rounds - len(known))
+
+
+def which_count(runs: Sequence[Measurement], steady: Sequence[bool]) -> list[bool]:
+    """Which runs of a config count; where the machine changed in all rounds, those that are undisturbed."""
+    good = undisturbed(runs)
+    both = [a and b for a, b in zip(good, steady, strict=False)]
+    return both if any(both) else good
+
+
+def runs_of(config: ParallelConfig, finals: Sequence[Trial], rounds: int) -> list[Measurement]:
+    return [t.measurement for t in measured_finals(config, finals)[:rounds] if t.measurement is not None]
+
+
+def _kept(runs: Sequence[Measurement], good: Sequence[bool]) -> list[Measurement]:
+    """The runs of rounds that nothing disturbed; all where there is none."""
+    return [m for m, is_good in zip(runs, good, strict=True) if is_good] or list(runs)
+
+
+def pooled_runs(measurements: Sequence[Measurement]) -> Measurement:
+    """The longest round's measurement (the last of these) with the steps of all rounds, equally many of each. The k-th steps of all rounds stand beside each
+    other, to and fro: what differs between rounds, such as a machine that was busy in one, is no trend of the config."""
+    steps = min(len(m.step_times_s) for m in measurements)
+    kth = [[m.step_times_s[k] for m in measurements] for k in range(steps)]
+    longest = max(reversed(measurements), key=lambda m: len(m.step_times_s))
+    return replace(
+        longest,
+        step_times_s=tuple(t for k, times in enumerate(kth) for t in (times[::-1] if k % 2 else times)),
+        skipped_steps=round(sum(m.skipped_share for m in measurements) * steps),
+    )
+
+
+def ended_finals(trials: Sequence[Trial]) -> list[Trial]:
+    return [t for t in trials if t.purpose is TrialPurpose.FINAL and t.status.is_terminal]
+
+
+def measured_finals(config: ParallelConfig, finals: Sequence[Trial]) -> list[Trial]:
+    return [t for t in finals if t.config == config and t.is_measured]

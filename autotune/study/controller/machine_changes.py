@@ -1,0 +1,72 @@
+"""Changes of the machine during a study, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from autotune.reward import MachineChange, MachineLevels, asked_again
+from autotune.spec import Trial, TrialPurpose
+from autotune.spec.trial import trial_numbers
+
+
+def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:
+    """`The machine became 3.9 times slower between 14:02 and 14:31 UTC (default config: 1,210 -> 310 tokens/s).`"""
+    times, is_faster = change.speedup, change.speedup > 1
+    default = f"{_default_speed(trials, change.before.level):,.0f} -> {_default_speed(trials, change.after.level):,.0f}"
+    return (
+        f"The machine became {times if is_faster else 1 / times:.2g} times {'faster' if is_faster else 'slower'} between "
+        f"{_when(trials[change.before.runs[-1]], trials[change.after.runs[0]])} (default config: {default} tokens/s)."
+    )
+
+
+def plan_in_words(again: Sequence[int]) -> str:
+    """What a study does about a change. `again`: numbers of the trials that may win and are asked for again."""
+    measured = f" {_named(again)} may win at that level and will be measured again." if again else ""
+    return f"Speeds are compared at the level of the first measurement of the default config.{measured}"
+
+
+def changes_in_words(levels: MachineLevels, trials: Sequence[Trial]) -> list[str]:
+    """All changes of a study, how its speeds are shown, and which trials were measured again because of them; empty without a change."""
+    if not levels.changes:
+        return []
+    by_number = {t.number: t for t in trials}
+    said = [change_in_words(change, by_number) for change in levels.changes]
+    said.append(
+        "Speeds of the search are shown as if the machine had stayed as it was when the default config was first measured "
+        f"({_default_speed(by_number, 0.0):,.0f} tokens/s)."
+    )
+    again = asked_again(trials)
+    if again:
+        said.append(f"{_named(sorted(again))} {'was' if len(again) == 1 else 'were'} measured again because of that.")
+    unknown = [
+        t.number
+        for t in trials
+        if t.purpose is TrialPurpose.SEARCH
+        and t.is_measured
+        and t.number not in again
+        and not levels.at(t.number).is_known
+    ]
+    if unknown:
+        its = "its" if len(unknown) == 1 else "their"
+        said.append(f"{_named(unknown)} ran while the machine changed: the lower of {its} possible speeds counts.")
+    return said
+
+
+def _default_speed(trials: Mapping[int, Trial], level: float) -> float:
+    """Tokens/s of the default config at a level."""
+    first = next(t for _, t in sorted(trials.items()) if t.purpose is TrialPurpose.BASELINE and t.is_measured)
+    return first.measurement.median_tokens_per_s * math.exp(level) if first.measurement is not None else math.nan
+
+
+def _when(before: Trial, after: Trial) -> str:
+    """Two times of day, with their dates where these differ; without times the trials' numbers."""
+    if before.ended_at is None or after.ended_at is None:
+        return f"trials {before.number} and {after.number}"
+    pattern = "%H:%M" if before.ended_at.date() == after.ended_at.date() else "%Y-%m-%d %H:%M"
+    return f"{before.ended_at:{pattern}} and {after.ended_at:{pattern}} UTC"
+
+
+def _named(numbers: Sequence[int]) -> str:
+    """`Trial 7`, `Trials 7 and 9`: at the beginning of a sentence."""
+    return trial_numbers(numbers).capitalize()

@@ -1,0 +1,98 @@
+"""What the proxies of a study with a target show: how the target's configs rank, as plain values that the store keeps with the study's result.
+
+target
+    cluster, num_gpus       the target's            at_hand, num_gpus_at_hand     the cluster that ran the proxies
+    times                   num_gpus / num_gpus_at_hand
+    proxies                 proxies that were measured
+    configs                 the best, with the interval of their step time and tokens/s (90%), the proxies that ran for them, and the constants of the
+                            cost model that no proxy tells (`blind`)
+    gain_of_a_real_trial    expected relative gain of one trial on the target
+    statement               how far the first pick may be behind the best, with which confidence; null where nothing can be said: then
+                            `no_statement` says why
+    without_proxy           configs that may win and have no proxy here, counted by reason
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, final
+
+from autotune.space.proxy import Proxy
+
+if TYPE_CHECKING:
+    from autotune.search import Searcher
+    from autotune.search.target_searcher import Standing, TargetSearcher
+
+SHOWN = 10
+"""configs that are kept with the study"""
+FARTHEST = 32
+"""times the GPUs at hand beyond which nothing is said about the first pick: proxies on 8 GPUs predicted nothing of 512 in published sweeps"""
+Z90 = 1.645
+"""half-width of the central 90% of a normal, in standard deviations"""
+
+
+@final
+class TargetFindings:
+    """What is known of the target by now; worked out again when a proxy has ended."""
+
+    def __init__(self, searcher: Searcher) -> None:
+        self._searcher = searcher
+        self._of: Standing | None = None
+        self._document: dict[str, Any] = {}
+
+    def __call__(self) -> dict[str, Any]:
+        """Plain values under the key `target`; empty for a study without one."""
+        from autotune.search.target_searcher import TargetSearcher
+
+        searcher = self._searcher
+        if isinstance(searcher, TargetSearcher) and self._of is not searcher.standing:
+            self._of, self._document = searcher.standing, {"target": _document(searcher)}
+        return self._document
+
+
+def _document(searcher: TargetSearcher) -> dict[str, Any]:
+    target, at_hand, standing = searcher.space.workload.cluster, searcher.at_hand, searcher.standing
+    times = target.num_gpus / at_hand.num_gpus
+    shown = standing.order[:SHOWN]
+    sigma = searcher.sigma_of(shown)
+    measured = [trial for _, trial in searcher.trials if trial.is_measured]
+    why = (
+        f"the target has {times:g} times the GPUs at hand, and beyond {FARTHEST} times nothing can be said of the first pick: run proxies on more GPUs, up to a "
+        "quarter of the target's"
+        if times > FARTHEST
+        else "this release has no calibrated statement for it; the intervals are those of the cost model"
+    )
+    return {
+        "cluster": target.name,
+        "num_gpus": target.num_gpus,
+        "at_hand": at_hand.name,
+        "num_gpus_at_hand": at_hand.num_gpus,
+        "times": times,
+        "proxies": len(measured),
+        "configs": [_row(searcher, k + 1, int(i), float(sigma[k])) for k, i in enumerate(shown)],
+        "gain_of_a_real_trial": standing.real_gain,
+        "statement": None,
+        "no_statement": why,
+        "without_proxy": dict(searcher.without_proxy),
+    }
+
+
+def _row(searcher: TargetSearcher, rank: int, index: int, sigma: float) -> dict[str, Any]:
+    standing, config, proxy = searcher.standing, searcher.space[index], searcher.proxy_at(index)
+    tokens_per_s = math.exp(float(standing.log_tokens_per_s[index]))
+    spread = math.exp(Z90 * sigma)
+    tokens = config.global_batch_size * searcher.space.workload.seq_len
+    return {
+        "rank": rank,
+        "config": config.to_dict(),
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_low": tokens_per_s / spread,
+        "tokens_per_s_high": tokens_per_s * spread,
+        "step_time_s": tokens / tokens_per_s,
+        "step_time_low_s": tokens / tokens_per_s / spread,
+        "step_time_high_s": tokens / tokens_per_s * spread,
+        "oom_probability": 1.0 - float(standing.runs[index]),
+        "proxies": searcher.trials_of(index),
+        "blind": list(proxy.blind) if isinstance(proxy, Proxy) else None,
+        "no_proxy": proxy if isinstance(proxy, str) else "",
+    }

@@ -1,0 +1,48 @@
+"""How a trainer deals the layers of a model to the ranks of a pipeline.
+
+even      L/p layers each, and one more on the first ranks if p does not divide L
+by_cost   every rank is filled up to its share of the weights that are multiplied; the output projection counts as layers of the same weight (nanotron,
+          `get_block_compute_costs`)
+edges     embedding and output projection count as one layer each (the knob pp_split): (L+2)/p units per rank, one more on ranks in the middle if p does
+          not divide L+2; each layer of multi-token prediction counts as two, because it has a loss of its own
+"""
+
+from __future__ import annotations
+
+from autotune.spec import ModelSpec
+
+SPLIT_BY_COST = frozenset({"nanotron"})
+"""names of the trainers that deal layers by their cost"""
+
+
+def layer_split(trainer: str) -> str:
+    """How this trainer deals layers when the config leaves it to it: even or by_cost."""
+    return "by_cost" if trainer in SPLIT_BY_COST else "even"
+
+
+def cut_layers(model: ModelSpec, p: int, split: str = "even") -> list[float]:
+    """Layers on each of `p` ranks, without those of multi-token prediction."""
+    total = model.num_layers
+    if p > 4 * total:
+        return [1.0] * min(p, 3)  # the laws of the space refuse such a config; any small answer will do
+    if split == "even":
+        return [float(total // p + (rank < total % p)) for rank in range(p)]
+    if split == "edges":
+        middle = range(1, p - 1) if p > 2 else range(p)
+        last = 1 + 2 * model.mtp_layers
+        each, spare = divmod(total + 1 + last, p)
+        units = [each + (rank in middle[:spare]) for rank in range(p)]
+        units[0] += max(0, spare - len(middle))
+        edges = [(rank == 0) + last * (rank == p - 1) for rank in range(p)]
+        return [float(max(0, n - edge)) for n, edge in zip(units, edges, strict=True)]
+    matrices = 3 if model.gated_mlp else 2
+    attention = 4 * model.num_attention_heads * model.head_dim * model.hidden_size
+    layer = attention + matrices * model.ffn_hidden_size * model.hidden_size
+    share = (total * layer + model.vocab_size * model.hidden_size) / p
+    counts, rank, filled = [0.0] * p, 0, 0
+    for _ in range(total):
+        counts[rank] += 1
+        filled += layer
+        if filled > share * (rank + 1) and rank < p - 1:
+            rank += 1
+    return counts

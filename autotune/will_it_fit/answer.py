@@ -1,0 +1,103 @@
+"""The answer to "will it fit?" for one config.
+
+The verdict follows from the risk, P(OOM), the probability that the fullest rank needs more memory than its GPU can give:
+
+    fits            P(OOM) below `LIMIT`
+    at the limit    P(OOM) from `LIMIT` to 1 - `LIMIT`: try it for a few steps before you rely on it
+    does not fit    P(OOM) above 1 - `LIMIT`
+
+A plan counts a config among those that are expected to fit up to `planning.FITS`, and so does `Fit.is_expected`. Where no dry run could be made, verdict and
+risk are those of the cost model's formulas; `Fit.fits` is None then, because the question was about the model's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, final
+
+from autotune import planning
+from autotune.spec import DryRun, Estimate, ParallelConfig, Workload
+from autotune.will_it_fit.reserved import Reserved
+
+Verdict = Literal["fits", "at the limit", "does not fit"]
+FITS: Verdict = "fits"
+AT_THE_LIMIT: Verdict = "at the limit"
+DOES_NOT_FIT: Verdict = "does not fit"
+LIMIT = 0.05
+"""P(OOM) below which a config fits without a doubt worth naming"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Whether one config fits into the memory of a GPU, and what a step of it is made of."""
+
+    workload: Workload
+    config: ParallelConfig
+    runs: tuple[DryRun, ...]
+    """of the first, a middle and the last rank of the pipeline; empty where no dry run could be made"""
+    estimate: Estimate
+    """what the cost model says of the config, with floats"""
+    reserved: Reserved
+    """of the fullest rank"""
+    problem: str = ""
+    """why no dry run could be made, in words; the cost model answers then"""
+    remedy: str = ""
+    """what can be done about the problem"""
+    notes: tuple[str, ...] = ()
+    """what the answer leaves out or assumes, in sentences"""
+    took_s: float = 0.0
+    """wall time of all runs"""
+
+    @property
+    def basis(self) -> Literal["dry run", "cost model"]:
+        """What the answer rests on."""
+        return "dry run" if self.runs else "cost model"
+
+    @property
+    def fullest(self) -> DryRun | None:
+        """The rank with the highest peak."""
+        return max(self.runs, key=lambda run: run.peak.total_bytes, default=None)
+
+    @property
+    def allocated_bytes(self) -> int | None:
+        """Peak of the tensors on the fullest rank; None without a dry run."""
+        return self.fullest.peak.total_bytes if self.fullest else None
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of one GPU."""
+        return self.workload.cluster.gpu.memory_bytes
+
+    @property
+    def oom_probability(self) -> float:
+        """That the fullest rank runs out of memory, 0 to 1."""
+        return self.reserved.oom_probability
+
+    @property
+    def verdict(self) -> Verdict:
+        """The answer in words."""
+        if self.oom_probability < LIMIT:
+            return FITS
+        return AT_THE_LIMIT if self.oom_probability <= 1.0 - LIMIT else DOES_NOT_FIT
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether the config is expected to fit, by what the answer rests on."""
+        return self.oom_probability <= planning.FITS
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a dry run expects it to fit; None where none could be made."""
+        return self.is_expected if self.runs else None
+
+    @property
+    def guesses(self) -> tuple[str, ...]:
+        """What the model decides by its data and the runs had to assume, in words."""
+        return tuple(dict.fromkeys(guess for run in self.runs for guess in run.guesses))
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of the packages that decided the result."""
+        return {name: version for run in self.runs for name, version in run.versions.items()}

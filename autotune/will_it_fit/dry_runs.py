@@ -1,0 +1,137 @@
+"""Which ranks of a job are run dry, and what answers where none can be.
+
+All ranks of a pipeline stage hold the same shapes, so one of each stage is enough; inner stages differ from each other by at most a layer. The first
+holds the embedding and the most micro-batches in flight, the last one the output projection and the loss: first, middle and last are run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from autotune.cost import Calibration, calibration_for, estimate
+from autotune.cost.profiled_memory import PROFILED_TRAINERS
+from autotune.errors import DryRunError
+from autotune.ports import DryRunLimits, DryRunner
+from autotune.registry import dry_runner
+from autotune.spec import DryRun, Estimate, ParallelConfig, Workload
+from autotune.will_it_fit.answer import Fit
+from autotune.will_it_fit.reserved import Reserved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProgress:
+    """A dry run that begins, or that has ended."""
+
+    config: ParallelConfig
+    pp_rank: int
+    """rank of the pipeline that is run"""
+    number: int
+    """of this run among those of the config, from 1"""
+    count: int
+    """of runs of the config"""
+    run: DryRun | None = None
+    """what came of it; None when it begins"""
+    config_number: int = 1
+    """of the config among those that are asked about, from 1"""
+    config_count: int = 1
+    """of configs that are asked about"""
+
+
+OnRank = Callable[[RankProgress], None]
+
+
+def pipeline_ranks(pp: int) -> tuple[int, ...]:
+    """First, middle and last rank of a pipeline of `pp` ranks, each once."""
+    return tuple(sorted({0, pp // 2, pp - 1}))
+
+
+def answer(
+    workload: Workload,
+    config: ParallelConfig,
+    *,
+    runner: DryRunner,
+    limits: DryRunLimits | None = None,
+    calibration: Calibration | None = None,
+    on_rank: OnRank | None = None,
+) -> Fit:
+    """Whether the config fits: by dry runs of its pipeline ranks, else by the cost model, with the reason in `Fit.problem`."""
+    constants = calibration or calibration_for(workload)
+    predicted = estimate(workload, config, calibration=constants)
+    begun = time.monotonic()
+    tell = on_rank or (lambda _: None)
+    runs: list[DryRun] = []
+    ranks = pipeline_ranks(config.pp)
+    try:
+        for number, pp_rank in enumerate(ranks, start=1):
+            tell(RankProgress(config=config, pp_rank=pp_rank, number=number, count=len(ranks)))
+            run = runner.run(workload, config, pp_rank=pp_rank, limits=limits or DryRunLimits())
+            tell(RankProgress(config=config, pp_rank=pp_rank, number=number, count=len(ranks), run=run))
+            runs.append(run)
+    except DryRunError as error:
+        return Fit(
+            workload=workload,
+            config=config,
+            runs=(),
+            estimate=predicted,
+            reserved=_predicted(workload, predicted, constants),
+            problem=error.message,
+            remedy=error.remedy,
+            took_s=time.monotonic() - begun,
+        )
+    allocated = max(run.peak.total_bytes for run in runs)
+    return Fit(
+        workload=workload,
+        config=config,
+        runs=tuple(runs),
+        estimate=predicted,
+        reserved=Reserved.of(allocated, workload, constants),
+        notes=_notes(workload),
+        took_s=time.monotonic() - begun,
+    )
+
+
+def answers(
+    workload: Workload,
+    configs: Iterable[ParallelConfig],
+    *,
+    runner: DryRunner | None = None,
+    limits: DryRunLimits | None = None,
+    calibration: Calibration | None = None,
+    on_rank: OnRank | None = None,
+) -> tuple[Fit, ...]:
+    """The answer for each config; `runner` None: the one that ships. Raises `MissingExtraError` without torch."""
+    runs_by = runner or dry_runner()
+    asked = tuple(configs)
+
+    def tell(number: int, now: RankProgress) -> None:
+        if on_rank is not None:
+            on_rank(replace(now, config_number=number, config_count=len(asked)))
+
+    return tuple(
+        answer(workload, config, runner=runs_by, limits=limits, calibration=calibration, on_rank=partial(tell, number))
+        for number, config in enumerate(asked, start=1)
+    )
+
+
+def _predicted(workload: Workload, predicted: Estimate, constants: Calibration) -> Reserved:
+    """What the cost model says is reserved."""
+    return Reserved(
+        peak_bytes=float(predicted.peak_memory_bytes),
+        low_bytes=float(predicted.peak_memory_low_bytes),
+        high_bytes=float(predicted.peak_memory_high_bytes),
+        usable_bytes=workload.cluster.gpu.memory_bytes * constants.usable_fraction,
+        oom_probability=float(predicted.oom_probability),
+        source=constants.source,
+    )
+
+
+def _notes(workload: Workload) -> tuple[str, ...]:
+    """What the runs leave out, beside what they say themselves (`DryRun.guesses`)."""
+    if workload.trainer in PROFILED_TRAINERS:
+        return ()
+    return (
+        f"the native trainer's code was run dry; {workload.trainer} may keep other tensors, which only the constants of the cost model know",
+    )

@@ -1,0 +1,181 @@
+"""What people ask of a dry run: categories beside the cost model's, the fullest modules, traffic, and the work of a token against 6N.
+
+    N       parameters that one token uses
+    6N      FLOPs of a token, forward and backward, of a dense model without attention scores (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)
+
+Nothing is computed here that a dry run does not say; rows are summed, sorted and cut.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from autotune.spec import CollectiveCall, DryRun, MatrixProduct, MemorySample, ModuleCost
+from autotune.will_it_fit.answer import Fit
+
+BESIDE = (
+    ("weights", ("parameters", "buffers"), ("weights",)),
+    ("gradients", ("gradients",), ("gradients",)),
+    ("optimizer", ("optimizer",), ("optimizer",)),
+    ("activations", ("activations", "temporaries", "inputs"), ("activations", "logits")),
+    ("communication, workspace", ("communication",), ("framework",)),
+)
+"""rows of the comparison: name, categories of a dry run, parts of the cost model's peak"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """One category as the dry run and as the cost model has it."""
+
+    name: str
+    dry_run_bytes: int
+    """allocated, at the peak of the fullest rank"""
+    cost_model_bytes: float
+    """of the cost model's fullest rank"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """All collectives of one kind over groups of one axis, in one optimizer step."""
+
+    kind: str
+    """all_reduce, all_gather, ..."""
+    axis: str
+    """mesh axis of the group"""
+    ranks: tuple[int, ...]
+    """of the group"""
+    calls: int
+    """in a step"""
+    num_bytes: int
+    """in a step, as `CollectiveCall.num_bytes` counts them"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleGroup:
+    """Modules that stand at the same place of repeated layers, or one module alone."""
+
+    name: str
+    """of the module; `*` stands for the number of the layer"""
+    kind: str
+    """name of their class"""
+    count: int
+    """of modules"""
+    parameter_bytes: int
+    """of all of them, as all below"""
+    saved_bytes: int
+    """that one micro-batch leaves for the backward pass"""
+    at_peak_bytes: int
+    """alive at the peak of the rank"""
+    flops: int
+    """of one micro-batch, forward and backward"""
+
+
+def beside_cost_model(fit: Fit) -> tuple[Beside, ...]:
+    """The categories of the fullest rank beside those of the cost model; empty without a dry run."""
+    if fit.fullest is None:
+        return ()
+    found, predicted = fit.fullest.peak.parts_bytes, fit.estimate.memory_parts_bytes
+    return tuple(
+        Beside(
+            name=name,
+            dry_run_bytes=sum(found.get(category, 0) for category in categories),
+            cost_model_bytes=sum(float(getattr(predicted, part)) for part in parts),
+        )
+        for name, categories, parts in BESIDE
+    )
+
+
+def fullest_modules(run: DryRun, most: int = 8) -> tuple[ModuleGroup, ...]:
+    """The modules that made most of what is alive at the peak. Modules of repeated layers, whose names differ in numbers alone, are one row."""
+    groups: dict[tuple[str, str], list[ModuleCost]] = {}
+    for module in run.modules:
+        groups.setdefault((re.sub(r"\b\d+\b", "*", module.name), module.kind), []).append(module)
+    rows = [
+        ModuleGroup(
+            name=name if len(modules) > 1 else modules[0].name,
+            kind=kind,
+            count=len(modules),
+            parameter_bytes=sum(module.parameter_bytes for module in modules),
+            saved_bytes=sum(module.saved_bytes for module in modules),
+            at_peak_bytes=sum(module.at_peak_bytes for module in modules),
+            flops=sum(module.forward_flops + module.backward_flops for module in modules),
+        )
+        for (name, kind), modules in groups.items()
+    ]
+    alive = [row for row in rows if row.at_peak_bytes > 0]
+    return tuple(sorted(alive, key=lambda row: -row.at_peak_bytes)[:most])
+
+
+def largest_products(run: DryRun, most: int = 5) -> tuple[MatrixProduct, ...]:
+    """The matmuls that take most of a micro-batch's FLOPs; those of one shape in a row."""
+    merged: dict[tuple[int, int, int, str], MatrixProduct] = {}
+    for product in run.products:
+        key = (product.m, product.n, product.k, product.dtype)
+        merged[key] = replace(product, count=product.count + (merged[key].count if key in merged else 0))
+    return tuple(sorted(merged.values(), key=lambda product: -product_flops(product))[:most])
+
+
+def product_flops(product: MatrixProduct) -> int:
+    """Of all products of that shape in one micro-batch."""
+    return 2 * product.m * product.n * product.k * product.count
+
+
+def traffic(run: DryRun) -> tuple[Traffic, ...]:
+    """Collectives by kind and group, the most bytes first."""
+    groups: dict[tuple[str, str, tuple[int, ...]], list[CollectiveCall]] = {}
+    for call in run.collectives:
+        groups.setdefault((call.kind, call.axis, call.ranks), []).append(call)
+    rows = [
+        Traffic(
+            kind=kind,
+            axis=axis,
+            ranks=ranks,
+            calls=sum(call.count for call in calls),
+            num_bytes=sum(call.count * call.num_bytes for call in calls),
+        )
+        for (kind, axis, ranks), calls in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.num_bytes))
+
+
+def rank_tokens(fit: Fit) -> float:
+    """Tokens of one micro-batch on one rank."""
+    return fit.config.micro_batch_size * fit.workload.seq_len / fit.config.cp
+
+
+def flops_per_token(fit: Fit) -> float | None:
+    """FLOPs of a token on all ranks that share its micro-batch; the first and last ranks of a pipeline stand for themselves, middle ones for each other."""
+    if not fit.runs:
+        return None
+    counts = stage_counts(fit.config.pp, len(fit.runs))
+    return sum(n * run.flops for n, run in zip(counts, fit.runs, strict=True)) * fit.config.tp / rank_tokens(fit)
+
+
+def stage_counts(pp: int, runs: int) -> tuple[int, ...]:
+    """How many ranks of the pipeline each run stands for: (1, pp - 2, 1), (1, 1) or (1,)."""
+    return (1, pp - 2, 1) if runs == 3 else (1,) * runs
+
+
+def active_parameters(fit: Fit) -> float:
+    """Parameters that one token uses."""
+    model = fit.workload.model
+    total = fit.runs[0].num_parameters if fit.runs else model.num_parameters
+    return total * model.active_parameters / model.num_parameters
+
+
+def over_six_n(fit: Fit) -> float | None:
+    """FLOPs of a token as a multiple of 6N; attention scores and recomputation raise it."""
+    flops = flops_per_token(fit)
+    return None if flops is None else flops / (6.0 * active_parameters(fit))
+
+
+def moment_words(sample: MemorySample, accumulation: int) -> str:
+    """When the sample was taken: `in the backward pass of micro-batch 2 of 8, in layers.3.mlp`."""
+    moment = sample.moment
+    words = {"build": "while the model is built", "optimizer": "in the optimizer step"}.get(
+        moment.phase, f"in the {moment.phase} pass"
+    )
+    if moment.micro_batch >= 0:
+        words += f" of micro-batch {moment.micro_batch + 1} of {max(accumulation, moment.micro_batch + 1)}"
+    return words + (f", in {moment.module}" if moment.module else "")

@@ -1,0 +1,58 @@
+"""What the allocator takes from the GPU for the tensors of a rank.
+
+    reserved = allocated * factor + workspace          factor = 1 + fragmentation, log-normal with standard deviation `sigma`
+
+`allocated` is what a dry run says. `fragmentation` and the workspace of kernels and collectives are constants of the GPU type and trainer
+(`autotune.cost.memory_constants`). A config fits when what is reserved is below `usable`: the GPU's memory less CUDA context and communication buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from autotune.cost import Calibration
+from autotune.cost.memory_constants import memory_source, reserved_sigma
+from autotune.cost.uncertainty import exceeds, interval
+from autotune.spec import Workload
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """The allocator's share of a GPU on one rank."""
+
+    peak_bytes: float
+    """reserved at the peak, the median"""
+    low_bytes: float
+    """lower end of the 90% interval"""
+    high_bytes: float
+    """upper end of the 90% interval"""
+    usable_bytes: float
+    """most that it can reserve on this GPU"""
+    oom_probability: float
+    """that it needs more than that, 0 to 1"""
+    source: str
+    """where the constants come from, in words"""
+
+    @classmethod
+    def of(cls, allocated_bytes: float, workload: Workload, constants: Calibration) -> Reserved:
+        """What is reserved where so much is allocated."""
+        gpu = workload.cluster.gpu
+        usable = gpu.memory_bytes * constants.usable_fraction
+        peak = allocated_bytes * (1.0 + constants.fragmentation) + constants.framework_bytes
+        fitted = memory_source(gpu.name, workload.trainer)
+        sigma = reserved_sigma(gpu.name, workload.trainer)
+        low, high = interval(np.asarray(peak), sigma)
+        return cls(
+            peak_bytes=float(peak),
+            low_bytes=max(float(low), allocated_bytes),
+            high_bytes=float(high),
+            usable_bytes=usable,
+            oom_probability=float(exceeds(np.asarray(peak), usable, sigma)),
+            source=f"fitted to {fitted.source}"
+            if "fragmentation" in fitted.fitted
+            else f"assumed, for no published run of {workload.trainer} on {gpu.name} prints it",
+        )

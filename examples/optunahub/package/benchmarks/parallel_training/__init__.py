@@ -1,0 +1,3 @@
+from ._parallel_training import Problem, cell_names
+
+__all__ = ["Problem", "cell_names"]

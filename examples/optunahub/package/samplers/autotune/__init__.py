@@ -1,0 +1,25 @@
+"""Searchers of autotune as an Optuna sampler: few trials, because every config is predicted before any is run.
+
+space   = space_of({...})              the legal configs of a study spec
+sampler = AutotuneSampler(space)       maximizes tokens per second
+config  = suggest_config(trial, space) the config that a trial stands for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import autotune
+from autotune.search.optuna_constraint import MemoryConstraint
+from autotune.search.optuna_study import SearcherSampler as AutotuneSampler
+from autotune.search.optuna_study import suggest_config
+from autotune.space import SearchSpace
+
+
+def space_of(spec: Mapping[str, Any] | str) -> SearchSpace:
+    """The legal configs of a study spec: a mapping, or the path of a YAML file."""
+    return SearchSpace.of_study(autotune.load_study(spec))
+
+
+__all__ = ["AutotuneSampler", "MemoryConstraint", "space_of", "suggest_config"]

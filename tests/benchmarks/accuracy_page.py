@@ -1,0 +1,180 @@
+"""The page on accuracy: every published run beside its prediction, made by `python -m tests.benchmarks.fit_cost_model --write` (or `--page`).
+
+docs/predictions.md              tables: held out, by file for the constants that ship, and the worst rows of each file
+docs/predictions.csv             every row
+docs/images/predictions.svg      predicted against measured
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+from tests.benchmarks.accuracy_tables import Line, table, trials_table
+from tests.benchmarks.figure import COLORS
+from tests.benchmarks.held_out import Judged, folds_of, judged
+from tests.benchmarks.published import FILES
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, ROWS, FIGURE = DOCS / "predictions.md", DOCS / "predictions.csv", DOCS / "images" / "predictions.svg"
+WORST = 8
+"""rows of each file that the page itself shows"""
+BEGIN, END = "<!-- held out: begin -->", "<!-- held out: end -->"
+COLUMNS = (
+    "file", "cluster and software", "model", "sequence", "GPUs", "config", "measured_s", "predicted_s", "error", "inside", "slower_than_best",
+    "constants",
+)  # fmt: skip
+
+
+TRIALS = (
+    "Trials of a study narrow the intervals of its other configs. A study is one workload: a model on a number of GPUs of a cluster, with one global batch. *After 1, 3*: share of",
+    "its other rows in the interval after trials that were drawn among the rows within twice the best, and their median error. *Fastest 1*: after the trial that is predicted",
+    "fastest. *Default 1*: after the default config (data parallelism alone) or the row that comes nearest; *default and 1*: and the trial that is then predicted fastest, as a study",
+    "goes. *Studies*: those with more rows than trials. *Mixed*: trials of any GPU count and batch, and of other models of the cluster where a file has few rows of each, which",
+    "no study does.",
+)
+
+
+def shipped_rows(files: Sequence[str], known: Mapping[str, Any]) -> dict[str, Judged]:
+    """Every row with a printed speed by file, predicted by these constants."""
+    return {name: judged(folds_of(FILES[name](), known), with_sensitivity=False) for name in files}
+
+
+def summary(rows: Mapping[str, Judged]) -> list[str]:
+    """One line for each file: the rows of all kinds, and those within twice the best of their cell."""
+    lines = [
+        "| file | rows | median | p90 | inside | near the best | median | p90 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, every in rows.items():
+        near = every.near()
+        lines.append(f"| {name} | {_figures(every)} | {100 * np.mean(every.is_inside):.0f}% | {_figures(near)} |")
+    return lines
+
+
+def write_page(rows: Mapping[str, Judged], lines: Sequence[Line] | None = None, *, keep_others: bool = False) -> None:
+    """Writes the page, its file of rows and its figure. Without `lines` the held-out tables stay as they are; with `keep_others` their other lines do."""
+    held = [*table(lines), "", *TRIALS, "", *trials_table(lines)] if lines is not None else _held_out_before()
+    if keep_others:
+        new = {_key(line): line for line in held if line.startswith("|")}
+        held = [new.get(_key(line), line) for line in _held_out_before()]
+    with ROWS.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for name, every in rows.items():
+            writer.writerows(_cells(name, every, i) for i in np.argsort(-np.abs(every.error), kind="stable"))
+    FIGURE.write_text(scatter_svg(rows), encoding="utf-8")
+    PAGE.write_text("\n".join(_page(rows, held)) + "\n", encoding="utf-8")
+
+
+def _page(rows: Mapping[str, Judged], held: Sequence[str]) -> list[str]:
+    total = sum(map(len, rows.values()))
+    text = [
+        "# Every prediction",
+        "",
+        f"Step times of {total:,} published runs beside the cost model's predictions. `python -m tests.benchmarks.fit_cost_model --write` makes this page and",
+        "the constants; `--page` makes it again for the constants that ship. The data and their sources are in `tests/benchmarks/data`. Nothing was measured by us.",
+        "",
+        "![Predicted against measured step times](images/predictions.svg)",
+        "",
+        "## Held out",
+        "",
+        "What one may expect of a run that was not fitted. *By model* and *by GPU count*: everything was fitted again without the rows that are then predicted, while",
+        "other rows of their cluster were fitted. *By cluster and trainer*: the whole file was never read. Only rows within twice the best of their cell count.",
+        "*Nothing*: constants fitted to these very rows, for comparison. *Inside*: share of rows in the 90% interval before any trial. *Own error*: share of rows within the error of a",
+        "config about the level of its cluster; see [Error bars](mathematics/cost-model.md#error-bars).",
+        "",
+        BEGIN,
+        *held,
+        END,
+        "",
+        "## With the constants that ship",
+        "",
+        "Rows that were fitted are predicted better than new ones will be; the column *constants* of the [file of all rows](predictions.csv) says which were. `datasheet`",
+        "and `pooled`: nothing of that GPU type, or nothing of that pair, was fitted. *Near the best*: within twice the fastest row of the cell.",
+        "",
+        *summary(rows),
+        "",
+        "## The worst rows",
+        "",
+        f"The {WORST} largest errors of each file. Rows far from their cell's best are predicted worst: some runs were disturbed, and some configs are slow for causes",
+        "that the model leaves out.",
+    ]  # fmt: skip
+    for name, every in rows.items():
+        worst = np.argsort(-np.abs(every.error), kind="stable")[:WORST]
+        text += ["", f"### {name}", "", "| " + " | ".join(COLUMNS[1:]) + " |", "|" + "---|" * (len(COLUMNS) - 1)]
+        text += ["| " + " | ".join(map(str, _cells(name, every, i)[1:])) + " |" for i in worst]
+    return text
+
+
+def _cells(name: str, rows: Judged, i: int) -> tuple[Any, ...]:
+    measured, predicted = float(rows.measured_s[i]), float(rows.predicted_s[i])
+    return (
+        name, rows.where[i], rows.model[i], int(rows.seq_len[i]), int(rows.gpus[i]), rows.config[i], f"{measured:.4g}", f"{predicted:.4g}",
+        f"{100 * (predicted / measured - 1):+.1f}%", "yes" if rows.is_inside[i] else "no", f"{float(rows.slowness[i]):.2f}", rows.source[i],
+    )  # fmt: skip
+
+
+def _figures(rows: Judged) -> str:
+    size = np.abs(np.expm1(-rows.error))
+    return f"{len(rows):,} | {100 * np.median(size):.1f}% | {100 * np.quantile(size, 0.9):.1f}%"
+
+
+def _key(line: str) -> tuple[str, ...]:
+    """What a line of either table is of: its first two cells, and the number of columns."""
+    return (*line.split("|")[1:3], str(line.count("|")))
+
+
+def _held_out_before() -> list[str]:
+    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    return text.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
+
+
+def scatter_svg(rows: Mapping[str, Judged]) -> str:
+    """Predicted against measured step times on logarithmic axes, with lines at half and at twice the measured time."""
+    size, left, top, legend = 520, 64, 40, 190
+    every = np.concatenate([np.concatenate([r.measured_s, r.predicted_s]) for r in rows.values()])
+    low, high = math.floor(math.log10(every.min())), math.ceil(math.log10(every.max()))
+
+    def place(seconds: float) -> float:
+        return (math.log10(seconds) - low) / (high - low) * size
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + size + legend} {top + size + 56}" font-family="sans-serif" font-size="13">',
+        f'<rect width="{left + size + legend}" height="{top + size + 56}" fill="white"/>',
+        f'<text x="{left}" y="24" font-size="16">{sum(map(len, rows.values())):,} published runs, predicted and measured</text>',
+    ]
+    for power in range(low, high + 1):
+        at = place(10.0**power)
+        parts.append(f'<path d="M{left + at:.0f} {top}v{size}M{left} {top + size - at:.0f}h{size}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left + at:.0f}" y="{top + size + 20}" text-anchor="middle">{10.0**power:g}</text>')
+        parts.append(f'<text x="{left - 8}" y="{top + size - at + 4:.0f}" text-anchor="end">{10.0**power:g}</text>')
+    parts.append(f'<text x="{left + size / 2}" y="{top + size + 44}" text-anchor="middle">measured step time, s</text>')
+    parts.append(
+        f'<text x="16" y="{top + size / 2}" text-anchor="middle" transform="rotate(-90 16 {top + size / 2})">predicted step time, s</text>'
+    )
+    for factor, dashes in ((0.5, "4 4"), (1.0, "none"), (2.0, "4 4")):
+        shift = math.log10(factor) / (high - low) * size
+        x0, x1 = max(0.0, -shift), min(size, size - shift)
+        parts.append(
+            f'<line x1="{left + x0:.0f}" y1="{top + size - x0 - shift:.0f}" x2="{left + x1:.0f}" y2="{top + size - x1 - shift:.0f}" stroke="#888" '
+            f'stroke-dasharray="{dashes}"/>'
+        )
+    for number, (name, r) in enumerate(rows.items()):
+        color = COLORS[number % len(COLORS)]
+        dots = "".join(
+            f"M{left + place(m):.1f} {top + size - place(p):.1f}h.01" for m, p in zip(r.measured_s, r.predicted_s, strict=True)
+        )  # fmt: skip
+        parts.append(
+            f'<path d="{dots}" stroke="{color}" stroke-width="4" stroke-linecap="round" stroke-opacity="0.5"/>'
+        )
+        y = top + 10 + 22 * number
+        parts.append(f'<circle cx="{left + size + 24}" cy="{y - 4}" r="5" fill="{color}"/>')
+        parts.append(f'<text x="{left + size + 38}" y="{y}">{escape(name)} ({len(r):,})</text>')
+    return "\n".join([*parts, "</svg>", ""])

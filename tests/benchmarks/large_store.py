@@ -1,0 +1,207 @@
+"""A large store: `python -m tests.benchmarks.large_store sqlite|postgresql [STUDIES [TRIALS]]`, by default 10,000 studies x 50 trials x 20 steps.
+
+    queries    medians of wall and of this process's CPU time, and the slowest of the repeats; after a warm-up of one
+    upkeep     check, backup while four processes write, restore; once each
+
+PostgreSQL is a server started for this, with its packaged settings. The rows are written in bulk, in the store's own format: each of 2,000 different trials
+stands in many studies, at a speed of its own. Assumes a disk with room for three such stores (SQLite: about 1.1 GiB each).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Table, insert, select, update
+
+from autotune.spec import StudyStatus
+from autotune.store import SqlStore, maintenance, open_store, restoring
+from autotune.store.checksums import sealed
+from autotune.store.location import find_location
+from autotune.store.tables import attempts, events, studies, trials
+from autotune.testing.stores.sample_studies import (
+    LONG_S,
+    a_study,
+    measured,
+    pending,
+    run_trial,
+    running_study,
+)
+from tests.benchmarks.store import Row, represent, rows_of, times_ms
+from tests.postgresql import postgres_server
+
+STUDIES, TRIALS = 10_000, 50
+MODELS, SIZES = 20, 5
+VARIANTS = 40
+"""different trials with one number"""
+REPEATS = 30
+WRITERS = 4
+BATCH = QUEUED = 100
+"""studies of one transaction; studies that wait to be run"""
+
+
+def patterns(num_trials: int, dice: random.Random) -> list[list[tuple[Row, Row, list[tuple[str, str]]]]]:
+    """By number and variant: the row of the trial, that of its attempt, and kinds and data of its events."""
+    return [[rows_of(number, dice) for _ in range(VARIANTS)] for number in range(num_trials)]
+
+
+def fill(store: SqlStore, num_studies: int, num_trials: int) -> None:
+    """Writes the studies, all of them COMPLETED but the newest hundred, which are QUEUED and have no trials yet."""
+    dice = random.Random(0)
+    known, numbers = patterns(num_trials, dice), iter(range(num_studies))
+    while batch := list(itertools.islice(numbers, BATCH)):
+        for number in batch:
+            model, gpus = f"model-{number % MODELS}", 8 * (1 + number // MODELS % SIZES)
+            study = a_study(f"study-{number}", model=model, num_gpus=gpus)
+            store.submit(study, {"name": study.name}, owner=f"owner-{number % 7}")
+        if batch[-1] < num_studies - QUEUED:
+            _fill_newest(store, len(batch), known, dice)
+    represent(store)
+    maintenance.vacuum(store)
+
+
+def _fill_newest(store: SqlStore, count: int, known: list[Any], dice: random.Random) -> None:
+    rows: dict[Table, list[Row]] = {trials: [], attempts: [], events: []}
+    with store.database.write() as connection:
+        for study in connection.execute(select(studies).order_by(studies.c.key.desc()).limit(count)).all():
+            mine, sequence = {"study": study.key}, itertools.count(study.num_events + 1)
+            at = {**mine, "at_us": study.created_us}
+            for variants in known:
+                trial, launch, lines = dice.choice(variants)
+                speed = {"throughput": trial["throughput"] * dice.uniform(0.5, 1.5)}
+                rows[trials].append({**trial, **mine, **speed, "workload": study.workload})
+                rows[attempts].append({**launch, **mine})
+                rows[events] += [{**at, "sequence": next(sequence), "kind": kind, "data": data} for kind, data in lines]
+            rows[events].append({**at, "sequence": next(sequence), "kind": "study.completed", "data": "{}"})
+            ended = {"status": "COMPLETED", "started_us": study.created_us, "ended_us": study.created_us}
+            counts = {"num_trials": len(known), "num_events": next(sequence) - 1}
+            connection.execute(update(studies).where(studies.c.key == study.key).values(ended | counts))
+        for table, lines in rows.items():
+            connection.execute(insert(table), [sealed(table, line) for line in lines])
+
+
+def show(name: str, what: Callable[[], object], repeats: int = REPEATS) -> None:
+    """A line of the table."""
+    what()
+    walls, cpus = times_ms(what, repeats)
+    wall_ms, cpu_ms = statistics.median(walls), statistics.median(cpus)
+    print(f"| {name} | {wall_ms:.1f} ms | {cpu_ms:.1f} ms | {max(walls):.1f} ms |", flush=True)
+
+
+def show_queries(store: SqlStore, num_studies: int) -> None:
+    """What people and controllers ask."""
+    ids = [record.id for record in store.studies(limit=40, offset=num_studies // 2)]
+    some, turn = ids[0], itertools.cycle(ids)
+    queued = itertools.cycle(record.id for record in store.claimable())
+
+    def claim() -> None:
+        lease = store.claim(next(queued), "benchmark", lease_s=LONG_S)
+        assert lease is not None
+        store.release(lease)
+
+    last = len(store.events(some, limit=10_000))
+    print("| query | wall, median | CPU, median | wall, slowest |\n|---|---|---|---|")
+    show("newest 50 studies", store.studies)
+    show("50 studies from the middle of the list", lambda: store.studies(offset=num_studies // 2))
+    show("50 studies of a model", lambda: store.studies(model="model-7"))
+    show("50 studies of an owner that completed", lambda: store.studies(owner="owner-3", status=StudyStatus.COMPLETED))
+    show("studies of a name", lambda: store.studies(name="study-77"))
+    show("best 10 of all", store.best)
+    show("best 10 of a model", lambda: store.best(model="model-7"))
+    show("best 10 of a model and cluster", lambda: store.best(model="model-7", cluster="gpu-1x16"))
+    show("best 10 by sequence length", lambda: store.best(seq_len=1024))
+    show("best 10 of an owner", lambda: store.best(owner="owner-3"))
+    show("best of each model and cluster", lambda: store.best(one_each=True))
+    show("study page: record and trials", lambda: (store.study(next(turn)), store.trials(next(turn))))
+    show("live tail: events after the last seen", lambda: store.events(some, after=last - 10))
+    show("revision, as watchers ask for it", lambda: store.revision(some))
+    show("studies to claim", store.claimable)
+    show("claim and release", claim)
+    show("statistics", store.statistics)
+    show("workloads that have measurements", store.known_workloads)
+
+
+def write_until(address: str, started: Event, ended: Event, written: Any) -> None:
+    """Runs one trial after another, as a controller does, and counts them."""
+    with contextlib.closing(open_store(address)) as store:
+        lease = running_study(store)
+        started.set()
+        for number in itertools.count():
+            if ended.is_set():
+                return
+            run_trial(store, lease, measured(pending(number)))
+            with written.get_lock():
+                written.value += 1
+
+
+@contextlib.contextmanager
+def writers(address: str) -> Iterator[Any]:
+    """Processes that write as fast as they can; yields how many trials they have written."""
+    context = multiprocessing.get_context("spawn")
+    ended, written = context.Event(), context.Value("i", 0)
+    begun = [context.Event() for _ in range(WRITERS)]
+    processes = [context.Process(target=write_until, args=(address, event, ended, written)) for event in begun]
+    for process in processes:
+        process.start()
+    try:
+        for event in begun:
+            event.wait(60)
+        yield written
+    finally:
+        ended.set()
+        for process in processes:
+            process.join(60)
+
+
+def timed(what: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of a call, and what it returned."""
+    began_s = time.perf_counter()
+    found = what()
+    return time.perf_counter() - began_s, found
+
+
+def show_upkeep(store: SqlStore, address: str, folder: Path) -> None:
+    """What operators do."""
+    print("| upkeep | time | |\n|---|---|---|")
+    took_s, faults = timed(lambda: maintenance.check(store))
+    print(f"| check | {took_s:.1f} s | {len(faults)} faults |", flush=True)
+    copy = folder / "backup"
+    with writers(address) as written:
+        before = written.value
+        took_s, _ = timed(lambda: maintenance.backup(store, copy))
+        rate = (written.value - before) / took_s
+    note = f"{copy.stat().st_size / 2**20:.0f} MiB; {rate:.0f} trials/s were written meanwhile"
+    print(f"| backup while {WRITERS} processes write | {took_s:.1f} s | {note} |", flush=True)
+    if not store.database.is_sqlite:
+        return
+    store.close()
+    took_s, restored = timed(lambda: restoring.restore(find_location(address), copy))
+    print(f"| restore | {took_s:.1f} s | {restored.studies:,} studies, {restored.trials:,} trials |", flush=True)
+
+
+def main(kind: str = "sqlite", num_studies: str = str(STUDIES), num_trials: str = str(TRIALS)) -> None:
+    """Prints the tables."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        address = str(folder / "store.db")
+        if kind == "postgresql":
+            address = stack.enter_context(postgres_server(fsync=True)).new_database()
+        store = stack.enter_context(contextlib.closing(open_store(address)))
+        took_s, _ = timed(lambda: fill(store, int(num_studies), int(num_trials)))
+        print(f"{kind}: {num_studies} studies x {num_trials} trials, written in {took_s:.0f} s")
+        show_queries(store, int(num_studies))
+        show_upkeep(store, address, folder)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,68 @@
+"""Debian's Chromium, driven by Playwright, for tests of the web pages.
+
+Nothing is downloaded: the browser is the system's package. Every request that leaves the page is recorded, so that a test can say that none left
+the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+HOW = "Chromium is not installed; run `bash .ci/install-services` (as root) to run these tests"
+PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+DEADLINE_MS = 60_000
+
+
+@dataclass
+class Visit:
+    """A page with what the browser reported while it was open."""
+
+    page: Any
+    """Playwright's page"""
+    requests: list[str] = field(default_factory=list)
+    """addresses of all requests"""
+    complaints: list[str] = field(default_factory=list)
+    """errors of the console and exceptions of scripts"""
+
+
+def find_chromium() -> str | None:
+    """The browser's program; None where there is none."""
+    return next(filter(None, map(shutil.which, PROGRAMS)), None)
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Any]:
+    """A running browser; the test is skipped, saying how to install one, where there is none."""
+    program = find_chromium()
+    if program is None:
+        pytest.skip(HOW)
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; install the dev extra")
+    sandbox = [] if os.getuid() else ["--no-sandbox"]  # as root it has none
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=[*sandbox, "--disable-dev-shm-usage"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextlib.contextmanager
+def visit(browser: Any, url: str, **options: Any) -> Iterator[Visit]:
+    """A page of a new profile, without cookies. `options`: of Playwright's context."""
+    context = browser.new_context(base_url=url, **options)
+    context.set_default_timeout(DEADLINE_MS)
+    found = Visit(page=context.new_page())
+    found.page.on("request", lambda request: found.requests.append(request.url))
+    found.page.on("console", lambda line: found.complaints.append(line.text) if line.type == "error" else None)
+    found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
+    try:
+        yield found
+    finally:
+        context.close()

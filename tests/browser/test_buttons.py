@@ -1,0 +1,165 @@
+"""Every button and link of the web pages, clicked in a real browser, which adds headers of its own to forms."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from autotune.spec import Wanted
+from tests.browser.chromium import Visit, visit
+from tests.service.running import Service, bearer, slow_spec, spec, until
+
+
+def log_in(seen: Visit, token: str) -> None:
+    """Fills in the login form and sends it."""
+    seen.page.goto("/login")
+    seen.page.get_by_label("Token").fill(token)
+    seen.page.get_by_role("button", name="Log in").click()
+    seen.page.wait_for_url("**/studies")
+
+
+def submitted(service: Service, token: str, document: dict[str, Any]) -> str:
+    """The id of a study that the token's owner has submitted."""
+    answer = service.http.post("/api/v1/studies", json=document, headers=bearer(token))
+    return str(answer.json()["study"]["id"])
+
+
+def status_of(service: Service, study: str) -> str:
+    return str(service.store.study(study).status)
+
+
+def buttons_of(page: Any) -> set[str]:
+    """The names of all buttons that the page shows."""
+    return {button.inner_text() for button in page.get_by_role("button").all()}
+
+
+def actions_of(page: Any) -> set[str]:
+    """The names of the buttons that act on the study that the page shows."""
+    return {button.inner_text() for button in page.locator("form.actions button").all()}
+
+
+def test_the_buttons_of_a_study_act_and_say_what_happened(browser: Any, tuning: Service) -> None:
+    token = tuning.token("submit")
+    study = submitted(tuning, token, slow_spec())
+    with visit(browser, tuning.url) as seen:
+        page = seen.page
+        page.goto("/best")
+        assert page.url.endswith("/login?next=/best")  # nobody has logged in yet
+        log_in(seen, token)
+        until(lambda: status_of(tuning, study) == "RUNNING")
+        page.get_by_role("link", name="slow").click()
+        assert actions_of(page) == {"Pause", "Stop", "Cancel"}
+
+        for button, wanted in (
+            ("Pause", Wanted.PAUSE),
+            ("Resume", Wanted.RUN),
+            ("Stop", Wanted.STOP),
+            ("Cancel", Wanted.CANCEL),
+        ):
+            page.get_by_role("button", name=button, exact=True).click()
+            page.wait_for_load_state()
+            assert "failed" not in page.inner_text("h1"), page.inner_text("main")
+            assert tuning.store.study(study).wanted is wanted
+            page.reload()
+        until(lambda: status_of(tuning, study) == "CANCELLED")
+        page.reload()
+        assert actions_of(page) == set()
+
+        page.get_by_role("button", name="Log out").click()
+        page.wait_for_url("**/login")
+        page.goto("/studies")
+        assert "/login" in page.url
+        assert seen.complaints == []
+        assert {urlsplit(address).netloc for address in seen.requests} == {urlsplit(tuning.url).netloc}
+
+
+def test_the_page_of_a_running_study_follows_it_without_a_reload(browser: Any, tuning: Service) -> None:
+    token = tuning.token("submit")
+    study = submitted(tuning, token, slow_spec())
+    with visit(browser, tuning.url) as seen:
+        page = seen.page
+        log_in(seen, token)
+        page.goto(f"/studies/{study}")
+        page.get_by_text("History: the newest events").click()
+        page.evaluate("window.kept = true")
+        page.get_by_text("running", exact=True).first.wait_for()
+        tuning.http.post(f"/api/v1/studies/{study}/cancel", headers=bearer(token))
+        page.locator("h1 .status.CANCELLED").wait_for()
+        until(lambda: actions_of(page) == set())
+        assert page.evaluate("window.kept")
+        assert page.locator("details[open]").count() == 1
+        until(lambda: tuning.service.streams == 0)
+        page.wait_for_timeout(1000)  # the last events are gathered into one more request
+        loaded = len(seen.requests)
+        page.wait_for_timeout(3500)
+        assert len(seen.requests) == loaded  # the study has ended: nothing is asked any more
+        assert seen.complaints == []
+
+
+def test_filters_pages_and_links_lead_where_they_say(browser: Any, tuning: Service) -> None:
+    token = tuning.token("submit")
+    study = submitted(tuning, token, spec(name="seen"))
+    until(lambda: status_of(tuning, study) == "COMPLETED")
+    with visit(browser, tuning.url) as seen:
+        page = seen.page
+        log_in(seen, token)
+        page.get_by_label("Status").select_option("COMPLETED")
+        page.get_by_label("Model").fill("gpt2-medium")
+        page.get_by_role("button", name="Show").click()
+        page.get_by_role("link", name="seen").first.click()
+        page.get_by_role("link", name="Report with figures").click()
+        assert page.locator("svg").count() > 0
+        page.go_back()
+        page.get_by_text("History: the newest events").click()
+        assert page.locator("details td").first.is_visible()
+        page.get_by_role("link", name="Best configurations").click()
+        page.get_by_label("Runner").fill("simulated")
+        page.get_by_role("button", name="Show").click()
+        page.locator("main").get_by_role("link", name="seen").first.click()
+        page.wait_for_url(f"**/studies/{study}")
+        assert seen.complaints == []
+        assert {urlsplit(address).netloc for address in seen.requests} == {urlsplit(tuning.url).netloc}
+
+
+def test_a_wrong_token_is_refused_in_words(browser: Any, tuning: Service) -> None:
+    with visit(browser, tuning.url) as seen:
+        seen.page.goto("/login")
+        seen.page.get_by_label("Token").fill("at_000000000000_wrong")
+        seen.page.get_by_role("button", name="Log in").click()
+        assert "unknown, expired or revoked" in seen.page.get_by_role("alert").inner_text()
+
+
+def test_a_reader_sees_no_buttons_that_would_be_refused(browser: Any, tuning: Service) -> None:
+    study = submitted(tuning, tuning.token("submit"), slow_spec())
+    with visit(browser, tuning.url) as seen:
+        log_in(seen, tuning.token("read", "bob"))
+        seen.page.goto(f"/studies/{study}")
+        assert buttons_of(seen.page) == {"Log out"}
+        assert "bob (read)" in seen.page.inner_text("header")
+    tuning.http.post(f"/api/v1/studies/{study}/cancel", headers=bearer(tuning.token("admin", "root")))
+
+
+def test_the_form_of_another_site_is_refused(browser: Any, tuning: Service) -> None:
+    """The browser sends this form with `Origin: null`, as it would from a sandboxed frame of another site."""
+    token = tuning.token("submit")
+    study = submitted(tuning, token, slow_spec())
+    with visit(browser, tuning.url) as seen:
+        log_in(seen, token)
+        evil = f'<form method="post" action="{tuning.url}/studies/{study}/act"><button name="action" value="cancel">Win</button></form>'
+        seen.page.goto(f"data:text/html,{evil}")
+        seen.page.get_by_role("button", name="Win").click()
+        seen.page.wait_for_load_state()
+        assert "The request failed" in seen.page.content() or "Log in" in seen.page.content()
+    assert status_of(tuning, study) != "CANCELLED"
+    tuning.http.post(f"/api/v1/studies/{study}/cancel", headers=bearer(token))
+
+
+def test_pages_do_not_overflow_a_phone(browser: Any, tuning: Service) -> None:
+    token = tuning.token("submit")
+    study = submitted(tuning, token, spec(name="narrow"))
+    until(lambda: status_of(tuning, study) == "COMPLETED")
+    with visit(browser, tuning.url, viewport={"width": 390, "height": 800}) as seen:
+        log_in(seen, token)
+        for path in ("/login", "/studies", f"/studies/{study}", "/best", "/studies/absent"):
+            seen.page.goto(path)
+            assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390, path

@@ -1,0 +1,95 @@
+"""Mistakes that people make at first: each is answered with what is wrong, where, and what to do, in one message without a traceback."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+SPEC = """\
+name: small
+model: gpt2-small
+cluster: a100-40gb-1x8
+workload: {seq_len: 1024, global_batch_size: 64}
+space: {tp: [1, 2], micro_batch_size: [1, 2, 4], precision: [bf16]}
+budget: {max_trials: 4, max_wall_s: 1h}
+searcher: cost_ranked
+runner: {kind: simulated, noise: 0.01}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "words"),
+    [
+        ("gpt2-small", "gpt-2-small", "2:1", ["no model is called 'gpt-2-small'", "did you mean gpt2-small?"]),
+        (
+            "gpt2-small",
+            "meta-llama/Llama-3-9B",
+            "2:1",
+            ["neither a file nor the hub id of a model", "did you mean meta-llama/"],
+        ),
+        ("a100-40gb-1x8", "a100-1x8", "3:1", ["no GPU is called 'a100'", "a100-40gb or a100-80gb"]),
+        ("a100-40gb-1x8", "8xa100", "3:1", ["no cluster is called '8xa100'", "GPU-NODESxGPUS"]),
+        ("workload: {", "workload:{", "4:9", ["a colon needs a space after it", "write `workload: ...`"]),
+        ("workload: {", "workload:\t{", "4:10", ["a tab stands where YAML allows only spaces"]),
+        ("64}", "64", "5:6", ["the braces that open in line 4 are not closed", "put `,` between"]),
+        ("1024", "1k", "4:12", ["may mean 1 x 1000 or 1 x 1024", "write 1Ki"]),
+        ("global_batch_size", "batch_size", "4:27", ["no key is called 'batch_size'", "global_batch_size"]),
+        ("1h", "1M", "6:25", ["has the unit of millions or months", "write 1min"]),
+        ("1h", "soon", "6:25", ["must be a time", "write it as 90s"]),
+        ("max_trials: 4", "max_trails: 4", "6:10", ["no key is called 'max_trails'", "did you mean max_trials?"]),
+        ("max_trials: 4", "max_trials: four", "6:10", ["must be a whole number, but is 'four'"]),
+        ("max_trials: 4", "max_trials: 0", "6:10", ["must be greater than or equal to 1, but is 0"]),
+        ("tp: [", "tensor_model_parallel_size: [", "5:9", ["did you mean tp?"]),
+        ("bf16", "bfloat16", "5:50", ["but is 'bfloat16'", "did you mean bf16?"]),
+        ("cost_ranked", "bayes", "7:1", ["no searcher is called 'bayes'", "did you mean bayesian?"]),
+        ("noise:", "nois:", "8:27", ["takes no option 'nois'", "did you mean noise?"]),
+        ("simulated", "slurm", "8:1", ["no runner is called 'slurm'", "simulated"]),
+        ("runner:", "trainer: deepsped\nrunner:", "8:1", ["no trainer is called 'deepsped'", "deepspeed?"]),
+        ("runner:", "data: here.txt\nrunner:", "8:1", ["'here.txt' does not exist", "leave `data` out"]),
+        ("runner:", "name: twice\nrunner:", "8:1", ["the key 'name' is given twice"]),
+    ],
+)
+def test_a_mistake_in_a_spec(run, tmp_path, old: str, new: str, place: str, words: list[str]) -> None:
+    (tmp_path / "study.yaml").write_text(SPEC.replace(old, new, 1))
+    done = run("tune", "study.yaml")
+    assert done.code == 2, done.err
+    assert f"error: study.yaml:{place}: " in done.err
+    assert re.search(r"^ +\| +\^+$", done.err, re.MULTILINE), "carets under the mistake"
+    for word in words:
+        assert word in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("plan study.ymal", ["'study.ymal' does not exist", "did you mean study.yaml?"]),
+        ("plan .", ["'.' is not a file"]),
+        ("plan words.yaml", ["must hold keys and values, but holds text", "with a space after the colon"]),
+        ("plan empty.yaml", ["holds nothing"]),
+        ("plan study.yaml --tokens 15T", ["works only with --gpus or --clusters", "add e.g. --gpus 64,128"]),
+        ("plan study.yaml --gpus 8 --tokens 15Q", ["must be a number of tokens", "15Q", "300B"]),
+        ("tune study.yaml --max-trials many", ["'--max-trials': must be a whole number"]),
+        ("tune study.yaml --serchr x", ["--serchr", "--searcher"]),
+        ("estimate study.yaml --config tensor_parallel=2", ["no knob is called", "did you mean tp?"]),
+        ("pln study.yaml", ["No such command 'pln'", "'plan'", "`autotune --help`"]),
+        ("best --days inf", ["'--days'", "must be less than or equal to 36500"]),
+        ("best --num-gpus 0", ["'--num-gpus': must be greater than or equal to 1"]),
+        ("plan", ["Missing argument 'SPEC'", "`autotune plan --help`"]),
+        ("status nothing", ["no study has the id or name 'nothing'", "`autotune list`"]),
+        ("list --store /no/where.db", ["the folder /no of the store", "make it, or name another store"]),
+        ("list --store mysql://x/y", ["must be SQLite or PostgreSQL", "but is mysql"]),
+        ("store check --store none.db", ["there is no store at", "--store or AUTOTUNE_STORE"]),
+    ],
+)
+def test_a_mistake_on_the_command_line(run, tmp_path, line: str, words: list[str]) -> None:
+    (tmp_path / "study.yaml").write_text(SPEC)
+    (tmp_path / "words.yaml").write_text("model gpt2")
+    (tmp_path / "empty.yaml").write_text("")
+    done = run(*line.split())
+    assert done.code in (2, 3), done.err
+    assert done.err.startswith("error: ")
+    assert len(done.err.splitlines()) == 1
+    for word in words:
+        assert word in done.err

@@ -1,0 +1,65 @@
+"""A name that several studies have: the newest is shown with a list of the others, and none of several open ones is acted on."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from autotune import api
+from autotune.store import open_store
+
+
+def test_the_newest_of_a_name_is_shown_and_the_others_are_listed(run, write) -> None:
+    spec = write(budget={"max_trials": 1})
+    older, newer = (run("tune", spec, "--new", "--json").document["study"] for _ in range(2))
+    done = run("status", "small")
+    assert f"study {newer['id']} (small): COMPLETED" in done.out
+    assert f"2 studies are called 'small'; this is the newest, {newer['id']}." in done.err
+    line = next(line for line in done.err.splitlines() if older["id"] in line)
+    assert older["created_at"][:10] in line
+    assert "COMPLETED" in line
+    assert "called" not in run("status", newer["id"]).err
+    assert run("status", "small", "--json").document["study"]["id"] == newer["id"]
+
+
+def test_several_open_studies_of_a_name_are_not_acted_on(run, write) -> None:
+    spec = write()
+    first, second = (run("submit", spec, "--json").document["study"]["id"] for _ in range(2))
+    done = run("cancel", "small")
+    assert done.code == 2
+    for text in (
+        first,
+        second,
+        "2 studies that have not ended are called 'small'",
+        "name the one that you mean by its id",
+    ):
+        assert text in done.err
+    assert run("cancel", second).code == 0
+    assert run("cancel", "small").code == 0, "one alone is open"
+    with closing(open_store()) as store:
+        assert {str(store.study(study).status) for study in (first, second)} == {"CANCELLED"}
+
+
+def test_none_of_several_studies_of_a_name_is_deleted(run, write) -> None:
+    spec = write()
+    first, second = (run("submit", spec, "--json").document["study"]["id"] for _ in range(2))
+    for study in (first, second):
+        assert run("cancel", study).code == 0
+    done = run("delete", "small", "--yes")
+    assert done.code == 2
+    assert "2 studies are called 'small'" in done.err
+    assert f"e.g. {second}" in done.err
+    assert f"this is the newest, {second}" in run("tag", "small", "kept").err
+    assert run("delete", second, "--yes").code == 0
+    assert run("delete", "small", "--yes").code == 0, "one alone is left"
+
+
+def test_an_id_that_begins_several_says_what_each_is(run, write) -> None:
+    spec = write(budget={"max_trials": 1})
+    with closing(open_store()) as store:
+        document = api.read_document(spec)
+        ids = {api.submit_study(store, api.load_study(spec), document).id[0] for _ in range(40)}
+    assert len(ids) < 40
+    said = [done.err for letter in ids if "more than one" in (done := run("status", letter)).err]
+    assert said
+    assert "(small, 20" in said[0]
+    assert "QUEUED)" in said[0]

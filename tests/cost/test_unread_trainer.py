@@ -1,0 +1,52 @@
+"""The level of trainers that were never fitted: a factor on all times, with which no config changes its rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autotune.cost import calibration_for, estimate
+from autotune.cost.calibration import known_constants
+from autotune.spec import ConfigTable, ParallelConfig, Workload, catalog
+
+CONFIGS = ConfigTable.of(
+    [
+        ParallelConfig.parse(text)
+        for text in ("tp=2,dp=4", "tp=8", "tp=4,dp=2,accumulation_steps=4", "dp=8,zero_stage=3")
+    ]
+)
+
+
+def workload(trainer: str) -> Workload:
+    return Workload(
+        model=catalog.model("llama-8b"),
+        cluster=catalog.cluster("h100-sxm-1x8"),
+        trainer=trainer,
+        seq_len=4096,
+        global_batch_size=32,
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "trainer", "has_level"),
+    [("h100-sxm", "accelerate", True), ("h100-sxm", "nanotron", False), ("a100-80gb", "nanotron", True), ("rtx-4090", "accelerate", False), ("cpu", "native", False)],
+)  # fmt: skip
+def test_a_fitted_gpu_with_an_unread_trainer_has_the_level_of_such_clusters(
+    gpu: str, trainer: str, has_level: bool
+) -> None:
+    """A fitted pair's constants carry its level, and of GPU families that were never fitted no level is known."""
+    assert (known_constants(gpu, trainer).level > 1.05) == has_level
+
+
+def test_a_level_multiplies_all_times_and_keeps_the_order() -> None:
+    asked = workload("accelerate")
+    constants = calibration_for(asked)
+    without = estimate(asked, CONFIGS, calibration=replace(constants, level=1.0))
+    found = estimate(asked, CONFIGS, calibration=constants)
+    assert found.step_time_s == pytest.approx(constants.level * np.asarray(without.step_time_s))
+    assert found.tokens_per_s == pytest.approx(np.asarray(without.tokens_per_s) / constants.level)
+    for name, part in without.time_parts_s.to_dict().items():
+        assert found.time_parts_s.to_dict()[name] == pytest.approx(constants.level * np.asarray(part)), name
+    assert list(np.argsort(found.step_time_s)) == list(np.argsort(without.step_time_s))

@@ -1,0 +1,152 @@
+"""One figure per config: a machine that becomes slower between search and finals changes no order and no ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from autotune import api
+from autotune.ports import StudyRecord
+from autotune.report import html_report
+from autotune.results.answers import result_from
+from autotune.results.explanations import explained
+from autotune.results.rankings import front_documents, pareto
+from autotune.results.result import Result
+from autotune.reward import score, tokens_per_s
+from autotune.spec import Failure, FailureKind, Measurement, MeasureSpec, Trial, TrialPurpose, TrialStatus
+from tests.report import worlds
+
+SPEEDS: Mapping[int, float] = {0: 1.0, 1: 1.25, 2: 1.2, 3: 1.1}
+"""of configs, relative to the default one, by the number of their first trial"""
+
+
+def record() -> StudyRecord:
+    finals = [{"config": worlds.trial(n, zero_stage=n).config.to_dict()} for n in (0, 1, 2)]
+    found = worlds.record(best=None, baseline=None, speedup=None, result={"finals": finals})
+    return replace(found, study=replace(found.study, measure=MeasureSpec(finalists=2, final_rounds=2)))
+
+
+def measured(number: int, config: int, slowness: float, purpose: TrialPurpose, default_slowness: float) -> Trial:
+    """A trial on a machine that is so many times slower than at first; its reward is relative to a default config at `default_slowness`."""
+    trial = replace(worlds.trial(number), config=worlds.trial(config, zero_stage=config).config, purpose=purpose)
+    times = tuple(slowness / SPEEDS[config] * t for t in (1.0, 1.01, 0.99))
+    assert trial.measurement is not None
+    trial = replace(trial, measurement=replace(trial.measurement, step_times_s=times))
+    default = replace(trial.measurement, step_times_s=tuple(default_slowness * t for t in (1.0, 1.01, 0.99)))
+    study = record().study
+    return replace(trial, reward=score(trial, reference=default, objective=study.objective, workload=study.workload))
+
+
+def study_on_a_machine_that_slows_down(finals: float = 3.0) -> list[Trial]:
+    """The default config and three others are measured once; two of them and the default twice more, when the machine is `finals` times slower and slows on."""
+    first = [TrialPurpose.BASELINE, *[TrialPurpose.SEARCH] * 3]
+    found = [measured(n, n, 1.0, purpose, 1.0) for n, purpose in enumerate(first)]
+    for r in range(2):
+        for config in (0, 1, 2):
+            found.append(measured(len(found), config, finals * (1 + 0.05 * r), TrialPurpose.FINAL, 1.0))
+    return found
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return result_from(record(), study_on_a_machine_that_slows_down())
+
+
+def test_every_config_has_its_ratio_to_the_default_config_whenever_it_was_measured(result: Result) -> None:
+    assert result.baseline is not None
+    default = tokens_per_s(result.baseline)
+    for trial in result.shown:
+        config = next(n for n in SPEEDS if result.shown[n].config == trial.config)
+        assert tokens_per_s(trial) / default == pytest.approx(SPEEDS[config])
+    assert tokens_per_s(result.trials[3]) / default > 3.3  # as it was measured, on the machine of that time
+
+
+def test_the_winner_has_one_speed_in_its_row_its_card_and_its_speedup(result: Result) -> None:
+    assert result.best is not None
+    assert result.baseline is not None
+    row = result.shown[result.best.number]
+    assert (
+        tokens_per_s(row)
+        == tokens_per_s(result.best)
+        == pytest.approx(
+            result.speedup * tokens_per_s(result.baseline)  # type: ignore[operator]
+        )
+    )
+    document = api.document(result, top=4)
+    speeds = [row["measurement"]["tokens_per_s"] for row in document["configs"]]
+    assert speeds[0] == document["best"]["measurement"]["tokens_per_s"]
+    assert speeds == sorted(speeds, reverse=True)
+    front = front_documents(result)
+    assert front[0]["merits"]["tokens_per_s"] == pytest.approx(speeds[0])
+    page = html_report(result.record, result.trials)
+    assert page.count(f">{api_count(tokens_per_s(result.best))}<") >= 2  # the card and the row
+
+
+def api_count(value: float) -> str:
+    from autotune.report.terminal import format_count
+
+    return format_count(value)
+
+
+def test_a_config_that_was_measured_on_the_faster_machine_dominates_nothing(result: Result) -> None:
+    assert [t.number for t in pareto(result)] == [1]
+
+
+def test_a_config_measured_once_does_not_stand_before_one_that_was_measured_again() -> None:
+    trials = study_on_a_machine_that_slows_down()
+    lucky = replace(trials[3], reward=replace(trials[3].reward, total=9.0))  # type: ignore[type-var]
+    found = result_from(record(), [*trials[:3], lucky, *trials[4:]])
+    assert found.best is not None
+    first = api.document(found, top=3)["configs"]
+    assert [row["number"] for row in first] == [1, 2, 3]
+    assert explained(found)["against"]["runner-up"]["number"] == 2
+
+
+def test_a_slow_step_of_the_default_config_in_the_search_moves_no_config_against_those_of_the_finals() -> None:
+    trials = study_on_a_machine_that_slows_down()
+    assert trials[0].measurement is not None
+    bumpy = replace(trials[0].measurement, step_times_s=(1.0, 1.01, 0.99, 1.0, 4.0))
+    asked = record().study
+    first = [
+        replace(
+            t,
+            reward=score(t, reference=bumpy, objective=asked.objective, workload=asked.workload),
+        )
+        for t in [replace(trials[0], measurement=bumpy), *trials[1:4]]
+    ]
+    found = result_from(record(), [*first, *trials[4:]])
+    assert found.baseline is not None
+    shown = found.shown[3]
+    assert tokens_per_s(shown) / tokens_per_s(found.baseline) == pytest.approx(SPEEDS[3])
+    assert shown.reward is not None
+    assert shown.reward.parts["tokens_per_s_ratio"] == pytest.approx(SPEEDS[3])
+
+
+def test_a_default_config_that_failed_in_the_finals_leaves_the_ratios_of_the_search() -> None:
+    trials = study_on_a_machine_that_slows_down()
+    gone = Failure(kind=FailureKind.OUT_OF_MEMORY, message="rank 0 ran out of memory", rank=0, step=1)
+    finals = [
+        replace(t, status=TrialStatus.FAILED, measurement=None, failure=gone) if t.config == trials[0].config else t
+        for t in trials[4:]
+    ]
+    found = result_from(record(), [*trials[:4], *finals])
+    assert found.best is not None
+    assert found.baseline is not None
+    assert found.speedup == pytest.approx(SPEEDS[found.best.number])
+    assert tokens_per_s(found.best) == pytest.approx(found.speedup * tokens_per_s(found.baseline))
+
+
+def test_without_a_measured_default_config_speeds_stand_as_measured() -> None:
+    trials = [t for t in study_on_a_machine_that_slows_down() if t.config.zero_stage != 0]
+    found = result_from(record(), trials[:3])
+    assert [tokens_per_s(t) for t in found.shown] == [tokens_per_s(t) for t in trials[:3]]
+
+
+def test_measurement_of_a_figure_keeps_memory_and_losses(result: Result) -> None:
+    def rest(m: Measurement | None) -> tuple[object, ...]:
+        assert m is not None
+        return m.peak_memory_bytes, m.losses, m.tokens_per_step, m.num_ranks
+
+    assert [rest(t.measurement) for t in result.shown] == [rest(t.measurement) for t in result.trials]

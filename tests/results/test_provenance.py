@@ -1,0 +1,28 @@
+"""What an exported launch takes over from the study beside its config."""
+
+from __future__ import annotations
+
+from autotune import api
+from autotune.results.provenance import in_environment_of
+from autotune.trainers import Launch
+from tests.small_studies import spec
+
+
+def test_a_launch_has_the_variables_that_the_runner_gave_to_its_trials() -> None:
+    runner = {
+        "kind": "ray",
+        "env": {"NCCL_ALGO": "Ring", "NCCL_IB_TC": 106, "SEED": "1"},
+        "node_env": {"gpu-7": {"NCCL_SOCKET_IFNAME": "ib1"}},
+    }
+    study = api.load_study(spec(runner=runner))
+    launch = in_environment_of(study, Launch(argv=("train",), env={"SEED": "2"}, notes=("first",)))
+    assert launch.env == {"NCCL_ALGO": "Ring", "NCCL_IB_TC": "106", "SEED": "2"}, "the trainer's own win, as in a trial"
+    assert launch.notes == (
+        "first",
+        "the trials had NCCL_SOCKET_IFNAME=ib1 on the node gpu-7: set it there, too",
+    )
+
+
+def test_a_runner_without_variables_changes_nothing() -> None:
+    launch = Launch(argv=("train",), env={"A": "1"})
+    assert in_environment_of(api.load_study(spec()), launch) == launch

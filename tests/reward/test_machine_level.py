@@ -1,0 +1,163 @@
+"""Phases of a machine from repeated runs of the default config, and the levels of the trials between them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autotune.reward import MachineLevels, at_first_level, counted_once
+from autotune.spec import Estimate, Measurement, ParallelConfig, Reward, Trial, TrialPurpose, TrialStatus
+from tests.benchmarks.drift import prediction
+
+DEFAULT = ParallelConfig()
+BASELINE, FINAL = TrialPurpose.BASELINE, TrialPurpose.FINAL
+
+
+def trial(
+    number: int,
+    time_s: float,
+    purpose: TrialPurpose = TrialPurpose.SEARCH,
+    *,
+    config: ParallelConfig | None = None,
+    estimate: Estimate | None = None,
+) -> Trial:
+    is_default = purpose is BASELINE
+    return Trial(
+        config=config or (DEFAULT if is_default else ParallelConfig(micro_batch_size=number + 2)),
+        number=number,
+        purpose=purpose,
+        status=TrialStatus.COMPLETED,
+        measurement=Measurement(step_times_s=(time_s,) * 6, tokens_per_step=1000),
+        reward=Reward(
+            total=0.2 - 0.8 * math.log(time_s),
+            throughput=-math.log(time_s),
+            stability=1.0,
+            parts={"tokens_per_s_ratio": 1 / time_s},
+        ),
+        estimate=estimate,
+    )
+
+
+def runs(*times: float) -> list[Trial]:
+    """Runs of the default config, with two trials after each."""
+    return [
+        trial(3 * i + k, t, BASELINE if k == 0 else TrialPurpose.SEARCH) for i, t in enumerate(times) for k in range(3)
+    ]
+
+
+def test_runs_that_the_noise_explains_change_nothing() -> None:
+    trials = runs(1.0, 1.03, 0.98, 1.05)
+    levels = MachineLevels(trials)
+    assert not levels.changes
+    assert not levels.is_uneven
+    assert levels.now == 0.0
+    assert at_first_level(trials, 0.2) == trials
+
+
+def test_without_a_default_config_there_is_no_level() -> None:
+    levels = MachineLevels([trial(0, 1.0), trial(1, 4.0)])
+    assert levels.at(1).slow == levels.at(1).fast == levels.now == 0.0
+    assert not levels.phases
+
+
+def test_one_run_that_is_off_is_no_change_and_two_that_agree_are() -> None:
+    once, twice = MachineLevels(runs(1.0, 4.0, 1.0)), MachineLevels(runs(1.0, 4.0, 4.1))
+    assert not once.changes
+    assert once.odd == {3}
+    (change,) = twice.changes
+    assert change.speedup == pytest.approx(1 / 4.05, rel=1e-3)
+    assert (change.before.runs, change.after.runs) == ((0,), (3, 6))
+    assert not twice.odd
+
+
+def test_runs_that_agree_with_nothing_are_no_change() -> None:
+    levels = MachineLevels(runs(1.0, 4.0, 2.0))
+    assert not levels.changes
+    assert levels.odd == {3, 6}
+
+
+def test_a_change_back_is_a_change() -> None:
+    levels = MachineLevels(runs(1.0, 4.0, 4.0, 1.0, 1.01))
+    assert [c.speedup for c in levels.changes] == pytest.approx([0.25, 4.0], rel=0.02)
+    assert levels.at(7).slow == pytest.approx(-math.log(4))
+    assert levels.now == pytest.approx(0.0, abs=0.01)
+
+
+def test_predictions_tell_when_the_machine_changed() -> None:
+    """It became four times slower before the third of four trials."""
+    told = prediction(1.0, 0.1)
+    trials = [
+        trial(0, 1.0, BASELINE),
+        *(trial(n, t, estimate=told) for n, t in enumerate((1.05, 0.95, 4.2, 3.9), 1)),
+        trial(5, 4.0, BASELINE),
+        trial(6, 4.0, BASELINE),
+    ]
+    levels = MachineLevels(trials)
+    assert [levels.at(n).fast for n in range(1, 5)] == pytest.approx([0.0, 0.0, -math.log(4), -math.log(4)])
+    assert all(levels.at(n).is_known for n in range(1, 5))
+    seen = at_first_level(trials, 0.2)
+    assert [t.measurement.step_time_s for t in seen[1:5] if t.measurement] == pytest.approx([1.05, 0.95, 1.05, 0.975])
+
+
+def test_one_wrong_prediction_does_not_move_the_change() -> None:
+    told = prediction(1.0, 0.1)
+    times = (1.0, 4.0, 1.0, 1.0, 4.0)
+    trials = [
+        trial(0, 1.0, BASELINE),
+        *(trial(n, t, estimate=told) for n, t in enumerate(times, 1)),
+        trial(6, 4.0, BASELINE),
+        trial(7, 4.0, BASELINE),
+    ]
+    levels = MachineLevels(trials)
+    assert [levels.at(n).fast for n in range(1, 6)] == pytest.approx([0.0, 0.0, 0.0, 0.0, -math.log(4)])
+
+
+def test_where_nothing_was_predicted_both_levels_are_possible_and_the_fast_one_counts() -> None:
+    trials = [trial(0, 1.0, BASELINE), trial(1, 2.0), trial(2, 2.0), trial(3, 4.0, BASELINE), trial(4, 4.0, BASELINE)]
+    levels = MachineLevels(trials)
+    assert (levels.at(1).slow, levels.at(1).fast) == (pytest.approx(-math.log(4)), 0.0)
+    assert not levels.at(1).is_known
+    assert levels.seen(trials[1], 0.2) == trials[1]
+    best = levels.at_best(trials[1], 0.2)
+    assert best.reward is not None
+    assert best.reward.throughput == pytest.approx(-math.log(0.5))
+    assert best.reward.total == pytest.approx(0.2 - 0.8 * math.log(0.5))
+    assert best.reward.parts["tokens_per_s_ratio"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("is_predicted", [True, False])
+def test_what_disturbed_a_single_run_explains_trials_before_it_only_where_they_were_predicted(
+    is_predicted: bool,
+) -> None:
+    told = prediction(1.0, 0.1) if is_predicted else None
+    trials = [
+        trial(0, 1.0, BASELINE),
+        trial(1, 1.0, estimate=told),
+        trial(2, 4.0, estimate=told),
+        trial(3, 4.0, BASELINE),
+        trial(4, 1.0, BASELINE),
+    ]
+    levels = MachineLevels(trials)
+    assert not levels.changes
+    assert levels.at(1).slow == levels.at(1).fast == 0.0
+    assert levels.at(2).fast == pytest.approx(-math.log(4) if is_predicted else 0.0)
+    assert levels.is_uneven is is_predicted
+
+
+def test_final_measurements_are_left_as_they_are() -> None:
+    trials = [*runs(1.0, 4.0, 4.0), trial(20, 4.0, FINAL), trial(21, 1.0, FINAL, config=DEFAULT)]
+    assert at_first_level(trials, 0.2)[-2:] == trials[-2:]
+    assert len(MachineLevels(trials).changes) == 1
+
+
+def test_a_config_counts_once_the_default_one_with_its_first_run_and_any_other_with_its_last() -> None:
+    again = ParallelConfig(micro_batch_size=50)
+    trials = [
+        trial(0, 1.0, BASELINE),
+        trial(1, 2.0, config=again),
+        trial(2, 1.0, BASELINE),
+        trial(3, 1.0, config=again),
+        trial(4, 1.0, FINAL, config=again),
+    ]
+    assert [t.number for t in counted_once(trials)] == [0, 3]

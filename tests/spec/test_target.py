@@ -1,0 +1,82 @@
+"""The target of a spec: the job that is meant, beside the cluster at hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from autotune.errors import CatalogError, SpecError
+from autotune.schema import parse_study
+from autotune.spec import Study
+from autotune.spec.plain import canonical, study_from_dict, study_to_dict
+
+SPEC: dict[str, Any] = {
+    "model": "llama-1b",
+    "cluster": "h100-sxm-1x8",
+    "workload": {"seq_len": 4096, "global_batch_size": 64},
+    "space": "dense-multi-node",
+}
+
+
+def study(**changes: Any) -> Study:
+    return parse_study({**SPEC, **changes})
+
+
+def test_the_workload_is_the_targets_and_the_cluster_at_hand_is_kept_beside_it() -> None:
+    found = study(target={"cluster": "h100-sxm-4x8", "global_batch_size": 512, "seq_len": 8192})
+    assert found.at_hand is not None
+    assert (found.at_hand.name, found.workload.cluster.name) == ("h100-sxm-1x8", "h100-sxm-4x8")
+    assert (found.workload.global_batch_size, found.workload.seq_len) == (512, 8192)
+    assert found.name == "llama-1b-h100-sxm-4x8-by-h100-sxm-1x8"
+
+
+def test_a_target_may_be_the_name_of_a_cluster_alone_and_takes_the_rest_from_the_workload() -> None:
+    found = study(target="h100-sxm-4x8")
+    assert found.workload == study(cluster="h100-sxm-4x8").workload
+
+
+def test_a_target_with_as_many_gpus_as_are_at_hand_is_run_as_it_is() -> None:
+    assert study(target="h100-sxm-1x8") == study()
+
+
+def test_a_study_with_a_target_comes_back_from_its_plain_values() -> None:
+    found = study(target="h100-sxm-4x8")
+    assert study_from_dict(json.loads(canonical(study_to_dict(found)))) == found
+
+
+def test_the_plain_values_of_a_study_without_a_target_are_those_of_earlier_releases() -> None:
+    assert "at_hand" not in study_to_dict(study())
+
+
+def test_an_unknown_name_of_a_target_is_a_mistake_of_the_target_not_of_the_cluster() -> None:
+    with pytest.raises(CatalogError, match="no GPU is called 'nowhere'") as refused:
+        study(target="nowhere-4x8")
+    assert refused.value.field == "target.cluster"
+
+
+def test_the_sequence_of_a_target_may_have_a_unit_as_that_of_the_workload() -> None:
+    assert study(target={"cluster": "h100-sxm-4x8", "seq_len": "8Ki"}).workload.seq_len == 8192
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"target": "a100-80gb-4x8"}, "target.cluster", "proxies must run on the target's type of GPU"),
+        ({"target": "h100-sxm-1x4"}, "target.cluster", "a target must have more GPUs than the cluster at hand"),
+        ({"target": "local"}, "target.cluster", "which is not this machine"),
+        (
+            {"target": "h100-sxm-4x8", "objective": {"metric": "goodput"}},
+            "objective.metric",
+            "a target's configs are ranked by throughput",
+        ),
+        ({"target": {"clustr": "h100-sxm-4x8"}}, "target.clustr", "no key is called 'clustr'"),
+        ({"target": {"cluster": "h100-sxm-4x8", "seq_len": 0}}, "target.seq_len", "greater than or equal to 1"),
+    ],
+)
+def test_an_impossible_target_is_refused_with_its_place(changes: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words) as refused:
+        study(**changes)
+    assert refused.value.field == field
+    assert refused.value.remedy or field == "target.seq_len"

@@ -1,0 +1,70 @@
+"""A name that people bring from their trainer is answered with the name that it has here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.errors import AutotuneError
+from autotune.schema import parse_study
+from autotune.spec.usual_names import meant_by
+
+SPEC: dict[str, Any] = {
+    "model": "gpt2-small",
+    "cluster": "a100-40gb-1x8",
+    "workload": {"seq_len": 1024, "global_batch_size": 64},
+    "space": {"tp": [1, 2]},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "knob"),
+    [
+        ("tensor_parallel", "tp"),
+        ("tensor_model_parallel_size", "tp"),
+        ("tensor-parallel-size", "tp"),
+        ("--tensor-model-parallel-size", "tp"),
+        ("parallelism.tensor_parallel_degree", "tp"),
+        ("pipeline_parallel", "pp"),
+        ("data_parallel_size", "dp"),
+        ("context_parallel", "cp"),
+        ("gradient_accumulation_steps", "accumulation_steps"),
+        ("per_device_train_batch_size", "micro_batch_size"),
+        ("mbs", "micro_batch_size"),
+        ("activation_checkpointing", "recompute"),
+        ("gradient_checkpointing", "recompute"),
+        ("bf16", "precision"),
+        ("torch_dtype", "precision"),
+        ("sharding_strategy", "zero_stage"),
+        ("torch_compile", "compile"),
+    ],
+)
+def test_a_trainers_name_of_a_knob_is_answered_with_the_knob(name: str, knob: str) -> None:
+    for where, change in (("space", {"space": {name: [1]}}), ("", {name: 1})):
+        with pytest.raises(AutotuneError) as refused:
+            parse_study({**SPEC, **change})
+        remedy = refused.value.remedy
+        assert remedy == f"did you mean {knob}?" if where else remedy.startswith(f"did you mean the knob {knob}?")
+    with pytest.raises(AutotuneError, match=f"did you mean {knob}"):
+        parse_study({**SPEC, "baseline": f"{name}=1"})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"space": {"precision": ["bfloat16"]}}, "did you mean bf16?"),
+        ({"space": {"precision": ["half"]}}, "did you mean fp16?"),
+        ({"sequence_length": 1024}, "seq_len is a key of workload"),
+        ({"gbs": 64}, "global_batch_size is a key of workload"),
+        ({"cluster": {"gpu": "a100-40gb", "nodes": 2}}, "did you mean num_nodes?"),
+    ],
+)
+def test_other_words_of_trainers_are_understood_too(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(AutotuneError) as refused:
+        parse_study({**SPEC, **change})
+    assert words in str(refused.value)
+
+
+def test_a_word_without_a_meaning_has_none() -> None:
+    assert not meant_by("colour")

@@ -1,0 +1,198 @@
+"""Checksums: what changes on the disk is found and named; rows without their checksum are refused by the database itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Table, select, text
+
+from autotune.errors import StoreCorruptError, StoreError
+from autotune.store import SqlStore, maintenance, open_store
+from autotune.store.checksums import KINDS, SEALED, WRITTEN
+from autotune.store.examination import MOST_NAMED, examine
+from autotune.store.location import find_location
+from autotune.store.restoring import NAMED, restore
+from autotune.store.tables import attempts
+from autotune.testing.stores import measured, pending, reported, run_trial, running_study
+from tests.store.forging import forge
+from tests.store.test_schema import VERSION_2, old_file
+
+COLUMNS = [(table, kind, name) for table in SEALED for kind, names in KINDS[table.name].items() for name in names]
+
+ANOTHER_WORKLOAD = "INSERT INTO workloads SELECT 77, 'another', model, cluster, gpu, num_gpus, trainer, seq_len, workload FROM workloads LIMIT 1"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a study that runs: one trial ended, one runs with steps."""
+    path = tmp_path_factory.mktemp("written") / "store.db"
+    with closing(open_store(path)) as store:
+        fill(store)
+    return path
+
+
+@pytest.fixture
+def store(written: Path, tmp_path: Path) -> Iterator[SqlStore]:
+    path = tmp_path / "store.db"
+    path.write_bytes(written.read_bytes())
+    with closing(open_store(path)) as opened:
+        yield opened
+
+
+def fill(store: SqlStore) -> str:
+    lease = running_study(store)
+    run_trial(store, lease, measured(pending(0)))
+    store.add_trial(lease, pending(1))
+    store.start_attempt(lease, 1, 1)
+    store.add_steps(lease, [reported((lease.study, 1, 1), 0, [0.5, 0.25])])
+    store.add_steps(lease, [reported((lease.study, 1, 1), 2, [0.5])])
+    store.adopt_attempt(lease, 1, 1)
+    return lease.study
+
+
+def test_every_column_but_the_key_of_the_database_is_covered() -> None:
+    for table in SEALED:
+        covered = [name for names in KINDS[table.name].values() for name in names]
+        assert sorted(covered) == sorted({c.name for c in table.c} - {"key", "checksum"})
+
+
+def test_every_row_is_written_with_its_checksum(store: SqlStore) -> None:
+    found = examine(store)
+    assert not found.faults
+    (study,) = found.studies
+    assert (study.rows["trials"], study.rows["attempts"], study.filled) == (2, 2, 0)
+    assert study.rows["events"] == len(store.events(study.id))
+
+
+@pytest.mark.parametrize(("table", "kind", "column"), COLUMNS, ids=[f"{t.name}.{c}" for t, _, c in COLUMNS])
+def test_a_changed_column_is_found_and_its_kind_is_named(store: SqlStore, table: Table, kind: str, column: str) -> None:
+    study_id = store.studies()[0].id
+    other = running_study(store).study
+    value = {"Text": "'?'", "LargeBinary": "x'0102'", "Float": "0.125"}.get(type(table.c[column].type).__name__, "77")
+    value = "2" if column == "study" else value
+    key = "sequence" if table.name == "events" else "key"
+    forge(store, ANOTHER_WORKLOAD)
+    forge(store, f"UPDATE {table.name} SET {column} = {value} WHERE {key} = (SELECT max({key}) FROM {table.name})")
+    (fault,) = [fault for fault in examine(store).faults if "not what was written" in fault]
+    row = "event" if table.name == "events" else "trial"
+    assert fault.startswith(f"study {other if column == 'study' else study_id}: {row} ")
+    assert fault.endswith(f"not what was written: {kind}")
+
+
+def test_of_many_changed_rows_some_are_named_and_the_others_counted(store: SqlStore, tmp_path: Path) -> None:
+    events = len(store.events(store.studies()[0].id))
+    copied = (
+        "INSERT INTO events SELECT study, sequence + {}, at_us, kind, data, checksum FROM events WHERE sequence < 1000"
+    )
+    forge(store, *(copied.format(1000 * more) for more in range(1, 4)))
+    maintenance.backup(store, tmp_path / "backup.db")
+    with pytest.raises(StoreCorruptError, match=f"; and {3 * events - NAMED} more rows"):
+        restore(find_location(str(tmp_path / "other.db")), tmp_path / "backup.db")
+    named = [fault for fault in maintenance.check(store) if "not what was written" in fault]
+    assert len(named) == MOST_NAMED + 1
+    assert named[-1].endswith(f"{3 * events - MOST_NAMED} more rows are not what was written")
+
+
+def flip(path: Path, piece: bytes, *, bit: int = 1) -> None:
+    """Flips a bit in the middle of that piece of the file."""
+    content = bytearray(path.read_bytes())
+    assert content.count(piece) == 1, "the piece must be found once"
+    content[content.index(piece) + len(piece) // 2] ^= bit
+    path.write_bytes(content)
+
+
+def pieces(path: Path) -> dict[str, bytes]:
+    """By what `check` has to say of it, a piece of the file that belongs to one field of one row."""
+    with closing(sqlite3.connect(path)) as file:
+        ((study,),) = file.execute("SELECT id FROM studies").fetchall()
+        (document,) = file.execute("SELECT document FROM trials WHERE number = 0").fetchone()
+        (steps,) = file.execute("SELECT steps FROM attempts WHERE number = 1").fetchone()
+        ((sequence, data),) = file.execute("SELECT sequence, data FROM events WHERE kind = 'trial.ended'").fetchall()
+    return {
+        f"study {study}: trial 0: not what was written: document": document[40:80],
+        f"study {study}: trial 1, attempt 1: not what was written: step metrics": steps[:40],
+        f"study {study}: event {sequence}: not what was written: data": data.encode(),
+    }
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("bit", [1, 128])
+def test_a_flipped_bit_that_sqlite_does_not_see_is_found_and_named(
+    written: Path, tmp_path: Path, which: int, bit: int
+) -> None:
+    path = tmp_path / "store.db"
+    path.write_bytes(written.read_bytes())
+    said, piece = list(pieces(path).items())[which]
+    flip(path, piece, bit=bit)
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    with closing(open_store(path)) as store:
+        assert any(fault.startswith(said) for fault in maintenance.check(store)), maintenance.check(store)
+
+
+def test_a_backup_with_a_flipped_bit_is_not_restored(written: Path, tmp_path: Path) -> None:
+    path, backup = tmp_path / "store.db", tmp_path / "backup.db"
+    path.write_bytes(written.read_bytes())
+    backup.write_bytes(written.read_bytes())
+    said, piece = next(iter(pieces(backup).items()))
+    flip(backup, piece)
+    with pytest.raises(StoreCorruptError, match=said):
+        restore(find_location(str(path)), backup)
+    with closing(open_store(path)) as store:
+        assert maintenance.check(store) == []
+    assert not list(tmp_path.glob("*.before-restore-*"))
+
+
+def test_an_upgrade_fills_the_checksums_in_and_the_examination_says_so(tmp_path: Path) -> None:
+    with closing(open_store(old_file(tmp_path / "old.db", VERSION_2))) as store:
+        found = examine(store)
+        assert not found.faults
+        assert all(study.filled == sum(study.rows.values()) > 0 for study in found.studies)
+        fill(store)
+        assert examine(store).studies[-1].filled == 0
+
+
+OF_OLDER_RELEASES = {
+    "an event": "INSERT INTO events (study, sequence, at_us, kind, data) VALUES (1, 900, 0, 'study.claimed', '[]')",
+    "a trial that ends": "UPDATE trials SET status = 'FAILED' WHERE number = 1",
+    "an attempt that starts": "INSERT INTO attempts (study, number, attempt, fence, started_us, steps) VALUES (1, 1, 2, 1, 0, {empty})",
+    "step metrics": "UPDATE attempts SET steps = {empty} WHERE number = 1",
+}
+"""What releases before version 0007 write; every write of theirs of a study's history has one of these in its transaction."""
+
+
+def write(store: SqlStore, *statements: str) -> None:
+    """One transaction."""
+    with store.database.write() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def test_the_database_refuses_what_older_releases_write(address: str) -> None:
+    with closing(open_store(address)) as store:
+        study_id = fill(store)
+        before = store.study(study_id), store.trials(study_id), store.events(study_id)
+        for statement in OF_OLDER_RELEASES.values():
+            empty = "x''" if store.database.is_sqlite else "''::bytea"
+            with pytest.raises(StoreError, match="releases before version 0007"):
+                write(store, "UPDATE studies SET message = 'half of it'", statement.format(empty=empty))
+        assert (store.study(study_id), store.trials(study_id), store.events(study_id)) == before
+        assert maintenance.check(store) == []
+
+
+def test_a_server_keeps_every_row_as_it_was_sealed(new_database: Callable[[], str]) -> None:
+    with closing(open_store(new_database())) as store:
+        study_id = fill(store)
+        assert maintenance.check(store) == []
+        forge(store, "UPDATE attempts SET failure = 'x' WHERE number = 0")
+        assert maintenance.check(store) == [f"study {study_id}: trial 0, attempt 1: not what was written: failure"]
+
+
+def test_checksums_say_how_they_came_about(store: SqlStore) -> None:
+    with store.database.read() as connection:
+        origins = {bytes(value)[:1] for value in connection.scalars(select(attempts.c.checksum))}
+    assert origins == {WRITTEN}

@@ -1,0 +1,130 @@
+"""A backup in the place of a store, and the upgrade of a store that is only tried."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from autotune.cli import run
+from autotune.store import maintenance, open_store
+from autotune.store.location import find_location
+from autotune.store.restoring import migrate
+from autotune.store.schema import HEAD
+from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
+from tests.store.test_schema import VERSION_2, old_file
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Path:
+    """A backup of a store with one study of one trial."""
+    with closing(open_store(tmp_path / "first.db")) as store:
+        run_trial(store, running_study(store, a_study("backed-up")), measured(pending(0)))
+        return maintenance.backup(store, tmp_path / "backup.db")
+
+
+def names(path: Path) -> list[str]:
+    with closing(open_store(path)) as store:
+        assert maintenance.check(store) == []
+        return [record.study.name for record in store.studies()]
+
+
+def restored(path: Path, backup: Path) -> int:
+    return run(["store", "restore", str(backup), "--store", str(path)])
+
+
+def test_a_restore_is_not_undone_by_the_wal_of_the_store_that_was_there(tmp_path: Path, backup: Path) -> None:
+    path = tmp_path / "store.db"
+    with closing(open_store(path)) as store:
+        store.submit(a_study("later"), {})
+        for suffix in ("", "-wal", "-shm"):  # as a process leaves them that is killed
+            shutil.copy(f"{path}{suffix}", tmp_path / f"left.db{suffix}")
+    left = tmp_path / "left.db"
+    assert left.with_name("left.db-wal").stat().st_size
+    assert restored(left, backup) == 0
+    assert names(left) == ["backed-up"]
+    (kept,) = tmp_path.glob("left.db.before-restore-*[0-9]")
+    assert names(kept) == ["later"], "what was there is kept, with its WAL"
+
+
+def test_a_store_that_is_open_is_not_restored(tmp_path: Path, backup: Path) -> None:
+    path = tmp_path / "store.db"
+    opened = "import sys; from autotune.store import open_store; s = open_store(sys.argv[1]); s.studies(); print('open', flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", opened, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline().strip() == "open"
+        assert restored(path, backup) == 1
+        process.stdin.close()
+    assert names(path) == []
+    assert restored(path, backup) == 0
+    assert names(path) == ["backed-up"]
+
+
+def test_a_damaged_or_deleted_store_is_restored(tmp_path: Path, backup: Path) -> None:
+    path = tmp_path / "store.db"
+    path.write_bytes(b"no database at all\n" * 500)
+    assert restored(path, backup) == 0
+    assert names(path) == ["backed-up"]
+    path.unlink()
+    path.with_name("store.db-wal").write_bytes(b"of the deleted one")
+    assert restored(path, backup) == 0
+    assert names(path) == ["backed-up"]
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "foreign", "newer", "itself"])
+def test_what_is_no_sound_backup_is_refused_and_the_store_stays(
+    tmp_path: Path, backup: Path, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "store.db"
+    with closing(open_store(path)) as store:
+        store.submit(a_study("stays"), {})
+    if how == "missing":
+        backup.unlink()
+    elif how == "cut":
+        backup.write_bytes(backup.read_bytes()[:20_000])
+    elif how == "newer":
+        with closing(sqlite3.connect(backup)) as connection:
+            connection.execute("UPDATE autotune_version SET version_num = '9999'")
+            connection.commit()
+    elif how == "foreign":
+        backup.unlink()
+        with closing(sqlite3.connect(backup)) as connection:
+            connection.execute("CREATE TABLE customers (name)")
+    assert restored(path, path if how == "itself" else backup) == 2
+    assert "error: " in capsys.readouterr().err
+    assert names(path) == ["stays"]
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_dry_run_changes_nothing(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "postgresql":
+        new_database: Callable[[], str] = request.getfixturevalue("new_database")
+        assert migrate(find_location(new_database()), dry_run=True) == (HEAD, HEAD)
+        return
+    path = old_file(tmp_path / "old.db", VERSION_2)
+    with closing(sqlite3.connect(path)) as connection:
+        before = list(connection.iterdump())
+    assert run(["store", "migrate", "--dry-run", "--store", str(path)]) == 0
+    with closing(sqlite3.connect(path)) as connection:
+        assert list(connection.iterdump()) == before
+    assert not list(tmp_path.glob("*.backup"))
+
+
+def test_an_upgrade_on_request_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = old_file(tmp_path / "old.db", VERSION_2)
+    for before in ("0002", HEAD):
+        assert run(["store", "migrate", "--store", str(path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"before": before, "after": HEAD, "dry_run": False}
+    assert len(list(tmp_path.glob("*.backup"))) == 1

@@ -1,0 +1,308 @@
+"""What a dry run answers where an operation asks for a value that nobody computed.
+
+    real tensors      (a mesh of ranks) stay real: an operation on them alone is computed
+    whole numbers     that follow from constants, shapes and routing are carried (`carried_values`), and what is computed of them is computed
+    routing           is balanced: each expert gets the same number of tokens, and every rank routes alike
+    inputs            of whole numbers are carried too: tokens are 0, and what a model selects by them is remembered as assumed
+    nan, infinity     do not occur
+    other numbers     that are asked for, such as a loss that is logged, are 1
+    anything else     raises `DataDependentOutputException` or `DynamicOutputShapeException`
+
+What was assumed is remembered in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from autotune_workers.dryrun.carried_values import CarriedValues
+from autotune_workers.dryrun.collective_log import operation_of, tensors_in
+from autotune_workers.dryrun.torch_private import (
+    WAIT,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    group_of,
+    real_tensors,
+)
+from autotune_workers.own_model.users_line import running_line
+
+aten = torch.ops.aten
+NUMBER = aten._local_scalar_dense.default
+LIFTS = ("lift_fresh", "lift_fresh_copy", "lift")
+"""operations that make a fake tensor of a new real one"""
+FILLS: dict[str, Any] = {
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), 0),
+    **dict.fromkeys(("ones", "ones_like", "new_ones", "isfinite"), 1),
+    **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), 0),
+}
+"""operations whose result is one value, whatever the values of their arguments"""
+FILLS_WITH = {"scalar_tensor": 0, "full": 1, "full_like": 1, "new_full": 2}
+"""operations whose result is the argument at that place"""
+SIZED_BY_VALUES = ("nonzero", "bincount", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
+"""operations whose result has a shape that values decide"""
+UNFILLED = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
+"""operations whose result has no values yet"""
+INPUTS_DECIDE = "every token is 0, and the model selects by the values of its inputs"
+CHOICES = ("topk", "argmax", "multinomial")
+"""operations by which a router chooses experts"""
+
+
+@final
+class FakeAnswers:
+    """Runs operations on fake tensors, and remembers what it had to guess."""
+
+    def __init__(self, where: Callable[[], str] = lambda: "") -> None:
+        """`where`: name of the module that runs."""
+        self._values = CarriedValues()
+        self._where = where
+        self._guesses: dict[str, set[str]] = {}
+
+    @property
+    def guesses(self) -> tuple[str, ...]:
+        """What was assumed, in words."""
+        return tuple(f"{what} ({_some(sorted(where))})" for what, where in self._guesses.items())
+
+    def know_inputs(self, inputs: Iterable[Any]) -> None:
+        """The tensors of a batch, or what was computed of them: what their values decide is an assumption."""
+        for tensor in inputs:
+            if isinstance(tensor, FakeTensor):
+                self._values.mark_of_inputs(tensor)
+
+    def __call__(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of the operation."""
+        if not types and func._opname not in LIFTS and tensors_in(args):
+            with real_tensors():
+                return func(*args, **kwargs)
+        if func is WAIT:
+            return args[0]  # as it does with real ones; its shape function would make another tensor
+        if func is NUMBER:
+            return self._number(args[0])
+        name = func._opname
+        if func.namespace == "aten":
+            if name in SIZED_BY_VALUES or func is aten.repeat_interleave.Tensor or name == "equal":
+                return self._by_values(func, args, kwargs)
+            if name in ("index", "index_put_", "index_put", "_index_put_impl_"):
+                args = (args[0], self._places(func, args[1]), *args[2:])
+        if func.namespace == "c10d":
+            out = func(*args, **kwargs)
+            self._exchanged(func, args)
+            return out
+        if func is aten._grouped_mm.default:
+            return grouped_product(*args, **kwargs)
+        if func is aten.native_batch_norm.default:
+            return batch_norm(func(*args, **kwargs), args[3])
+        if func._schema.is_mutable:
+            return self._written(func, args, kwargs)
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor):
+            if not out.dtype.is_floating_point:
+                self._follow(func, args, kwargs, [out])
+        elif isinstance(out, tuple | list) and any(
+            isinstance(x, Tensor) and not x.dtype.is_floating_point for x in out
+        ):
+            self._follow(func, args, kwargs, out)
+        return out
+
+    def _number(self, tensor: Tensor) -> Any:
+        constant = getattr(tensor, "constant", None)
+        values = constant if constant is not None else self._values.of(tensor)
+        if values is not None:
+            self._decides([tensor])
+            with real_tensors():
+                return values.item()
+        if not tensor.is_floating_point():
+            raise DataDependentOutputException(NUMBER)
+        if module := self._where():  # what the loop asks for decides nothing that is counted
+            self._guess("a tensor that the model reads as a number is 1", _at(module))
+        return 1.0
+
+    def _by_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        known = self._known((args, kwargs))
+        if known is None:
+            kind = DataDependentOutputException if func._opname == "equal" else DynamicOutputShapeException
+            raise kind(func)
+        of_inputs = self._decides(tensors_in((args, tuple(kwargs.values()))))
+        with real_tensors():
+            results = func(*known[0], **known[1])
+        if not isinstance(results, Tensor | tuple | list):
+            return results
+        made = [
+            self._fake(result, of_inputs=of_inputs)
+            for result in ([results] if isinstance(results, Tensor) else results)
+        ]
+        return made[0] if isinstance(results, Tensor) else type(results)(made)
+
+    def _decides(self, tensors: Iterable[Tensor]) -> bool:
+        """The values of these decide a shape or a branch: remembered where they follow from the inputs."""
+        of_inputs = any(map(self._values.is_of_inputs, tensors))
+        if of_inputs and (module := self._where()):
+            self._guess(INPUTS_DECIDE, _at(module))
+        return of_inputs
+
+    def _mark_computed(self, made: Iterable[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What was made of these arguments follows from the inputs where one of them does."""
+        if any(map(self._values.is_of_inputs, tensors_in((args, tuple(kwargs.values()))))):
+            self.know_inputs(made)
+
+    def _fake(self, values: Tensor, *, of_inputs: bool) -> Tensor:
+        out = torch.empty(values.shape, dtype=values.dtype)
+        self._values.set(out, values)
+        if of_inputs:
+            self._values.mark_of_inputs(out)
+        return out
+
+    def _places(self, func: Any, indices: Any) -> list[Any]:
+        """Indices with the places of a mask's true elements in the place of the mask."""
+        found: list[Any] = []
+        for index in indices:
+            if isinstance(index, FakeTensor) and index.dtype in (torch.bool, torch.uint8):
+                mask = self._values.of(index)
+                if mask is None:
+                    raise DynamicOutputShapeException(func)
+                of_inputs = self._decides([index])
+                with real_tensors():
+                    places = mask.nonzero(as_tuple=True)
+                found += [self._fake(place, of_inputs=of_inputs) for place in places]
+            else:
+                found.append(index)
+        return found
+
+    def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outs: Any) -> None:
+        """Carries the values of a result that has just been made."""
+        name, out = func._opname, outs[0]
+        if name in FILLS:
+            self._values.set_constant(out, FILLS[name])
+        elif name in FILLS_WITH:
+            self._values.set_constant(out, args[FILLS_WITH[name]])
+        elif name in LIFTS:
+            self._values.set(out, args[0])
+        elif name in CHOICES and args[0].is_floating_point():
+            self._choose(name, args, kwargs, outs[-1])
+        elif name in ("any", "all") and (constant := self._values.constant(args[0])) is not None:
+            self._values.set_constant(out, bool(constant))
+        elif name in UNFILLED or torch.Tag.nondeterministic_seeded in func.tags or out in self._values:
+            return  # the last: it is a view
+        elif (tensors_in(args) or name == "arange") and (known := self._known((args, kwargs))) is not None:
+            with real_tensors():
+                results = func(*known[0], **known[1])
+            for made, values in zip(outs, [results] if isinstance(results, Tensor) else results, strict=True):
+                if isinstance(made, Tensor) and not values.is_meta:  # a shape that is asked on the meta device
+                    self._values.set(made, values)
+        self._mark_computed(outs, args, kwargs)
+
+    def _choose(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
+        """The choices of a router: expert after expert, token after token."""
+        scores = args[0]
+        place = 1 if name == "argmax" else 2
+        dim = args[place] if name != "multinomial" and len(args) > place else kwargs.get("dim", -1)
+        if scores.dim() == 0 or dim not in (-1, scores.dim() - 1):
+            return
+        with real_tensors():
+            self._values.set(out, balanced_choices(out.shape, scores.shape[-1]))
+        self._guess("routing is balanced: every expert gets the same number of tokens", self._where())
+
+    def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation that writes into its arguments."""
+        out = func(*args, **kwargs)
+        changed = [
+            args[i]
+            for i, argument in enumerate(func._schema.arguments[: len(args)])
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(args[i], FakeTensor)
+        ]
+        changed = [tensor for tensor in changed if tensor in self._values]
+        if not changed:
+            return out
+        targets = [self._values.writable(tensor) for tensor in changed]
+        known = self._known((args, kwargs)) if all(t is not None for t in targets) else None
+        if known is None:
+            for tensor in changed:
+                self._values.forget(tensor)
+        else:
+            with real_tensors():
+                func(*known[0], **known[1])
+            self._mark_computed(changed, args, kwargs)
+        return out
+
+    def _exchanged(self, func: Any, args: tuple[Any, ...]) -> None:
+        """What comes from other ranks, who have what this one has, and who agree to what they are asked."""
+        operation = operation_of(func)
+        results = [t for t in tensors_in(args[0]) if not t.dtype.is_floating_point]
+        if operation is None or operation.kind == "send" or not results:
+            return
+        if operation.kind == "recv":
+            for result in results:
+                self._values.set_constant(result, 1)
+        elif func._opname in ("alltoall_base_", "_allgather_base_"):
+            self._gathered(results[0], args[1], group_of(args[2]), swapped=operation.kind == "all_to_all")
+        else:
+            for result in results:
+                self._values.forget(result)
+
+    def _gathered(self, result: Tensor, sent: Tensor, group: Any, *, swapped: bool) -> None:
+        """Of every rank the same: all that it sent, or its part for this rank."""
+        values = self._values.of(sent)
+        if values is None:
+            self._values.forget(result)
+            return
+        with real_tensors():
+            mine = values.view(group.size(), -1)[group.rank()] if swapped else values
+            told = mine.flatten().repeat(group.size()).view(result.shape)
+        self._values.set(result, told)
+
+    def _known(self, value: Any) -> Any:
+        """Arguments with values in the place of fake tensors; None where one has none."""
+        if isinstance(value, Tensor):
+            return self._values.of(value)
+        if isinstance(value, tuple | list):
+            parts = [self._known(part) for part in value]
+            return (
+                None
+                if any(new is None and old is not None for new, old in zip(parts, value, strict=True))
+                else type(value)(parts)
+            )
+        if isinstance(value, dict):
+            found = {key: self._known(part) for key, part in value.items()}
+            return None if any(found[key] is None and part is not None for key, part in value.items()) else found
+        return value
+
+    def _guess(self, what: str, where: str) -> None:
+        self._guesses.setdefault(what, set()).add(where)
+
+
+def balanced_choices(shape: torch.Size, experts: int) -> Tensor:
+    """Experts that a router chooses, so many for each token: expert after expert, token after token."""
+    return (torch.arange(shape.numel()) % experts).view(shape)
+
+
+def grouped_product(
+    a: Tensor, b: Tensor, ends: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """The result of `_grouped_mm`, whose shape function takes bfloat16 alone, while its kernel for the CPU takes every format."""
+    if a.dim() == 2 and b.dim() == 2:
+        assert ends is not None
+        shape = (len(ends), a.shape[0], b.shape[1])
+    else:
+        rows = a.shape[:-1] if b.dim() == 3 else a.shape[1:-1]
+        shape = (*rows, b.shape[-1])
+    return a.new_empty(shape, dtype=out_dtype or a.dtype)
+
+
+def batch_norm(made: tuple[Tensor, ...], running_mean: Tensor | None) -> tuple[Tensor, ...]:
+    """What batch norm makes, with the statistics of a batch in the format of the running ones, as kernels keep them; its shape function takes the input's."""
+    out, *statistics = made
+    return out, *(x if running_mean is None else x.to(running_mean.dtype) for x in statistics)
+
+
+def _at(module: str) -> str:
+    """The module with the line of the user's code that asks."""
+    line = running_line()
+    return f"{module} at {line}" if line else module
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    return "in " + ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

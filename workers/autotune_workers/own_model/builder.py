@@ -1,0 +1,96 @@
+"""Imports the function that builds a model and calls it. What goes wrong there is told with the line of the user's file.
+
+The module is imported from `ModelCode.folder` where that exists, else from the working folder: on another machine of a Ray cluster the program's files
+lie where Ray unpacked them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autotune.errors import AutotuneError, ConfigError
+from autotune.spec import ModelCode, ModelSpec
+from autotune_workers.own_model.built_model import BuiltModel, built_model
+from autotune_workers.own_model.transformers_class import build_class
+from autotune_workers.own_model.users_line import said
+
+
+def build(model: ModelSpec) -> BuiltModel:
+    """The model of `ModelSpec.code`, on the default device. Raises `ConfigError` with the user's line that failed, and a remedy."""
+    code = model.code
+    assert code is not None, "a catalog's shape is built by the decoder that ships"
+    if not code.module:
+        return build_class(model)
+    function = find_builder(code)
+    args = json.loads(code.args)
+    try:
+        returned = function(**args)
+    except Exception as error:  # the user's code may raise anything
+        given = ", ".join(f"{name}={value!r}" for name, value in args.items())
+        called = f"with ({given})" if given else "without arguments"
+        raise ConfigError(
+            f"the builder {code.module} raised {said(error)} when it was called {called}",
+            remedy="correct it, or `model.args` of the spec",
+            field="model.module",
+        ) from error
+    return built_model(returned, code.module)
+
+
+def build_without_memory(model: ModelSpec) -> BuiltModel:
+    """The model on the meta device; with real weights where its builder needs values."""
+    assert model.code is not None
+    if model.code.module:
+        find_builder(model.code)  # an import that fails would fail again
+    try:
+        with torch.device("meta"):
+            return build(model)
+    except AutotuneError:
+        if not model.code.module:
+            raise
+    return build(model)
+
+
+def find_builder(code: ModelCode) -> Callable[..., Any]:
+    """The function that the code names. Raises `ConfigError` when it cannot be imported or is none."""
+    module_name, _, path = code.module.partition(":")
+    folder = code.folder if code.folder and Path(code.folder).is_dir() else str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+        importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        own = isinstance(error, ModuleNotFoundError) and error.name and module_name.startswith(error.name)
+        remedy = f"put it into {folder}, install it, or name its folder under `model.folder`"
+        if not own and isinstance(error, ModuleNotFoundError):
+            remedy = f"install {error.name} where the ranks run"
+        elif not own:
+            remedy = "correct the line; a module that needs a GPU, files or the network should ask for them inside the function"
+        raise ConfigError(
+            f"the module {module_name} of the builder cannot be imported: {said(error)}",
+            remedy=remedy,
+            field="model.module",
+        ) from error
+    try:
+        function = functools.reduce(getattr, path.split("."), module)
+    except AttributeError:
+        where = getattr(module, "__file__", module_name)
+        raise ConfigError(
+            f"{where} has no {path!r}", remedy="name the function that builds the model", field="model.module"
+        ) from None
+    if isinstance(function, nn.Module) or not callable(function):
+        raise ConfigError(
+            f"{code.module} must be a function that builds the model, but is a {type(function).__name__}",
+            remedy="name a function without required arguments, or give them under `model.args`",
+            field="model.module",
+        )
+    return function

@@ -1,0 +1,42 @@
+"""What somebody's program sees of our environment, and as which user it runs: as a service says, by two variables (`autotune.settings`).
+
+Without a service a program sees the user's environment, but for autotune's own settings, the database's password and Ray's token. Under a service
+it sees only what training programs need, and the names that the service's options add: any other variable of a service may be a secret.
+"""
+
+from __future__ import annotations
+
+import os
+
+from autotune.settings import PROGRAM_ENVIRONMENT, PROGRAM_USER
+from autotune_workers.process.children import inherited_environment
+
+USUAL = frozenset({
+    "HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "PYTHONPATH", "SHELL", "TMPDIR", "TZ", "USER",
+    "CONDA_PREFIX", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XDG_CACHE_HOME",
+    "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE",
+})  # fmt: skip
+"""variables that programs of a service see where they are set"""
+USUAL_PREFIXES = (
+    "LC_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "RCCL_", "HIP_", "HSA_", "ROCR_", "UCX_", "FI_",
+    "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "KMP_", "OPENBLAS_",
+)  # fmt: skip
+"""beginnings of the names of further ones"""
+
+
+def program_environment() -> dict[str, str]:
+    """The variables of our environment that a program sees."""
+    inherited = inherited_environment()
+    if PROGRAM_ENVIRONMENT not in os.environ:
+        return inherited
+    further = set(os.environ[PROGRAM_ENVIRONMENT].split(","))
+    return {
+        name: value
+        for name, value in inherited.items()
+        if name in USUAL or name in further or name.startswith(USUAL_PREFIXES)
+    }
+
+
+def program_user() -> str:
+    """The user as whom programs run; empty: ours."""
+    return os.environ.get(PROGRAM_USER, "")

@@ -1,0 +1,130 @@
+"""Low-rank adapters: fine-tuning that trains two thin matrices beside each projection and leaves the model's weights frozen (Hu et al. 2021, LoRA, arXiv:2106.09685).
+
+    y = x W^T + scale * (x A^T) B^T        W (out, in) frozen    A (r, in)    B (out, r)    scale = 2, that is alpha = 2 r
+
+B starts at zero, so that training starts from the model itself. Frozen weights are kept in the dtype of the activations: no optimizer needs
+them in fp32. Under tensor parallelism the adapters are cut as their projection is: B where the outputs are cut, A where the inputs are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from autotune.errors import ConfigError
+from autotune.spec import ParallelConfig, Peft, Workload
+from autotune_workers.training.decoder import Block, DecoderStage, Linear
+from autotune_workers.training.gradient_sync import local
+from autotune_workers.training.tensor_parallel import local_part
+
+SCALE = 2.0
+"""what the adapters' product is multiplied by"""
+ATTENTION = ("wq", "wk", "wv", "wo")
+"""projections of the attention"""
+
+
+def check_adapters(workload: Workload, config: ParallelConfig) -> None:
+    """Raises `ConfigError` for a method that the loop does not have, and where a stage would have nothing to train."""
+    if workload.peft is None:
+        return
+    stages, layers = config.pp * config.virtual_stages, workload.model.num_layers
+    if config.pp_split == "edges" and stages > 1 and (layers + 2) // stages < 2:
+        raise ConfigError(
+            f"adapters stand beside the projections of layers, so every stage needs a layer, but with num_layers={layers} and "
+            f"pp * virtual_stages = {stages} the last one holds the loss alone",
+            remedy="use pp_split=layers",
+            field="pp_split",
+        )
+    if config.precision == "fp8":
+        raise ConfigError("fp8 replaces the projections beside which adapters stand", field="precision")
+    if workload.peft.method != "lora":
+        raise ConfigError(
+            f"the native training loop has no 4-bit weights, but peft.method={workload.peft.method}",
+            remedy="use method lora",
+            field="peft",
+        )
+
+
+def apply_adapters(stage: DecoderStage, peft: Peft, dtype: torch.dtype) -> None:
+    """Freezes the stage's weights and puts adapters beside its projections. They are on the meta device; after tensor parallelism, which cuts them.
+
+    `dtype`: of the frozen weights.
+    """
+    for module in stage.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            module.register_parameter(name, nn.Parameter(parameter.to(dtype), requires_grad=False))
+    stage.tie()
+    for block in stage.layers.values():
+        for projection in _projections(block, peft.targets):
+            projection.adapters = Adapters(projection, peft.rank)
+
+
+def apply_own_adapters(
+    module: nn.Module,
+    linears: Mapping[str, nn.Linear],
+    rank: int,
+    dtype: torch.dtype,
+    start: Callable[[str, torch.Size], Tensor],
+) -> None:
+    """Freezes all weights of a module that code built, and puts adapters beside these of its projections, by their names in the module.
+
+    After tensor parallelism, which cuts them. `dtype`: of the frozen weights; `start`: starting value of a whole weight of that name and shape.
+    """
+    frozen: dict[nn.Parameter, nn.Parameter] = {}  # a shared weight stays one
+    for inner in module.modules():
+        for key, parameter in inner.named_parameters(recurse=False):
+            values = parameter.detach()
+            if parameter not in frozen:
+                frozen[parameter] = nn.Parameter(
+                    values.to(dtype) if values.is_floating_point() else values, requires_grad=False
+                )
+            inner.register_parameter(key, frozen[parameter])
+    for name, linear in linears.items():
+        adapters = Adapters(linear, rank)
+        for key, parameter in adapters.named_parameters():
+            local(parameter.detach()).copy_(local_part(start(f"{name}.adapters.{key}", parameter.shape), parameter))
+        linear.adapters = adapters
+        plain = linear.forward
+        # on the instance, so that the names of its weights stay as they are
+        linear.forward = functools.partial(_with_adapters, plain, adapters)
+
+
+def _with_adapters(plain: Callable[[Tensor], Tensor], adapters: Adapters, x: Tensor) -> Tensor:
+    return plain(x) + adapters(x)
+
+
+class Adapters(nn.Module):
+    """A and B of one projection."""
+
+    def __init__(self, projection: nn.Linear, rank: int) -> None:
+        super().__init__()
+        weight = projection.weight
+        inner = torch.empty((rank, projection.in_features), device=weight.device)
+        outer = torch.empty((projection.out_features, rank), device=weight.device)
+        self.a, self.b = nn.Parameter(_cut_like(weight, inner, 1)), nn.Parameter(_cut_like(weight, outer, 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        return F.linear(F.linear(x, self.a.to(x.dtype)), self.b.to(x.dtype)) * SCALE
+
+
+def _cut_like(weight: Tensor, whole: Tensor, axis: int) -> Tensor:
+    """`whole`, cut along the axis where the projection's weight is."""
+    if not isinstance(weight, DTensor):
+        return whole
+    placements = [p if p == Shard(axis) else Replicate() for p in weight.placements]
+    return distribute_tensor(whole, weight.device_mesh, placements, src_data_rank=None)
+
+
+def _projections(block: Block, targets: str) -> list[Linear]:
+    attention = [getattr(block.attention, name) for name in ATTENTION]
+    if targets == "attention":
+        return attention
+    # the router is no part of what is adapted: it chooses, and a choice has no gradient of its own
+    mlp = [m for name, m in block.mlp.named_modules() if isinstance(m, Linear) and name != "router"]
+    return attention + mlp

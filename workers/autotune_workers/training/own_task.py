@@ -1,0 +1,182 @@
+"""The training of a model that code builds: its samples, its stages on this rank, and its loss.
+
+A model that reads tokens is trained on the same windows of the token stream as the decoder that ships. Where the builder gives an `input`, it is asked for one
+sample at a time, under a seed that follows from (seed, number of the sample): so every config sees the same samples in the same order.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from autotune.errors import ConfigError
+from autotune.ports import TrialRequest
+from autotune_workers.own_model.builder import build, build_without_memory
+from autotune_workers.own_model.built_model import BuiltModel
+from autotune_workers.own_model.transformers_class import with_own_plans
+from autotune_workers.own_model.users_line import said
+from autotune_workers.training.build_in_turns import in_turns
+from autotune_workers.training.data import SequenceSource, seed_of, token_stream
+from autotune_workers.training.mesh import Mesh, RankContext, tied_embedding_group
+from autotune_workers.training.own_parallelize import own_stage, parallelize_own
+from autotune_workers.training.own_stage import OwnStage, takes_embeddings
+from autotune_workers.training.precision import DTYPES
+from autotune_workers.training.task import ParallelModel, Task, Travelling
+from autotune_workers.training.torch_internals import pytree
+
+
+@final
+class OwnTask(Task):
+    """See above."""
+
+    def __init__(
+        self, request: TrialRequest, mesh: Mesh, context: RankContext, stream: SequenceSource | None = None
+    ) -> None:
+        """`stream`: the tokens, where they are not those of the request's data."""
+        self._request, self._mesh, self._context = request, mesh, context
+        self._stream = stream
+
+    def parallelize(self) -> ParallelModel:
+        """See `Task`. Where the host has no room for a copy of the model on each of its ranks, they build it in turns."""
+        config = self._request.config
+        tied_group = tied_embedding_group(config, self._mesh, self._context)
+        copy_bytes = 4 * self._request.workload.model.num_parameters * config.virtual_stages
+        self._built, found = in_turns(functools.partial(self._make, tied_group), copy_bytes=copy_bytes)
+        if self._built.input is not None:
+            self._stream = None
+        elif self._stream is None:
+            self._stream = token_stream(self._request)
+        return found
+
+    def _make(self, tied_group: dist.ProcessGroup | None) -> tuple[BuiltModel, ParallelModel]:
+        built = build_seeded(self._request)
+        return built, parallelize_own(self._request, built, self._mesh, self._context, tied_group=tied_group)
+
+    def batch(self, rows: NDArray[np.int64]) -> tuple[Any, Any]:
+        """Tokens and the next ones (rows, s); or what the builder's `input` makes, and no targets."""
+        if self._stream is not None:
+            windows = self._stream.sequences(rows).to(self._context.device)
+            return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()  # as a data loader gives them
+        samples = [self._sample(int(row)) for row in rows]
+        return pytree.tree_map(_joined, samples[0], *samples[1:]), ()
+
+    def split(self, batch: Any, size: int) -> Sequence[Any]:
+        """See `Task`."""
+        count = self._request.config.accumulation_steps
+        leaves, structure = pytree.tree_flatten(batch)
+        pieces = [
+            leaf.split(size) if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size * count else [leaf] * count
+            for leaf in leaves
+        ]
+        return [pytree.tree_unflatten(list(piece), structure) for piece in zip(*pieces, strict=True)] or [batch] * count
+
+    def loss(self, output: Tensor, targets: Any) -> Tensor:
+        """See `Task`. `output`: the loss, as a tensor of one element."""
+        return output.sum()
+
+    def between(self, stages: Mapping[int, nn.Module]) -> dict[int, tuple[Travelling, Travelling]]:
+        """See `Task`. Found by running the stages before on the meta device, one after the other."""
+        config = self._request.config
+        dtype = DTYPES[config.precision]
+        batch = self.batch(np.arange(config.micro_batch_size, dtype=np.int64))
+        leaves, structure = pytree.tree_flatten(batch)
+        if not all(isinstance(leaf, Tensor) and len(leaf) == config.micro_batch_size for leaf in leaves):
+            raise ConfigError(
+                "under a pipeline every value of `input` must be a tensor with one entry for each sample",
+                remedy="make the others inside the module, or use pp=1",
+                field="pp",
+            )
+        streams = self._streams(leaves, structure, max(stages))
+        found: dict[int, tuple[Travelling, Travelling]] = {}
+        for number, stage in stages.items():
+            assert isinstance(stage, OwnStage)
+            stage.structure = structure
+            taken = _stands_for(leaves[0]) if stage.is_first else _as_sent(streams[number - 1], dtype)
+            given = torch.empty(1, device="meta", requires_grad=True)
+            found[number] = ((taken,), (given if stage.is_last else _as_sent(streams[number], dtype),))
+        return found
+
+    def _streams(self, leaves: list[Tensor], structure: Any, last: int) -> list[Tensor]:
+        """What stages 0 to `last` give to the next one, on the meta device. Base models of transformers give hidden states of their inputs' shape."""
+        config, model = self._request.config, self._built.model
+        if takes_embeddings(self._built):
+            width = model.config.get_text_config().hidden_size
+            return [torch.empty((*leaves[0].shape, width), device="meta")] * (last + 1)
+        given, streams = _stands_for(leaves[0]), []
+        named = {f"leaf_{i}": _stands_for(leaf) for i, leaf in enumerate(leaves)}
+        whole = with_own_plans(build_without_memory(self._request.workload.model)).model
+        if any(parameter.device.type != "meta" for parameter in whole.parameters()):
+            whole = whole.to("meta")
+        for number in range(min(last + 1, config.pp * config.virtual_stages - 1)):
+            stage = own_stage(
+                replace(self._built, model=copy.deepcopy(whole)), number, replace(config, precision="fp32")
+            )
+            stage.structure = structure
+            given = stage(given, **named).detach()
+            streams.append(given)
+        return streams
+
+    def fed(
+        self, inputs: Any, targets: Any, *, is_first: bool, is_last: bool
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor | None]:
+        """See `Task`. Every stage may look at the inputs: modules read more than one."""
+        leaves = pytree.tree_leaves((inputs, targets))
+        named = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
+        return (leaves[0],) if is_first else (), named, leaves[0] if is_last else None
+
+    def _sample(self, row: int) -> Any:
+        assert self._built.input is not None
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed_of(row, self._request.seed))
+            try:
+                made = self._built.input(1, self._request.workload.seq_len)
+            except Exception as error:  # the user's code may raise anything
+                raise ConfigError(
+                    f"the builder's `input` raised {said(error)}", remedy="correct the line", field="model.input"
+                ) from error
+        if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(made)):
+            raise ConfigError(
+                f"the builder's `input` must return the arguments of the model as tensors (one, a tuple, or a mapping of keywords), but returned a "
+                f"{type(made).__name__} without any",
+                remedy="make tensors with one entry for each sample first: input(micro_batch_size, seq_len)",
+                field="model.input",
+            )
+        return pytree.tree_map(lambda x: x.to(self._context.device) if isinstance(x, Tensor) else x, made)
+
+
+def _stands_for(tensor: Tensor) -> Tensor:
+    """A tensor without values of the same shape and dtype."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _as_sent(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """What stands for a stream of that dtype; token ids and the like stay as they are."""
+    if not tensor.is_floating_point():
+        return tensor
+    return torch.empty(tensor.shape, dtype=dtype, device="meta", requires_grad=True)
+
+
+def build_seeded(request: TrialRequest) -> BuiltModel:
+    """The whole model with starting values that are the same on every rank: in host memory, on the first device that torch names."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(request.seed)
+        built = with_own_plans(build(request.workload.model))
+    built.model.train()
+    return built
+
+
+def _joined(*values: Any) -> Any:
+    """The samples of one input one behind the other; a value without an entry for each sample is shared."""
+    first = values[0]
+    if isinstance(first, Tensor) and first.ndim and len(first) == 1:
+        return torch.cat(values)
+    return first

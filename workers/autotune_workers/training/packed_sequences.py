@@ -1,0 +1,61 @@
+"""Packed sequences: each sequence holds documents of `document_len` tokens one behind the other, and no token attends to another document.
+
+The last document of a sequence is shorter where `document_len` does not divide the sequence. Positions count from 0 in each document, and the
+last token of a document predicts nothing: a document is trained as if it were alone in its sequence. Attention works on the documents as on
+the sequences of a larger batch, so its cost falls with their length as it does in training on real documents of that mean length.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from autotune_workers.training.decoder import Attend, DecoderStage, attend
+from autotune_workers.training.loss import IGNORED
+
+
+def document_positions(positions: Tensor, document_len: int) -> Tensor:
+    """Positions in the sequence -> positions in the document. `document_len` 0: the sequence is one document."""
+    return positions % document_len if document_len else positions
+
+
+def without_document_ends(targets: Tensor, positions: Tensor, document_len: int) -> Tensor:
+    """Targets (b, s) of these positions (s,), with `IGNORED` where the next token belongs to another document."""
+    return targets.where((positions + 1) % document_len != 0, IGNORED) if document_len else targets
+
+
+def counted_targets(seq_len: int, document_len: int) -> int:
+    """Tokens of a sequence whose predictions count."""
+    return seq_len - seq_len // document_len if document_len else seq_len
+
+
+def apply_documents(stage: DecoderStage, document_len: int) -> None:
+    """Has every layer attend within documents."""
+    for block in stage.layers.values():
+        block.attention.attend = attend_within_documents(document_len)
+
+
+def attend_within_documents(document_len: int) -> Attend:
+    """Causal attention of whole sequences that stays within their documents."""
+
+    def within(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q (b, a, s, d), k and v (b, k, s, d) -> (b, a, s, d)."""
+        seq_len = q.shape[2]
+        full = seq_len - seq_len % document_len
+        folded = (x[:, :, :full].unflatten(2, (-1, document_len)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        done = attend(*folded).unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)
+        if full == seq_len:
+            return done
+        return torch.cat((done, attend(*(x[:, :, full:] for x in (q, k, v)))), dim=2)
+
+    return within
+
+
+def document_pieces(start: int, end: int, document_len: int) -> list[tuple[int, int, int]]:
+    """The positions from `start` up to `end`, cut where documents begin: (first, end, where the document begins) of each piece."""
+    if not document_len:
+        return [(start, end, 0)]
+    cuts = [start, *range(start - start % document_len + document_len, end, document_len), end]
+    return [(a, b, a - a % document_len) for a, b in itertools.pairwise(cuts)]

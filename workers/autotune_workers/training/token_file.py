@@ -1,0 +1,85 @@
+"""The file that trials take their tokens from, and what is wrong with it. Without torch, so that a study is refused before anything is started.
+
+A `.bin` file holds token ids as little-endian uint16, or uint32 where the vocabulary needs it; any other file is read as bytes (256 tokens).
+Without a file, the text that ships is used: Alice's Adventures in Wonderland (Lewis Carroll, 1865; public domain).
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import RunnerError
+
+LOOKED_AT = 1 << 22
+"""ids that are compared with the vocabulary when a file is opened, in `RUNS` runs spread over it; all of a file that is not larger"""
+RUNS = 64
+
+
+def token_file(data: str | None, *, seq_len: int, vocab_size: int) -> NDArray[Any]:
+    """The ids of the file, mapped and not read where it can be. Raises `RunnerError` when it cannot be read, is too short, or is not of this vocabulary."""
+    tokens = _read(data, vocab_size)
+    if len(tokens) <= seq_len:
+        raise RunnerError(
+            f"data must hold more than seq_len={seq_len} tokens, but {_name(data)} holds {len(tokens)}",
+            remedy="use a longer file or shorter sequences",
+            field="data",
+        )
+    if (largest := _largest(tokens)) >= vocab_size:
+        raise beyond_vocabulary(data, largest, vocab_size)
+    return tokens
+
+
+def beyond_vocabulary(data: str | None, largest: int, vocab_size: int) -> RunnerError:
+    """The refusal of a file whose largest id the model does not know."""
+    return RunnerError(
+        f"token ids must be under vocab_size={vocab_size}, but {_name(data)} holds {largest}",
+        remedy="bytes need a vocabulary of 256; tokenize the file for this model otherwise",
+        field="data",
+    )
+
+
+def _name(data: str | None) -> str:
+    return data or "the text that ships"
+
+
+def _largest(tokens: NDArray[Any]) -> int:
+    """The largest of the ids that are looked at."""
+    if len(tokens) <= LOOKED_AT:
+        return int(tokens.max())
+    length = LOOKED_AT // RUNS
+    starts = np.linspace(0, len(tokens) - length, RUNS, dtype=np.int64)
+    return max(int(tokens[start : start + length].max()) for start in starts)
+
+
+def _read(data: str | None, vocab_size: int) -> NDArray[Any]:
+    if data is None:
+        text = resources.files("autotune_workers").joinpath("text", "alice.txt").read_bytes()
+        return np.frombuffer(text, dtype=np.uint8)
+    try:
+        if Path(data).suffix == ".bin":
+            return _ids(Path(data), vocab_size)
+        return np.frombuffer(Path(data).read_bytes(), dtype=np.uint8)
+    except (OSError, ValueError) as error:
+        raise RunnerError(
+            f"the data file {data} cannot be read: {error}",
+            remedy="check that the file is there, on every node that trains, and may be read; or leave `data` out for the text that ships",
+            field="data",
+        ) from None
+
+
+def _ids(path: Path, vocab_size: int) -> NDArray[Any]:
+    """The ids of a file of little-endian unsigned integers, two bytes each where the vocabulary fits."""
+    dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+    if path.stat().st_size % dtype.itemsize:
+        raise RunnerError(
+            f"a .bin file holds one {dtype.itemsize}-byte id per token for vocab_size={vocab_size}, "
+            f"but {path} has {path.stat().st_size} bytes, which is no multiple",
+            remedy=f"write the ids as {dtype.name} (numpy: `ids.astype('{dtype.str}').tofile(path)`), or give text by another suffix",
+            field="data",
+        )
+    return np.memmap(path, dtype=dtype, mode="r")
