@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,8 @@ from autotune_workers.runners.local import LocalRunner
 from autotune_workers.training.faults import Fault
 from tests.workers.fault_table import FAULTS, NUMBERS, ROWS, play
 from tests.workers.rank_pids import rank_pids
-from tests.workers.requests import request
+from tests.workers.requests import PATIENT, request
+from tests.workers.unformed_groups import COLLECTIVES, FILE
 
 pytestmark = pytest.mark.alone
 
@@ -45,6 +48,23 @@ def test_only_the_rank_that_failed_is_replaced(runner: LocalRunner) -> None:
     before = set(rank_pids(runner))
     play(runner, "killed in the middle of a step")
     assert len(before - set(rank_pids(runner))) == 1
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_rank_whose_group_could_not_be_formed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it names its next group otherwise than its peers do, and they would look for one another for ever."""
+    file = tmp_path / "unformed"
+    file.touch()
+    monkeypatch.setenv(FILE, str(file))
+    with LocalRunner(max_ranks=4, device="cpu", collectives=COLLECTIVES) as runner:
+        first, second = request(1), request(2, dp=4, measure=replace(PATIENT, start_timeout_s=30.0))
+        runner.start(first)
+        failure = ended(events_until_ended(runner, [first.id])).failure
+        assert failure is not None
+        assert "Connection closed by peer" in failure.message
+        file.unlink()
+        runner.start(second)
+        assert ended(events_until_ended(runner, [second.id])).failure is None
 
 
 @pytest.mark.flaky(reruns=2)

@@ -16,6 +16,7 @@ from autotune.errors import RunnerError, SpecError
 from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
+from autotune_workers.process import children
 from autotune_workers.process.machine import descendants, is_alive
 from autotune_workers.runners import turn_queue
 from autotune_workers.runners.local import LocalRunner
@@ -224,6 +225,38 @@ def test_a_fork_server_that_is_killed_while_ranks_start_is_a_lost_worker() -> No
         after = request(1, dp=2)
         runner.start(after)
         assert ended(events_until_ended(runner, [after.id])).failure is None
+
+
+@pytest.mark.flaky(reruns=2)
+def test_a_fork_server_that_hangs_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else no rank that has to be replaced would ever come up again, and every later trial would fail."""
+    with LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE) as runner:
+        train(runner, request(0, dp=1))
+        (rank,) = rank_pids(runner)
+        server = parent(rank)
+        monkeypatch.setattr(children, "ANSWER_S", 1.0)
+        os.kill(server, signal.SIGSTOP)
+        asked = request(1, dp=2)  # one rank more than there is
+        runner.start(asked)
+        failure = ended(events_until_ended(runner, [asked.id])).failure
+        assert failure is not None
+        assert failure.kind is FailureKind.WORKER_LOST
+        assert "did not answer for 1 s" in caplog.text
+        assert not is_alive(server)
+        train(runner, request(2, dp=2))
+
+
+def parent(pid: int) -> int:
+    """The process that forked it."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def train(runner: LocalRunner, asked: TrialRequest) -> None:
+    """Runs a trial that must end well."""
+    runner.start(asked)
+    assert ended(events_until_ended(runner, [asked.id])).failure is None
 
 
 def is_fork_server(pid: int) -> bool:

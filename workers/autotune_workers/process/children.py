@@ -1,12 +1,13 @@
 """Child processes that become ranks: forked from a fork server (`fork_server`), or started on their own, because a GPU forbids forking.
 
 Nobody waits for a start: a forked child has no process number until the server reports it, and a signal that is sent before that is kept.
-The server is started with the first child, and again when it was lost. Its children are lost with it: the kernel kills them.
+The server is started with the first child, and again when it was lost or no longer answers. Its children are lost with it: the kernel kills them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ from typing import Any, Protocol
 from autotune_workers.gang.wire import Lines, to_line
 from autotune_workers.process.network_interface import interface_of
 
+LOG = logging.getLogger(__name__)
 _PRIVATE = (
     "AUTOTUNE_",
     "PGPASS",
@@ -35,6 +37,9 @@ _PRIVATE = (
     "MASTER_PORT",
     "TORCHELASTIC_",
 )
+ANSWER_S = 60.0
+"""longest time to a server's answer, which takes milliseconds; to its first one it takes the time to import torch"""
+FIRST_ANSWER_S = 300.0
 _LOOPBACK = re.compile(r"127\.|::1$")
 
 
@@ -95,6 +100,7 @@ class RankForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._lines = Lines()
+        self._has_answered = False
         self._pending: deque[ForkedChild] = deque()
         """asked for, in the order in which the server answers"""
         self._living: dict[int, ForkedChild] = {}
@@ -135,7 +141,7 @@ class RankForkServer:
                 env=rank_environment({"CUDA_VISIBLE_DEVICES": ""}, host=self._host),
             ).result()
         ours.setblocking(False)
-        self._channel, self._lines = ours, Lines()
+        self._channel, self._lines, self._has_answered = ours, Lines(), False
 
     def listen(self) -> None:
         """Takes note of children that have started or ended."""
@@ -147,12 +153,15 @@ class RankForkServer:
             try:
                 chunk = self._channel.recv(1 << 16)
             except BlockingIOError:
+                if self._hangs():
+                    self._lose(hung=True)
                 return
             except OSError:
                 chunk = b""
             if not chunk:
                 self._lose()
                 return
+            self._has_answered = True
             for message in self._lines.feed(chunk):
                 self._note(message)
 
@@ -167,11 +176,23 @@ class RankForkServer:
             self._living[pid] = child
             child.started(pid)
 
-    def _lose(self) -> None:
-        """The server is gone, and the kernel has killed its children."""
+    def _hangs(self) -> bool:
+        """Whether the server should have answered long ago. It is then aborted, which makes it print where it hangs."""
+        limit_s = ANSWER_S if self._has_answered else FIRST_ANSWER_S
+        if not self._pending or self._process is None or time.monotonic() - self._pending[0].asked_s < limit_s:
+            return False
+        LOG.warning(
+            "the fork server of the ranks did not answer for %g s; it is replaced, and its ranks are lost", limit_s
+        )
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGABRT)
+        return True
+
+    def _lose(self, *, hung: bool = False) -> None:
+        """The server is gone or must go, and the kernel kills its children."""
         errors, was_killed = self._reap_server()
         for child in (*self._pending, *self._living.values()):
-            child.end(-signal.SIGKILL if child.pid or was_killed else 1, errors)
+            child.end(-signal.SIGKILL if child.pid or was_killed or hung else 1, errors)
         self._pending.clear()
         self._living.clear()
 
@@ -210,6 +231,7 @@ class ForkedChild:
 
     def __init__(self, server: RankForkServer) -> None:
         self._server = server
+        self.asked_s = time.monotonic()
         self._pid = 0
         self._code: int | None = None
         self._kept_signal: signal.Signals | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import gc
 import os
 import select
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--collectives", required=True)
     arguments = parser.parse_args()
     die_with_parent(arguments.parent)
+    faulthandler.enable()  # an owner that aborts a server which hangs reads where it hung
     from autotune_workers.process.rank import preload
 
     owner = socket.socket(fileno=arguments.fd)

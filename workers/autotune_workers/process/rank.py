@@ -68,6 +68,8 @@ class Rank:
         self._told_failure = False
         self._aborted = False
         """whether the runner has broken off the collectives of this trial"""
+        self._is_joining = False
+        """whether it has begun to form a process group and not succeeded"""
         self._first_rss_bytes: int | None = None
         self._cpus = cpu_count()
         """that all ranks of the node share; later this one may be bound to a part of them"""
@@ -192,7 +194,9 @@ class Rank:
             self._enter("rendezvous")
             store = self._meet(rank, world_size, timeout_s)
             place: dict[str, Any] = {"rank": rank, "world_size": world_size, "device": device}
+            self._is_joining = True
             with process_group(store, **place, timeout_s=timeout_s, backend=self._backend):
+                self._is_joining = False
                 try:
                     self._enter("set-up")
                     injector.at(0)
@@ -258,9 +262,13 @@ class Rank:
         give_back_memory()
 
     def _leaks(self) -> bool:
-        """Whether this process is no longer fit for another trial."""
+        """Whether this process is no longer fit for another trial. After a group that could not be formed torch goes on counting its groups from
+        there, and names the next one otherwise than its peers do: they would look for one another for ever."""
         import torch
+        import torch.distributed as dist
 
+        if self._is_joining or dist.is_initialized():
+            return True
         if self._device == "cuda":
             from autotune_workers.training.gpu_allocator import GpuAllocator
 
