@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STUDY ?= search_spaces/studies/laptop.yaml
 FAST := not slow and not gpu
+# A round that goes wrong from the ground up ends early and names its tests, rather than being ended from outside without a word.
+ROUND := --maxfail 12 --session-timeout 3000
 
 .PHONY: tune test test-alone test-shared check serve docs venv test-slow chaos test-gpu wheel clean
 
@@ -15,10 +17,10 @@ test: check docs
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-alone test-shared
 
 test-alone: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "alone and $(FAST)"
+	$(BIN)/pytest -m "alone and $(FAST)" $(ROUND)
 
 test-shared: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "not alone and $(FAST)" --numprocesses 2 --dist loadfile
+	$(BIN)/pytest -m "not alone and $(FAST)" --numprocesses 2 --dist loadfile $(ROUND)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
