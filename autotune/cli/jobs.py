@@ -193,7 +193,7 @@ def logs(
     """
     from autotune.cli.named_study import tell_namesakes
     from autotune.cli.source import open_source
-    from autotune.cli.study_text import history_line
+    from autotune.cli.study_text import logged_line
     from autotune.errors import NotFoundError
 
     with open_source(store, url) as source:
@@ -206,7 +206,7 @@ def logs(
                 emit({"events": events})
                 return
             for event in events:
-                print(f"{event['at'][:19].replace('T', ' ')}  {history_line(event) or event['kind']}")
+                print(f"{event['at'][:19].replace('T', ' ')}  {logged_line(event)}")
             return
         found = [t for t in source.trials(study) if t["number"] == trial]
     if not found:

@@ -218,6 +218,32 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
     return table
 
 
+DECIDED = "study.decided"
+CAUSES: Mapping[str, str] = {
+    "Tick": "time went on",
+    "AttemptAdopted": "trial {number} goes on under this controller",
+    "AttemptQueued": "trial {number} waits for ranks",
+    "AttemptStarted": "the ranks of trial {number} are placed",
+    "StepsReported": "trial {number} reported steps",
+    "AttemptEnded": "attempt {attempt} of trial {number} ended",
+    "PauseAsked": "a pause was asked for",
+    "ResumeAsked": "a pause was taken back",
+    "StopAsked": "the study was asked to stop",
+    "CancelAsked": "the study was asked to cancel",
+    "InterruptAsked": "the controller was interrupted ({reason})",
+}
+"""what the controller decided upon, by the name of the event (`autotune.study.controller.commands.Event`)"""
+
+
+def logged_line(event: Mapping[str, Any]) -> str:
+    """Any event in one line: `history_line`, and each decision of the controller with what it was decided upon."""
+    if event["kind"] != DECIDED:
+        return history_line(event) or str(event["kind"])
+    cause = event["data"]["cause"]
+    words = CAUSES.get(cause["event"], cause["event"]).format_map(cause)
+    return f"decision {event['data']['decision']}: {words}"
+
+
 def history_line(event: Mapping[str, Any]) -> str:
     """An event of a study's history in one line; empty for events that only programs need."""
     kind, data = event["kind"], event["data"]
@@ -240,9 +266,7 @@ def history_line(event: Mapping[str, Any]) -> str:
         return data.get("message") or f"asked to {data.get('wanted')}"
     if kind == "cluster.calibrated":
         return f"cluster calibrated: {data.get('message', '')}"
-    if kind == "study.decided":
-        return ""
-    if kind.startswith("study."):
+    if kind.startswith("study.") and kind != DECIDED:
         message = data.get("message") or data.get("status") or ""
         return f"study {kind.removeprefix('study.')}" + (f": {message}" if message else "")
     return ""

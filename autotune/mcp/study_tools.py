@@ -18,6 +18,7 @@ from autotune.mcp.tool_answers import (
     LaunchFiles,
     StudyReport,
     StudySummary,
+    TargetRanking,
     TrialRow,
     config_text,
     rounded,
@@ -63,7 +64,7 @@ class StudyTools:
         ]
 
     def study_result(self, study: StudyId) -> StudyReport:
-        """A study's state and answer so far: the best config, the default config beside it, the speedup with its 95% interval. Ask again while it runs."""
+        """A study's state and answer so far: the best config, the default config beside it, the speedup with its 95% interval; of a study with a target, the target's ranking. Ask again while it runs."""
         return _report(self._source.status(study))
 
     def study_trials(
@@ -183,5 +184,6 @@ def _report(found: dict[str, Any]) -> StudyReport:
         speedup=found["speedup"],
         speedup_low=found["speedup_low"],
         speedup_high=found["speedup_high"],
+        target=TargetRanking.of(found["target"]) if found["target"] else None,
         notes=list(found["notes"]),
     )

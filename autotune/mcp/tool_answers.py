@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autotune.report.target_text import target_sentences
 from autotune.reward import tokens_per_s
 from autotune.spec import Estimate, ParallelConfig, Trial
 
@@ -178,6 +179,67 @@ class StudySummary(ToolAnswer):
     """best config against the default one in tokens per second"""
 
 
+class TargetConfig(ToolAnswer):
+    """A config of the job that is meant. It was not run there."""
+
+    rank: int
+    """from 1, by the cost model and the proxies"""
+    config: str
+    """as every tool takes it"""
+    predicted_tokens_per_s: float
+    """of the whole job"""
+    step_time_s: float
+    """predicted seconds of an optimizer step"""
+    step_time_low_s: float
+    """lower end of its 90% interval"""
+    step_time_high_s: float
+    """its upper end"""
+    oom_probability: float
+    """that it runs out of memory, 0 to 1"""
+    proxies: list[int]
+    """trials that ran as its proxy; none yet, or none possible"""
+    no_proxy: str
+    """why it can have no proxy; empty when it can"""
+
+
+class TargetRanking(ToolAnswer):
+    """How the configs of a larger cluster rank, by proxies on the cluster at hand."""
+
+    cluster: str
+    """the cluster of the job that is meant"""
+    num_gpus: int
+    """its GPUs"""
+    at_hand: str
+    """the cluster that runs the proxies"""
+    configs: list[TargetConfig]
+    """the best ones, best first"""
+    known: list[str]
+    """what is known of the ranking and what is not, in sentences"""
+
+    @classmethod
+    def of(cls, target: Mapping[str, Any]) -> TargetRanking:
+        """`target`: the document of `autotune.results.target`."""
+        return cls(
+            cluster=target["cluster"],
+            num_gpus=target["num_gpus"],
+            at_hand=target["at_hand"],
+            configs=[_target_config(row) for row in target["configs"]],
+            known=target_sentences(target),
+        )
+
+
+def _target_config(row: Mapping[str, Any]) -> TargetConfig:
+    figures = ("step_time_s", "step_time_low_s", "step_time_high_s", "oom_probability")
+    return TargetConfig(
+        rank=row["rank"],
+        config=config_text(row["config"]),
+        predicted_tokens_per_s=rounded(row["tokens_per_s"]),
+        proxies=list(row["proxies"]),
+        no_proxy=row["no_proxy"],
+        **{name: rounded(row[name]) for name in figures},
+    )
+
+
 class StudyReport(ToolAnswer):
     """A study with its answer so far."""
 
@@ -201,6 +263,8 @@ class StudyReport(ToolAnswer):
     """its upper end"""
     notes: list[str]
     """what must be said beside the speedup"""
+    target: TargetRanking | None
+    """the ranking of a study with a target, which has no best config of its own; None without a target, and before its first proxy was chosen"""
 
 
 class KnownConfig(ToolAnswer):

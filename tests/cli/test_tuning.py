@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from autotune.cli.study_text import CAUSES, logged_line
+from autotune.study.controller import commands
 from autotune.trainers import python_line, trainer_names
 
 
@@ -86,9 +89,18 @@ def test_explain_rerank_pareto_report_compare_logs(run, write, tmp_path):
     assert "no spikes of the gradient norm" in page
     assert "small" in run("compare", study, study).out
     assert len(run("compare", study, study, "--json").document["studies"]) == 2
-    assert "submitted" in run("logs", study).out
+    told = run("logs", study).out
+    assert "submitted" in told
+    assert "decision 2: attempt 1 of trial 0 ended" in told
+    assert "study.decided" not in told
     assert run("logs", study, 0).code == 0
     assert run("logs", study, 99).code == 2
+
+
+def test_each_cause_of_a_decision_has_words():
+    assert set(CAUSES) == {event.__name__ for event in get_args(commands.Event)}
+    asked = {"kind": "study.decided", "data": {"decision": 7, "cause": {"event": "InterruptAsked", "reason": "Ctrl-C"}}}
+    assert logged_line(asked) == "decision 7: the controller was interrupted (Ctrl-C)"
 
 
 def test_export_writes_a_launch(run, write, tmp_path):

@@ -18,9 +18,11 @@ from autotune.cli.source import LocalSource
 from autotune.mcp import make_server
 from autotune.ports import Store
 from autotune.service.options import ServiceOptions
+from autotune.spec import ParallelConfig
 from autotune.store import MemoryStore
 from tests.service.running import Service
 from tests.small_studies import spec
+from tests.study.test_target import target_spec
 
 READING = {
     "catalog",
@@ -84,6 +86,24 @@ def test_what_specs_may_name_is_listed(finished: tuple[Store, str]) -> None:
     assert {"gpt2-medium", "llama-8b"} <= set(names["models"])
     assert {"native", "megatron"} <= set(names["trainers"])
     assert "tp" in names["knobs"]
+
+
+def test_a_study_with_a_target_answers_with_the_targets_ranking() -> None:
+    store = MemoryStore()
+    study = api.tune(target_spec(budget={"max_trials": 2}), store=store).record.id
+    report = answer(store, "study_result", study=study)
+    assert report["best"] is None
+    target = report["target"]
+    assert (target["cluster"], target["num_gpus"], target["at_hand"]) == ("h100-sxm-4x8", 32, "h100-sxm-1x8")
+    kept = store.study(study).result["target"]["configs"]
+    assert [row["config"] for row in target["configs"]] == [
+        str(ParallelConfig.from_dict(row["config"])) for row in kept
+    ]
+    assert target["configs"][0]["proxies"] == kept[0]["proxies"] != []
+    assert "2 proxies" in target["known"][0]
+    checked = answer(store, "check_config", spec=target_spec(), config=target["configs"][0]["config"])
+    assert checked["legal"]
+    store.close()
 
 
 def test_legality_is_counted_and_explained(finished: tuple[Store, str]) -> None:
