@@ -3,7 +3,8 @@
     at_ID_SECRET     ID finds the row; SECRET is 256 random bits
 
 A checked token is remembered for a minute by its SHA-256, so that the slow hash (RFC 7914: N = 2^14, r = 8, p = 1; 16 MiB, some tens of
-milliseconds) is paid once a minute and not on every request; expiry and revocation are read from the row each time.
+milliseconds) is paid once a minute and not on every request, also when hundreds of requests bring the token at the same moment; expiry and revocation
+are read from the row each time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from autotune.store.tables import tokens
 REMEMBER_S = 60.0
 """time for which a checked token is not hashed again, s"""
 MAX_REMEMBERED = 1024
+HASHES_AT_ONCE = 8
+"""most tokens of known ids that are hashed at the same time"""
 
 _FIND = select(tokens).where(tokens.c.id == bindparam("of_id"))
 
@@ -38,6 +41,8 @@ class TokenKeeper:
         self._database = database
         self._remembered: dict[bytes, tuple[bytes, float]] = {}
         self._lock = threading.Lock()
+        self._hashing = [threading.Lock() for _ in range(HASHES_AT_ONCE)]
+        """each token has one of them: who brings it while it is hashed waits for the answer instead of hashing it too"""
 
     def create(self, owner: str, scope: str, *, expires_in_s: float | None = None) -> tuple[Token, str]:
         """A new token and its text, which cannot be shown again. Raises `SpecError` for an unknown scope or a lifetime that is not positive."""
@@ -97,17 +102,23 @@ class TokenKeeper:
 
     def _matches(self, text: str, secret: str, row: Row[Any]) -> bool:
         mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        if self._is_remembered(mark, row):
+            return True
+        with self._hashing[mark[0] % HASHES_AT_ONCE]:
+            if self._is_remembered(mark, row):
+                return True
+            if not hmac.compare_digest(_hash(secret, row.salt), row.hash):
+                return False
+            with self._lock:
+                if len(self._remembered) >= MAX_REMEMBERED:
+                    self._remembered.clear()
+                self._remembered[mark] = (row.hash, time.monotonic() + REMEMBER_S)
+            return True
+
+    def _is_remembered(self, mark: bytes, row: Row[Any]) -> bool:
         with self._lock:
             known, until = self._remembered.get(mark, (b"", 0.0))
-        if known == row.hash and time.monotonic() < until:
-            return True
-        if not hmac.compare_digest(_hash(secret, row.salt), row.hash):
-            return False
-        with self._lock:
-            if len(self._remembered) >= MAX_REMEMBERED:
-                self._remembered.clear()
-            self._remembered[mark] = (row.hash, time.monotonic() + REMEMBER_S)
-        return True
+        return known == row.hash and time.monotonic() < until
 
 
 def _hash(secret: str, salt: bytes) -> bytes:

@@ -1,10 +1,10 @@
 """The service under load: readers while studies run, and many submissions at once.
 
-    python -m tests.benchmarks.service_load [--clients 100] [--studies 8] [--submissions 1000]
+    python -m tests.benchmarks.service_load [--clients 100] [--studies 8] [--submissions 1000] [--postgresql]
 
 Readers: each client, in another process and on a connection of its own, asks for the status of a study once a second, starting at a random moment. Quiet:
 the same studies without readers, for comparison. Flood: 16 clients submit as fast as they can; every acknowledged study must end as COMPLETED.
-Latency is measured by the client, from the request to the complete answer.
+Latency is measured by the client, from the request to the complete answer. The store is an SQLite file, or a PostgreSQL server that is started for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,14 +28,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from autotune.client import Client
+from tests.postgresql import postgres_server
 from tests.service.running import spec
 
 
 @contextmanager
-def served(folder: Path, studies: int) -> Iterator[tuple[str, int]]:
+def served(folder: Path, store: str, studies: int) -> Iterator[tuple[str, int]]:
     """`autotune serve` in a process of its own: its address and process id."""
     argv = [sys.executable, "-c", "from autotune.cli import main; main()", "serve", "--runner", "local", "--port", "0"]
-    argv += ["--json", "--store", str(folder / "results.db"), "--max-studies", str(studies)]
+    argv += ["--json", "--store", store, "--max-studies", str(studies)]
     environment = {**os.environ, "AUTOTUNE_DATA": str(folder)}
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment)
     try:
@@ -50,6 +51,16 @@ def served(folder: Path, studies: int) -> Iterator[tuple[str, int]]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate()
+
+
+@contextmanager
+def stores(folder: Path, *, postgresql: bool) -> Iterator[Callable[[str], str]]:
+    """What makes the address of an empty store of that name. The PostgreSQL server syncs to disk, as one that is used does."""
+    if not postgresql:
+        yield lambda name: str(folder / f"{name}.db")
+        return
+    with postgres_server(fsync=True) as server:
+        yield lambda _: server.new_database()
 
 
 def cpu_s(pid: int) -> float:
@@ -165,6 +176,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--studies", type=int, default=8)
     parser.add_argument("--submissions", type=int, default=1000)
+    parser.add_argument("--postgresql", action="store_true")
     parser.add_argument("--read", nargs="+")
     asked = parser.parse_args()
     if asked.read:
@@ -172,8 +184,8 @@ def main() -> None:
         asyncio.run(read(url, int(readers), ids))
         return
     print(f"load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        with served(Path(folder) / "a", asked.studies) as (url, pid):
+    with tempfile.TemporaryDirectory() as folder, stores(Path(folder), postgresql=asked.postgresql) as new_store:
+        with served(Path(folder), new_store("readers"), asked.studies) as (url, pid):
             for name, readers in (("quiet", 0), (f"{asked.clients} readers", asked.clients), ("quiet again", 0)):
                 used_s = cpu_s(pid)
                 seconds, latencies, failures = run_studies(url, asked.studies, readers=readers)
@@ -186,7 +198,7 @@ def main() -> None:
                     line += f", slowest {at(latencies, 1):.0f} ms, {failures} failed"
                 line += f"; service {used_s:.1f} s of CPU"
                 print(f"{line}; load {os.getloadavg()[0]:.1f}", flush=True)
-        with served(Path(folder) / "b", asked.studies) as (url, pid):
+        with served(Path(folder), new_store("flood"), asked.studies) as (url, pid):
             acknowledged_s, ended_s, kept, completed = flood(url, asked.submissions)
             print(
                 f"{kept} submissions acknowledged in {acknowledged_s:.1f} s, {completed} completed after {ended_s:.1f} s",
