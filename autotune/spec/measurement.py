@@ -177,5 +177,5 @@ def _back(value: Any) -> Any:
     if isinstance(value, Mapping):
         return float(value["nonfinite"]) if set(value) == {"nonfinite"} else dict(value)
     if isinstance(value, list):
-        return tuple(math.nan if v is None else _back(v) for v in value)
+        return tuple(v if type(v) is float else math.nan if v is None else _back(v) for v in value)
     return value

@@ -94,7 +94,7 @@ _Pack = Callable[[Any], bytes]
 
 
 def _digest(columns: Iterable[tuple[str, _Pack]], row: Columns) -> bytes:
-    packed = b"".join(b"n" if (value := row.get(name)) is None else pack(value) for name, pack in columns)
+    packed = b"".join([b"n" if (value := row.get(name)) is None else pack(value) for name, pack in columns])
     return hashlib.blake2b(packed, digest_size=BYTES_OF_A_KIND).digest()
 
 

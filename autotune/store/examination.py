@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, and_, case, func, select, text
+from sqlalchemy import Connection, Row, Select, Table, and_, bindparam, case, func, select, text
 
 from autotune.errors import StoreError
 from autotune.spec.study import SIMULATED
-from autotune.store import history, laws, queries
+from autotune.store import laws, queries
 from autotune.store.checksums import SEALED, changed_kinds, is_filled
+from autotune.store.rows import read_event, read_trial
 from autotune.store.sql import SqlStore
 from autotune.store.table_files import study_keys
 from autotune.store.tables import attempts, events, records, studies, trials
 
 MOST_NAMED = 20
 """rows of a study that are named one by one; of more the number is said"""
+
+_COUNTERS: Select[Any] = select(studies.c.num_trials, studies.c.num_events).where(studies.c.key == bindparam("of_key"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +68,30 @@ def examine(store: SqlStore) -> Examination:
     )
 
 
-def rows_changed(connection: Connection, key: int, study_id: str) -> tuple[Counter[str], int, list[str]]:
+Rows = Mapping[str, Sequence[Row[Any]]]
+"""of one study, by table, in order"""
+
+
+def read_rows(connection: Connection, key: int) -> Rows:
+    """All rows of a study that have a checksum."""
+    with _damaged_text(connection):
+        return {
+            table.name: connection.execute(select(table).where(table.c.study == key).order_by(*_order(table))).all()
+            for table in SEALED
+        }
+
+
+def rows_changed(rows: Rows, study_id: str) -> tuple[Counter[str], int, list[str]]:
     """Of one study: rows that agree with their checksum by table, how many of those checksums were filled in at an upgrade, and the others in sentences."""
     sound, filled, changed = Counter[str](), 0, list[str]()
-    with _damaged_text(connection):
-        for table in SEALED:
-            for row in connection.execute(select(table).where(table.c.study == key).order_by(*_order(table))):
-                if kinds := changed_kinds(table, row._mapping):
-                    changed.append(f"study {study_id}: {_name(table, row)}: not what was written: {', '.join(kinds)}")
-                else:
-                    sound[table.name] += 1
-                    filled += is_filled(row._mapping)
+    for table in SEALED:
+        for row in rows[table.name]:
+            columns = row._asdict()
+            if kinds := changed_kinds(table, columns):
+                changed.append(f"study {study_id}: {_name(table, row)}: not what was written: {', '.join(kinds)}")
+            else:
+                sound[table.name] += 1
+                filled += is_filled(columns)
     return sound, filled, changed
 
 
@@ -107,14 +123,16 @@ def _study(store: SqlStore, key: int, study_id: str) -> StudyExamined:
     sound, filled, faults = Counter[str](), 0, list[str]()
     try:
         with store.database.read() as connection:  # one snapshot, because the study may be running
-            sound, filled, changed = rows_changed(connection, key, study_id)
-            faults += changed[:MOST_NAMED]
-            if (more := len(changed) - MOST_NAMED) > 0:
-                faults.append(f"study {study_id}: {more} more rows are not what was written")
             record = queries.study(connection, study_id)
-            lines = history.read(connection, key, study_id, after=0, limit=None)
-            faults += laws.broken_laws(record, queries.list_trials(connection, study_id), lines)
-            faults += _count_faults(connection, key, study_id)
+            counters = connection.execute(_COUNTERS, {"of_key": key}).one()
+            rows = read_rows(connection, key)
+        sound, filled, changed = rows_changed(rows, study_id)
+        faults += changed[:MOST_NAMED]
+        if (more := len(changed) - MOST_NAMED) > 0:
+            faults.append(f"study {study_id}: {more} more rows are not what was written")
+        lines = [read_event(study_id, row) for row in rows[events.name]]
+        faults += laws.broken_laws(record, [read_trial(study_id, row) for row in rows[trials.name]], lines)
+        faults += _count_faults(counters, rows, study_id)
     except (StoreError, ValueError, KeyError, TypeError, AttributeError) as error:
         faults.append(f"study {study_id}: cannot be read: {error}")
     return StudyExamined(id=study_id, rows=dict(sound), filled=filled, faults=tuple(faults))
@@ -134,20 +152,11 @@ def _integrity(store: SqlStore) -> Iterator[str]:
         yield error.message
 
 
-def _count_faults(connection: Connection, key: int, study_id: str) -> Iterator[str]:
-    counters = connection.execute(select(studies.c.num_trials, studies.c.num_events).where(studies.c.key == key)).one()
-    asked = select(func.count()).select_from(trials).where(trials.c.study == key)
-    written = select(func.count()).select_from(events).where(events.c.study == key)
-    launched = select(func.count()).select_from(attempts).where(attempts.c.study == key)
-    launches = select(func.coalesce(func.sum(trials.c.attempts), 0)).where(trials.c.study == key)
-    pairs = {
-        "trials": (counters.num_trials, connection.execute(asked).scalar_one()),
-        "events": (counters.num_events, connection.execute(written).scalar_one()),
-        "attempts": (connection.execute(launches).scalar_one(), connection.execute(launched).scalar_one()),
-    }
-    for name, (counted, found) in pairs.items():
-        if counted != found:
-            yield f"study {study_id}: its counter says {counted} {name}, but it has {found}"
+def _count_faults(counters: Row[Any], rows: Rows, study_id: str) -> Iterator[str]:
+    launches = sum(row.attempts for row in rows[trials.name])
+    for table, counted in ((trials, counters.num_trials), (events, counters.num_events), (attempts, launches)):
+        if counted != (found := len(rows[table.name])):
+            yield f"study {study_id}: its counter says {counted} {table.name}, but it has {found}"
 
 
 def _record_faults(store: SqlStore) -> Iterator[str]:

@@ -23,7 +23,7 @@ from autotune.errors import ConflictError, NotFoundError, SpecError, StoreCorrup
 from autotune.store import checksums, schema
 from autotune.store.database import Database
 from autotune.store.diagnosis import diagnosed
-from autotune.store.examination import rows_changed
+from autotune.store.examination import read_rows, rows_changed
 from autotune.store.location import StoreLocation
 from autotune.store.tables import studies, trials
 
@@ -136,7 +136,7 @@ def _checked(backup: Path) -> tuple[str, int, int]:
 def _changed_rows(connection: Connection) -> list[str]:
     """The rows that are not what was written, in sentences."""
     rows = connection.execute(select(studies.c.key, studies.c.id)).all()
-    return [fault for row in rows for fault in rows_changed(connection, row.key, row.id)[2]]
+    return [fault for row in rows for fault in rows_changed(read_rows(connection, row.key), row.id)[2]]
 
 
 @contextlib.contextmanager

@@ -224,7 +224,7 @@ records = Table(
     metadata,
     Column("workload", Integer, ForeignKey("workloads.key"), nullable=False),
     Column("config_key", BigInteger, nullable=False),
-    Column("trial", Integer, ForeignKey("trials.key"), nullable=False),
+    Column("trial", Integer, ForeignKey("trials.key"), nullable=False, index=True),
     Column("throughput", Float, nullable=False, index=True),
     Column("model", Text, nullable=False),
     Column("cluster", Text, nullable=False),

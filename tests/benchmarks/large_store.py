@@ -1,7 +1,7 @@
 """A large store: `python -m tests.benchmarks.large_store sqlite|postgresql [STUDIES [TRIALS]]`, by default 10,000 studies x 50 trials x 20 steps.
 
     queries    medians of wall and of this process's CPU time, and the slowest of the repeats; after a warm-up of one
-    upkeep     check, backup while four processes write, restore; once each
+    upkeep     deletion of studies, check, backup while four processes write, restore; the last three once each
 
 PostgreSQL is a server started for this, with its packaged settings. The rows are written in bulk, in the store's own format: each of 2,000 different trials
 stands in many studies, at a speed of its own. Assumes a disk with room for three such stores (SQLite: about 1.1 GiB each).
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,9 @@ def timed(what: Callable[[], Any]) -> tuple[float, Any]:
 def show_upkeep(store: SqlStore, address: str, folder: Path) -> None:
     """What operators do."""
     print("| upkeep | time | |\n|---|---|---|")
+    ended = [record.id for record in store.studies(status=StudyStatus.COMPLETED)]
+    taken_s = [timed(partial(store.delete, study_id))[0] for study_id in ended]
+    print(f"| delete a study | {statistics.median(taken_s) * 1e3:.1f} ms | median of {len(ended)} |", flush=True)
     took_s, faults = timed(lambda: maintenance.check(store))
     print(f"| check | {took_s:.1f} s | {len(faults)} faults |", flush=True)
     copy = folder / "backup"

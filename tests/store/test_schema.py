@@ -14,12 +14,12 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from autotune.errors import StoreCorruptError, StoreVersionError
-from autotune.spec import ParallelConfig, TrialStatus, Wanted
-from autotune.store import SqlStore, maintenance, open_store
+from autotune.spec import ParallelConfig, StudyStatus, TrialStatus, Wanted
+from autotune.store import SqlStore, maintenance, open_store, schema
 from autotune.store.rows import config_key
 from autotune.store.schema import HEAD
 from autotune.store.tables import metadata
-from autotune.testing.stores import a_study
+from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
 from tests.postgresql import PostgresServer
 
 DATA = Path(__file__).parent / "data"
@@ -146,6 +146,29 @@ def test_an_upgrade_reads_from_the_status_what_people_wanted(tmp_path: Path) -> 
     with closing(open_store(path)) as store:
         found = {record.study.name: record.wanted for record in store.studies()}
     assert found == {"waiting": Wanted.PAUSE, "real": Wanted.STOP, "played": Wanted.RUN}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_version_7_store_gets_the_index_by_which_its_studies_are_deleted(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server: PostgresServer | None = request.getfixturevalue("server") if kind == "postgresql" else None
+    address = server.new_database() if server else str(tmp_path / "old.db")
+    with monkeypatch.context() as older:
+        older.setattr(schema, "HEAD", "0007")
+        with closing(open_store(address)) as store:
+            studies = [running_study(store, a_study(name)) for name in ("deleted", "stays")]
+            for lease in studies:
+                run_trial(store, lease, measured(pending(0)))
+                store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease)
+            before = [store.trials(lease.study) for lease in studies]
+            assert ["ix_records_trial" in str(change) for change in difference(store)] == [True]
+    with closing(open_store(address)) as store:
+        assert difference(store) == []
+        assert [store.trials(lease.study) for lease in studies] == before
+        store.delete(studies[0].study)
+        assert [record.id for record, _ in store.best()] == [studies[1].study]
+        assert maintenance.check(store) == []
 
 
 def test_an_upgrade_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
