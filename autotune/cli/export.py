@@ -1,9 +1,9 @@
-"""Commands that hand results on: export (a launch of the trainer), report (an HTML page), compare (two studies side by side)."""
+"""Commands that hand results on: export (a launch of the trainer), report (an HTML page, or Markdown), compare (two studies side by side)."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -110,27 +110,42 @@ def export(
 
 def report(
     study: StudyArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", help="HTML file to write.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write. Default: print it.")] = None,
+    form: Annotated[
+        Literal["html", "markdown"] | None,
+        typer.Option(
+            "--format",
+            help="html: one page with figures. markdown: for a pull request. Default: markdown for a file .md, else html.",
+        ),
+    ] = None,
     store: StoreOption = None,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Writes a study's report as one HTML page.
+    """Writes a study's report as one HTML page, or as Markdown for a pull request.
 
-    The page is self-contained. It shows the trials, the winner, why it won and what failed, with figures.
+    It shows the trials, the winner, why it won and what failed. The page is self-contained, with figures; in Markdown the figures are tables with bars.
     """
     from autotune.cli.named_study import tell_namesakes
     from autotune.cli.source import open_source, study_with_trials
     from autotune.errors import SpecError
-    from autotune.report import html_report
+    from autotune.report import html_report, markdown_report
 
     with open_source(store, url) as source:
         tell_namesakes(source, study)
         record, trials = study_with_trials(source, study)
-    page = html_report(record, trials)
+        service = source.url
+    is_markdown = form == "markdown" or (form is None and output is not None and output.suffix.lower() == ".md")
+    text = markdown_report(record, trials, service=service) if is_markdown else html_report(record, trials)
+    if output is None:
+        if json:
+            emit({"format": "markdown" if is_markdown else "html", "report": text})
+        else:
+            print(text, end="")
+        return
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(page, encoding="utf-8")
+        output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SpecError(
             f"{output} cannot be written: {error.strerror}", remedy="name another file with -o", field="--output"

@@ -69,7 +69,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "explain": ("autotune explain kfm4a2b9xq", "autotune explain kfm4a2b9xq 7"),
     "compare": ("autotune compare kfm4a2b9xq p3tn8w5zjd",),
-    "report": ("autotune report kfm4a2b9xq -o report.html",),
+    "report": ("autotune report kfm4a2b9xq -o report.html", "autotune report kfm4a2b9xq --format markdown"),
     "export": (
         "autotune export kfm4a2b9xq --to torchtitan -o launch/",
         "autotune export kfm4a2b9xq --to megatron --on slurm --option partition=gpu",

@@ -22,6 +22,9 @@ Document = dict[str, Any]
 class Source(Protocol):
     """What commands ask for. Documents are plain JSON values with the keys of the public contract."""
 
+    url: str
+    """address of the service; empty where the results database is asked"""
+
     def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> Document:
         """Stores a study as QUEUED: {study}."""
         ...
@@ -123,6 +126,8 @@ class Source(Protocol):
 
 class LocalSource:
     """A source that reads the results database."""
+
+    url = ""
 
     def __init__(self, store: ServiceStore) -> None:
         self.store = store

@@ -1,9 +1,11 @@
-"""What people see of studies: figures, a self-contained HTML page, tables and bars in a terminal, two studies side by side.
+"""What people see of studies: figures, a self-contained HTML page, Markdown for a pull request, tables and bars in a terminal, two studies side by side.
 
 figures/          figures of a study, as values      svg/              drawing: axes, bars, tiles, lanes
 page.py           a study as one HTML page           page_frame.py     a whole HTML page, tables
-findings.py       why it won, in sentences           reward_tables.py  rewards by parts, the Pareto front
-comparison.py     two studies side by side           notes.py          notes of trials, shared ones once
+markdown_page.py  a study as Markdown                markdown_text.py  text, tables and bars in Markdown
+study_facts.py    what both say of a study           findings.py       why it won, in sentences
+reward_tables.py  rewards by parts, the Pareto front  notes.py         notes of trials, shared ones once
+comparison.py     two studies side by side
 terminal.py       tables and bars for the terminal   table_layout.py   a table that suits the terminal's width
 fit_text.py       "will it fit?" as words and rows   fit_page.py       the same as one HTML page with its figure
 memory_over_step.py  memory over a step, as a sketch
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from autotune.report.terminal import Palette
     from autotune.spec import Trial
 
-__all__ = ["compare", "html_report"]
+__all__ = ["compare", "html_report", "markdown_report"]
 
 
 def html_report(record: StudyRecord, trials: Sequence[Trial]) -> str:
@@ -29,6 +31,13 @@ def html_report(record: StudyRecord, trials: Sequence[Trial]) -> str:
     from autotune.report import page
 
     return page.html_report(record, trials)
+
+
+def markdown_report(record: StudyRecord, trials: Sequence[Trial], *, service: str = "") -> str:
+    """The report of a study as Markdown, for a pull request; see `markdown_page`."""
+    from autotune.report import markdown_page
+
+    return markdown_page.markdown_report(record, trials, service=service)
 
 
 def compare(

@@ -15,22 +15,32 @@ from autotune import __version__
 from autotune.ports import StudyRecord
 from autotune.report.figures import figures_of
 from autotune.report.figures.figure_html import figure_html
-from autotune.report.findings import status_counts, why
-from autotune.report.notes import infeasible_line, notes_of
+from autotune.report.findings import why
+from autotune.report.notes import notes_of
 from autotune.report.page_frame import html_table, whole_page
 from autotune.report.reward_tables import formula_rows, front_rows, reward_rows
+from autotune.report.study_facts import (
+    FAILURE_HEADS,
+    TRIAL_HEADS,
+    commands_again,
+    counts_line,
+    failure_row,
+    setting_line,
+    spec_text,
+    speed_row,
+    speedup_word,
+    trial_row,
+    when_line,
+)
 from autotune.report.target_text import HEADS, TEXT_COLUMNS, target_rows, target_sentences
-from autotune.report.terminal import format_bytes, format_count, format_duration, speeds_line
+from autotune.report.terminal import speeds_line
 from autotune.results.answers import result_from
 from autotune.results.explanations import explained
 from autotune.results.rankings import front_documents
 from autotune.results.result import Result
 from autotune.results.target import target_of
-from autotune.reward import STABILITY_RULE, tokens_per_s
-from autotune.spec import Trial, TrialPurpose, config_label
-from autotune.spec.speedup import format_speedup
-from autotune.study.passed_runner import PASSED
-from autotune.trainers import python_line
+from autotune.reward import STABILITY_RULE
+from autotune.spec import Trial
 
 MAX_SPEC = 20_000
 """characters of the spec that are shown"""
@@ -58,47 +68,32 @@ def html_report(record: StudyRecord, trials: Sequence[Trial]) -> str:
 
 
 def _head(found: Result) -> str:
-    record, workload = found.record, found.record.study.workload
-    batch = ", ".join(map(str, workload.global_batch_sizes))
-    facts = (
-        f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
-        f"sequences of {workload.seq_len} tokens, {batch} per step, trainer {record.study.trainer}, "
-        f"searcher {record.study.searcher}, runner {record.study.runner}"
-    )
-    when = f"study {record.id}, {record.status.lower()}"
-    when += f", {record.started_at:%Y-%m-%d %H:%M} UTC" if record.started_at else ""
-    when += f", {format_duration(record.elapsed_s)}" if record.elapsed_s else ""
+    record = found.record
     message = f'<p class="soft">{escape(record.message)}</p>' if record.message else ""
-    return f'<h1>{escape(record.study.name)}</h1><p>{escape(facts)}</p><p class="soft">{escape(when)}</p>{message}'
-
-
-def _speedup(found: Result) -> str:
-    if found.speedup is None:
-        return "–"
-    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times="×")
+    return (
+        f"<h1>{escape(record.study.name)}</h1><p>{escape(setting_line(found))}</p>"
+        f'<p class="soft">{escape(f"study {record.id}, {when_line(found)}")}</p>{message}'
+    )
 
 
 def _answer(found: Result) -> str:
     best = found.best
+    speed, step, memory, mfu = speed_row(best) if best else ["–"] * 4
     cards = [
-        ("speedup over the default", _speedup(found)),
-        ("tokens per second", format_count(tokens_per_s(best)) if best else "–"),
-        ("step time", format_duration(best.measurement.step_time_s) if best and best.measurement else "–"),
-        ("peak memory", format_bytes(best.measurement.peak_memory_bytes if best and best.measurement else None)),
+        ("speedup over the default", speedup_word(found)),
+        ("tokens per second", speed),
+        ("step time", step),
+        ("peak memory", memory),
+        *([("model FLOPs utilization", mfu)] if mfu != "–" else []),
+        ("trials", f"{len(found.shown)}"),
     ]
-    mfu = best.measurement.mfu if best and best.measurement else None
-    if mfu is not None:
-        cards.append(("model FLOPs utilization", f"{mfu:.1%}"))
-    counts = status_counts(found.shown)
-    cards.append(("trials", f"{len(found.shown)}"))
     boxes = "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in cards
     )
     winner = f"<p>Best: <code>{escape(str(best.config))}</code> (trial {best.number})</p>" if best else ""
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in why(found))
-    summary = ", ".join(f"{n} {status.lower()}" for status, n in counts.items()) or "no trials yet"
-    summary += f"; {line}" if (line := infeasible_line(found.infeasible)) else ""
-    return f'<div class="cards">{boxes}</div><div class="answer">{winner}{sentences}<p class="soft">{escape(summary)}</p></div>'
+    counts = f'<p class="soft">{escape(counts_line(found))}</p>'
+    return f'<div class="cards">{boxes}</div><div class="answer">{winner}{sentences}{counts}</div>'
 
 
 def _target(found: Result) -> str:
@@ -134,31 +129,16 @@ def _words(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text: int) ->
 def _trials(found: Result) -> str:
     if not found.shown:
         return ""
-    heads = [
-        *(("#", True), ("config", False), ("status", False), ("predicted", True), ("measured", True), ("step", True)),
-        *(("spread", True), ("memory", True), ("reward", True), ("why", False)),
-    ]
     rows, notes = [], notes_of(found.shown)
     for t in found.shown:
-        m = t.measurement if t.is_measured else None
-        peak = t.measurement.peak_memory_bytes if t.measurement else None
-        label = config_label(t.config) + ("" if t.purpose is TrialPurpose.SEARCH else f" ({t.purpose})")
-        cells = [
-            str(t.number),
-            f'<span title="{escape(str(t.config))}">{escape(label)}</span>',
-            f'<span class="{escape(t.status)}">{escape(t.status.lower())}</span>',
-            format_count(float(t.estimate.tokens_per_s)) if t.estimate else "–",
-            format_count(m.tokens_per_s) if m else "–",
-            format_duration(m.step_time_s) if m else "–",
-            f"{m.step_time_spread:.1%}" if m else "–",
-            format_bytes(peak) if peak else "–",
-            f"{t.reward.total:.3f}" if t.reward else "–",
-            escape(notes.cells[t.number]),
-        ]
-        rows.append(("won" if found.best is not None and t.number == found.best.number else "", cells))
+        number, label, status, *rest = map(escape, trial_row(t, notes.cells[t.number]))
+        label = f'<span title="{escape(str(t.config))}">{label}</span>'
+        status = f'<span class="{escape(t.status)}">{status}</span>'
+        won = found.best is not None and t.number == found.best.number
+        rows.append(("won" if won else "", [number, label, status, *rest]))
     lines = (speeds_line(found.shown), *notes.shared)
     under = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
-    return "<h2>Trials</h2>" + html_table(heads, rows) + under
+    return "<h2>Trials</h2>" + html_table(TRIAL_HEADS, rows) + under
 
 
 def _failures(found: Result) -> str:
@@ -166,47 +146,18 @@ def _failures(found: Result) -> str:
         return ""
     rows = []
     for t in found.failed:
-        failure = t.failure
-        if failure is None:
-            continue
-        where = ", ".join(
-            f"{name} {value}" for name, value in (("rank", failure.rank), ("step", failure.step)) if value is not None
-        )
-        evidence = "\n".join(filter(None, [failure.exception, *failure.log_tail]))
+        *cells, message = map(escape, failure_row(t))
+        evidence = "\n".join(filter(None, [t.failure.exception, *t.failure.log_tail])) if t.failure else ""
         shown = f"<details><summary>evidence</summary><pre>{escape(evidence)}</pre></details>" if evidence else ""
-        cells = [
-            str(t.number),
-            escape(config_label(t.config)),
-            escape(str(failure.kind).lower().replace("_", " ")),
-            escape(where) or "–",
-            f"{escape(failure.message)}{shown}",
-        ]
-        rows.append(("", cells))
-    heads = [("#", True), ("config", False), ("kind", False), ("where", False), ("what happened", False)]
-    return "<h2>What failed</h2>" + html_table(heads, rows)
+        rows.append(("", [*cells, f"{message}{shown}"]))
+    return "<h2>What failed</h2>" + html_table(FAILURE_HEADS, rows)
 
 
 def _reproduce(found: Result) -> str:
-    record = found.record
-    commands = [f"autotune status {record.id}"]
-    line = python_line(record.study.trainer)
-    if found.best is not None:
-        export = f"autotune export {record.id} --to {_word(record.study.trainer)} -o launch"
-        commands.append(f"# in Python: {line}" if line else export)
-    if record.study.runner.startswith(PASSED):
-        commands.append("# in Python: the call that started the study, which made the document below")
-    else:
-        commands.append("autotune tune study.yaml   # the document below")
-    spec = json.dumps(record.spec, indent=2, default=str)
-    spec = spec if len(spec) <= MAX_SPEC else spec[:MAX_SPEC] + "\n... (cut)"
     best: dict[str, Any] = found.best.config.to_dict() if found.best is not None else {}
     config = f"<p>The best config:</p><pre>{escape(json.dumps(best, indent=2))}</pre>" if best else ""
     return (
-        f"<h2>How to reproduce it</h2><p>Seed {record.study.seed}; written by autotune {escape(__version__)}.</p>"
-        f"<pre>{escape(chr(10).join(commands))}</pre>{config}"
-        f"<p>The study as it was submitted (YAML reads JSON):</p><pre>{escape(spec)}</pre>"
+        f"<h2>How to reproduce it</h2><p>Seed {found.record.study.seed}; written by autotune {escape(__version__)}.</p>"
+        f"<pre>{escape(chr(10).join(commands_again(found)))}</pre>{config}"
+        f"<p>The study as it was submitted (YAML reads JSON):</p><pre>{escape(spec_text(found, most=MAX_SPEC))}</pre>"
     )
-
-
-def _word(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() else "TRAINER"

@@ -29,6 +29,8 @@ class Column:
     show: Callable[[Any], str] = field(default=str, compare=False)
     """a value as people read it"""
     is_number: bool = True
+    bar_of: float | None = None
+    """Markdown draws a bar beside the value, as long as its share of this; 0: of the largest value; None: no bar"""
 
     def shown(self, value: Any) -> str:
         """The value as people read it; a dash where there is none."""

@@ -87,6 +87,12 @@ def test_explain_rerank_pareto_report_compare_logs(run, write, tmp_path):
     assert "<svg" in page
     assert "Pareto front" in page
     assert "no spikes of the gradient norm" in page
+    markdown = run("report", study, "--format", "markdown").out
+    assert markdown.startswith("### small: ")
+    assert run("report", study, "-o", tmp_path / "out" / "report.md", "--json").document["wrote"].endswith("report.md")
+    assert (tmp_path / "out" / "report.md").read_text() == markdown
+    printed = run("report", study, "--json").document
+    assert (printed["format"], printed["report"]) == ("html", page)
     assert "small" in run("compare", study, study).out
     assert len(run("compare", study, study, "--json").document["studies"]) == 2
     told = run("logs", study).out

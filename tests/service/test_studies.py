@@ -175,4 +175,6 @@ def test_a_study_that_runs_is_reported_and_compared_over_the_service(service: Se
     page = tmp_path / "report.html"
     assert cli.run(["report", lease.study, "--url", service.url, "-o", str(page)]) == 0
     assert "runs" in page.read_text()
+    assert cli.run(["report", lease.study, "--url", service.url, "-o", str(page.with_suffix(".md"))]) == 0
+    assert f"]({service.url}/studies/{lease.study})" in page.with_suffix(".md").read_text()
     assert cli.run(["compare", lease.study, "runs", "--url", service.url]) == 0

@@ -46,8 +46,12 @@ def budget_spent(source: FigureSource) -> Figure | None:
                 Column(name="spent", head="spent"),
                 Column(name="of", head="of"),
                 Column(name="left", head="left"),
+                Column(name="spent_share", head="share spent", show=lambda v: f"{v:.0%}", bar_of=1.0),
             ),
-            [(name, spent, limit, max(0.0, limit - spent)) for name, _, spent, limit, _ in limits],
+            [
+                (name, spent, limit, max(0.0, limit - spent), min(1.0, spent / limit) if limit > 0 else None)
+                for name, _, spent, limit, _ in limits
+            ],
         ),
     )
 

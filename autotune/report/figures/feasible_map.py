@@ -73,7 +73,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
                 Column(name=across, head=across, show=word_of),
                 Column(name="configs", head="configs"),
                 Column(name="expected_to_fit", head="expected to fit"),
-                Column(name="measured_tokens_per_s", head="best measured, tokens/s", show=format_count),
+                Column(name="measured_tokens_per_s", head="best measured, tokens/s", show=format_count, bar_of=0.0),
                 Column(name="predicted_tokens_per_s", head="best predicted, tokens/s", show=format_count),
                 Column(name="out_of_memory", head="ran out of memory"),
             ),

@@ -72,8 +72,8 @@ def knob_importance(source: FigureSource) -> Figure | None:
         table=table_of(
             (
                 Column(name="knob", head="knob", is_number=False),
-                Column(name="predicted_share", head="predicted", show=lambda v: f"{v:.1%}"),
-                Column(name="measured_share", head="measured", show=lambda v: f"{v:.1%}"),
+                Column(name="predicted_share", head="predicted", show=lambda v: f"{v:.1%}", bar_of=1.0),
+                Column(name="measured_share", head="measured", show=lambda v: f"{v:.1%}", bar_of=1.0),
             ),
             rows,
         ),

@@ -24,7 +24,7 @@ MAX_MARKS = 500
 TRIAL = Column(name="trial", head="trial")
 CONFIG = Column(name="config", head="config", is_number=False)
 STATUS = Column(name="status", head="status", is_number=False, show=lambda status: str(status).lower())
-MEASURED = Column(name="tokens_per_s", head="measured, tokens/s", show=format_count)
+MEASURED = Column(name="tokens_per_s", head="measured, tokens/s", show=format_count, bar_of=0.0)
 PREDICTED = Column(name="predicted_tokens_per_s", head="predicted, tokens/s", show=format_count)
 ELAPSED = Column(name="elapsed_s", head="after", show=format_duration)
 MEMORY = Column(name="peak_memory_bytes", head="peak memory", show=format_bytes)

@@ -84,7 +84,7 @@ def step_parts(source: FigureSource) -> Figure | None:
                 TRIAL,
                 CONFIG,
                 *(Column(name=f"{n}_s", head=word, show=format_duration) for n, word in names.items()),
-                Column(name="measured_step_time_s", head="measured step", show=format_duration),
+                Column(name="measured_step_time_s", head="measured step", show=format_duration, bar_of=0.0),
             ),
             [
                 (role, t.number, config_label(t.config), *(parts.get(n, 0.0) for n in names), s)

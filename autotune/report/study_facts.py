@@ -1,0 +1,122 @@
+"""What reports say of a study, as plain words: its setting, the answer's figures, trials and failures as rows, and how to run it again.
+
+The HTML page and the Markdown report show the same of these.
+"""
+
+from __future__ import annotations
+
+import json
+
+from autotune.report.findings import status_counts
+from autotune.report.notes import infeasible_line
+from autotune.report.terminal import format_bytes, format_count, format_duration
+from autotune.results.result import Result
+from autotune.reward import tokens_per_s
+from autotune.spec import Trial, TrialPurpose, config_label
+from autotune.spec.speedup import format_speedup
+from autotune.study.passed_runner import PASSED
+from autotune.trainers import python_line
+
+TRIAL_HEADS = (
+    *(("#", True), ("config", False), ("status", False), ("predicted", True), ("measured", True), ("step", True)),
+    *(("spread", True), ("memory", True), ("reward", True), ("why", False)),
+)
+"""heads of `trial_row`, and whether the column is of numbers"""
+FAILURE_HEADS = (("#", True), ("config", False), ("kind", False), ("where", False), ("what happened", False))
+"""the same of `failure_row`"""
+
+
+def setting_line(found: Result) -> str:
+    """Model, cluster, batch, trainer, searcher and runner."""
+    record, workload = found.record, found.record.study.workload
+    batch = ", ".join(map(str, workload.global_batch_sizes))
+    return (
+        f"{workload.model.name} ({format_count(workload.model.num_parameters)} parameters) on {workload.cluster.name}, "
+        f"sequences of {workload.seq_len} tokens, {batch} per step, trainer {record.study.trainer}, "
+        f"searcher {record.study.searcher}, runner {record.study.runner}"
+    )
+
+
+def when_line(found: Result) -> str:
+    """Status, start and length."""
+    record = found.record
+    started = f", {record.started_at:%Y-%m-%d %H:%M} UTC" if record.started_at else ""
+    return record.status.lower() + started + (f", {format_duration(record.elapsed_s)}" if record.elapsed_s else "")
+
+
+def speedup_word(found: Result) -> str:
+    """`1.18× (95%: 1.14 to 1.22)`; a dash where there is none."""
+    if found.speedup is None:
+        return "–"
+    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times="×")
+
+
+def counts_line(found: Result) -> str:
+    """Trials by status, and what cannot be run."""
+    counts = ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.shown).items()) or "no trials yet"
+    return counts + (f"; {line}" if (line := infeasible_line(found.infeasible)) else "")
+
+
+def speed_row(trial: Trial) -> list[str]:
+    """Tokens per second, step time, peak memory and model FLOPs utilization as measured; dashes without a measurement."""
+    m = trial.measurement
+    return [
+        format_count(tokens_per_s(trial)) if m else "–",
+        format_duration(m.step_time_s) if m else "–",
+        format_bytes(m.peak_memory_bytes) if m and m.peak_memory_bytes else "–",
+        f"{m.mfu:.1%}" if m and m.mfu is not None else "–",
+    ]
+
+
+def trial_row(trial: Trial, note: str) -> list[str]:
+    """A trial under `TRIAL_HEADS`; speeds in tokens per second."""
+    m = trial.measurement if trial.is_measured else None
+    peak = trial.measurement.peak_memory_bytes if trial.measurement else None
+    return [
+        str(trial.number),
+        config_label(trial.config) + ("" if trial.purpose is TrialPurpose.SEARCH else f" ({trial.purpose})"),
+        trial.status.lower(),
+        format_count(float(trial.estimate.tokens_per_s)) if trial.estimate else "–",
+        format_count(m.tokens_per_s) if m else "–",
+        format_duration(m.step_time_s) if m else "–",
+        f"{m.step_time_spread:.1%}" if m else "–",
+        format_bytes(peak) if peak else "–",
+        f"{trial.reward.total:.3f}" if trial.reward else "–",
+        note,
+    ]
+
+
+def failure_row(trial: Trial) -> list[str]:
+    """A failed trial under `FAILURE_HEADS`."""
+    failure = trial.failure
+    if failure is None:
+        raise ValueError(f"trial {trial.number} did not fail")
+    places = (("rank", failure.rank), ("step", failure.step))
+    where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
+    kind = str(failure.kind).lower().replace("_", " ")
+    return [str(trial.number), config_label(trial.config), kind, where or "–", failure.message]
+
+
+def commands_again(found: Result) -> list[str]:
+    """Commands that show the study, hand out its best config and run it again."""
+    record = found.record
+    commands = [f"autotune status {record.id}"]
+    line = python_line(record.study.trainer)
+    if found.best is not None:
+        export = f"autotune export {record.id} --to {_word(record.study.trainer)} -o launch"
+        commands.append(f"# in Python: {line}" if line else export)
+    if record.study.runner.startswith(PASSED):
+        commands.append("# in Python: the call that started the study, which made the document below")
+    else:
+        commands.append("autotune tune study.yaml   # the document below")
+    return commands
+
+
+def spec_text(found: Result, *, most: int) -> str:
+    """The spec as it was submitted, as JSON (which YAML reads), cut after `most` characters."""
+    text = json.dumps(found.record.spec, indent=2, default=str)
+    return text if len(text) <= most else text[:most] + "\n... (cut)"
+
+
+def _word(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() else "TRAINER"
