@@ -259,6 +259,11 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
         f"step      {format_duration(float(predicted.step_time_s))}   (90%: {low} to {high}; "
         f"within {after_one_trial(predicted):.0%} once a trial has run on the cluster)"
     )
+    if predicted.stall_probability > 0:
+        out.print(
+            f"stalls    {float(predicted.stall_probability):.0%} chance that sends between stages on several nodes stall; the step then takes "
+            f"{format_duration(float(predicted.stalled_step_time_s))}"
+        )
     out.print(
         f"speed     {format_count(float(predicted.tokens_per_s))} tokens/s, "
         f"{format_count(float(predicted.tokens_per_s_per_gpu))} per GPU, MFU {float(predicted.mfu):.1%}"

@@ -19,7 +19,7 @@ import numpy as np
 from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.refit import LEAST_SIGMA, Conditioned, uncertain
 from autotune.cost.sensitivity import Sensitivity, sensitivity
-from autotune.cost.uncertainty import config_sigma, interval
+from autotune.cost.uncertainty import config_sigma, interval, upper_end
 from autotune.space import SearchSpace
 from autotune.spec import ConfigTable, Estimate, ParallelConfig, TimeParts, Trial
 
@@ -67,7 +67,10 @@ def moved(estimate: Estimate, center: np.ndarray, sigma: np.ndarray, shared: np.
     alone = not np.ndim(estimate.step_time_s)
     factor = np.exp(center)
     step = np.asarray(estimate.step_time_s) * factor
-    low, high = interval(step, sigma)
+    low, _ = interval(step, sigma)
+    chance = np.atleast_1d(estimate.stall_probability)
+    stalled = step + np.maximum(np.asarray(estimate.stalled_step_time_s) - np.asarray(estimate.step_time_s), 0.0)
+    high = upper_end(*np.broadcast_arrays(np.atleast_1d(step), sigma, stalled, chance))
     parts = {name: np.asarray(value) * factor for name, value in estimate.time_parts_s.to_dict().items()}
     whole = replace(
         estimate,
@@ -80,6 +83,7 @@ def moved(estimate: Estimate, center: np.ndarray, sigma: np.ndarray, shared: np.
         mfu=np.asarray(estimate.mfu) / factor,
         level=np.asarray(estimate.level) * factor,
         level_sigma=shared,
+        stalled_step_time_s=stalled,
     )
     return whole.row(0) if alone else whole
 

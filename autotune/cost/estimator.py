@@ -18,9 +18,10 @@ from autotune.cost.model_knobs import COST_MODEL
 from autotune.cost.profiled_memory import with_profile
 from autotune.cost.profiled_work import profiled_work
 from autotune.cost.stages import stages_of
+from autotune.cost.stalls import known_stalls, stall_probability, waiting_sends
 from autotune.cost.step_time import time_parts
 from autotune.cost.traits import traits_of
-from autotune.cost.uncertainty import exceeds, interval, time_sigma
+from autotune.cost.uncertainty import exceeds, interval, time_sigma, upper_end
 from autotune.errors import ConfigError
 from autotune.space import LAWS
 from autotune.spec import ConfigTable, Estimate, MemoryParts, ParallelConfig, TimeParts, Workload
@@ -98,9 +99,12 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     gpu = workload.cluster.gpu
     reference = peak_flops_per_s(workload, table)
     level_sigma = np.full_like(step, constants.level_sigma)
-    low, high = interval(
-        step, np.hypot(time_sigma(times, constants, experts=workload.model.num_experts > 0), level_sigma)
-    )
+    sigma = np.hypot(time_sigma(times, constants, experts=workload.model.num_experts > 0), level_sigma)
+    low, _ = interval(step, sigma)
+    stalls = known_stalls()
+    chance = stall_probability(workload.cluster, layout, stalls)
+    stalled = np.where(chance > 0, step + stalls.send_s * waiting_sends(layout), step)
+    high = upper_end(step, sigma, stalled, chance)
     memory_low, memory_high = interval(peak, memory_sigma)
     return Estimate(
         step_time_s=step,
@@ -118,6 +122,8 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
         mfu_peak_flops_per_s=reference,
         level=np.ones_like(step),
         level_sigma=level_sigma,
+        stall_probability=chance,
+        stalled_step_time_s=stalled,
     )
 
 

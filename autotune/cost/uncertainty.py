@@ -12,6 +12,9 @@ from autotune.spec import Estimate, TimeParts
 
 Z90 = 1.6448536269514722
 """half-width of the central 90% of a standard normal"""
+TAIL = 0.05
+"""probability that the upper end of an interval is exceeded"""
+BISECTIONS = 10
 
 
 def moving_share(times: TimeParts) -> Column:
@@ -33,10 +36,27 @@ def interval(center: Column, sigma: Column | float) -> tuple[Column, Column]:
     return center / reach, center * reach
 
 
+def upper_end(center: Column, sigma: Column, stalled: Column, chance: Column) -> Column:
+    """Upper end of the 90% interval of a time that is about `center`, or about `stalled` with that `chance`: what 5% exceed. By bisection, to a thousandth of the
+    distance between the ends of both."""
+    high = interval(center, sigma)[1]
+    rows = np.flatnonzero(chance > 0)
+    if len(rows):
+        at, stall, own = (np.broadcast_to(column, high.shape)[rows] for column in (center, stalled, np.maximum(sigma, 1e-9)))
+        low_log, high_log = np.log(high[rows]), np.log(interval(stall, own)[1])
+        for _ in range(BISECTIONS):
+            middle = 0.5 * (low_log + high_log)
+            plain, waiting = (normal_cdf((np.log(place) - middle) / own) for place in (at, stall))
+            above = (1.0 - chance[rows]) * plain + chance[rows] * waiting
+            low_log, high_log = np.where(above > TAIL, middle, low_log), np.where(above > TAIL, high_log, middle)
+        high[rows] = np.exp(high_log)
+    return high
+
+
 def config_sigma(estimate: Estimate) -> Column:
-    """Standard deviation of the own error of each config: the interval's width without what all configs share (`Estimate.level_sigma`)."""
-    low, high = np.asarray(estimate.step_time_low_s), np.asarray(estimate.step_time_high_s)
-    width = np.log(high / low) / (2.0 * Z90)
+    """Standard deviation of the own error of each config: the interval's width below the step time, without what all configs share (`Estimate.level_sigma`). Above
+    it a stall may add to the width."""
+    width = np.log(np.asarray(estimate.step_time_s) / np.asarray(estimate.step_time_low_s)) / Z90
     return np.asarray(np.sqrt(np.maximum(width**2 - np.asarray(estimate.level_sigma) ** 2, 0.0)))
 
 

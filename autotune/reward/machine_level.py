@@ -43,8 +43,8 @@ ALONE = 0.97
 """probability that what disturbed a single run of the default config disturbed nothing else"""
 PREDICTION_FREEDOM = 4.0
 """degrees of freedom of the errors of predictions"""
-INTERVAL_SDS = 2 * 1.645
-"""standard deviations between the ends of a prediction's 90% interval"""
+INTERVAL_SDS = 1.645
+"""standard deviations between a prediction and the lower end of its 90% interval"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,9 +262,9 @@ def prediction_error(trial: Trial, level: float) -> float | None:
     """ln of measured over predicted step time, had the machine been at this level, in standard deviations of prediction and run; None where nothing was predicted."""
     if trial.estimate is None or trial.measurement is None:
         return None
-    low, high = float(trial.estimate.step_time_low_s), float(trial.estimate.step_time_high_s)
+    low = float(trial.estimate.step_time_low_s)  # a stall may widen the interval above the step time
     predicted, measured = float(trial.estimate.step_time_s), trial.measurement.step_time_s
-    if not 0 < low <= high < math.inf or not measured > 0:
+    if not 0 < low <= predicted < math.inf or not measured > 0:
         return None
     noise = RunNoise().variance + within_run_variance(trial.measurement)
-    return (math.log(measured / predicted) + level) / math.hypot(math.log(high / low) / INTERVAL_SDS, math.sqrt(noise))
+    return (math.log(measured / predicted) + level) / math.hypot(math.log(predicted / low) / INTERVAL_SDS, math.sqrt(noise))

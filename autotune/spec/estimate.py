@@ -105,6 +105,10 @@ class Estimate:
     """factor on all times that a study's earlier trials showed: measured / predicted step time of this cluster and its software"""
     level_sigma: Number = 0.0
     """standard deviation of the log of that factor, which all configs share; the interval of the step time includes it"""
+    stall_probability: Number = 0.0
+    """probability that sends between pipeline stages on several nodes stall, 0 to 1; the interval of the step time includes it"""
+    stalled_step_time_s: Number = 0.0
+    """step time with such stalls, s; `step_time_s` is that without, and both are equal where nothing can stall; 0 in estimates of earlier versions"""
 
     def __len__(self) -> int:
         return int(np.size(self.step_time_s))
