@@ -26,7 +26,7 @@ def whole_page(title: str, body: Iterable[str]) -> str:
 
 def html_table(heads: Sequence[tuple[str, bool]], rows: Iterable[tuple[str, Sequence[str]]], *, label: str = "") -> str:
     """`heads`: (name, whether it is a number); `rows`: (class, cells as HTML); `label`: what a screen reader calls it, empty where a heading does."""
-    top = "".join(f"<th{' class=n' if n else ''}>{escape(name)}</th>" for name, n in heads)
+    top = "".join(f"<th{' class=n' if n else ''}>{escape(name)}</th>" if name else "<td></td>" for name, n in heads)
     lines = []
     for kind, cells in rows:
         inner = "".join(f"<td{' class=n' if n else ''}>{cell}</td>" for (_, n), cell in zip(heads, cells, strict=True))

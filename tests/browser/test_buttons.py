@@ -152,14 +152,3 @@ def test_the_form_of_another_site_is_refused(browser: Any, tuning: Service) -> N
         assert "The request failed" in seen.page.content() or "Log in" in seen.page.content()
     assert status_of(tuning, study) != "CANCELLED"
     tuning.http.post(f"/api/v1/studies/{study}/cancel", headers=bearer(token))
-
-
-def test_pages_do_not_overflow_a_phone(browser: Any, tuning: Service) -> None:
-    token = tuning.token("submit")
-    study = submitted(tuning, token, spec(name="narrow"))
-    until(lambda: status_of(tuning, study) == "COMPLETED")
-    with visit(browser, tuning.url, viewport={"width": 390, "height": 800}) as seen:
-        log_in(seen, token)
-        for path in ("/login", "/studies", f"/studies/{study}", "/best", "/studies/absent"):
-            seen.page.goto(path)
-            assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390, path
