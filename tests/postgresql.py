@@ -45,13 +45,15 @@ class PostgresServer:
         *,
         fsync: bool = False,
         standby_of: PostgresServer | None = None,
+        beside: str = "",
     ) -> None:
-        """`standby_of`: the running server that it copies and then follows."""
+        """`standby_of`: the running server that it copies and then follows. `beside`: another address of this machine, at which its subnet is answered."""
         self.programs = programs
         self.data = folder / "data"
         self.log = folder / "log"
         self.port = 0
         self._fsync = fsync
+        self._beside = beside
         self._process: subprocess.Popen[bytes] | None = None
         account = _unprivileged()
         self._become = _become(account)
@@ -70,10 +72,13 @@ class PostgresServer:
             "--no-instructions",
         ]
         self._run([str(programs / "initdb"), f"--pgdata={self.data}", *options])
+        if beside:
+            with (self.data / "pg_hba.conf").open("a") as allowed:
+                allowed.write(f"host all all {beside}/24 trust\n")
 
-    def url(self, database: str = "postgres") -> str:
+    def url(self, database: str = "postgres", *, host: str = "127.0.0.1") -> str:
         """The address of one of its databases."""
-        return f"postgresql://autotune@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://autotune@{host}:{self.port}/{database}"
 
     def start(self) -> None:
         """Starts it, on the port that it had before, and waits until it answers."""
@@ -81,7 +86,7 @@ class PostgresServer:
         while True:
             port = self.port or _free_port()
             settings = {
-                "listen_addresses": "127.0.0.1",
+                "listen_addresses": ",".join(filter(None, ("127.0.0.1", self._beside))),
                 "port": port,
                 "unix_socket_directories": "",
                 "fsync": "on" if self._fsync else "off",
@@ -137,13 +142,17 @@ class PostgresServer:
             row = answer.fetchone() if answer.description else None
             return row[0] if row else None
 
-    def new_database(self, template: str = "template1") -> str:
-        """Makes an empty database (or a copy) and returns its address."""
+    def new_database(self, template: str = "template1", *, tablespace: Path | None = None) -> str:
+        """Makes an empty database (or a copy) and returns its address. `tablespace`: an empty folder of the server's user in which its tables lie."""
         import psycopg
 
         name = f"store_{next(_NUMBERS)}"
         with psycopg.connect(self.url(), autocommit=True, connect_timeout=30) as connection:
-            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+            where = ""
+            if tablespace is not None:
+                connection.execute(f"CREATE TABLESPACE \"{name}\" LOCATION '{tablespace}'")
+                where = f' TABLESPACE "{name}"'
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"{where}')
         return self.url(name)
 
     def _answers(self, port: int, deadline: float) -> bool:
@@ -172,16 +181,19 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def postgres_server(*, fsync: bool = False, standby_of: PostgresServer | None = None) -> Iterator[PostgresServer]:
-    """A running server; the test is skipped, saying how to install one, where there is none. The options are those of `PostgresServer`."""
+def postgres_server(
+    *, fsync: bool = False, standby_of: PostgresServer | None = None, beside: str = "", parent: Path | None = None
+) -> Iterator[PostgresServer]:
+    """A running server; the test is skipped, saying how to install one, where there is none. `parent`: of its folder; the other options are those of
+    `PostgresServer`."""
     programs = find_programs()
     if programs is None:
         pytest.skip(HOW)
     pytest.importorskip("psycopg", reason="psycopg is not installed; install the postgresql extra")
     # Not under pytest's own folder: that one only its owner may enter, and the server has another owner.
-    folder = Path(tempfile.mkdtemp(prefix="autotune-postgresql-"))
+    folder = Path(tempfile.mkdtemp(prefix="autotune-postgresql-", dir=parent))
     try:
-        server = PostgresServer(programs, folder, fsync=fsync, standby_of=standby_of)
+        server = PostgresServer(programs, folder, fsync=fsync, standby_of=standby_of, beside=beside)
         try:
             server.start()
             yield server

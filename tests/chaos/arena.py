@@ -57,6 +57,8 @@ class Played:
     """how many of them had the study, one after the other"""
     fenced: int
     """how many found that another had taken over"""
+    waited: int
+    """how often a controller said that it waits for its database"""
     trials: tuple[str, ...]
     """purpose and config of each"""
     wrong: tuple[str, ...]
@@ -119,6 +121,18 @@ class Served:
     def is_free(self) -> bool:
         """A frozen client locks a row at most, and loses its transaction after a while."""
         return True
+
+
+class Locked(Served):
+    """A database in which another client locks the rows of all studies."""
+
+    def take_away(self, disturbance: Disturbance) -> None:
+        """Holds the locks; studies can be read meanwhile."""
+        import psycopg
+
+        with psycopg.connect(self.address) as other:
+            other.execute("SELECT 1 FROM studies FOR UPDATE")
+            time.sleep(disturbance.for_s)
 
 
 class Replicated:
@@ -293,7 +307,7 @@ class Arena:
         return terms(self.store.events(self.study_id, limit=100_000))
 
     def _written(self) -> int:
-        return sum(journal.read_bytes().count(b"\n") for journal in (self.folder / "journals").iterdir())
+        return sum(line.kind != "waits" for journal in self.journals() for line in journal.lines)
 
     def _journal(self, owner: str) -> Journal:
         return controller.read_journal(self.folder / "journals" / owner)
@@ -341,22 +355,28 @@ class SmallDisk(SqliteFile):
 
     def take_away(self, disturbance: Disturbance) -> None:
         """Leaves no byte free for a while."""
-        ballast = Path(self.address).with_name("ballast")
-        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-            for size in (1 << 16, 1 << 10):
-                with contextlib.suppress(OSError):
-                    while file.write(b"x" * size):
-                        pass
+        ballast = fill_disk(Path(self.address).parent)
         time.sleep(disturbance.for_s)
         ballast.unlink()
 
 
+def fill_disk(folder: Path) -> Path:
+    """Leaves no byte free on the file system; returns the file that takes the room."""
+    ballast = folder / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 10):
+            with contextlib.suppress(OSError):
+                while file.write(b"x" * size):
+                    pass
+    return ballast
+
+
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path | None]:
-    """A file system of 8 MiB; None where none may be mounted."""
+def small_disk(folder: Path, size_mib: int = 8) -> Iterator[Path | None]:
+    """A file system of so many MiB; None where none may be mounted."""
     folder.mkdir()
     mount = shutil.which("mount")
-    argv = [mount or "", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    argv = [mount or "", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)]
     if mount is None or os.geteuid() != 0 or subprocess.run(argv, capture_output=True).returncode:
         yield None
         return
@@ -408,6 +428,7 @@ def play(schedule: Schedule, where: Where, folder: Path) -> Played:
             supervisors=len(arena.supervisors) + arena.met.count("supervisor"),
             terms=terms(seen.events),
             fenced=sum(map(was_fenced, seen.journals)),
+            waited=sum(line.kind == "waits" for journal in seen.journals for line in journal.lines),
             trials=tuple(f"{t.purpose} {t.config}" for t in seen.trials),
             wrong=tuple(f"{schedule}: {sentence}" for sentence in wrong),
             took_s=time.monotonic() - began,

@@ -31,7 +31,7 @@ class Line:
     """One acknowledged fact."""
 
     kind: str
-    """asked, started, retried, ended, rested; or fell: the controller met an error that nobody foresaw"""
+    """asked, started, retried, ended, rested; waits: for the database; or fell: the controller met an error that nobody foresaw"""
     number: int = -1
     attempt: int = 0
     said: str = ""

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from autotune.store import open_store
-from tests.chaos.arena import Served, SqliteFile, Where
+from tests.chaos.arena import Locked, Served, SqliteFile, Where
 from tests.chaos.schedule import Schedule
 from tests.postgresql import PostgresServer, postgres_server
 from tests.ray_roles import AUTH
@@ -43,6 +43,19 @@ def files(tmp_path: Path) -> Callable[[int], list[Place]]:
 @pytest.fixture
 def servers() -> Iterator[Callable[[int], list[Place]]]:
     """So many places, each with a PostgreSQL server of its own and a fresh database for every schedule."""
+    with _places(Served) as places:
+        yield places
+
+
+@pytest.fixture
+def locked_servers() -> Iterator[Callable[[int], list[Place]]]:
+    """The same; what takes the database away is another client's lock."""
+    with _places(Locked) as places:
+        yield places
+
+
+@contextlib.contextmanager
+def _places(kind: type[Served]) -> Iterator[Callable[[int], list[Place]]]:
     with contextlib.ExitStack() as stack:
 
         def place() -> Place:
@@ -52,6 +65,6 @@ def servers() -> Iterator[Callable[[int], list[Place]]]:
             return lambda _: fresh(server, template.rpartition("/")[2])
 
         def fresh(server: PostgresServer, template: str) -> Where:
-            return Served(server, server.new_database(template))
+            return kind(server, server.new_database(template))
 
         yield lambda count: [place() for _ in range(count)]

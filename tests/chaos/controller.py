@@ -27,6 +27,7 @@ from autotune.store import database, open_store
 from autotune.study.process_id import this_process
 from autotune.study.progress import (
     LoopEvent,
+    Notice,
     OnEvent,
     StudyOpened,
     StudyRested,
@@ -41,6 +42,8 @@ from tests.chaos.checker import Journal, Line, outcome, study_outcome
 T = TypeVar("T")
 PATIENCE_S = 300.0
 """for a turn to come"""
+AWAY = "the store cannot be reached"
+"""how a controller begins to say that it waits for its database"""
 
 
 class JournalWriter:
@@ -81,6 +84,8 @@ class JournalWriter:
                 self._write("ended", trial.number, said=outcome(trial))
             case StudyRested(record=record):
                 self._write("rested", said=study_outcome(record))
+            case Notice(message=message) if message.startswith(AWAY):
+                self._write("waits", said=message)
             case _:
                 pass
 

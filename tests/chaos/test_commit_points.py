@@ -1,6 +1,6 @@
 """Every commit point: a process that dies just before or just after any write of a study loses nothing, decides nothing by halves and changes nothing.
 
-The sample is part of the tests. `make chaos` plays every write of every story on both databases, and kills processes for real on a sample.
+A sample is part of the tests, with processes that are killed for real. `make chaos` plays every write of every story on both databases, and kills processes at every fifth.
 """
 
 from __future__ import annotations
@@ -73,17 +73,30 @@ def test_a_death_at_any_write_changes_nothing(
     assert found == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize(
+    ("kind", "every"),
+    [
+        ("sqlite", 27),
+        ("postgresql", 60),
+        pytest.param("sqlite", 5, marks=pytest.mark.slow),
+        pytest.param("postgresql", 5, marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_that_is_killed_at_a_write_is_replaced(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
+    tmp_path: Path, kind: str, every: int, request: pytest.FixtureRequest
 ) -> None:
     """SIGKILL at the same points; the next process finds its lease and sees that it is gone."""
-    fresh, number, story = _fresh_of(kind, tmp_path, request), 1, stories()[1]
+    assert faults_of_killed(_fresh_of(kind, tmp_path, request), every) == []
+
+
+def faults_of_killed(fresh: Fresh, every: int) -> list[str]:
+    """What is wrong after SIGKILL at one point of so many."""
+    number, story = 1, stories()[1]
     writes, expected = undisturbed(story, fresh)
-    found: list[str] = []
-    for at, after in all_points(writes)[::5]:
+    points, found = all_points(writes)[every // 2 :: every], list[str]()
+    assert points
+    for at, after in points:
         with contextlib.closing(fresh()) as store:
             study_id = begin(store, story)
             address = store.database.location.url.render_as_string(hide_password=False).replace("+pysqlite", "")
@@ -94,7 +107,7 @@ def test_a_process_that_is_killed_at_a_write_is_replaced(
             tell(store, study_id, story, set())
             faults = wrong(story, see(store, study_id, []), expected, store)
             found += [f"killed {'after' if after else 'before'} write {at}: {fault}" for fault in faults]
-    assert found == []
+    return found
 
 
 def _fresh_of(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Fresh:

@@ -96,7 +96,7 @@ def test_a_disk_that_fills_up_again_and_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["files", "servers"])
+@pytest.mark.parametrize("kind", ["files", "servers", "locked_servers"])
 def test_a_database_that_is_locked_or_gone_for_a_minute(
     tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
@@ -107,6 +107,7 @@ def test_a_database_that_is_locked_or_gone_for_a_minute(
     (played,) = play_all([schedule], places(1), tmp_path / "play")
     assert played.wrong == ()
     assert (played.met, played.controllers) == (("database",), 1)
+    assert played.waited == 1, "it says so once"
 
 
 @pytest.mark.slow
