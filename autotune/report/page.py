@@ -14,7 +14,7 @@ from typing import Any
 from autotune import __version__
 from autotune.ports import StudyRecord
 from autotune.report.figures import figures_of
-from autotune.report.figures.figure_html import figure_html
+from autotune.report.figures.figure_html import figures_html
 from autotune.report.findings import why
 from autotune.report.notes import notes_of
 from autotune.report.page_frame import html_table, whole_page
@@ -56,9 +56,7 @@ def html_report(record: StudyRecord, trials: Sequence[Trial]) -> str:
         _answer(found),
         _target(found),
         "<h2>Figures</h2>",
-        '<div class="figures">',
-        *(figure_html(figure) for figure in figures_of(found)),
-        "</div>",
+        figures_html(figures_of(found), is_open=not record.status.is_terminal),
         _rewards(found),
         _trials(found),
         _failures(found),

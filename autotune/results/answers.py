@@ -36,8 +36,12 @@ AGAIN_IN_PYTHON = (
 def result_of(store: StudyReader, study_id: str) -> Result:
     """What the store knows of a study, running or finished. Raises `NotFoundError`."""
     record = store.study(study_id)
-    is_left = record.status in (StudyStatus.RUNNING, StudyStatus.STOPPING) and not is_held(store, record.id)
-    return replace(result_from(record, store.trials(record.id)), is_left=is_left)
+    return replace(result_from(record, store.trials(record.id)), is_left=is_left(store, record))
+
+
+def is_left(store: StudyReader, record: StudyRecord) -> bool:
+    """Whether the study waits for another controller, because its last one died."""
+    return record.status in (StudyStatus.RUNNING, StudyStatus.STOPPING) and not is_held(store, record.id)
 
 
 def is_held(store: StudyReader, study_id: str) -> bool:

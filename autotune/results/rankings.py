@@ -74,7 +74,7 @@ def merits_document(trial: Trial, workload: Workload) -> dict[str, Any]:
     if m is None:
         return {}
     cost = reward.token_cost(m, workload.cluster.gpu)
-    speed, stability, headroom, _ = reward.merits(m, cost.value)
+    speed, stability, headroom, _ = reward.merits(trial, m, cost.value)
     known = m.peak_memory_bytes is not None and bool(m.memory_capacity_bytes)
     return {
         "tokens_per_s": speed,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from autotune.reward.price import token_cost
 from autotune.reward.stability import stability
 from autotune.space import why_outside
@@ -41,15 +43,16 @@ def counted_once(trials: Sequence[Trial]) -> list[Trial]:
     return [t for t in measured if (t is default if t.purpose is TrialPurpose.BASELINE else t.number not in again)]
 
 
-def merits(measurement: Measurement, cost_of_token: float) -> tuple[float, float, float, float]:
-    """(tokens/s, stability, memory headroom as a share of the capacity, -cost per token), each the higher the better.
+def merits(trial: Trial, measurement: Measurement, cost_of_token: float) -> tuple[float, float, float, float]:
+    """(tokens/s, stability, memory headroom as a share of the capacity, -cost per token) of a trial with that measurement, each the higher the better.
 
-    Unknown memory counts as none free.
+    Unknown memory counts as none free. The stability is that of its reward, where it was scored.
     """
     m = measurement
+    steady = trial.reward.stability if trial.reward is not None else stability(m)
     used, capacity = m.occupied_memory_bytes, m.memory_capacity_bytes
     headroom = 1.0 - used / capacity if used is not None and capacity else 0.0
-    return (m.tokens_per_s, stability(m), headroom, -cost_of_token)
+    return (m.tokens_per_s, steady, headroom, -cost_of_token)
 
 
 def pareto(trials: Sequence[Trial], gpu: GpuSpec) -> list[Trial]:
@@ -63,11 +66,15 @@ def pareto(trials: Sequence[Trial], gpu: GpuSpec) -> list[Trial]:
     costs = [token_cost(m, gpu) for _, m in first]
     alike = len({cost.source for cost in costs}) == 1
     scored = [
-        (t, merits(m, cost.value if alike else m.num_ranks / m.tokens_per_s))
+        (t, merits(t, m, cost.value if alike else m.num_ranks / m.tokens_per_s))
         for (t, m), cost in zip(first, costs, strict=True)
     ]
-    return [
-        t
-        for t, mine in sorted(scored, key=lambda pair: (-pair[1][0], pair[0].number))
-        if not any(theirs != mine and all(a >= b for a, b in zip(theirs, mine, strict=True)) for _, theirs in scored)
-    ]
+    # who beats another comes before it in this order, and of those that beat it one is on the front: so only the front is compared
+    scored.sort(key=lambda pair: (*(-merit for merit in pair[1]), pair[0].number))
+    front, members = list[tuple[float, Trial]](), np.empty((len(scored), 4))
+    for t, mine in scored:
+        others = members[: len(front)]
+        if not np.any(np.all(others >= mine, axis=1) & np.any(others != mine, axis=1)):
+            members[len(front)] = mine
+            front.append((mine[0], t))
+    return [t for _, t in sorted(front, key=lambda pair: (-pair[0], pair[1].number))]

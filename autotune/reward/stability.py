@@ -134,6 +134,9 @@ def spikes(measurement: Measurement) -> list[int]:
 
 
 def _standing_out(norms: Series, factor: float) -> list[int]:
+    finite = norms[np.isfinite(norms)]
+    if len(finite) <= NEIGHBOURS or finite.max() <= factor * finite.min():  # no median of others is below the least
+        return []
     found = []
     for i, norm in enumerate(norms):
         around = np.concatenate([norms[max(0, i - NEIGHBOURS) : i], norms[i + 1 : i + 1 + NEIGHBOURS]])

@@ -6,6 +6,7 @@
     options.py           the options of `autotune serve`
     service_state.py     what all routes share
     fair_queue.py        CPU-heavy requests, by turns among callers; submissions wait behind no plan
+    study_views.py       results and figures of studies, kept until the study changes
     revision_watch.py    what event streams look at, read once for all streams of a study
     stream_places.py     places for event streams, some of them kept for owners
     resources/           the routes under /api/v1

@@ -22,7 +22,7 @@ from autotune.service.counters import Counters, CountRequests
 from autotune.service.middleware import RequestGuards
 from autotune.service.options import ServiceOptions
 from autotune.service.refusals import Refusals
-from autotune.service.resources import across_studies, events, health, studies, study_annotations
+from autotune.service.resources import across_studies, events, health, studies, study_annotations, study_figures
 from autotune.service.response_cache import ResponseCache
 from autotune.service.service_state import ServiceState
 from autotune.service.supervisor import Supervisor
@@ -60,7 +60,7 @@ def create_app(store: ServiceStore, options: ServiceOptions, *, supervisor: Supe
         title="autotune", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.service = service
-    for module in (events, across_studies, health, study_annotations, studies):
+    for module in (events, across_studies, health, study_annotations, study_figures, studies):
         app.include_router(module.router, prefix=ROOT)
     app.include_router(pages.router, include_in_schema=False)
     app.add_exception_handler(error_responses.RefusalError, error_responses.of_refusal)

@@ -18,6 +18,7 @@ from autotune.service.options import ServiceOptions
 from autotune.service.response_cache import ResponseCache
 from autotune.service.revision_watch import RevisionWatch
 from autotune.service.stream_places import StreamPlaces
+from autotune.service.study_views import StudyViews
 from autotune.service.supervisor import Supervisor
 from autotune.spec.checks import nearest
 
@@ -58,6 +59,7 @@ class ServiceState:
     )
 
     def __post_init__(self) -> None:
+        self.views = StudyViews(self.store)
         self.stream_places = StreamPlaces(self.options)
         self.revisions = RevisionWatch(self.store, interval_s=STREAM_POLL_S)
 

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,7 @@ def to_us(at: datetime) -> int:
 
 def from_us(at_us: int) -> datetime:
     """The inverse of `to_us`."""
-    seconds, microseconds = divmod(at_us, 1_000_000)
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds)
+    return _EPOCH + timedelta(microseconds=at_us)
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -6,25 +6,32 @@
 
 const RETRY_MS = 3000;
 const GATHER_MS = 300; // events that come close together need one fetch
+const REST = 5; // a page that takes long to make is asked for less often: at most a sixth of the time goes into it
+const STEPS_MS = 2000; // steps of running trials are no events: their part of the page is fetched again after so long
 let pending = 0;
+let pause = 0;
 
-function openDetails(main) {
-  return [...main.querySelectorAll("details")].map((part) => part.open);
+// The details of a page by what they belong to: new ones may appear between them.
+function detailsOf(main) {
+  const name = (part) => `${part.closest("[id]")?.id} ${part.querySelector("summary")?.textContent.replace(/\d+/g, "")}`;
+  return new Map([...main.querySelectorAll("details")].map((part) => [name(part), part]));
 }
 
 async function refresh() {
   pending = 0;
+  const began = performance.now();
   const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
   if (!answer.ok || answer.redirected) return;
   const found = new DOMParser().parseFromString(await answer.text(), "text/html");
   const [old, next] = [document.querySelector("main"), found.querySelector("main")];
   if (typing(old)) return;
   const focus = old.contains(document.activeElement) ? document.activeElement : null;
-  const open = openDetails(old);
+  const before = detailsOf(old);
   old.replaceChildren(...next.childNodes);
-  old.querySelectorAll("details").forEach((part, index) => (part.open = open[index] ?? part.open));
+  detailsOf(old).forEach((part, name) => (part.open = before.get(name)?.open ?? part.open));
   if (focus && focus.name) old.querySelector(`[name="${focus.name}"][value="${focus.value}"]`)?.focus();
   document.title = found.title;
+  pause = REST * (performance.now() - began);
 }
 
 // Whether someone is filling in a form of the page, which must not be taken away.
@@ -34,7 +41,7 @@ function typing(main) {
 }
 
 function refreshSoon() {
-  if (!pending) pending = setTimeout(() => refresh().catch(() => {}), GATHER_MS);
+  if (!pending) pending = setTimeout(() => refresh().catch(() => {}), Math.max(GATHER_MS, pause));
 }
 
 async function follow(url) {
@@ -61,6 +68,20 @@ async function follow(url) {
   }
 }
 
+// Keeps the part of the page current that shows the running trials.
+async function followSteps() {
+  const part = document.querySelector("#running[data-from]");
+  if (!part?.querySelector("li") || part.contains(document.activeElement)) return;
+  const answer = await fetch(part.dataset.from, { headers: { Accept: "text/html" } });
+  if (!answer.ok || answer.redirected) return;
+  const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const now = document.querySelector("#running[data-from]");
+  const open = detailsOf(now);
+  now.replaceChildren(...found.body.childNodes);
+  detailsOf(now).forEach((one, name) => (one.open = open.get(name)?.open ?? one.open));
+}
+
 const { events, every } = document.querySelector("main").dataset;
 if (events) follow(events);
+if (events) setInterval(() => followSteps().catch(() => {}), STEPS_MS);
 if (every) setInterval(refreshSoon, 1000 * Number(every));

@@ -111,7 +111,7 @@ def test_filters_pages_and_links_lead_where_they_say(browser: Any, tuning: Servi
         assert page.locator("svg").count() > 0
         page.go_back()
         page.get_by_text("History: the newest events").click()
-        assert page.locator("details td").first.is_visible()
+        assert page.get_by_role("region", name="History").get_by_role("row").nth(1).is_visible()
         page.get_by_role("link", name="Best configurations").click()
         page.get_by_label("Runner").fill("simulated")
         page.get_by_role("button", name="Show").click()

@@ -7,6 +7,7 @@
     feasible_map.py        two knobs as a grid, the best of each cell     predicted_space.py    the feasible set, predicted
     knobs_and_speed.py     importance of knobs, trials across knobs       knob_values.py        the knobs that vary
     pareto_front.py        speed against memory                           one_trial.py          those of one trial
+    running_steps.py       steps of the running trials, and what is left  missing.py            what each figure needs
 
 `FIGURES` names all of them, in the order in which they are shown. Names never change: files and notebooks use them.
 """
@@ -14,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from autotune.report.figures.budget_spent import budget_spent
 from autotune.report.figures.feasible_map import feasible_map
@@ -21,7 +23,8 @@ from autotune.report.figures.knobs_and_speed import knob_importance, parallel_co
 from autotune.report.figures.loss_curves import loss_curves
 from autotune.report.figures.pareto_front import pareto_front
 from autotune.report.figures.predictions import predicted_measured, predicted_measured_memory
-from autotune.report.figures.source import FigureSource
+from autotune.report.figures.running_steps import running_steps
+from autotune.report.figures.source import FigureSource, StepSeries
 from autotune.report.figures.speed_over_study import best_so_far, best_so_far_over_time
 from autotune.report.figures.step_and_memory_parts import memory_parts, step_parts
 from autotune.report.figures.trial_timeline import trial_timeline
@@ -31,6 +34,7 @@ from autotune.results.result import Result
 FIGURES: Mapping[str, Callable[[FigureSource], Figure | None]] = {
     "best_so_far": best_so_far,
     "best_so_far_over_time": best_so_far_over_time,
+    "running_steps": running_steps,
     "budget": budget_spent,
     "feasible_map": feasible_map,
     "step_parts": step_parts,
@@ -46,9 +50,9 @@ FIGURES: Mapping[str, Callable[[FigureSource], Figure | None]] = {
 """Functions of all figures by name; each answers None while there is nothing to show."""
 
 
-def figures_of(result: Result) -> tuple[Figure, ...]:
-    """The figures that the trials so far allow, in the order in which they are shown."""
-    source = FigureSource(result=result)
+def figures_of(result: Result, steps: Mapping[int, StepSeries] = MappingProxyType({})) -> tuple[Figure, ...]:
+    """The figures that the trials so far allow, in the order in which they are shown. `steps`: those of the running trials, by number."""
+    source = FigureSource(result=result, steps=steps)
     return tuple(figure for draw in FIGURES.values() if (figure := draw(source)) is not None)
 
 

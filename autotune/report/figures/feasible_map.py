@@ -15,7 +15,7 @@ from autotune.report.svg.tiles import LEVELS, Tile, tiles
 from autotune.report.terminal import format_count
 from autotune.results.figure import Column, Figure, table_of
 from autotune.reward import tokens_per_s
-from autotune.spec import FailureKind, Trial
+from autotune.spec import FailureKind, Trial, TrialPurpose
 
 AXES = ("pp", "tp")
 """(columns, rows)"""
@@ -105,6 +105,8 @@ def _cells(source: FigureSource, across: str, down: str) -> dict[tuple[Hashable,
                 cell.fitting += 1
                 cell.predicted = max(speed, cell.predicted or 0.0)
     for t in source.result.shown:
+        if t.purpose is TrialPurpose.FINAL:  # its config's figure, which the finals gave, is that of the search's trial
+            continue
         cell = cells.setdefault((t.config.value(down), t.config.value(across)), _Cell())
         cell.configs += source.space is None
         if t.is_measured:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from urllib.parse import quote
 
+from autotune.report.figures.missing import MISSING, why_missing
 from autotune.report.page_frame import html_table
 from autotune.results.figure import Figure
 
@@ -12,10 +14,23 @@ MOST_ROWS = 20
 """rows of data that the HTML shows; the CSV holds all"""
 
 
-def figure_html(figure: Figure, *, csv: str = "") -> str:
-    """`csv`: the address of the data; empty: they are inside of the page, as the drawing is."""
+def figures_html(figures: Sequence[Figure], *, is_open: bool, at: str = "") -> str:
+    """All figures of a study, and what those that cannot be drawn need. `is_open`: the study goes on; `at`: the address below which their files are."""
+    drawn = {figure.name for figure in figures}
+    missing = [name for name in MISSING if name not in drawn]
+    shown = "".join(
+        figure_html(f, csv=f"{at}/{f.name}.csv" if at else "", svg=f"{at}/{f.name}.svg" if at else "") for f in figures
+    )
+    reasons = "".join(f"<li>{escape(why_missing(name))}</li>" for name in missing)
+    said = "Not drawn yet" if is_open else "Not drawn"
+    absent = f'<div class="missing"><p>{said}:</p><ul>{reasons}</ul></div>' if missing else ""
+    return f'<div class="figures">{shown}</div>{absent}'
+
+
+def figure_html(figure: Figure, *, csv: str = "", svg: str = "") -> str:
+    """`csv`, `svg`: the addresses of the data and of the drawing; empty: they are inside of the page."""
     csv = csv or f"data:text/csv;charset=utf-8,{quote(figure.csv())}"
-    svg = f"data:image/svg+xml;charset=utf-8,{quote(figure.picture())}"
+    svg = svg or f"data:image/svg+xml;charset=utf-8,{quote(figure.picture())}"
     table, name = figure.table, escape(figure.name)
     rows = len(table.rows)
     cut = f" The first {MOST_ROWS} of {rows:,} rows are shown." if rows > MOST_ROWS else ""

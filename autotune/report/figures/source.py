@@ -6,8 +6,8 @@ failed last stay. A figure's table holds all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
@@ -18,6 +18,8 @@ from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
 
+StepSeries = Mapping[str, Sequence[float]]
+"""step, step_time_s, loss, grad_norm of an attempt so far"""
 MAX_MARKS = 500
 """trials that a figure shows"""
 
@@ -36,6 +38,8 @@ class FigureSource:
     """Everything that figures are drawn from."""
 
     result: Result
+    steps: Mapping[int, StepSeries] = field(default_factory=dict)
+    """of the running trials, by number: `autotune.ports.StudyReader.steps`"""
 
     @cached_property
     def space(self) -> PredictedSpace | None:

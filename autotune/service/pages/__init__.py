@@ -6,7 +6,7 @@
     submit_page.py  a new study                   export_page.py  a launch of a trainer
     ranking_page.py another order of the configs  flash.py        what an action did
     compare_page.py studies or trials side by side
-    trial_page.py   one trial
+    trial_page.py   one trial                          trial_table.py  the trials of a study, sorted and filtered
     rendering.py    templates and filters         visits.py       who asks, forms, errors as pages
     static_files.py style sheet and script
 

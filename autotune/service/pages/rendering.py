@@ -47,6 +47,7 @@ def environment() -> Environment:
         "infeasible": infeasible_line,
         "trials": trial_numbers,
         "config": lambda config: config_label(ParallelConfig.from_dict(config)),
+        "label": config_label,
         "sentence": lambda text: text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else "."),
         "moment": lambda text: str(text or "")[:19].replace("T", " "),
     }

@@ -6,16 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
+from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, Response
 
+from autotune.report.figures.figure_html import figure_html, figures_html
+from autotune.report.figures.running_steps import running_steps, steps_left
 from autotune.report.notes import infeasible_line
 from autotune.report.target_text import HEADS, target_rows, target_sentences
+from autotune.results.result import Result
 from autotune.service.pages.flash import done, said
 from autotune.service.pages.rendering import render
 from autotune.service.pages.study_tools import tools_of
+from autotune.service.pages.trial_table import TrialQuery, trial_table
 from autotune.service.pages.visits import REFRESH_S, changing, page, visitor
 from autotune.service.resources.studies import Action, acted
+from autotune.service.service_state import ServiceState
 from autotune.spec import StudyStatus, Wanted
 from autotune.spec.checks import one_of
 
@@ -31,12 +37,12 @@ REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; f
 async def study(request: Request) -> Response:
     """One study: best config, trials, newest events, and buttons for the actions that are possible now."""
     service, caller = await visitor(request)
-    study_id = request.path_params["study_id"]
+    study_id, query = request.path_params["study_id"], TrialQuery.of(request.query_params)
 
     def load() -> dict[str, Any]:
         from autotune import api
 
-        result = api.result_of(service.store, study_id)
+        result = service.views.result(study_id)
         document = api.document(result)
         tools = tools_of(service, caller, result.record)
         status = result.record.status
@@ -46,8 +52,14 @@ async def study(request: Request) -> Response:
             "document": document,
             "tools": tools,
             "study": document["study"],
-            "trials": [api.trial_document(trial) for trial in result.shown],
+            "table": trial_table(result, query),
             "infeasible": infeasible_line(result.infeasible),
+            "figures": Markup(
+                figures_html(
+                    service.views.figures(result.record.id), is_open=not status.is_terminal, at=_figures_at(result)
+                )
+            ),
+            **_running(service, result),
             **_target(document["target"]),
             "actions": _possible_actions(status, result.record.wanted) if may_act else [],
             "events": [event.to_dict() for event in reversed(events)],
@@ -58,6 +70,19 @@ async def study(request: Request) -> Response:
     return render("study.html", caller=caller, said=said(request), **(await run_in_threadpool(load)))
 
 
+@router.get("/studies/{study_id}/running")
+@page
+async def running(request: Request) -> Response:
+    """The part of a study's page that shows its running trials, which change without a new event."""
+    service, caller = await visitor(request)
+
+    def load() -> dict[str, Any]:
+        result = service.views.result(request.path_params["study_id"])
+        return {"study": {"id": result.record.id}, **_running(service, result)}
+
+    return render("running_trials.html", caller=caller, **(await run_in_threadpool(load)))
+
+
 @router.get("/studies/{study_id}/report")
 @page
 async def report(request: Request) -> Response:
@@ -65,10 +90,9 @@ async def report(request: Request) -> Response:
     service, _ = await visitor(request)
 
     def load() -> str:
-        from autotune import api
         from autotune.report import html_report
 
-        result = api.result_of(service.store, request.path_params["study_id"])
+        result = service.views.result(request.path_params["study_id"])
         return html_report(result.record, result.trials)
 
     return HTMLResponse(await run_in_threadpool(load), headers={"Content-Security-Policy": REPORT_POLICY})
@@ -82,6 +106,22 @@ async def act(request: Request) -> Response:
     action = one_of("action", form.get("action", ""), [str(a) for a in Action])
     record = await run_in_threadpool(acted, service, caller, request.path_params["study_id"], action)
     return done(f"/studies/{record.id}", action)
+
+
+def _figures_at(result: Result) -> str:
+    """The address below which the files of a study's figures are."""
+    return f"/api/v1/studies/{result.record.id}/figures"
+
+
+def _running(service: ServiceState, result: Result) -> dict[str, Any]:
+    """How far the running trials are, and their steps."""
+    source, at = service.views.running(result), _figures_at(result)
+    figure = running_steps(source)
+    files = {suffix: f"{at}/{figure.name}.{suffix}" for suffix in ("csv", "svg")} if figure is not None else {}
+    return {
+        "running": steps_left(source),
+        "running_figure": Markup(figure_html(figure, **files)) if figure is not None else "",
+    }
 
 
 def _target(target: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""Routes of a study's figures: which there are, and each as data (CSV) and as a drawing (SVG)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from autotune.errors import NotFoundError
+from autotune.report.figures.missing import MISSING
+from autotune.results.figure import Figure
+from autotune.service.error_responses import StrictJSONResponse
+from autotune.service.response_models import Answer, responses
+from autotune.service.service_state import Reader, ServiceState, StudyId, TheService
+
+router = APIRouter(tags=["studies"])
+
+CSV, SVG = "text/csv", "image/svg+xml"
+SVG_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+"""a drawing holds its own style sheet"""
+FigureName = Annotated[str, Path(pattern=r"^[a-z_]{1,60}$", description="name of the figure", examples=["best_so_far"])]
+
+
+class FigureDocument(Answer):
+    """A figure of a study: its words, and where its data and its drawing are."""
+
+    name: str = Field(examples=["best_so_far"])
+    title: str = Field(examples=["Best so far over trials"])
+    shows: str = Field(description="what it shows, with units")
+    how_to_read: str = Field(description="what its signs mean")
+    csv: str = Field(description="address of the data")
+    svg: str = Field(description="address of the drawing")
+
+
+class MissingFigure(Answer):
+    """A figure that cannot be drawn."""
+
+    name: str = Field(examples=["loss_reference"])
+    title: str = Field(examples=["Loss against the reference"])
+    needs: str = Field(examples=["a best trial whose trainer reports losses"])
+
+
+class FigureList(Answer):
+    """The figures of a study in the order in which they are shown."""
+
+    figures: list[FigureDocument]
+    missing: list[MissingFigure]
+
+
+def _as_file(media: str) -> dict[int | str, dict[str, Any]]:
+    answers = responses(404, model=FigureList)
+    answers[200] = {"description": "The file", "content": {media: {"schema": {"type": "string"}}}}
+    return answers
+
+
+@router.get("/studies/{study_id}/figures", responses=responses(404, model=FigureList))
+async def figures(study_id: StudyId, service: TheService, caller: Reader) -> Response:
+    """The figures of a study with their words and addresses, and what those that cannot be drawn need."""
+    found = await run_in_threadpool(service.views.figures_now, study_id)
+    at = f"/api/v1/studies/{study_id}/figures"
+    listed = [
+        {
+            "name": figure.name,
+            "title": figure.title,
+            "shows": figure.shows,
+            "how_to_read": figure.how_to_read,
+            "csv": f"{at}/{figure.name}.csv",
+            "svg": f"{at}/{figure.name}.svg",
+        }
+        for figure in found
+    ]
+    drawn = {figure.name for figure in found}
+    absent = [
+        {"name": name, "title": title, "needs": needs} for name, (title, needs) in MISSING.items() if name not in drawn
+    ]
+    return StrictJSONResponse({"figures": listed, "missing": absent})
+
+
+@router.get("/studies/{study_id}/figures/{name}.csv", responses=_as_file(CSV), response_class=Response)
+async def figure_data(study_id: StudyId, name: FigureName, service: TheService, caller: Reader) -> Response:
+    """All data of a figure, in SI units, with the names of the columns first."""
+    figure = await _figure(service, study_id, name)
+    return Response(figure.csv(), media_type=f"{CSV}; charset=utf-8")
+
+
+@router.get("/studies/{study_id}/figures/{name}.svg", responses=_as_file(SVG), response_class=Response)
+async def figure_drawing(study_id: StudyId, name: FigureName, service: TheService, caller: Reader) -> Response:
+    """A figure as a drawing that stands alone, in light colours."""
+    figure = await _figure(service, study_id, name)
+    return Response(figure.picture(), media_type=SVG, headers={"Content-Security-Policy": SVG_POLICY})
+
+
+async def _figure(service: ServiceState, study_id: str, name: str) -> Figure:
+    """The figure of that name. Raises `NotFoundError`."""
+    found = {figure.name: figure for figure in await run_in_threadpool(service.views.figures_now, study_id)}
+    if name not in found:
+        needs = f"; it needs {MISSING[name][1]}" if name in MISSING else ""
+        raise NotFoundError(
+            f"study {study_id} has no figure {name!r}{needs}", remedy=f"it has {', '.join(found) or 'none yet'}"
+        )
+    return found[name]

@@ -1,0 +1,101 @@
+"""Views of studies: their results and figures, made once for each revision of a study and shared by all who look at it.
+
+A view is kept until its study changes or newer ones need its place. Requests that come while a view is being made wait for it. Threads may share it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+
+from autotune.ports import Revision, ServiceStore
+from autotune.report.figures.source import FigureSource
+from autotune.results.figure import Figure
+from autotune.results.result import Result
+from autotune.spec import TrialStatus
+
+MOST_TRIALS = 50_000
+"""trials of all views together, about 10 KB each; the view that was asked for longest ago is dropped first"""
+MOST_VIEWS = 500
+"""views of studies"""
+
+
+@dataclass(slots=True)
+class _View:
+    """What is known of a study at one revision."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """held while it is made"""
+    revision: Revision | None = None
+    result: Result | None = None
+    figures: tuple[Figure, ...] | None = None
+
+
+class StudyViews:
+    """The views of one service."""
+
+    def __init__(self, store: ServiceStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._views: OrderedDict[str, _View] = OrderedDict()
+
+    def result(self, study_id: str) -> Result:
+        """What the store knows of the study now. Raises `NotFoundError`."""
+        from autotune.results.answers import is_left
+
+        result, _ = self._seen(study_id)
+        return replace(result, is_left=is_left(self._store, result.record))  # a lease runs out without a revision
+
+    def figures(self, study_id: str) -> tuple[Figure, ...]:
+        """The study's figures as of its revision. Raises `NotFoundError`."""
+        from autotune.report.figures import figures_of
+
+        result, view = self._seen(study_id)
+        with view.lock:
+            if view.result is result and view.figures is not None:
+                return view.figures
+            drawn = figures_of(result)
+            if view.result is result:
+                view.figures = drawn
+            return drawn
+
+    def figures_now(self, study_id: str) -> tuple[Figure, ...]:
+        """The study's figures, first that of its running trials where it has any. Raises `NotFoundError`."""
+        from autotune.report.figures.running_steps import running_steps
+
+        figure = running_steps(self.running(self.result(study_id)))
+        return (() if figure is None else (figure,)) + self.figures(study_id)
+
+    def running(self, result: Result) -> FigureSource:
+        """The source of the figure of the running trials: their steps as they are now, which are no part of a revision."""
+        study = result.record.id
+        numbers = [t.number for t in result.shown if t.status is TrialStatus.RUNNING]
+        return FigureSource(result=result, steps={number: self._store.steps(study, number) for number in numbers})
+
+    def _seen(self, study_id: str) -> tuple[Result, _View]:
+        from autotune.results.answers import result_from
+
+        revision = self._store.revision(study_id)  # read before the trials: a view is never taken for newer than it is
+        with self._lock:
+            view = self._views.setdefault(revision.id, _View())
+            self._views.move_to_end(revision.id)
+        with view.lock:
+            if view.result is None or view.revision != revision:
+                record = self._store.study(revision.id)
+                view.result, view.figures = result_from(record, self._store.trials(record.id)), None
+                view.revision = revision
+            result = view.result
+        self._drop_old(revision.id)
+        return result, view
+
+    def _drop_old(self, newest: str) -> None:
+        """Drops the views that were asked for longest ago while there are too many trials."""
+        with self._lock:
+            sizes = {name: len(view.result.trials) if view.result else 0 for name, view in self._views.items()}
+            total = sum(sizes.values())
+            for name in list(self._views):
+                if (total <= MOST_TRIALS and len(self._views) <= MOST_VIEWS) or name == newest:
+                    return
+                total -= sizes[name]
+                del self._views[name]

@@ -1,0 +1,80 @@
+"""The figures of a study: complete, in words where they cannot be drawn, and true to the trials."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotune.report import html_report
+from autotune.report.figures import FIGURES, figures_of
+from autotune.report.figures.missing import MISSING
+from autotune.report.figures.running_steps import running_steps, steps_left
+from autotune.report.figures.source import FigureSource
+from autotune.results.answers import result_from
+from autotune.reward import tokens_per_s
+from autotune.spec import MeasureSpec, StudyStatus, Trial, TrialPurpose, TrialStatus
+from tests.report.test_page import read
+from tests.report.worlds import record, trial, trials
+
+RULES = MeasureSpec(warmup_steps=2, min_steps=5, max_steps=30)
+
+
+def running(number: int, **changes: object) -> Trial:
+    """A trial that has started."""
+    values = {"status": TrialStatus.RUNNING, "measurement": None, "reward": None, "ended_at": None, **changes}
+    return replace(trial(number), **values)  # type: ignore[arg-type]
+
+
+def source(times_s: list[float], one: Trial) -> FigureSource:
+    """Of a study whose only running trial has made steps of these times."""
+    study = replace(record().study, measure=RULES)
+    found = result_from(record(study=study, status=StudyStatus.RUNNING, ended_at=None), [*trials(), one])
+    steps = {"step": [float(i) for i in range(len(times_s))], "step_time_s": times_s}
+    return FigureSource(result=found, steps={one.number: steps})
+
+
+def test_each_figure_is_drawn_or_says_what_it_needs() -> None:
+    assert set(MISSING) | {"running_steps"} == set(FIGURES)
+    for figure in figures_of(result_from(record(), trials())):
+        assert MISSING[figure.name][0] == figure.title
+    empty = read(html_report(record(), []))
+    drawn = {attrs["id"] for tag, attrs in empty.tags if tag == "figure"}
+    for name, (title, needs) in MISSING.items():
+        assert (f"{title}: it needs {needs}" in empty.text) != (name in drawn)
+    assert "Not drawn:" in empty.text
+    assert "Not drawn yet:" in read(html_report(record(status=StudyStatus.RUNNING), [])).text
+
+
+def test_what_is_left_of_a_running_trial() -> None:
+    (left,) = steps_left(source([9.0, 9.0, 2.0, 2.0, 2.0], running(5)))
+    assert (left.done, left.most, left.least_s, left.most_s) == (5, 32, 4.0, 54.0)  # 7 and 32 steps of 2 s, less 5
+    assert str(left) == "trial 5: 5 of at most 32 steps; 4 s to 54 s left"
+    (first,) = steps_left(source([9.0], running(5)))
+    assert first.most_s == 31 * 9.0
+    (before,) = steps_left(source([], running(5)))
+    assert "its time is not known yet" in str(before)
+    (reference,) = steps_left(source([2.0] * 4, running(5, purpose=TrialPurpose.REFERENCE)))
+    assert reference.least_s == reference.most_s == 56.0
+
+
+def test_the_steps_of_running_trials_are_a_figure_with_data() -> None:
+    figure = running_steps(source([9.0, 9.0, 2.0], running(5)))
+    assert figure is not None
+    steps = [(number, step, time_s) for number, _, step, time_s in figure.table.rows]
+    assert steps == [(5, 0, 9.0), (5, 1, 9.0), (5, 2, 2.0)]
+    assert figure.svg.count("<circle") == 3
+    assert running_steps(source([], running(5))) is None
+
+
+def test_a_round_of_the_finals_is_no_config_of_its_own() -> None:
+    """A config that was measured again has one figure, wherever it is shown; a lucky round is not the best."""
+    lucky = replace(trial(5, step_time_s=0.1, micro_batch_size=4, accumulation_steps=2), purpose=TrialPurpose.FINAL)
+    found = result_from(record(), [*trials(), lucky])
+    figures = {figure.name: figure for figure in figures_of(found)}
+    assert found.best is not None
+    most = max(tokens_per_s(t) for t in found.measured if t.purpose is not TrialPurpose.FINAL)
+    assert most < tokens_per_s(lucky)
+    levels = [row[-1] for row in figures["best_so_far"].table.rows]
+    assert max(level for level in levels if level is not None) == most
+    names = [column.name for column in figures["feasible_map"].table.columns]
+    at = names.index("measured_tokens_per_s")
+    assert max(row[at] for row in figures["feasible_map"].table.rows if row[at]) == most
