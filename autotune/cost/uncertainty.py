@@ -42,7 +42,9 @@ def upper_end(center: Column, sigma: Column, stalled: Column, chance: Column) ->
     high = interval(center, sigma)[1]
     rows = np.flatnonzero(chance > 0)
     if len(rows):
-        at, stall, own = (np.broadcast_to(column, high.shape)[rows] for column in (center, stalled, np.maximum(sigma, 1e-9)))
+        at, stall, own = (
+            np.broadcast_to(column, high.shape)[rows] for column in (center, stalled, np.maximum(sigma, 1e-9))
+        )
         low_log, high_log = np.log(high[rows]), np.log(interval(stall, own)[1])
         for _ in range(BISECTIONS):
             middle = 0.5 * (low_log + high_log)

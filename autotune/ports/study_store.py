@@ -4,7 +4,7 @@
     HistoryReader         the best across all studies: `autotune best`
     StudyWriter           submits studies and says what is wanted of them: `submit`, `pause`, `cancel`
     LeaseKeeper           claims, renews and releases the right to write for a study
-    TrialWriter           trials, attempts and steps, under a lease: the controller's loop
+    TrialWriter           decisions about trials, and steps, under a lease: the controller's loop
     ProfileStore          what dry runs said of a model: `fit`, `plan`
     CalibrationStore      constants of the cost model, measured once for a cluster and trainer: `calibrate`, `plan`
     ReferenceLossStore    losses of fp32 trials, measured once for a model, data and seed
@@ -30,7 +30,7 @@ from typing import Any, Protocol, Unpack
 from autotune.ports.decision import Decision
 from autotune.ports.study_record import HistoryEvent, KnownWorkload, Lease, Revision, StudyFields, StudyRecord
 from autotune.ports.trial_runner import StepsReported
-from autotune.spec import Failure, Study, StudyStatus, Trial, Wanted
+from autotune.spec import Study, StudyStatus, Trial, Wanted
 
 
 class StudyReader(Protocol):
@@ -196,17 +196,10 @@ class TrialWriter(Protocol):
     def keep_decision(self, lease: Lease, decision: Decision) -> None:
         """Keeps all facts of the decision, with the event that caused it, in one transaction: all of them or none.
 
-        A decision whose number was kept before is acknowledged and changes nothing. Raises `ConflictError` as the methods below do, when the number is not the
-        next, or when people want something else by now; measurements under a lease that was taken over are kept as late.
+        A decision whose number was kept before is acknowledged and changes nothing. Trials are numbered without gaps, run one attempt at a time and end once: the
+        end of a trial that is terminal is kept in the history as `trial.late` and changes nothing. Raises `ConflictError` when a fact cannot follow, when the
+        number is not the next, or when people want something else by now; measurements under a lease that was taken over are kept as late.
         """
-        ...
-
-    def add_trial(self, lease: Lease, trial: Trial) -> None:
-        """Keeps a new PENDING trial; numbers have no gaps."""
-        ...
-
-    def start_attempt(self, lease: Lease, number: int, attempt: int) -> None:
-        """PENDING or RUNNING (next attempt) -> RUNNING."""
         ...
 
     def adopt_attempt(self, lease: Lease, number: int, attempt: int) -> None:
@@ -215,17 +208,6 @@ class TrialWriter(Protocol):
 
     def add_steps(self, lease: Lease, steps: Sequence[StepsReported]) -> None:
         """Keeps step metrics, in bulk. Steps that are there already are left as they are."""
-        ...
-
-    def end_attempt(self, lease: Lease, number: int, attempt: int, failure: Failure | None) -> None:
-        """Closes an attempt that will be tried again (WORKER_LOST)."""
-        ...
-
-    def end_trial(self, lease: Lease, trial: Trial) -> bool:
-        """Makes the trial terminal, once. A second report is kept in the history as `trial.late`, changes nothing and returns False.
-
-        A report under a lease that was taken over is kept as late too, and raises `ConflictError`.
-        """
         ...
 
 

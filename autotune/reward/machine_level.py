@@ -267,4 +267,6 @@ def prediction_error(trial: Trial, level: float) -> float | None:
     if not 0 < low <= predicted < math.inf or not measured > 0:
         return None
     noise = RunNoise().variance + within_run_variance(trial.measurement)
-    return (math.log(measured / predicted) + level) / math.hypot(math.log(predicted / low) / INTERVAL_SDS, math.sqrt(noise))
+    return (math.log(measured / predicted) + level) / math.hypot(
+        math.log(predicted / low) / INTERVAL_SDS, math.sqrt(noise)
+    )

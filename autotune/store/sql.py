@@ -21,7 +21,7 @@ from autotune.ports import (
     StudyFields,
     StudyRecord,
 )
-from autotune.spec import Failure, Study, StudyStatus, Trial, Wanted
+from autotune.spec import Study, StudyStatus, Trial, Wanted
 from autotune.store import (
     audit,
     decisions,
@@ -179,16 +179,6 @@ class SqlStore:
                 refused: ConflictError = fenced
         raise refused
 
-    def add_trial(self, lease: Lease, trial: Trial) -> None:
-        """Stores a new PENDING trial."""
-        with self.database.write() as connection:
-            trials.add(connection, lease, trial)
-
-    def start_attempt(self, lease: Lease, number: int, attempt: int) -> None:
-        """PENDING or RUNNING (next attempt) -> RUNNING."""
-        with self.database.write() as connection:
-            trials.start_attempt(connection, lease, number, attempt)
-
     def adopt_attempt(self, lease: Lease, number: int, attempt: int) -> None:
         """Notes that an attempt started by an earlier holder continues under this lease."""
         with self.database.write() as connection:
@@ -204,21 +194,6 @@ class SqlStore:
         """Step metrics of a trial's attempt: step, step_time_s, loss, grad_norm."""
         with self.database.read() as connection:
             return queries.steps(connection, study_id, number, attempt)
-
-    def end_attempt(self, lease: Lease, number: int, attempt: int, failure: Failure | None) -> None:
-        """Closes an attempt whose trial will be tried again."""
-        with self.database.write() as connection:
-            trials.end_attempt(connection, lease, number, attempt, failure)
-
-    def end_trial(self, lease: Lease, trial: Trial) -> bool:
-        """Makes the trial terminal, once. A report under a lease that was taken over is stored as late, and raises `ConflictError`."""
-        with self.database.write(durable=True) as connection:
-            try:
-                return trials.end_trial(connection, lease, trial)
-            except locking.FencedError as fenced:
-                trials.keep_late(connection, fenced.study, trial, "the lease was taken over", lease.fence)
-                refused: ConflictError = fenced
-        raise refused
 
     def want(self, study_id: str, wanted: Wanted, *, message: str = "") -> StudyRecord:
         """Writes what people want of the study."""

@@ -165,18 +165,18 @@ def add_steps(connection: Connection, lease: Lease, steps: Sequence[StepsReporte
         connection.execute(_STEPS, {"of_key": row.key, **resealed(attempts, row._mapping, {"steps": packed})})
 
 
-def end_attempt(connection: Connection, lease: Lease, number: int, attempt: int, failure: Failure | None) -> None:
+def end_attempt(connection: Connection, lease: Lease, number: int, attempt: int, failure: Failure) -> None:
     """Closes an attempt whose trial will be tried again."""
     study = locking.hold(connection, lease)
     if _attempt(connection, study, number, attempt).ended_us is not None:
         return
     _close(connection, study, number, failure, now_us())
-    line = {"number": number, "attempt": attempt, "failure": failure.to_dict() if failure else None}
+    line = {"number": number, "attempt": attempt, "failure": failure.to_dict()}
     append(connection, study.key, [("attempt.ended", line)])
 
 
-def end_trial(connection: Connection, lease: Lease, trial: Trial) -> bool:
-    """Makes the trial terminal, with status, measurement, reward, failure and reason of `trial`; False if it was terminal already."""
+def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
+    """Makes the trial terminal, with status, measurement, reward, failure and reason of `trial`; of one that was terminal already it is a late report."""
     study = locking.hold(connection, lease)
     row = _trial(connection, study, trial.number)
     asked = read_trial(lease.study, row)
@@ -184,7 +184,7 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> bool:
         raise ConflictError(f"trial {trial.number} of study {lease.study} has another config: {asked.config}")
     if row.status not in OPEN:
         keep_late(connection, study.key, trial, f"already {row.status}", lease.fence)
-        return False
+        return
     _check_ending(trial, was_started=row.status == TrialStatus.RUNNING)
     now = now_us()
     columns = ended_columns(asked, trial, num_gpus=row.num_gpus, now=now)
@@ -194,7 +194,6 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> bool:
     if columns["throughput"] is not None:
         keep_record(connection, row.workload, row.config_key)
     append(connection, study.key, [("trial.ended", _ending(trial, columns["throughput"], row.attempts))])
-    return True
 
 
 def cancel_open(connection: Connection, study: Row[Any], reason: str) -> list[Line]:

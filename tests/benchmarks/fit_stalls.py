@@ -128,7 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the key `stalls` of autotune/cost/constants.json")
     options = parser.parse_args(arguments)
     rows = read_rows()
-    print("| fitted without | rows | a | b | s | spread | left out | of these at less than a third: expected | measured |")
+    print(
+        "| fitted without | rows | a | b | s | spread | left out | of these at less than a third: expected | measured |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     whole = fit(rows)
     print(said("nothing", rows, whole, rows))

@@ -9,6 +9,7 @@ Rows that only fill the store are written in bulk, in the store's own format.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import statistics
@@ -22,13 +23,14 @@ from typing import Any
 
 from sqlalchemy import insert, text, update
 
+from autotune.ports import Decision, EndTrial, Fact, KeepTrial
 from autotune.spec import Measurement, ParallelConfig, Trial, TrialStatus
 from autotune.store import SqlStore, open_store
 from autotune.store.checksums import sealed
 from autotune.store.packing import append_steps
 from autotune.store.rows import ended_columns, json_text, new_trial_row
 from autotune.store.tables import attempts, events, studies, trials
-from autotune.testing.stores import a_study, measured, pending, reported, run_trial, running_study
+from autotune.testing.stores import a_study, launch, measured, pending, reported, run_trial, running_study
 
 SIZES = (10, 1_000, 10_000)
 REPEATS = 60
@@ -125,15 +127,18 @@ def per_trial(folder: Path, size: int) -> tuple[float, float]:
     lease = running_study(store)
     fill(store, lease.study, 0, size, dice)
     represent(store)
-    numbers = iter(range(size, size + REPEATS))
+    numbers, decided = iter(range(size, size + REPEATS)), itertools.count(1)
+
+    def keep(*facts: Fact) -> None:
+        store.keep_decision(lease, Decision(number=next(decided), cause={"event": "Tick"}, facts=facts))
 
     def once() -> None:
         number = next(numbers)
         trial = a_trial(number, dice)
-        store.add_trial(lease, replace(trial, status=TrialStatus.PENDING, measurement=None, reward=None))
-        store.start_attempt(lease, number, 1)
+        asked = replace(trial, status=TrialStatus.PENDING, measurement=None, reward=None)
+        keep(KeepTrial(trial=asked), launch(lease, number, 1))
         store.add_steps(lease, [reported((lease.study, number, 1), 0, [0.1] * STEPS)])
-        store.end_trial(lease, trial)
+        keep(EndTrial(trial=trial))
 
     taken = median_ms(once)
     store.close()

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from autotune.ports import EndTrial, KeepTrial
 from autotune.service.access import COOKIE
 from autotune.spec import StudyStatus
-from autotune.testing.stores import failed, measured, pending, reported, run_trial
+from autotune.testing.stores import decide, failed, launch, measured, pending, reported, run_trial
 from tests.service.running import Service, spec, until
 
 SPEC = """\
@@ -33,10 +34,10 @@ def study(guarded: Service) -> str:
     store = guarded.store
     lease = store.claim(found, "tester:1:1", lease_s=600)
     store.set_status(found, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
-    store.add_trial(lease, pending(0))
-    store.start_attempt(lease, 0, 1)
+    decide(store, lease, KeepTrial(trial=pending(0)))
+    decide(store, lease, launch(lease, 0, 1))
     store.add_steps(lease, [reported((found, 0, 1), 0, [0.9, 0.5, 0.55, 0.45])])
-    store.end_trial(lease, measured(pending(0)))
+    decide(store, lease, EndTrial(trial=measured(pending(0))))
     run_trial(store, lease, failed(pending(1)))
     store.set_status(found, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease)
     return found

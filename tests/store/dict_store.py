@@ -432,15 +432,16 @@ class DictStore:
             kept.note("study.decided", decision=decision.number, cause=decision.cause)
             for fact in decision.facts:
                 self._keep(lease, fact)
-            self.set_status(
-                lease.study,
-                decision.status or kept.record.status,
-                expect=[kept.record.status],
-                message=decision.message,
-                lease=lease,
-                wanted=decision.wanted,
-                **decision.fields,
-            )
+            if decision.fields or decision.status or decision.message is not None or decision.wanted:
+                self.set_status(
+                    lease.study,
+                    decision.status or kept.record.status,
+                    expect=[kept.record.status],
+                    message=decision.message,
+                    lease=lease,
+                    wanted=decision.wanted,
+                    **decision.fields,
+                )
         except BaseException:
             kept.record, kept.events, kept.trials, kept.attempts = before
             raise
@@ -448,20 +449,19 @@ class DictStore:
     def _keep(self, lease: Lease, fact: Fact) -> None:
         match fact:
             case KeepTrial(trial=trial):
-                self.add_trial(lease, trial)
+                self._add_trial(lease, trial)
             case StartAttempt(request=request):
-                self.start_attempt(lease, request.number, request.attempt)
+                self._start_attempt(lease, request.number, request.attempt)
             case KeepSteps(steps=steps):
                 self.add_steps(lease, [steps])
             case CloseAttempt(number=number, attempt=attempt, failure=failure):
-                self.end_attempt(lease, number, attempt, failure)
+                self._end_attempt(lease, number, attempt, failure)
             case EndTrial(trial=trial):
-                self.end_trial(lease, trial)
+                self._end_trial(lease, trial)
             case KeepNote(kind=kind, data=data):
                 self._exact(lease.study).note(kind, **data)
 
-    @locked
-    def add_trial(self, lease: Lease, trial: Trial) -> None:
+    def _add_trial(self, lease: Lease, trial: Trial) -> None:
         kept = self._held(lease)
         known = kept.trials.get(trial.number)
         if known is not None and (known.config, known.seed, known.purpose) == (trial.config, trial.seed, trial.purpose):
@@ -472,8 +472,7 @@ class DictStore:
         kept.trials[trial.number] = replace(trial, study=lease.study, created_at=datetime.now(UTC))
         kept.note("trial.asked", number=trial.number, config=str(trial.config), purpose=trial.purpose)
 
-    @locked
-    def start_attempt(self, lease: Lease, number: int, attempt: int) -> None:
+    def _start_attempt(self, lease: Lease, number: int, attempt: int) -> None:
         kept = self._held(lease)
         trial = kept.trial(number)
         if trial.status is TrialStatus.RUNNING and trial.attempts == attempt:
@@ -511,27 +510,20 @@ class DictStore:
             for step, value in enumerate(values, report.first_step):
                 series.setdefault(step, value)
 
-    @locked
-    def end_attempt(self, lease: Lease, number: int, attempt: int, failure: Failure | None) -> None:
+    def _end_attempt(self, lease: Lease, number: int, attempt: int, failure: Failure) -> None:
         kept = self._held(lease)
         if kept.attempt(number, attempt).is_open:
             kept.close_attempts(number)
-            data = failure.to_dict() if failure else None
-            kept.note("attempt.ended", number=number, attempt=attempt, failure=data)
+            kept.note("attempt.ended", number=number, attempt=attempt, failure=failure.to_dict())
 
-    @locked
-    def end_trial(self, lease: Lease, trial: Trial) -> bool:
-        try:
-            kept = self._held(lease)
-        except ConflictError:
-            self._exact(lease.study).note("trial.late", number=trial.number, trial=trial.to_dict())
-            raise
+    def _end_trial(self, lease: Lease, trial: Trial) -> None:
+        kept = self._held(lease)
         asked = kept.trial(trial.number)
         if asked.config != trial.config:
             raise ConflictError(f"trial {trial.number} was asked with another config: {asked.config}")
         if asked.status.is_terminal:
             kept.note("trial.late", number=trial.number, trial=trial.to_dict())
-            return False
+            return
         if reason := why_no_end(asked, trial):
             raise ConflictError(f"trial {trial.number} cannot be {trial.status}: {reason}")
         kept.trials[trial.number] = replace(
@@ -546,7 +538,6 @@ class DictStore:
         )
         kept.close_attempts(trial.number)
         kept.note("trial.ended", number=trial.number, status=trial.status, attempts=asked.attempts)
-        return True
 
     # -- CalibrationStore, ProfileStore, ReferenceLossStore
 

@@ -11,13 +11,14 @@ import pytest
 from sqlalchemy import Table, select, text
 
 from autotune.errors import StoreCorruptError, StoreError
+from autotune.ports import KeepTrial
 from autotune.store import SqlStore, maintenance, open_store
 from autotune.store.checksums import KINDS, SEALED, WRITTEN
 from autotune.store.examination import MOST_NAMED, examine
 from autotune.store.location import find_location
 from autotune.store.restoring import NAMED, restore
 from autotune.store.tables import attempts
-from autotune.testing.stores import measured, pending, reported, run_trial, running_study
+from autotune.testing.stores import decide, launch, measured, pending, reported, run_trial, running_study
 from tests.store.forging import forge
 from tests.store.test_schema import VERSION_2, old_file
 
@@ -46,8 +47,8 @@ def store(written: Path, tmp_path: Path) -> Iterator[SqlStore]:
 def fill(store: SqlStore) -> str:
     lease = running_study(store)
     run_trial(store, lease, measured(pending(0)))
-    store.add_trial(lease, pending(1))
-    store.start_attempt(lease, 1, 1)
+    decide(store, lease, KeepTrial(trial=pending(1)))
+    decide(store, lease, launch(lease, 1, 1))
     store.add_steps(lease, [reported((lease.study, 1, 1), 0, [0.5, 0.25])])
     store.add_steps(lease, [reported((lease.study, 1, 1), 2, [0.5])])
     store.adopt_attempt(lease, 1, 1)

@@ -12,11 +12,21 @@ import pytest
 from sqlalchemy import text
 
 from autotune.errors import MissingExtraError, SpecError, StoreUnavailableError
-from autotune.ports import StepsReported
+from autotune.ports import CloseAttempt, EndTrial, KeepTrial, StepsReported
 from autotune.spec import Failure, FailureKind, ParallelConfig, StudyStatus, Trial, TrialStatus
 from autotune.store import MemoryStore, SqlStore, maintenance, open_store
 from autotune.store.laws import broken_laws
-from autotune.testing.stores import a_study, failed, measured, pending, reported, run_trial, running_study
+from autotune.testing.stores import (
+    a_study,
+    decide,
+    failed,
+    launch,
+    measured,
+    pending,
+    reported,
+    run_trial,
+    running_study,
+)
 from tests.store.forging import forge
 
 
@@ -33,19 +43,21 @@ def fill(store: SqlStore) -> None:
     lease = running_study(store, a_study('a,b\n"c"'))
     run_trial(store, lease, measured(pending(0)))
     run_trial(store, lease, failed(pending(1)))
-    store.add_trial(lease, pending(2))
-    store.start_attempt(lease, 2, 1)
+    decide(store, lease, KeepTrial(trial=pending(2)))
+    decide(store, lease, launch(lease, 2, 1))
     store.add_steps(lease, [reported((lease.study, 2, 1), 0, [0.5, 0.25])])
-    store.end_attempt(lease, 2, 1, Failure(kind=FailureKind.WORKER_LOST, message="gone"))
-    store.start_attempt(lease, 2, 2)
-    store.end_trial(lease, measured(pending(2), status=TrialStatus.STOPPED))
-    store.end_trial(lease, measured(pending(2), step_time_s=9.0))
-    store.add_trial(lease, pending(3))
+    decide(
+        store, lease, CloseAttempt(number=2, attempt=1, failure=Failure(kind=FailureKind.WORKER_LOST, message="gone"))
+    )
+    decide(store, lease, launch(lease, 2, 2))
+    decide(store, lease, EndTrial(trial=measured(pending(2), status=TrialStatus.STOPPED)))
+    decide(store, lease, EndTrial(trial=measured(pending(2), step_time_s=9.0)))
+    decide(store, lease, KeepTrial(trial=pending(3)))
     store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease, best=0, speedup=1.5)
     store.release(lease)
     other = running_study(store)
-    store.add_trial(other, pending(0))
-    store.start_attempt(other, 0, 1)
+    decide(store, other, KeepTrial(trial=pending(0)))
+    decide(store, other, launch(other, 0, 1))
 
 
 def test_a_sound_store_has_no_fault(store: SqlStore) -> None:
@@ -184,8 +196,8 @@ def test_an_empty_store_is_exported_with_headers(tmp_path: Path) -> None:
 def test_vacuum_gives_space_back(store: SqlStore, tmp_path: Path) -> None:
     lease = running_study(store, a_study("large"))
     for number in range(40):
-        store.add_trial(lease, pending(number))
-        store.start_attempt(lease, number, 1)
+        decide(store, lease, KeepTrial(trial=pending(number)))
+        decide(store, lease, launch(lease, number, 1))
         steps: list[StepsReported] = [reported((lease.study, number, 1), 0, [0.1] * 500)]
         store.add_steps(lease, steps)
     forge(store, "UPDATE attempts SET steps = x''")

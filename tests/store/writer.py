@@ -13,9 +13,9 @@ import time
 from datetime import UTC, datetime
 
 from autotune.errors import ConflictError, StoreError
-from autotune.ports import Lease
+from autotune.ports import EndTrial, KeepTrial, Lease
 from autotune.store import SqlStore, open_store
-from autotune.testing.stores import measured, pending, reported
+from autotune.testing.stores import decide, launch, measured, pending, reported
 
 
 def main(address: str, study: str, fence: str, limit: str = "") -> None:
@@ -38,10 +38,10 @@ def main(address: str, study: str, fence: str, limit: str = "") -> None:
 def write(store: SqlStore, lease: Lease, number: int) -> bool:
     """One trial from its asking to its end; every write can be repeated."""
     try:
-        store.add_trial(lease, pending(number))
-        store.start_attempt(lease, number, 1)
+        decide(store, lease, KeepTrial(trial=pending(number)))
+        decide(store, lease, launch(lease, number, 1))
         store.add_steps(lease, [reported((lease.study, number, 1), 0, [0.5] * 20)])
-        store.end_trial(lease, measured(pending(number)))
+        decide(store, lease, EndTrial(trial=measured(pending(number))))
     except StoreError as error:
         print(f"refused {error.kind}: {error}", flush=True)
         return False

@@ -11,6 +11,7 @@ from autotune.ports import EndTrial, KeepTrial, Store
 from autotune.spec import StudyStatus, Trial, TrialStatus
 from autotune.store import MemoryStore
 from autotune.study.lease import StudyLease
+from autotune.testing.stores import launch
 from tests.study.controller.world import CONFIGS, measured, study
 
 LONG_S = 60.0
@@ -127,8 +128,7 @@ def test_a_loop_that_never_comes_round_is_not_kept_alive(store: Store, study_id:
 def test_trials_come_in_the_order_in_which_they_ended(store: Store, study_id: str) -> None:
     with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
         lease.decide({}, [KeepTrial(trial=Trial(config=CONFIGS[number], number=number)) for number in range(4)])
-        for number in (0, 1, 2):
-            store.start_attempt(lease._lease, number, 1)
+        lease.decide({}, [launch(lease._lease, number, 1) for number in (0, 1, 2)])
         for number in (2, 0):
             ended = Trial(
                 config=CONFIGS[number],

@@ -14,16 +14,13 @@ from autotune.ports import (
     Fact,
     KeepSteps,
     KeepTrial,
-    Lease,
     LeasedStore,
-    StartAttempt,
-    TrialRequest,
 )
-from autotune.spec import Failure, FailureKind, MeasureSpec, StudyStatus, Trial, TrialStatus, Wanted
+from autotune.spec import Failure, FailureKind, StudyStatus, TrialStatus, Wanted
 from autotune.testing.stores.sample_studies import (
     LONG_S,
-    a_study,
     kinds,
+    launch,
     measured,
     pending,
     reported,
@@ -39,30 +36,15 @@ def decision(number: int, *facts: Fact, **changes: Any) -> Decision:
     return Decision(number=number, cause={"event": "Tick"}, facts=facts, **changes)
 
 
-def start(lease: Lease, trial: Trial, attempt: int = 1) -> StartAttempt:
-    """The launch of an attempt."""
-    request = TrialRequest(
-        study=lease.study,
-        number=trial.number,
-        attempt=attempt,
-        workload=a_study().workload,
-        config=trial.config,
-        measure=MeasureSpec(),
-        seed=trial.seed,
-        trainer="native",
-    )
-    return StartAttempt(request=request)
-
-
 class DecisionContract(StoreFixture):
     """What follows from one event is kept together."""
 
     def test_a_decision_is_kept_once_and_as_a_whole(self, store: LeasedStore) -> None:
         lease = running_study(store)
-        first = decision(1, KeepTrial(trial=pending(0)), start(lease, pending(0)))
+        first = decision(1, KeepTrial(trial=pending(0)), launch(lease, 0, 1))
         steps = KeepSteps(steps=reported((lease.study, 0, 1), 0, [1.0, 2.0]))
         close = CloseAttempt(number=0, attempt=1, failure=LOST)
-        second = decision(2, steps, close, start(lease, pending(0), 2))
+        second = decision(2, steps, close, launch(lease, 0, 2))
         end = EndTrial(trial=measured(pending(0)))
         third = decision(3, end, KeepTrial(trial=pending(1)), fields={"elapsed_s": 4.5, "result": {"phase": "search"}})
         for each in (first, second, third):
@@ -89,7 +71,7 @@ class DecisionContract(StoreFixture):
             with pytest.raises(ConflictError):
                 store.keep_decision(lease, refused)
         with pytest.raises((ConflictError, NotFoundError)):
-            store.keep_decision(lease, decision(1, KeepTrial(trial=pending(0)), start(lease, pending(7))))
+            store.keep_decision(lease, decision(1, KeepTrial(trial=pending(0)), launch(lease, 7, 1)))
         assert (store.study(lease.study), kinds(store, lease.study)) == before
         assert store.trials(lease.study) == []
         store.want(lease.study, Wanted.PAUSE)
@@ -98,7 +80,7 @@ class DecisionContract(StoreFixture):
 
     def test_who_lost_the_lease_decides_nothing_and_its_measurements_are_late(self, store: LeasedStore) -> None:
         lease = running_study(store)
-        store.keep_decision(lease, decision(1, KeepTrial(trial=pending(0)), start(lease, pending(0))))
+        store.keep_decision(lease, decision(1, KeepTrial(trial=pending(0)), launch(lease, 0, 1)))
         store.release(lease)
         assert store.claim(lease.study, "another", lease_s=LONG_S) is not None
         late = decision(2, EndTrial(trial=measured(pending(0))), KeepTrial(trial=pending(1)))

@@ -7,19 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from autotune.errors import ConflictError, NotFoundError
-from autotune.ports import LeasedStore
-from autotune.spec import (
-    StudyStatus,
-)
+from autotune.ports import CloseAttempt, EndTrial, KeepTrial, LeasedStore
+from autotune.spec import Failure, FailureKind, StudyStatus
 from autotune.testing.stores.sample_studies import (
     LONG_S,
     a_study,
+    decide,
     kinds,
+    launch,
     measured,
     pending,
     reported,
 )
 from autotune.testing.stores.store_fixture import StoreFixture
+
+LOST = Failure(kind=FailureKind.WORKER_LOST, message="gone")
 
 
 class LeaseContract(StoreFixture):
@@ -46,18 +48,18 @@ class LeaseContract(StoreFixture):
         record = store.submit(a_study(), {})
         frozen = store.claim(record.id, "frozen", lease_s=0)
         assert frozen is not None
-        store.add_trial(frozen, pending(0))
-        store.start_attempt(frozen, 0, 1)
+        decide(store, frozen, KeepTrial(trial=pending(0)))
+        decide(store, frozen, launch(frozen, 0, 1))
         frozen = store.renew(frozen, lease_s=0)
         lease = store.claim(record.id, "new", lease_s=LONG_S)
         assert lease is not None
         before = store.trials(record.id)
         writes = (
-            lambda: store.add_trial(frozen, pending(1)),
-            lambda: store.start_attempt(frozen, 0, 2),
+            lambda: decide(store, frozen, KeepTrial(trial=pending(1))),
+            lambda: decide(store, frozen, launch(frozen, 0, 2)),
             lambda: store.add_steps(frozen, [reported((record.id, 0, 1), 0, [1.0])]),
-            lambda: store.end_attempt(frozen, 0, 1, None),
-            lambda: store.end_trial(frozen, measured(pending(0))),
+            lambda: decide(store, frozen, CloseAttempt(number=0, attempt=1, failure=LOST)),
+            lambda: decide(store, frozen, EndTrial(trial=measured(pending(0)))),
             lambda: store.renew(frozen, lease_s=LONG_S),
             lambda: store.set_status(record.id, StudyStatus.FAILED, expect=[StudyStatus.QUEUED], lease=frozen),
         )
@@ -67,7 +69,7 @@ class LeaseContract(StoreFixture):
         assert store.trials(record.id) == before
         assert store.study(record.id).status is StudyStatus.QUEUED
         assert kinds(store, record.id)[-1] == "trial.late", "the measurement of the fenced one is kept as late"
-        assert store.end_trial(lease, measured(pending(0)))
+        decide(store, lease, EndTrial(trial=measured(pending(0))))
 
     def test_many_claimants_and_one_wins(self, store: LeasedStore) -> None:
         record = store.submit(a_study(), {})

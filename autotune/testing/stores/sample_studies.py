@@ -8,7 +8,19 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from autotune.ports import AttemptId, Lease, LeasedStore, StepsReported, StudyReader
+from autotune.ports import (
+    AttemptId,
+    Decision,
+    EndTrial,
+    Fact,
+    KeepTrial,
+    Lease,
+    LeasedStore,
+    StartAttempt,
+    StepsReported,
+    StudyReader,
+    TrialRequest,
+)
 from autotune.spec import (
     Budget,
     ClusterSpec,
@@ -111,12 +123,33 @@ def failed(trial: Trial, kind: FailureKind = FailureKind.OUT_OF_MEMORY) -> Trial
     return replace(trial, status=TrialStatus.FAILED, attempts=1, failure=failure)
 
 
-def run_trial(store: LeasedStore, lease: Lease, trial: Trial) -> bool:
+def decide(store: LeasedStore, lease: Lease, *facts: Fact) -> None:
+    """Keeps these facts as the study's next decision, caused by a tick."""
+    number = store.study(lease.study).decisions + 1
+    store.keep_decision(lease, Decision(number=number, cause={"event": "Tick"}, facts=facts))
+
+
+def launch(lease: Lease, number: int, attempt: int) -> StartAttempt:
+    """The start of an attempt. A store keeps of it which attempt of which trial it is."""
+    trial, study = pending(number), a_study()
+    request = TrialRequest(
+        study=lease.study,
+        number=number,
+        attempt=attempt,
+        workload=study.workload,
+        config=trial.config,
+        measure=study.measure,
+        seed=trial.seed,
+        trainer="native",
+    )
+    return StartAttempt(request=request)
+
+
+def run_trial(store: LeasedStore, lease: Lease, trial: Trial) -> None:
     """Asks, starts and ends a terminal `trial` as a controller would."""
     asked = replace(trial, status=TrialStatus.PENDING, attempts=0, measurement=None, reward=None, failure=None)
-    store.add_trial(lease, replace(asked, ended_at=None))
-    store.start_attempt(lease, trial.number, 1)
-    return store.end_trial(lease, trial)
+    decide(store, lease, KeepTrial(trial=replace(asked, ended_at=None)), launch(lease, trial.number, 1))
+    decide(store, lease, EndTrial(trial=trial))
 
 
 def running_study(store: LeasedStore, study: Study | None = None, *, owner: str = "controller") -> Lease:
@@ -144,3 +177,8 @@ def kinds(store: StudyReader, study_id: str) -> list[str]:
     events = store.events(study_id, limit=100_000)
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     return [event.kind for event in events]
+
+
+def told(store: StudyReader, study_id: str) -> list[str]:
+    """The same without the decisions that caused them."""
+    return [kind for kind in kinds(store, study_id) if kind != "study.decided"]

@@ -7,10 +7,11 @@ import math
 import pytest
 
 from autotune.errors import NotFoundError, SpecError
-from autotune.ports import ServiceStore
+from autotune.ports import KeepTrial, ServiceStore
 from autotune.testing.stores.annotation_contract import AnnotationContract
 from autotune.testing.stores.sample_studies import (
     a_study,
+    decide,
     failed,
     measured,
     pending,
@@ -60,7 +61,7 @@ class ServiceStoreContract(AnnotationContract):
         lease = running_study(store)
         run_trial(store, lease, measured(pending(0)))
         run_trial(store, lease, failed(pending(1)))
-        store.add_trial(lease, pending(2))
+        decide(store, lease, KeepTrial(trial=pending(2)))
         store.submit(a_study("waits", model="other"), {})
         counts = store.statistics()
         assert counts.studies == {"RUNNING": 1, "QUEUED": 1}

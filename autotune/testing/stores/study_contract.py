@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 
 from autotune.errors import ConflictError, NotFoundError
-from autotune.ports import LeasedStore
+from autotune.ports import EndTrial, KeepTrial, LeasedStore
 from autotune.spec import StudyStatus, Wanted
 from autotune.testing.stores.sample_studies import (
     a_study,
+    decide,
     kinds,
+    launch,
     measured,
     pending,
     run_trial,
     running_study,
+    told,
 )
 from autotune.testing.stores.store_fixture import StoreFixture
 
@@ -138,15 +141,15 @@ class StudyContract(StoreFixture):
     def test_a_terminal_study_never_changes_and_leaves_no_trial_open(self, store: LeasedStore) -> None:
         lease = running_study(store)
         run_trial(store, lease, measured(pending(0)))
-        store.add_trial(lease, pending(1))
-        store.add_trial(lease, pending(2))
-        store.start_attempt(lease, 1, 1)
+        decide(store, lease, KeepTrial(trial=pending(1)))
+        decide(store, lease, KeepTrial(trial=pending(2)))
+        decide(store, lease, launch(lease, 1, 1))
         record = store.set_status(
             lease.study, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING], message="by ada", lease=lease
         )
         assert record.ended_at is not None
         assert record.trial_counts == {"COMPLETED": 1, "CANCELLED": 2}
-        assert not store.end_trial(lease, measured(pending(1)))
+        decide(store, lease, EndTrial(trial=measured(pending(1))))
         for status in StudyStatus:
             with pytest.raises(ConflictError):
                 store.set_status(lease.study, status, expect=list(StudyStatus), lease=lease)
@@ -154,8 +157,8 @@ class StudyContract(StoreFixture):
             with pytest.raises(ConflictError):
                 store.want(lease.study, wanted)
         with pytest.raises(ConflictError):
-            store.add_trial(lease, pending(3))
-        history = kinds(store, lease.study)
+            decide(store, lease, KeepTrial(trial=pending(3)))
+        history = told(store, lease.study)
         assert history[-4:] == ["trial.ended", "trial.ended", "study.cancelled", "trial.late"]
 
     def test_people_and_the_controller_write_into_different_places(self, store: LeasedStore) -> None:
@@ -237,7 +240,7 @@ class StudyContract(StoreFixture):
         assert (before.id, before.events) == (lease.study, len(kinds(store, lease.study)))
         store.record_event(other.study, "study.note", {})
         assert store.revision("study") == before, "by name, and nothing happened to this one"
-        store.add_trial(lease, pending(0))
+        decide(store, lease, KeepTrial(trial=pending(0)))
         assert store.revision(lease.study) != before
         with pytest.raises(NotFoundError):
             store.revision("nobody")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import ConflictError, NotFoundError
-from autotune.ports import LeasedStore
+from autotune.ports import CloseAttempt, EndTrial, KeepTrial, LeasedStore
 from autotune.spec import (
     Failure,
     FailureKind,
@@ -22,15 +22,20 @@ from autotune.spec import (
 from autotune.testing.stores.sample_studies import (
     LONG_S,
     a_study,
+    decide,
     failed,
     kinds,
+    launch,
     measured,
     pending,
     reported,
     run_trial,
     running_study,
+    told,
 )
 from autotune.testing.stores.store_fixture import StoreFixture
+
+LOST = Failure(kind=FailureKind.WORKER_LOST, message="gone")
 
 
 class TrialContract(StoreFixture):
@@ -41,21 +46,21 @@ class TrialContract(StoreFixture):
     def test_a_trial_comes_back_as_it_ended(self, store: LeasedStore) -> None:
         lease = running_study(store)
         asked = pending(0, purpose=TrialPurpose.BASELINE)
-        store.add_trial(lease, asked)
+        decide(store, lease, KeepTrial(trial=asked))
         (kept,) = store.trials(lease.study)
         assert kept.created_at is not None
         assert kept == replace(asked, study=lease.study, created_at=kept.created_at)
-        store.start_attempt(lease, 0, 1)
+        decide(store, lease, launch(lease, 0, 1))
         (kept,) = store.trials(lease.study)
         assert (kept.status, kept.attempts) == (TrialStatus.RUNNING, 1)
         assert kept.started_at is not None
         end = measured(asked)
-        assert store.end_trial(lease, end)
+        decide(store, lease, EndTrial(trial=end))
         (ended,) = store.trials(lease.study)
         expected = replace(end, study=lease.study, created_at=kept.created_at, started_at=kept.started_at)
         assert repr(ended) == repr(expected)  # nan is not equal to itself, its text is
         assert store.study(lease.study).trial_counts == {"COMPLETED": 1}
-        assert kinds(store, lease.study)[-3:] == ["trial.asked", "trial.started", "trial.ended"]
+        assert told(store, lease.study)[-3:] == ["trial.asked", "trial.started", "trial.ended"]
 
     def test_a_proxy_comes_back_with_what_it_stands_for(self, store: LeasedStore) -> None:
         target = a_study(num_gpus=64)
@@ -63,7 +68,7 @@ class TrialContract(StoreFixture):
         lease = running_study(store, target)
         stands_for = StandsFor(config=ParallelConfig(dp=64), workload=here)
         end = measured(pending(0, purpose=TrialPurpose.PROXY, stands_for=stands_for))
-        assert run_trial(store, lease, end)
+        run_trial(store, lease, end)
         (kept,) = store.trials(lease.study)
         assert kept.stands_for == stands_for
         assert kept.is_measured
@@ -71,7 +76,7 @@ class TrialContract(StoreFixture):
     def test_a_failure_keeps_its_evidence(self, store: LeasedStore) -> None:
         lease = running_study(store)
         end = failed(pending(0))
-        assert run_trial(store, lease, end)
+        run_trial(store, lease, end)
         (kept,) = store.trials(lease.study)
         assert kept.failure == end.failure
         assert store.study(lease.study).trial_counts == {"FAILED": 1}
@@ -84,36 +89,36 @@ class TrialContract(StoreFixture):
             replace(pending(2), status=TrialStatus.CANCELLED),
         ]
         for end in ends:
-            assert run_trial(store, lease, end)
+            run_trial(store, lease, end)
         before = repr(store.trials(lease.study))
         for end in ends:
             for second in (measured(end, step_time_s=0.01), failed(end)):
-                assert not store.end_trial(lease, second)
+                decide(store, lease, EndTrial(trial=second))
             with pytest.raises(ConflictError):
-                store.start_attempt(lease, end.number, 2)
+                decide(store, lease, launch(lease, end.number, 2))
         assert repr(store.trials(lease.study)) == before
         assert kinds(store, lease.study).count("trial.late") == 6
 
     def test_numbers_have_no_gaps_and_asking_twice_is_asking_once(self, store: LeasedStore) -> None:
         lease = running_study(store)
         with pytest.raises(ConflictError, match="without gaps"):
-            store.add_trial(lease, pending(1))
-        store.add_trial(lease, pending(0))
-        store.add_trial(lease, pending(0))
+            decide(store, lease, KeepTrial(trial=pending(1)))
+        decide(store, lease, KeepTrial(trial=pending(0)))
+        decide(store, lease, KeepTrial(trial=pending(0)))
         with pytest.raises(ConflictError):
-            store.add_trial(lease, pending(0, ParallelConfig(tp=2)))
-        store.start_attempt(lease, 0, 1)
-        store.start_attempt(lease, 0, 1)
-        assert kinds(store, lease.study)[-2:] == ["trial.asked", "trial.started"]
+            decide(store, lease, KeepTrial(trial=pending(0, ParallelConfig(tp=2))))
+        decide(store, lease, launch(lease, 0, 1))
+        decide(store, lease, launch(lease, 0, 1))
+        assert told(store, lease.study)[-2:] == ["trial.asked", "trial.started"]
         with pytest.raises(NotFoundError):
-            store.start_attempt(lease, 1, 1)
+            decide(store, lease, launch(lease, 1, 1))
 
     def test_a_running_attempt_is_adopted_by_the_next_holder_once(self, store: LeasedStore) -> None:
         first = running_study(store)
-        store.add_trial(first, pending(0))
+        decide(store, first, KeepTrial(trial=pending(0)))
         with pytest.raises(NotFoundError):
             store.adopt_attempt(first, 0, 1)
-        store.start_attempt(first, 0, 1)
+        decide(store, first, launch(first, 0, 1))
         store.adopt_attempt(first, 0, 1)
         assert "trial.adopted" not in kinds(store, first.study), "it is the holder's own"
         store.release(first)
@@ -125,33 +130,32 @@ class TrialContract(StoreFixture):
         store.adopt_attempt(second, 0, 1)
         assert kinds(store, first.study).count("trial.adopted") == 1
         store.add_steps(second, [reported((first.study, 0, 1), 0, [0.1, 0.2])])
-        store.end_trial(second, measured(pending(0)))
+        decide(store, second, EndTrial(trial=measured(pending(0))))
         with pytest.raises(ConflictError, match="does not run"):
             store.adopt_attempt(second, 0, 1)
 
     def test_a_lost_attempt_is_followed_by_the_next(self, store: LeasedStore) -> None:
         lease = running_study(store)
-        store.add_trial(lease, pending(0))
+        decide(store, lease, KeepTrial(trial=pending(0)))
         with pytest.raises(ConflictError, match="next attempt"):
-            store.start_attempt(lease, 0, 2)
-        store.start_attempt(lease, 0, 1)
+            decide(store, lease, launch(lease, 0, 2))
+        decide(store, lease, launch(lease, 0, 1))
         with pytest.raises(ConflictError, match="still runs"):
-            store.start_attempt(lease, 0, 2)
-        lost = Failure(kind=FailureKind.WORKER_LOST, message="gone")
-        store.end_attempt(lease, 0, 1, lost)
-        store.end_attempt(lease, 0, 1, lost)
-        store.start_attempt(lease, 0, 2)
-        assert store.end_trial(lease, measured(pending(0)))
+            decide(store, lease, launch(lease, 0, 2))
+        decide(store, lease, CloseAttempt(number=0, attempt=1, failure=LOST))
+        decide(store, lease, CloseAttempt(number=0, attempt=1, failure=LOST))
+        decide(store, lease, launch(lease, 0, 2))
+        decide(store, lease, EndTrial(trial=measured(pending(0))))
         (kept,) = store.trials(lease.study)
         assert (kept.status, kept.attempts) == (TrialStatus.COMPLETED, 2)
-        assert kinds(store, lease.study)[-4:] == ["trial.started", "attempt.ended", "trial.started", "trial.ended"]
+        assert told(store, lease.study)[-4:] == ["trial.started", "attempt.ended", "trial.started", "trial.ended"]
 
     def test_only_ends_that_make_sense_are_kept(self, store: LeasedStore) -> None:
         lease = running_study(store)
-        store.add_trial(lease, pending(0))
+        decide(store, lease, KeepTrial(trial=pending(0)))
         with pytest.raises(ConflictError, match="never started"):
-            store.end_trial(lease, measured(pending(0)))
-        store.start_attempt(lease, 0, 1)
+            decide(store, lease, EndTrial(trial=measured(pending(0))))
+        decide(store, lease, launch(lease, 0, 1))
         bad: Sequence[Trial] = (
             replace(pending(0), status=TrialStatus.RUNNING),
             replace(pending(0), status=TrialStatus.COMPLETED),
@@ -160,19 +164,19 @@ class TrialContract(StoreFixture):
         )
         for trial in bad:
             with pytest.raises(ConflictError):
-                store.end_trial(lease, trial)
+                decide(store, lease, EndTrial(trial=trial))
         with pytest.raises(NotFoundError):
-            store.end_trial(lease, measured(pending(5)))
-        store.add_trial(lease, pending(1))
-        assert store.end_trial(lease, replace(pending(1), status=TrialStatus.INFEASIBLE))
+            decide(store, lease, EndTrial(trial=measured(pending(5))))
+        decide(store, lease, KeepTrial(trial=pending(1)))
+        decide(store, lease, EndTrial(trial=replace(pending(1), status=TrialStatus.INFEASIBLE)))
 
     # -- steps
 
     def test_steps_are_kept_once_and_in_order(self, store: LeasedStore) -> None:
         lease = running_study(store)
-        store.add_trial(lease, pending(0))
+        decide(store, lease, KeepTrial(trial=pending(0)))
         assert store.steps(lease.study, 0) == {"step": [], "step_time_s": [], "loss": [], "grad_norm": []}
-        store.start_attempt(lease, 0, 1)
+        decide(store, lease, launch(lease, 0, 1))
         name = (lease.study, 0, 1)
         store.add_steps(
             lease,
@@ -190,8 +194,8 @@ class TrialContract(StoreFixture):
             "grad_norm": [2.1, 2.2, 2.3, math.inf],
         }
         assert store.steps(lease.study, 0) == expected
-        store.end_attempt(lease, 0, 1, None)
-        store.start_attempt(lease, 0, 2)
+        decide(store, lease, CloseAttempt(number=0, attempt=1, failure=LOST))
+        decide(store, lease, launch(lease, 0, 2))
         assert store.steps(lease.study, 0)["step"] == []
         assert store.steps(lease.study, 0, attempt=1) == expected
         with pytest.raises(NotFoundError):
