@@ -29,24 +29,40 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="store")
 
 
-def check(store: StoreOption = None, json: JsonOption = False) -> None:
+def check(
+    replay: Annotated[
+        bool,
+        typer.Option(
+            "--replay/--no-replay",
+            help="Whether each study's controller is replayed, to see whether its decisions follow.",
+        ),
+    ] = True,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
     """Checks the database for damage and contradictions.
 
-    It checks the integrity of the file, the checksums of events, trials and attempts, and the laws of each study's history: nothing is lost, nothing
-    happened twice, and no terminal state changed.
+    It checks the integrity of the file, the checksums of events, trials and attempts, the laws of each study's history (nothing is lost, nothing
+    happened twice, and no terminal state changed), and whether each decision follows from what the controller knew. It says what it did not check.
     """
-    from autotune.store import maintenance
+    from functools import partial
+
+    from autotune.cli.store_check import Progress, document, show
+    from autotune.store.examination import examine
+    from autotune.study.replay import replay_study
 
     database = _existing_store(store)
     try:
-        findings = maintenance.check(database)
+        found = examine(database, replay=partial(replay_study, database) if replay else None, on_study=Progress())
     finally:
         database.close()
     if json:
-        emit({"ok": not findings, "findings": list(findings)})
-    for finding in findings:
-        note(finding)
-    if findings:
+        emit(document(found, replays=replay))
+    else:
+        show(found, replays=replay)
+    for fault in found.faults:
+        note(fault)
+    if found.faults:
         raise typer.Exit(1)
     note("no faults found")
 

@@ -258,6 +258,9 @@ def history_line(event: Mapping[str, Any]) -> str:
         failure = data.get("failure") or {}
         why = ": ".join(str(failure[name]) for name in ("kind", "message") if failure.get(name))
         return f"trial {data.get('number')}: attempt {data.get('attempt')} ended" + (f": {why}" if why else "")
+    if kind in ("attempt.cancelled", "attempt.queued"):
+        asked = "is asked to end" if kind == "attempt.cancelled" else "waits"
+        return f"trial {data.get('number')}: it {asked}: {data.get('reason', '')}"
     if kind == "machine.changed":
         return str(data.get("message", ""))
     if kind == "program.checked":

@@ -1,19 +1,21 @@
-"""The examination of a store: the file, the checksum of every row of each study, the laws of its history, and the records of the best.
+"""The examination of a store: the file, the checksum of every row of each study, the laws of its history, whether its decisions follow, and the records of the
+best.
 
-What it finds are sentences, by study.
+What it finds are sentences, by study. Decisions are replayed by a function that is passed (`autotune.study.replay`): the store knows no controllers.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, Table, and_, bindparam, case, func, select, text
 
 from autotune.errors import StoreError
+from autotune.ports import Replay, Replayed
 from autotune.spec.study import SIMULATED
 from autotune.store import laws, queries
 from autotune.store.checksums import SEALED, changed_kinds, is_filled
@@ -40,6 +42,8 @@ class StudyExamined:
     """how many of those checksums were filled in at an upgrade"""
     faults: tuple[str, ...] = ()
     """in sentences"""
+    replayed: Replayed | None = None
+    """what a replay of its decisions found; None: they were not replayed, or cannot be read"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +63,17 @@ class Examination:
         return (*self.file_faults, *(f for study in self.studies for f in study.faults), *self.record_faults)
 
 
-def examine(store: SqlStore) -> Examination:
-    """Examines all of a store, which may be in use."""
-    return Examination(
-        file_faults=tuple(_integrity(store)),
-        studies=tuple(_study(store, key, study_id) for key, study_id in study_keys(store)),
-        record_faults=tuple(_record_faults(store)),
-    )
+def examine(
+    store: SqlStore, *, replay: Replay | None = None, on_study: Callable[[int, int], None] = lambda done, count: None
+) -> Examination:
+    """Examines all of a store, which may be in use. `replay`: replays a study's decisions; None: they are not replayed. `on_study` is called after each study
+    with how many are done and how many there are."""
+    file_faults = tuple(_integrity(store))
+    keys, found = list(study_keys(store)), list[StudyExamined]()
+    for key, study_id in keys:
+        found.append(_study(store, key, study_id, replay))
+        on_study(len(found), len(keys))
+    return Examination(file_faults=file_faults, studies=tuple(found), record_faults=tuple(_record_faults(store)))
 
 
 Rows = Mapping[str, Sequence[Row[Any]]]
@@ -119,8 +127,8 @@ def _damaged_text(connection: Connection) -> Iterator[None]:
         driver.text_factory = usual
 
 
-def _study(store: SqlStore, key: int, study_id: str) -> StudyExamined:
-    sound, filled, faults = Counter[str](), 0, list[str]()
+def _study(store: SqlStore, key: int, study_id: str, replay: Replay | None) -> StudyExamined:
+    sound, filled, faults, replayed = Counter[str](), 0, list[str](), None
     try:
         with store.database.read() as connection:  # one snapshot, because the study may be running
             record = queries.study(connection, study_id)
@@ -131,11 +139,16 @@ def _study(store: SqlStore, key: int, study_id: str) -> StudyExamined:
         if (more := len(changed) - MOST_NAMED) > 0:
             faults.append(f"study {study_id}: {more} more rows are not what was written")
         lines = [read_event(study_id, row) for row in rows[events.name]]
-        faults += laws.broken_laws(record, [read_trial(study_id, row) for row in rows[trials.name]], lines)
+        asked = [read_trial(study_id, row) for row in rows[trials.name]]
+        faults += laws.broken_laws(record, asked, lines)
         faults += _count_faults(counters, rows, study_id)
+        if replay is not None:
+            replayed = replay(record, asked, lines)
+            if replayed.unfollowed is not None:
+                faults.append(f"study {study_id}: {replayed.unfollowed}")
     except (StoreError, ValueError, KeyError, TypeError, AttributeError) as error:
         faults.append(f"study {study_id}: cannot be read: {error}")
-    return StudyExamined(id=study_id, rows=dict(sound), filled=filled, faults=tuple(faults))
+    return StudyExamined(id=study_id, rows=dict(sound), filled=filled, faults=tuple(faults), replayed=replayed)
 
 
 def _integrity(store: SqlStore) -> Iterator[str]:

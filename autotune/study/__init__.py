@@ -10,6 +10,8 @@ preflight.py    what the runner or this machine cannot run, found before anythin
 check/          a few real steps of a program before its study begins, and `autotune check`
 lease.py        StudyLease: the right to write for a study, renewed by a thread     process_id.py   who holds it
 quick_calibration.py  a short calibration before a study whose cluster was never measured
+beginning.py    what a controller begins with, kept in the history              environment.py  release, libraries, processor
+replay/         whether the decisions in a history follow: for `autotune store check`
 references.py   fp32 losses of earlier studies                                      progress.py     events for the live view
 passed_runner.py  a runner that Python code passes as an object
 """

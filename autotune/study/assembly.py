@@ -147,18 +147,23 @@ class Assembly:
 
 
 def assemble(study: Study, store: KnowledgeStore | None = None) -> Assembly:
-    """Works the study out.
+    """Works the study out, with the constants that the store has now.
 
     Raises `SpecError` when the trainer cannot carry a knob of the study, and `InfeasibleError` when no config of its space is legal.
     """
+    calibration = stored_calibration(study.workload, store)
+    if calibration is None and study.at_hand is not None:
+        calibration = stored_calibration(replace(study.workload, cluster=study.at_hand), store)
+    return assemble_with(study, calibration)
+
+
+def assemble_with(study: Study, calibration: Calibration | None) -> Assembly:
+    """The same with these constants; None: those of the release."""
     from autotune.cost import estimate
     from autotune.trainers import trainer
 
     trainer(study.trainer).check_own_knobs(study.space.extra, study.trainer_options)
     space = SearchSpace.of_study(study)
-    calibration = stored_calibration(study.workload, store)
-    if calibration is None and study.at_hand is not None:
-        calibration = stored_calibration(replace(study.workload, cluster=study.at_hand), store)
     found = Assembly(
         study=study,
         space=space,

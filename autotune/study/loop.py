@@ -47,6 +47,7 @@ from autotune.study.controller import (
     KeepTrial,
     NoteMachineChange,
     NoteQueued,
+    NoteRest,
     NoteStarted,
     PauseAsked,
     ResumeAsked,
@@ -185,10 +186,11 @@ class Loop:
         """Stores all facts that follow from the event in one transaction, before anything is done about them."""
         facts = [fact for command in commands if (fact := self._fact(command, commands)) is not None]
         phases = [c for c in commands if isinstance(c, EnterPhase)]
+        heard = any(isinstance(c, NoteRest) for c in commands)
         end = next((c for c in commands if isinstance(c, EndStudy)), None)
         if phases:
             self._result = {"phase": str(phases[-1].phase), "stop_reason": self.controller.stop_reason}
-        if not (facts or phases or end):
+        if not (facts or phases or end or heard):
             return
         if any(isinstance(fact, CloseAttempt | EndTrial) for fact in facts):
             facts = [*(KeepSteps(steps=steps) for steps in self._steps), *facts]
@@ -217,6 +219,10 @@ class Loop:
                 return command
             case KeepLate(event=late) if (report := self.controller.late(late)) is not None:
                 return EndTrial(trial=report)
+            case NoteQueued(number=number, reason=reason):
+                return KeepNote(kind="attempt.queued", data={"number": number, "reason": reason})
+            case CancelAttempt(id=(_, number, attempt), reason=reason):
+                return KeepNote(kind="attempt.cancelled", data={"number": number, "attempt": attempt, "reason": reason})
             case NoteMachineChange(change=change, again=again):
                 ended = {c.trial.number: c.trial for c in others if isinstance(c, EndTrial)}
                 self._change = f"{change_in_words(change, {**self.lease.trials(), **ended})} {plan_in_words(again)}"

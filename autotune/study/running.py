@@ -17,8 +17,9 @@ from autotune.results.answers import result_of
 from autotune.results.result import Result
 from autotune.spec import Study, StudyStatus, Wanted
 from autotune.study.assembly import assemble, history_of, make_runner_of
+from autotune.study.beginning import Beginning
 from autotune.study.check.unseen_program import check_unseen, needs_check
-from autotune.study.controller import CANCELLED_ON_REQUEST, PAUSED_ON_REQUEST, STOPPED_ON_REQUEST, Controller
+from autotune.study.controller import CANCELLED_ON_REQUEST, PAUSED_ON_REQUEST, STOPPED_ON_REQUEST
 from autotune.study.controller.ending import has_found
 from autotune.study.lease import StudyLease, release_dead
 from autotune.study.loop import Loop
@@ -197,8 +198,6 @@ def _run(
     factory: SearcherFactory | None,
     passed: TrialRunner | None,
 ) -> None:
-    from autotune.cost.correction import Correction
-
     def interrupted() -> bool:
         lease.come_round()
         return stop() or not lease.may_run()
@@ -226,23 +225,10 @@ def _run(
             record = lease.move(StudyStatus.RUNNING, "" if record.wanted is Wanted.RUN else None)
         if needs_check(study, store, record.id, past):
             check_unseen(assembly.runs_here, runner, lease, tell, stop)
-        controller = Controller(
-            study_id=record.id,
-            study=study,
-            searcher=searcher,
-            capacity=runner.capacity,
-            baseline=assembly.baseline,
-            predict=assembly.predict,
-            correct=Correction(assembly.space, assembly.calibration).applied,
-            refuse=assembly.refuse,
-            past=past,
-            lost=lease.lost(),
-            elapsed_s=record.elapsed_s,
-            gpu_s=record.result.get("gpu_s"),
-            stop_reason=str(record.result.get("stop_reason", "")),
-            references=assembly.references,
-            fp32_losses=known_losses(assembly, store),
-        )
+        losses = known_losses(assembly, store)
+        begins = Beginning.of(record, assembly, store, capacity=runner.capacity, fp32_losses=losses)
+        controller = begins.controller(record, assembly, searcher, past=past, lost=lease.lost())
+        lease.decide({"event": "ControllerBegan"}, [begins.to_note()])
         tell(StudyOpened(record=record, past=tuple(past)))
         found = TargetFindings(searcher)
         Loop(controller, runner, lease, on_event=tell, interrupted=stop, leave=leave, findings=found).run()

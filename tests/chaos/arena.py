@@ -28,13 +28,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autotune import api
-from autotune.store import MemoryStore, SqlStore, maintenance, open_store
+from autotune.store import MemoryStore, SqlStore, open_store
 from autotune.study.process_id import is_gone
 from autotune_workers.process.machine import descendants
 from tests.chaos import controller, supervisor, warm
 from tests.chaos.checker import Journal, Seen, terms, violations
 from tests.chaos.schedule import Disturbance, Schedule
 from tests.postgresql import PostgresServer
+from tests.replayed import faults_of
 
 DEADLINE_S = 300.0
 """for a schedule as a whole"""
@@ -419,7 +420,7 @@ def play(schedule: Schedule, where: Where, folder: Path) -> Played:
         seen = arena.play()
         wrong = [
             *violations(seen, None if schedule.is_real else undisturbed(schedule.spec)),
-            *maintenance.check(arena.store),
+            *faults_of(arena.store),
         ]
         return Played(
             schedule=schedule,

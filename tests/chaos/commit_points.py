@@ -22,11 +22,12 @@ from sqlalchemy import Connection
 from autotune import api
 from autotune.ports import StudyRecord
 from autotune.spec import TrialStatus
-from autotune.store import SqlStore, maintenance, open_store
+from autotune.store import SqlStore, open_store
 from autotune.store.laws import broken_laws
 from autotune.study.progress import LoopEvent, StudyOpened, TrialEnded
 from tests.chaos.arena import see
 from tests.chaos.checker import Seen, outcome, study_outcome
+from tests.replayed import faults_of
 from tests.small_studies import QUIET, spec
 
 LONG_S = 3600.0
@@ -187,7 +188,7 @@ def run_and_die(address: str, study_id: str, number: int, at: int, after: bool) 
 
 def wrong(story: Story, seen: Seen, undisturbed: Seen, store: SqlStore) -> list[str]:
     """What differs from the undisturbed study, and the laws that are broken."""
-    faults = [*broken_laws(seen.record, seen.trials, seen.events), *maintenance.check(store)]
+    faults = [*broken_laws(seen.record, seen.trials, seen.events), *faults_of(store)]
     ours, theirs = ([outcome(t) for t in each.trials] for each in (seen, undisturbed))
     if not story.is_cut_short:
         if study_outcome(seen.record) != study_outcome(undisturbed.record):

@@ -14,10 +14,10 @@ import pytest
 
 from autotune import api
 from autotune.spec import StudyStatus, TrialStatus
-from autotune.store import maintenance
 from autotune.study.progress import LoopEvent, Notice, TrialEnded, TrialStarted, TrialStepped
 from tests.chaos.test_leaks import CHILD, ROOT, real
 from tests.ray_roles import played_head
+from tests.replayed import faults_of
 from tests.workers.requests import DOUBLE
 
 pytestmark = [
@@ -66,7 +66,7 @@ def test_a_trial_outlives_its_controller_and_counts_once(tmp_path: Path) -> None
             steps = store.steps(result.record.id, 1)["step"]
             assert steps == list(range(251)), "none twice, none missing"
             assert [e.data["number"] for e in store.events(result.record.id) if e.kind == "trial.adopted"] == [1]
-            assert maintenance.check(store) == []
+            assert faults_of(store) == []
         finally:
             store.close()
         adopted_s = next(at_s for at_s, event in told if isinstance(event, Notice) and "continues" in event.message)

@@ -15,8 +15,8 @@ import pytest
 
 from autotune import api
 from autotune.spec import StudyStatus
-from autotune.store import maintenance
 from autotune_workers.process.machine import descendants, is_alive
+from tests.replayed import faults_of
 from tests.workers.requests import DOUBLE
 
 pytestmark = pytest.mark.alone
@@ -98,5 +98,5 @@ def kill_and_look(tmp_path: Path, runner: dict[str, Any]) -> None:
     result = api.tune(spec, store=url)
     assert result.record.status is StudyStatus.COMPLETED
     store = api.open_store(url)
-    assert maintenance.check(store) == []
+    assert faults_of(store) == []
     store.close()

@@ -17,11 +17,12 @@ from autotune.ports import HistoryEvent
 from autotune.service.launcher import ProcessLauncher
 from autotune.service.supervisor import Supervisor
 from autotune.spec import StudyStatus
-from autotune.store import SqlStore, maintenance, open_store
+from autotune.store import SqlStore, open_store
 from tests.chaos import supervisor
 from tests.chaos.arena import forkserver, see, undisturbed
 from tests.chaos.checker import violations
 from tests.chaos.supervisor import PLACES
+from tests.replayed import faults_of
 from tests.small_studies import QUIET, spec
 
 pytestmark = pytest.mark.alone
@@ -64,7 +65,7 @@ def all_ended(store: SqlStore, count: int) -> bool:
 def wrong(store: SqlStore, studies: list[str]) -> list[str]:
     """What differs from the undisturbed run, and broken laws."""
     found = [sentence for study in studies for sentence in violations(see(store, study, []), undisturbed(SMALL))]
-    return [*found, *maintenance.check(store)]
+    return [*found, *faults_of(store)]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ final_rounds.py    which runs of the finals count
 remeasure.py       what a changed machine asks for              machine_changes.py  its changes in words
 scoring.py         a report becomes a terminal trial             finals.py        who is measured again, and who won
 budget.py          what is used up                               stop_rule.py     whether further trials pay
+admission.py       trials as they are asked for, or refused
 accounts.py        running time and rank-seconds over all controllers
 ending.py          status, message and result of the end        repeated_failure.py  whether the program can run at all
 infeasible.py      configs that cannot be run here, counted by reason
@@ -35,6 +36,7 @@ from autotune.study.controller.commands import (
     KeepTrial,
     NoteMachineChange,
     NoteQueued,
+    NoteRest,
     NoteStarted,
     PauseAsked,
     ResumeAsked,
@@ -72,6 +74,7 @@ __all__ = [
     "KeepTrial",
     "NoteMachineChange",
     "NoteQueued",
+    "NoteRest",
     "NoteStarted",
     "PauseAsked",
     "ResumeAsked",

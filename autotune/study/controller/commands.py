@@ -128,6 +128,18 @@ class CancelAttempt:
     """An attempt is to be ended soon; its `AttemptEnded` still comes."""
 
     id: AttemptId
+    reason: str
+    """in words"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteRest:
+    """What the study is asked to do instead of going on is another than before. Later decisions follow from it."""
+
+    status: StudyStatus | None
+    """in which it shall come to rest; None: it goes on"""
+    reason: str
+    """in words"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +188,7 @@ Command = (
     KeepTrial
     | StartAttempt
     | NoteQueued
+    | NoteRest
     | NoteStarted
     | KeepSteps
     | CancelAttempt
@@ -221,6 +234,7 @@ __all__ = [
     "KeepTrial",
     "NoteMachineChange",
     "NoteQueued",
+    "NoteRest",
     "NoteStarted",
     "PauseAsked",
     "ResumeAsked",

@@ -9,38 +9,37 @@ from autotune.space.exclusion import in_words
 from autotune.spec import Study, StudyStatus, Trial
 from autotune.study.controller.commands import STOPPED_ON_REQUEST, EndStudy, StudyPhase
 from autotune.study.controller.finals import decide
+from autotune.study.controller.infeasible import InfeasibleConfigs
 from autotune.study.controller.repeated_failure import repeated_failure
+from autotune.study.controller.scoring import Scorer
+from autotune.study.controller.trial_index import TrialIndex
 
 
-def paused(trials: Sequence[Trial], study: Study, *, phase: StudyPhase, stop_reason: str, why: str) -> EndStudy:
-    """The pause of a study that can go on later."""
-    return EndStudy(status=StudyStatus.PAUSED, message=why, **_outcome(trials, study, phase, stop_reason))
+class Ending:
+    """Says how one study comes to rest, from what is known by then."""
 
+    def __init__(self, study: Study, index: TrialIndex, scorer: Scorer, infeasible: InfeasibleConfigs) -> None:
+        self._study, self._index, self._scorer, self._infeasible = study, index, scorer, infeasible
 
-def ended(
-    trials: Sequence[Trial],
-    study: Study,
-    *,
-    phase: StudyPhase,
-    stop_reason: str,
-    why: str,
-    cancelled: bool,
-    failures: str,
-    infeasible: Mapping[str, int],
-) -> EndStudy:
-    """The end of a study. `why` is empty when it ran its course; `failures`: the failures so far by kind, in words; `infeasible`: configs that cannot be run
-    here, by reason."""
-    outcome = _outcome(trials, study, phase, stop_reason)
-    if cancelled:
-        status, message = StudyStatus.CANCELLED, why
-    elif has_found(outcome["best"], trials):
-        status, message = StudyStatus.COMPLETED, stop_reason
-    elif why == STOPPED_ON_REQUEST:
-        status, message = StudyStatus.CANCELLED, why
-    else:
-        cause = repeated_failure(trials) or f"{failures}{_refusals(infeasible)}"
-        status, message = StudyStatus.FAILED, f"no config could be measured: {cause}"
-    return EndStudy(status=status, message=message, **outcome)
+    def paused(self, phase: StudyPhase, stop_reason: str, why: str) -> EndStudy:
+        """The pause of a study that can go on later."""
+        outcome = _outcome(self._index.listed(), self._study, phase, stop_reason)
+        return EndStudy(status=StudyStatus.PAUSED, message=why, **outcome)
+
+    def ended(self, phase: StudyPhase, stop_reason: str, why: str, *, cancelled: bool) -> EndStudy:
+        """The end of a study. `why` is empty when it ran its course."""
+        trials = self._index.listed()
+        outcome = _outcome(trials, self._study, phase, stop_reason)
+        if cancelled:
+            status, message = StudyStatus.CANCELLED, why
+        elif has_found(outcome["best"], trials):
+            status, message = StudyStatus.COMPLETED, stop_reason
+        elif why == STOPPED_ON_REQUEST:
+            status, message = StudyStatus.CANCELLED, why
+        else:
+            cause = repeated_failure(trials) or f"{self._scorer.tally()}{_refusals(self._infeasible.counts)}"
+            status, message = StudyStatus.FAILED, f"no config could be measured: {cause}"
+        return EndStudy(status=status, message=message, **outcome)
 
 
 def has_found(best: int | None, trials: Iterable[Trial]) -> bool:

@@ -29,8 +29,9 @@ class RestRequest:
         self.reason = ""
         """in words"""
 
-    def hear(self, event: PauseAsked | ResumeAsked | StopAsked | CancelAsked | InterruptAsked) -> None:
-        """Takes in what somebody asked for. Only a pause on request can be taken back."""
+    def hear(self, event: PauseAsked | ResumeAsked | StopAsked | CancelAsked | InterruptAsked) -> bool:
+        """Takes in what somebody asked for; whether that changes anything. Only a pause on request can be taken back."""
+        before = self.status, self.reason
         match event:
             case PauseAsked():
                 self.ask(StudyStatus.PAUSED, PAUSED_ON_REQUEST)
@@ -43,11 +44,14 @@ class RestRequest:
                 self.ask(StudyStatus.CANCELLED, CANCELLED_ON_REQUEST)
             case InterruptAsked():
                 self.ask(StudyStatus.PAUSED, event.reason)
+        return (self.status, self.reason) != before
 
-    def ask(self, status: StudyStatus, reason: str) -> None:
-        """A request to come to rest; one that is weaker than the present changes nothing."""
+    def ask(self, status: StudyStatus, reason: str) -> bool:
+        """A request to come to rest; one that is weaker than the present changes nothing. Whether it changed anything."""
+        before = self.status, self.reason
         if _STRENGTH.index(status) >= _STRENGTH.index(self.status):
             self.status, self.reason = status, reason
+        return (self.status, self.reason) != before
 
     @property
     def kills(self) -> bool:

@@ -11,14 +11,15 @@ a trial becomes terminal once and stays so; every trial that was asked is told e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from autotune.ports import AttemptId
-from autotune.spec import Estimate, Failure, ParallelConfig, Study, StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.spec import Failure, ParallelConfig, Study, StudyStatus, Trial, TrialPurpose, TrialStatus
 from autotune.study.controller.accounts import Accounts
+from autotune.study.controller.admission import Admission, Correct, Predict, Refuse
 from autotune.study.controller.attempts import CUT_OFF, OVERDUE, SILENT, UNASKED, Attempt, Attempts
 from autotune.study.controller.budget import Spent, everything_is_over
 from autotune.study.controller.commands import (
@@ -39,6 +40,7 @@ from autotune.study.controller.commands import (
     KeepTrial,
     NoteMachineChange,
     NoteQueued,
+    NoteRest,
     NoteStarted,
     PauseAsked,
     ResumeAsked,
@@ -48,7 +50,7 @@ from autotune.study.controller.commands import (
     StudyPhase,
     Tick,
 )
-from autotune.study.controller.ending import ended, paused
+from autotune.study.controller.ending import Ending
 from autotune.study.controller.infeasible import InfeasibleConfigs
 from autotune.study.controller.phases import Ask
 from autotune.study.controller.proxy_phases import phases_of
@@ -73,9 +75,9 @@ class Controller:
         searcher: Searcher,
         capacity: int,
         baseline: ParallelConfig | None,
-        predict: Callable[[ParallelConfig], Estimate | None] = lambda _: None,
-        correct: Callable[[ParallelConfig, Estimate, Iterable[Trial]], Estimate] = lambda _, estimate, __: estimate,
-        refuse: Callable[[ParallelConfig], str] = lambda _: "",
+        predict: Predict = lambda _: None,
+        correct: Correct = lambda _, estimate, __: estimate,
+        refuse: Refuse = lambda _: "",
         past: Sequence[Trial] = (),
         lost: Mapping[int, int] = MappingProxyType({}),
         elapsed_s: float = 0.0,
@@ -84,18 +86,20 @@ class Controller:
         references: Mapping[int, ParallelConfig] = MappingProxyType({}),
         fp32_losses: Mapping[int, tuple[float, ...]] = MappingProxyType({}),
     ) -> None:
-        """`capacity`: ranks of the runner. `baseline`: the default config (None: there is none to beat). `refuse`: why a config cannot be run
-        at all, e.g. by this trainer; empty when it can. `correct`: a config's estimate given the trials so far. `past`: the trials of the store, terminal ones in the order in which
-        they ended. `lost`: by trial, the attempts that were lost. `elapsed_s`, `gpu_s`, `stop_reason`: as of the last checkpoint (`gpu_s` None: there is none, go by what was measured). `references`: fp32 configs by global batch, to
+        """`capacity`: ranks of the runner. `baseline`: the default config (None: there is none to beat). `predict`, `correct`, `refuse`: see
+        `admission`. `past`: the trials of the store, terminal ones in the order in which they ended. `lost`: by trial, the attempts that were lost. `elapsed_s`, `gpu_s`, `stop_reason`: as of the last checkpoint (`gpu_s` None: there is none, go by what was measured). `references`: fp32 configs by global batch, to
         be measured for their losses before anything but the baseline is tried at that batch in another precision. `fp32_losses`: losses by tokens per step that are known."""
         self.study_id, self.study = study_id, study
         self.attempts = Attempts(capacity, lost)
         self.index = TrialIndex(study)
         self.phase = StudyPhase.BASELINE
         self.stop_reason = stop_reason
-        self._predict, self._correct, self._refuse = predict, correct, refuse
         self._scorer = Scorer(study, fp32_losses)
+        self._admission = Admission(
+            study_id, study, self.index, self._scorer, capacity, predict=predict, correct=correct, refuse=refuse
+        )
         self._infeasible = InfeasibleConfigs(searcher, capacity, has_target=study.at_hand is not None)
+        self._ending = Ending(study, self.index, self._scorer, self._infeasible)
         self._phases = phases_of(
             study, searcher, self.index, self._scorer, baseline=baseline, references=references, refuse=refuse
         )
@@ -123,7 +127,8 @@ class Controller:
             case StepsReported() if event.id in self.attempts.live:
                 self._out.append(KeepSteps(steps=event))
             case PauseAsked() | ResumeAsked() | StopAsked() | CancelAsked() | InterruptAsked():
-                self._rest.hear(event)
+                if self.phase is not StudyPhase.ENDED and self._rest.hear(event):
+                    self._note_rest()
         if self.phase is not StudyPhase.ENDED and self._accounts.has_begun:
             self._advance()
         out, self._out = self._out, []
@@ -244,7 +249,8 @@ class Controller:
         elif over := everything_is_over(self.spent, self.study.budget):
             self.stop_reason = self.stop_reason or over
             self._cancel_all(over)
-            self._rest.ask(StudyStatus.COMPLETED, over)
+            if self._rest.ask(StudyStatus.COMPLETED, over):
+                self._note_rest()
         if self._rest.status is None:
             self._go_on()
         elif not self.attempts.live:
@@ -256,7 +262,10 @@ class Controller:
 
     def _cancel(self, attempt: Attempt, why: str, *, overdue: bool = False) -> None:
         if self.attempts.ask_end(attempt, why, self._accounts.now_s, overdue=overdue):
-            self._out.append(CancelAttempt(id=attempt.id))
+            self._out.append(CancelAttempt(id=attempt.id, reason=why))
+
+    def _note_rest(self) -> None:
+        self._out.append(NoteRest(status=self._rest.status, reason=self._rest.reason))
 
     def _go_on(self) -> None:
         while self.phase is not StudyPhase.ENDED:
@@ -277,11 +286,8 @@ class Controller:
                 self._finish("", stop_reason=move.message)
 
     def _ask(self, ask: Ask) -> None:
-        predicted = ask.estimate or self._predict(ask.config)
-        if predicted is not None and ask.stands_for is None:
-            predicted = self._correct(ask.config, predicted, self.index.all_seen())
-        trial = ask.trial(self.study_id, self.study, len(self.trials), predicted)
-        if ask.purpose is not TrialPurpose.FINAL and (refusal := self._refusal(trial)):
+        trial = self._admission.trial_of(ask)
+        if ask.purpose is not TrialPurpose.FINAL and (refusal := self._admission.refusal(trial)):
             self._infeasible.refuse(ask.config, refusal)
             self._phases.refused(ask, refusal)
             return
@@ -292,14 +298,9 @@ class Controller:
 
     def _is_refused(self, trial: Trial) -> bool:
         """Whether a trial of the store cannot be run any more, because the runner has fewer ranks than before; then it ends as INFEASIBLE."""
-        if refusal := self._refusal(trial):
+        if refusal := self._admission.refusal(trial):
             self._end_trial(replace(trial, status=TrialStatus.INFEASIBLE, reason=refusal))
         return bool(refusal)
-
-    def _refusal(self, trial: Trial) -> str:
-        """Why it cannot be run; empty when it can. The trainer was asked about a proxy before that was proposed."""
-        refused = "" if trial.stands_for else self._refuse(trial.config)
-        return refused or self._scorer.refusal(trial, self.attempts.capacity)
 
     def _may_start(self, trial: Trial) -> bool:
         """Whether there are ranks for it, and its reference is there."""
@@ -323,11 +324,8 @@ class Controller:
         if self._rest.status is not StudyStatus.PAUSED:
             self._finish(self._rest.reason, cancelled=self._rest.status is StudyStatus.CANCELLED)
             return
-        end = paused(
-            self.index.listed(), self.study, phase=self.phase, stop_reason=self.stop_reason, why=self._rest.reason
-        )
+        self._out.append(self._ending.paused(self.phase, self.stop_reason, self._rest.reason))
         self.phase = StudyPhase.ENDED
-        self._out.append(end)
 
     def _finish(self, why: str, *, cancelled: bool = False, stop_reason: str = "") -> None:
         """Ends the study with what is known; `why` is empty when it ran its course, which `stop_reason` may say why."""
@@ -335,15 +333,5 @@ class Controller:
             self._end_trial(replace(self.trials[number], status=TrialStatus.CANCELLED, reason=why))
         self._waiting = []
         self.stop_reason = why or stop_reason or self.stop_reason
-        end = ended(
-            self.index.listed(),
-            self.study,
-            phase=self.phase,
-            stop_reason=self.stop_reason,
-            why=why,
-            cancelled=cancelled,
-            failures=self._scorer.tally(),
-            infeasible=self.infeasible,
-        )
+        self._out.append(self._ending.ended(self.phase, self.stop_reason, why, cancelled=cancelled))
         self.phase = StudyPhase.ENDED
-        self._out.append(end)

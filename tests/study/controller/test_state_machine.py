@@ -28,6 +28,7 @@ from autotune.study.controller import (
     EnterPhase,
     InterruptAsked,
     NoteQueued,
+    NoteRest,
     PauseAsked,
     ResumeAsked,
     StartAttempt,
@@ -362,7 +363,7 @@ def test_what_runs_when_the_wall_time_ends_is_cancelled_and_the_rest_counts() ->
     world.finish(0)
     world.finish(1, 0.05)
     commands = world.tick(60.0)
-    assert [type(c) for c in commands] == [CancelAttempt]
+    assert [type(c) for c in commands] == [CancelAttempt, NoteRest]
     world.cancel_confirmed(2)
     assert world.trials[2].status is TrialStatus.CANCELLED
     assert world.end.status is StudyStatus.COMPLETED
@@ -466,7 +467,7 @@ def test_stop_lets_the_running_trial_finish_and_names_a_winner_without_finals() 
 def test_cancel_kills_and_ends() -> None:
     world = World(study(max_trials=9))
     world.tick()
-    assert [type(c) for c in world.do(CancelAsked())] == [CancelAttempt]
+    assert [type(c) for c in world.do(CancelAsked())] == [NoteRest, CancelAttempt]
     world.cancel_confirmed(0)
     assert world.trials[0].status is TrialStatus.CANCELLED
     assert world.end.status is StudyStatus.CANCELLED
@@ -734,7 +735,7 @@ def test_a_trial_that_was_stopped_early_is_told_as_measured() -> None:
 
 def test_no_event_before_the_first_tick_starts_anything() -> None:
     world = World(study(max_trials=3))
-    assert world.do(StopAsked()) == []
+    assert [type(c) for c in world.do(StopAsked())] == [NoteRest]
     commands = world.tick()
     assert not any(isinstance(c, StartAttempt | EndTrial) for c in commands)
     assert world.end.status is StudyStatus.CANCELLED

@@ -1,0 +1,50 @@
+"""Which trials are made of what is asked for: with their prediction, or refused because they cannot be run here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from autotune.spec import Estimate, ParallelConfig, Study, Trial
+from autotune.study.controller.phases import Ask
+from autotune.study.controller.scoring import Scorer
+from autotune.study.controller.trial_index import TrialIndex
+
+Predict = Callable[[ParallelConfig], Estimate | None]
+"""what a config is predicted to cost"""
+Correct = Callable[[ParallelConfig, Estimate, Iterable[Trial]], Estimate]
+"""a config's estimate given the trials so far"""
+Refuse = Callable[[ParallelConfig], str]
+"""why a config cannot be run at all, e.g. by this trainer; empty when it can"""
+
+
+class Admission:
+    """Makes the trials of one study, and says which are not run."""
+
+    def __init__(
+        self,
+        study_id: str,
+        study: Study,
+        index: TrialIndex,
+        scorer: Scorer,
+        capacity: int,
+        *,
+        predict: Predict,
+        correct: Correct,
+        refuse: Refuse,
+    ) -> None:
+        """`capacity`: ranks of the runner."""
+        self._study_id, self._study, self._index, self._scorer = study_id, study, index, scorer
+        self._capacity = capacity
+        self._predict, self._correct, self._refuse = predict, correct, refuse
+
+    def trial_of(self, ask: Ask) -> Trial:
+        """The trial that is asked for, under the next number."""
+        predicted = ask.estimate or self._predict(ask.config)
+        if predicted is not None and ask.stands_for is None:
+            predicted = self._correct(ask.config, predicted, self._index.all_seen())
+        return ask.trial(self._study_id, self._study, len(self._index.trials), predicted)
+
+    def refusal(self, trial: Trial) -> str:
+        """Why it cannot be run; empty when it can. The trainer was asked about a proxy before that was proposed."""
+        refused = "" if trial.stands_for else self._refuse(trial.config)
+        return refused or self._scorer.refusal(trial, self._capacity)

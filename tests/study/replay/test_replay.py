@@ -1,0 +1,159 @@
+"""What a replay checks, what it takes as it is recorded, and what it says of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from autotune import api
+from autotune.cost import calibration_for
+from autotune.ports import Replayed
+from autotune.search import make_searcher
+from autotune.spec import TrialPurpose
+from autotune.store import SqlStore, open_store
+from autotune.store.examination import examine
+from autotune.study.deletion import delete_study
+from autotune.study.replay import replay_study
+from tests.small_studies import spec
+from tests.store.forging import forge
+from tests.study.replay.forger import Forger
+from tests.study.replay.test_forgeries import measurement_changed
+
+SPACE = {"tp": [1, 2, 4], "pp": [1, 2], "micro_batch_size": [1, 2, 4], "precision": ["bf16"]}
+SMALL = spec(space=SPACE, budget={"max_trials": 3, "min_gain": 0}, measure={"final_rounds": 1, "finalists": 1})
+
+
+def replayed(store: SqlStore) -> Replayed:
+    """Of the newest study; nothing but its replay may find a fault."""
+    found = examine(store, replay=partial(replay_study, store))
+    (study,) = (each for each in found.studies if each.id == store.studies()[0].id)
+    assert all("does not follow" in fault for fault in found.faults)
+    assert study.replayed is not None
+    return study.replayed
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("small") / "store.db"
+    with closing(open_store(path)) as store:
+        api.tune(SMALL | {"searcher": "bayesian"}, store=store)
+    return path
+
+
+@pytest.fixture
+def store_of(small: Path, tmp_path: Path) -> Callable[[], SqlStore]:
+    return lambda: open_store(shutil.copy(small, tmp_path / "store.db"))
+
+
+SOME = ("random", "reinforce", "optuna:tpe")
+OTHERS = (
+    *("grid", "rule_of_thumb", "cost_ranked", "bayesian"),
+    *("optuna:nsga2", "optuna:qmc", "optuna:gp", "optuna:cmaes"),
+)
+
+
+@pytest.mark.parametrize("searcher", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_the_choices_of_every_searcher_are_made_again(tmp_path: Path, searcher: str) -> None:
+    with closing(open_store(tmp_path / "store.db")) as store:
+        api.tune(SMALL | {"searcher": searcher}, store=store)
+        found = replayed(store)
+    assert (found.followed, found.unfollowed, found.not_checked) == (found.decisions, None, ())
+
+
+def made_elsewhere(forger: Forger, **versions: str) -> None:
+    forger.line("controller.began")["environment"] |= versions
+
+
+def test_other_choices_of_a_searcher_elsewhere_prove_nothing(store_of: Callable[[], SqlStore]) -> None:
+    as_if_by_grid = 'UPDATE specs SET "values" = replace("values", \'"bayesian"\', \'"grid"\')'
+    with closing(store_of()) as store:
+        forge(store, as_if_by_grid)
+        found = replayed(store)
+        assert "trial.asked of trial" in str(found.unfollowed)
+        forger = Forger(store)
+        made_elsewhere(forger, numpy="1.0")
+        forger.save()
+        found = replayed(store)
+    assert (found.followed, found.unfollowed) == (found.decisions, None)
+    (reason,) = found.not_checked
+    assert reason.startswith(
+        "choices of the searcher grid, taken as they are recorded: they were made elsewhere (numpy 1.0"
+    )
+
+
+def test_what_is_no_choice_of_a_searcher_must_follow_elsewhere_too(store_of: Callable[[], SqlStore]) -> None:
+    with closing(store_of()) as store:
+        forger = Forger(store)
+        measurement_changed(forger)
+        made_elsewhere(forger, numpy="1.0")
+        forger.save()
+        found = replayed(store)
+        assert "reward" in str(found.unfollowed)
+        made_elsewhere(forger, autotune="0.0.1")
+        forger.save()
+        found = replayed(store)
+    assert found.unfollowed is None, "another release may have decided by other rules"
+    assert any("autotune 0.0.1" in reason and "reward" in reason for reason in found.not_checked)
+
+
+def test_constants_that_were_measured_again_do_not_matter(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path / "store.db")) as store:
+        study = api.load_study(SMALL)
+        cluster, trainer = study.workload.cluster.name, study.trainer
+        api.tune(SMALL, store=store)
+        constants = calibration_for(study.workload).to_dict()
+        store.save_calibration(cluster, trainer, constants | {"matmul_efficiency": 0.3})
+        api.tune(SMALL | {"name": "another"}, store=store)
+        store.save_calibration(cluster, trainer, constants | {"matmul_efficiency": 0.9})
+        found = examine(store, replay=partial(replay_study, store))
+    assert found.faults == ()
+    assert [s.replayed.not_checked for s in found.studies if s.replayed] == [(), ()]
+
+
+def test_what_a_study_learnt_from_matters(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path / "store.db")) as store:
+        first = api.tune(SMALL, store=store)
+        api.tune(SMALL | {"name": "second", "searcher": "bayesian"}, store=store)
+        assert replayed(store).not_checked == ()
+        delete_study(store, first.record.id)
+        found = replayed(store)
+    assert found.followed == found.decisions
+    assert ["studies that it learnt from are gone" in reason for reason in found.not_checked] == [True]
+
+
+def test_the_choices_of_a_searcher_that_was_passed_are_taken_as_they_are(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path / "store.db")) as store:
+        api.tune(SMALL, store=store, searcher=lambda problem: make_searcher("random", problem.space, seed=3))
+        found = replayed(store)
+        assert found.followed == found.decisions
+        assert "passed as an object" in found.not_checked[0]
+        forger = Forger(store)
+        searched = [row for row in forger.trials if row["purpose"] == TrialPurpose.SEARCH]
+        twice = searched[0]["document"]
+        forger.put_config(searched[1]["number"], twice["config"], twice["estimate"])
+        forger.save()
+        found = replayed(store)
+    assert "trial.asked" in str(found.unfollowed), "no config is asked for twice, whoever chooses"
+
+
+def test_decisions_of_releases_that_kept_no_beginnings_are_not_replayed(store_of: Callable[[], SqlStore]) -> None:
+    with closing(store_of()) as store:
+        forger = Forger(store)
+        at = next(i for i, (kind, _) in enumerate(forger.lines) if kind == "controller.began")
+        del forger.lines[at - 1 : at + 1]
+        forger.save()
+        found = replayed(store)
+    assert found.followed == 0 < found.decisions
+    assert found.not_checked == ("decisions of releases that did not keep what their controllers began with",)
+
+
+def test_the_examination_says_how_far_it_is(store_of: Callable[[], SqlStore]) -> None:
+    told: list[tuple[int, int]] = []
+    with closing(store_of()) as store:
+        examine(store, on_study=lambda done, count: told.append((done, count)))
+    assert told == [(1, 1)]
