@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.cli.output import bare_table, consoles
 from autotune.report.notes import infeasible_line, note_of
+from autotune.report.placement_text import placed_lines
 from autotune.report.table_layout import Column, FittedTable, Shortening
 from autotune.report.terminal import (
     MIN_CONFIG,
@@ -55,6 +56,10 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
         + (f", {study['message']}" if study["message"] else ""),
         markup=False,
     )
+    if (job := study.get("ray")) is not None:
+        out.print(f"Ray job {job['job']}" + (f": {job['url']}" if job["url"] else ""), markup=False, soft_wrap=True)
+    for line in placed_lines(study):
+        out.print(line, markup=False)
     out.print(trials_line(rows) if rows else f"trials: {sum(study['trials'].values()) or 'none'}")
     if line := infeasible_line(document.get("infeasible") or {}):
         out.print(line, markup=False)

@@ -59,10 +59,24 @@ class TrialRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlace:
+    """The ranks of an attempt on one node."""
+
+    node: str
+    """its hostname"""
+    ranks: tuple[int, ...]
+    """their numbers in the attempt"""
+    gpus: tuple[str, ...] = ()
+    """theirs, as CUDA_VISIBLE_DEVICES names them there; empty: they train on the CPU, or the program sees all GPUs"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStarted:
     """The ranks are placed and begin to set up."""
 
     id: AttemptId
+    places: tuple[NodePlace, ...] = ()
+    """where, the node of rank 0 first; empty: the runner cannot tell"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,7 +160,11 @@ def _launches(result: Result, name: str, options: Mapping[str, Any]) -> bool:
 
 
 def study_document(record: StudyRecord) -> dict[str, Any]:
-    """A study as plain JSON values. `cluster` is the one that the job is meant for; `at_hand`: the smaller one that runs proxies of it, or null."""
+    """A study as plain JSON values. `cluster` is the one that the job is meant for; `at_hand`: the smaller one that runs proxies of it, or null.
+
+    `ray`: the Ray job that runs it, {job, url}, or null. `placed`: where the ranks are of the trials that run, or of the last that ran: {trial, node, ranks,
+    gpus}; empty where the runner cannot tell.
+    """
     study, times = record.study, (record.created_at, record.started_at, record.ended_at, record.updated_at)
     created, started, ended, updated = (t.isoformat() if t else None for t in times)
     return {
@@ -186,6 +190,8 @@ def study_document(record: StudyRecord) -> dict[str, Any]:
         "trials": dict(record.trial_counts),
         "speedup": record.speedup,
         "tags": list(record.tags),
+        "ray": record.result.get("ray"),
+        "placed": list(record.result.get("placed") or ()),
         "result": dict(record.result),
     }
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -44,6 +45,8 @@ POLL_S = 1.0
 """time between two looks at the jobs"""
 STUDY_KEY = "autotune_study"
 """metadata key that marks the jobs of autotune"""
+DASHBOARD_KEY = "dashboard"
+"""metadata key with the address of Ray's dashboard, from which the study's process makes the link that its page shows"""
 ALIVE = ("PENDING", "RUNNING")
 
 
@@ -67,7 +70,7 @@ class RayLauncher:
             timeout=REQUEST_S,
             trust_env=False,
         )
-        self.dashboard = dashboard
+        self.dashboard = dashboard.rstrip("/")
         self._python, self._environment, self._url, self._head = python, dict(environment or {}), url, head
         self._jobs: dict[str, str] = {}
         self._stopped: set[str] = set()
@@ -104,6 +107,7 @@ class RayLauncher:
             "model": workload.model.name,
             "cluster": workload.cluster.name,
             "url": f"{self._url}/studies/{record.id}",
+            **({DASHBOARD_KEY: self.dashboard} if urlsplit(self.dashboard).username is None else {}),
         }
         job: dict[str, Any] = {
             "entrypoint": shlex.join([self._python, "-m", "autotune.service.worker", record.id]),

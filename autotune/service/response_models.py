@@ -93,6 +93,10 @@ class StudySummary(Answer):
     trials: dict[str, int] = Field(description="trials by status", examples=[{"COMPLETED": 4, "FAILED": 1}])
     speedup: float | None = Field(description="of the winner; null until the study has ended", examples=[1.31])
     tags: list[str] = Field(default=[], description="words by which people find it again")
+    ray: Plain | None = Field(default=None, description="the Ray job that runs it: job, url; null: none does")
+    placed: list[Plain] = Field(
+        default=[], description="where the ranks are of the trials that run, or ran last: trial, node, ranks, gpus"
+    )
     result: Plain
 
 

@@ -6,12 +6,16 @@ RUNNING in the store, and the next process that claims it continues it.
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import AutotuneError, ConflictError, StoreError
+from autotune.service.ray_jobs import DASHBOARD_KEY
 from autotune.service.study_metrics import StudyMetrics
 from autotune.study.progress import LoopEvent, Notice, PhaseEntered, TrialEnded
 
@@ -37,7 +41,13 @@ def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -
     try:
         with metrics:
             api.run_study(
-                store, study_id, interrupted=interrupted.is_set, leave=True, lease_s=lease_s, on_event=on_event
+                store,
+                study_id,
+                interrupted=interrupted.is_set,
+                leave=True,
+                lease_s=lease_s,
+                on_event=on_event,
+                about=ray_job(os.environ),
             )
         return ENDED
     except ConflictError as error:
@@ -51,6 +61,17 @@ def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -
         return FAILED
     finally:
         store.close()
+
+
+def ray_job(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The Ray job that this process is, from what Ray tells its jobs in `environment`: {ray: {job, url}}; empty when it is none of the service's."""
+    metadata = json.loads(environment.get(_JOB_CONFIG, "{}")).get("metadata") or {}
+    job, dashboard = metadata.get("job_submission_id"), metadata.get(DASHBOARD_KEY)
+    return {"ray": {"job": job, "url": f"{dashboard}/#/jobs/{job}" if dashboard else ""}} if job else {}
+
+
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""the variable's name is so: it holds runtime environment and metadata of a Ray job as JSON (`ray._private.runtime_env.constants`)"""
 
 
 def _print(event: LoopEvent) -> None:

@@ -29,6 +29,7 @@ from autotune.ports import (
     TrialRunner,
 )
 from autotune.spec import StudyStatus, Wanted
+from autotune.spec.plain import to_plain
 from autotune.study.controller import (
     PAUSED_ON_REQUEST,
     AttemptAdopted,
@@ -101,13 +102,16 @@ class Loop:
         interrupted: Callable[[], bool] = lambda: False,
         leave: bool = False,
         findings: Callable[[], Mapping[str, Any]] = dict,
+        about: Mapping[str, Any] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`interrupted()` turns true when the study shall pause at once; `leave`: its status then stays, so that another controller takes it over.
-        `findings`: what the study's trials show beside its winner, as plain values; stored with its result. The caller closes the runner."""
+        `findings`: what the study's trials show beside its winner, as plain values; stored with its result, as is `about`, what is to be known of this controller. The caller closes the runner."""
         self.controller, self.runner, self.lease = controller, runner, lease
         self.on_event, self.interrupted, self.monotonic = on_event, interrupted, monotonic
-        self._leave, self._findings = leave, findings
+        self._leave, self._findings, self._about = leave, findings, dict(about or {})
+        self._placed: list[dict[str, Any]] = []
+        """where the ranks are of the attempts that run, or of the last that ran"""
         self._steps: list[StepsReported] = []
         self._change = ""
         """the last change of the machine's speed, in words"""
@@ -132,7 +136,8 @@ class Loop:
     def _run(self) -> StudyRecord:
         glanced = checked = self.monotonic()
         record = self.lease.record()
-        self._result = dict(record.result)
+        self._result = {name: value for name, value in record.result.items() if name != "ray"}
+        self._placed = list(record.result.get("placed") or ())
         self._hear(record)
         self._adopt()
         self._handle(Tick(now_s=glanced))
@@ -239,7 +244,10 @@ class Loop:
                 self.runner.start(request)
             case NoteQueued(number=number, reason=reason):
                 tell(Notice(message=f"trial {number} waits: {reason}"))
-            case NoteStarted(number=number, attempt=attempt):
+            case NoteStarted(number=number, attempt=attempt, places=places):
+                live = {of_trial for _, of_trial, _ in self.controller.attempts.live} - {number}
+                kept = [row for row in self._placed if row["trial"] in live]
+                self._placed = [*kept, *({"trial": number, **to_plain(place)} for place in places)]
                 tell(TrialStarted(number=number, attempt=attempt))
             case KeepSteps(steps=steps):
                 self._steps.append(steps)
@@ -271,6 +279,8 @@ class Loop:
         return {
             **self._result,
             **self._findings(),
+            **self._about,
+            **({"placed": self._placed} if self._placed else {}),
             "gpu_s": self.controller.spent.gpu_s,
             "infeasible": dict(self.controller.infeasible),
         }

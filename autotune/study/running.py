@@ -84,12 +84,13 @@ def run_study(
     lease_s: float = 10.0,
     searcher: SearcherFactory | None = None,
     runner: TrialRunner | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Result:
     """Claims a submitted study and runs it until it ends, is paused, or `interrupted()` says so. For `tune` and the supervisor.
 
     `leave`: when interrupted it is not PAUSED but keeps its status, for the next controller. `searcher`: what makes the study's searcher,
     where that is registered under no name; it must be the one that the study was submitted with. `runner`: likewise the study's runner, which is
-    closed at the end.
+    closed at the end. `about`: plain values that the study's result holds beside what is found, such as the job that runs it.
 
     A study that has ended is returned as it is. Raises `ConflictError` when a live controller holds it and `StoreError` when the store stays
     away; both leave the study as it is for the next controller. Any other error makes the study FAILED with a message, or PAUSED when it can go on
@@ -105,7 +106,7 @@ def run_study(
     with StudyLease.claim(store, record.id, lease_s=lease_s, **trouble) as lease:
         try:
             if not _rests_as_wanted(lease):
-                _run(store, lease, tell, stop, leave, searcher, runner)
+                _run(store, lease, tell, stop, leave, searcher, runner, about)
         except (ConflictError, StoreError):
             raise
         except Exception as error:
@@ -197,6 +198,7 @@ def _run(
     leave: bool,
     factory: SearcherFactory | None,
     passed: TrialRunner | None,
+    about: Mapping[str, Any] | None,
 ) -> None:
     def interrupted() -> bool:
         lease.come_round()
@@ -231,7 +233,10 @@ def _run(
         lease.decide({"event": "ControllerBegan"}, [begins.to_note()])
         tell(StudyOpened(record=record, past=tuple(past)))
         found = TargetFindings(searcher)
-        Loop(controller, runner, lease, on_event=tell, interrupted=stop, leave=leave, findings=found).run()
+        loop = Loop(
+            controller, runner, lease, on_event=tell, interrupted=stop, leave=leave, findings=found, about=about
+        )
+        loop.run()
         keep_losses(assembly, store, controller.trials.values())
     finally:
         runner.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -52,8 +53,10 @@ def test_every_alert_has_a_case() -> None:
 
 @contextmanager
 def prometheus(folder: Path) -> Iterator[httpx.Client]:
-    """A server with the configuration that `serve --print-monitoring` prints, ten times as fast."""
-    text = prometheus_configuration().replace("10s", "1s")
+    """A server with the configuration that `serve --print-monitoring` prints, ten times as fast, and its alerts with seconds for minutes."""
+    rules = FOLDER / "prometheus" / "alerts.yml"
+    (folder / "alerts.yml").write_text(re.sub(r"(for: |\[)(\d+)m", r"\1\2s", rules.read_text()))
+    text = prometheus_configuration().replace("10s", "1s").replace(str(rules), "alerts.yml")
     (folder / "prometheus.yml").write_text(text)
     promtool("check", "config", "prometheus.yml", cwd=folder)
     with socket.socket() as probe:
@@ -77,6 +80,11 @@ def ask(client: httpx.Client, path: str, **query: Any) -> list[Any]:
     except httpx.TransportError:
         return []
     return list(answer.json()["data"]["result"]) if answer.status_code == 200 else []
+
+
+def firing(client: httpx.Client) -> set[str]:
+    """The alerts that fire."""
+    return {series["metric"]["alertname"] for series in ask(client, "query", query='ALERTS{alertstate="firing"}')}
 
 
 def service_expressions() -> list[str]:

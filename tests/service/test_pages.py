@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from autotune import api
 from autotune.service.access import COOKIE
 from autotune.spec.speedup import format_speedup
 from autotune.store import history, locking
@@ -122,6 +123,14 @@ def test_text_of_studies_is_text(service: Service) -> None:
     ):
         assert evil not in service.http.get(path).text
     assert "&lt;script&gt;" in service.http.get(f"/studies/{study}").text
+
+
+def test_the_page_leads_to_the_ray_job(service: Service) -> None:
+    study = service.http.post("/api/v1/studies", json=spec()).json()["study"]["id"]
+    url = f"http://127.0.0.1:8265/#/jobs/{study}"
+    api.run_study(service.store, study, about={"ray": {"job": study, "url": url}})
+    assert f'<a href="{url}" rel="noreferrer">{study}</a>' in service.http.get(f"/studies/{study}").text
+    assert service.http.get(f"/api/v1/studies/{study}").json()["study"]["ray"] == {"job": study, "url": url}
 
 
 def test_the_page_of_a_long_study_shows_its_newest_events(service: Service) -> None:

@@ -18,6 +18,7 @@ from autotune.service.options import ServiceOptions
 from autotune.service.ray_cluster import own_token
 from autotune.service.ray_jobs import RayLauncher, has_password, user_token
 from autotune.service.supervisor import Supervisor
+from autotune.service.worker import ray_job
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
 from tests.service.running import spec, until
@@ -110,12 +111,22 @@ def test_a_job_says_what_it_is_and_nothing_secret(ray: PaperRay, store: SqlStore
         "model": "gpt2-medium",
         "cluster": "h100-sxm-1x8",
         "url": f"http://tuning.example/studies/{record.id}",
+        "dashboard": ray.url,
     }
     programs = ServiceOptions().study_environment
     assert job["runtime_env"] == {"env_vars": {"AUTOTUNE_STORE": "/shared/results.db", **programs}}
     other = submit(store)
     joined(ray, "postgresql://ann:secret@db/autotune").start(other)
     assert "secret" not in json.dumps(ray.jobs)
+
+
+def test_a_job_tells_its_process_which_job_it_is(ray: PaperRay, store: SqlStore) -> None:
+    record = submit(store)
+    joined(ray).start(record)
+    given = {**ray.jobs[record.id]["metadata"], "job_submission_id": f"{record.id}-2"}  # as Ray adds it
+    variable = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {}, "metadata": given})}
+    assert ray_job(variable) == {"ray": {"job": f"{record.id}-2", "url": f"{ray.url}/#/jobs/{record.id}-2"}}
+    assert ray_job({}) == {}
 
 
 def test_a_study_is_one_job_however_many_start_it(ray: PaperRay, store: SqlStore) -> None:
@@ -242,6 +253,10 @@ def test_on_ray_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         httpx.post(f"{launcher.dashboard}/api/jobs/{studies[0]}/stop", headers=headers, trust_env=False)
         until(lambda: store.study(studies[0]).status is StudyStatus.CANCELLED)
         until(lambda: store.study(studies[1]).status is StudyStatus.COMPLETED)
+        told = api.document(api.result_of(store, studies[1]))["study"]["ray"]
+        assert told == {"job": studies[1], "url": f"{launcher.dashboard}/#/jobs/{studies[1]}"}
+        detail = httpx.get(f"{launcher.dashboard}/api/jobs/{told['job']}", headers=headers, trust_env=False).json()
+        assert detail["metadata"]["url"] == f"http://here/studies/{studies[1]}"  # and back
     finally:
         watch.close()
     launcher = RayLauncher.open(options, store_url=store_url, url="http://here")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from autotune import api
 from autotune.client import Client
 from autotune.service.ray_cluster import RayHead
 from autotune.store import open_store
@@ -75,12 +77,13 @@ def test_three_people_six_studies_two_nodes(tmp_path: Path, monkeypatch: pytest.
                 jobs = until(lambda: _jobs(ask, studies))
                 study, job = next(iter(jobs.items()))
                 record = store.study(study)
-                assert job["metadata"] | {"url": ""} == {
+                assert job["metadata"] | {"url": "", "dashboard": ""} == {
                     "job_name": record.study.name,
                     "autotune_study": study,
                     "model": record.study.workload.model.name,
                     "cluster": record.study.workload.cluster.name,
                     "url": "",
+                    "dashboard": "",
                 }
                 assert job["metadata"]["url"].endswith(f"/studies/{study}")
                 assert not any(token in json.dumps(jobs) for token in (*tokens.values(), head.token))
@@ -96,6 +99,10 @@ def test_three_people_six_studies_two_nodes(tmp_path: Path, monkeypatch: pytest.
                     ends = dict(zip(OWNERS, people.map(lambda o: _watch(url, tokens[o], made[o]), OWNERS), strict=True))
                 assert ends["ann"] == ends["bob"] == ["COMPLETED", "COMPLETED"]
                 assert ends["eve"] == ["COMPLETED", "CANCELLED"]
+                told = api.document(api.result_of(store, made["ann"][0]))["study"]
+                assert told["ray"]["url"] == f"{head.dashboard}/#/jobs/{told['ray']['job']}"
+                assert {place["node"] for place in told["placed"]} == {socket.gethostname()}
+                assert sorted(rank for place in told["placed"] for rank in place["ranks"]) == [0, 1]
                 assert any(f'study="{made[owner][0]}"' in metrics.result() for owner in OWNERS)
         for study in studies:
             kinds = [event.kind for event in store.events(study)]

@@ -6,8 +6,18 @@ from typing import Any
 import pytest
 
 from autotune.errors import ConflictError, RunnerError, StoreUnavailableError
-from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, RunnerEvent, StepsReported, Store, TrialRequest
-from autotune.results.answers import result_of
+from autotune.ports import (
+    AttemptEnded,
+    AttemptId,
+    AttemptStarted,
+    NodePlace,
+    RunnerEvent,
+    StepsReported,
+    Store,
+    TrialRequest,
+)
+from autotune.report.placement_text import placed_lines
+from autotune.results.answers import result_of, study_document
 from autotune.search.grid import GridSearcher
 from autotune.search.searcher import Problem
 from autotune.space import SearchSpace
@@ -111,6 +121,24 @@ def test_everything_is_kept_and_told(store: Store) -> None:
     assert kinds.count(BestChanged) == 2
     assert kinds[-1] is StudyRested
     assert record.result["stop_reason"] == "the budget of 5 trials is spent"
+
+
+def test_the_study_says_which_job_runs_it_and_where_its_ranks_are(store: Store) -> None:
+    class Placed(InstantRunner):
+        def start(self, request: TrialRequest) -> None:
+            super().start(request)
+            there = NodePlace(node="gpu-7", ranks=(0, 1), gpus=("2", "3"))
+            self.events[-3] = AttemptStarted(id=request.id, places=(there,))
+
+    study_id, job = begun(store), {"ray": {"job": "abc", "url": "http://head:8265/#/jobs/abc"}}
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
+        record = loop_on(store, lease, Placed(), about=job).run()
+    told = study_document(record)
+    assert told["ray"] == job["ray"]
+    last = store.trials(study_id)[-1].number
+    assert told["placed"] == [{"trial": last, "node": "gpu-7", "ranks": [0, 1], "gpus": ["2", "3"]}]
+    assert placed_lines(told) == [f"trial {last} had ranks 0 to 1 on gpu-7 with GPUs 2, 3"]
 
 
 def test_a_changed_machine_is_told_kept_and_shown(store: Store) -> None:

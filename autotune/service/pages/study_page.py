@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from autotune.report.figures.figure_html import figure_html, figures_html
 from autotune.report.figures.running_steps import running_steps, steps_left
 from autotune.report.notes import infeasible_line
+from autotune.report.placement_text import placed_lines
 from autotune.report.target_text import HEADS, target_rows, target_sentences
 from autotune.results.result import Result
 from autotune.service.pages.flash import done, said
@@ -60,6 +61,7 @@ async def study(request: Request) -> Response:
                 )
             ),
             **_running(service, result),
+            "placed": placed_lines(document["study"]),
             **_target(document["target"]),
             "actions": _possible_actions(status, result.record.wanted) if may_act else [],
             "events": [event.to_dict() for event in reversed(events)],

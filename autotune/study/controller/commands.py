@@ -20,6 +20,7 @@ from autotune.ports import (
     EndTrial,
     KeepSteps,
     KeepTrial,
+    NodePlace,
     RunnerEvent,
     StartAttempt,
     StepsReported,
@@ -121,6 +122,8 @@ class NoteStarted:
 
     number: int
     attempt: int
+    places: tuple[NodePlace, ...] = ()
+    """where; empty: the runner cannot tell"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,7 +123,7 @@ class Controller:
                 if self.attempts.queue(event.id, self._accounts.now_s):
                     self._out.append(NoteQueued(number=event.id[1], reason=event.reason))
             case AttemptStarted() if event.id in self.attempts.live:
-                self._out.append(NoteStarted(number=event.id[1], attempt=event.id[2]))
+                self._out.append(NoteStarted(number=event.id[1], attempt=event.id[2], places=event.places))
             case StepsReported() if event.id in self.attempts.live:
                 self._out.append(KeepSteps(steps=event))
             case PauseAsked() | ResumeAsked() | StopAsked() | CancelAsked() | InterruptAsked():

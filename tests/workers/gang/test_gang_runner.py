@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.ports import AttemptEnded, AttemptQueued, RunnerEvent
+from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, NodePlace, RunnerEvent
 from autotune.spec import FailureKind
 from autotune.trainers.torchrun import Placement
 from autotune_workers.gang import placement_wait
@@ -24,6 +24,7 @@ class Rank:
 
     def __init__(self) -> None:
         self.name, self.ready, self.host = "rank", False, "here"
+        self.node, self.gpus = "here", ()
         self.sent: list[Message] = []
         self.ended = self.reported = False
 
@@ -112,8 +113,11 @@ def test_waiting_for_others_outlasts_every_deadline_and_is_reported() -> None:
         assert all(isinstance(e, AttemptQueued) and "2 ranks" in e.reason for e in events)
         pools.free = True
         end = time.monotonic() + 30
+        events = []
         while not pools._pools[0].handles[0].sent and time.monotonic() < end:
-            runner.poll(0.01)
+            events += runner.poll(0.01)
+        (start,) = [e for e in events if isinstance(e, AttemptStarted)]
+        assert start.places == (NodePlace(node="here", ranks=(0, 1)),)
         assert [r.sent[0]["command"] for r in pools._pools[0].handles] == ["run", "run"]
         asked = pools.asked
         runner.poll(0.0)

@@ -14,7 +14,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from autotune.errors import AutotuneError, RunnerError
-from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, RunnerEvent, TrialRequest
+from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, NodePlace, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind
 from autotune.trainers.torchrun import Placement
 from autotune_workers.gang import placement_wait
@@ -71,7 +71,7 @@ class Two:
         for node in (0, 1):
             self.say(node, "ready")
         for node in (0, 1):
-            self.say(node, "started", pid=1, program="/p")
+            self.say(node, "started", pid=1, program="/p", hostname=f"host-{node}", gpus=["0", "1"])
 
     def lines(self, node: int, *lines: str) -> None:
         self.say(node, "lines", lines=[[1000.0 * node, line] for line in lines])
@@ -109,10 +109,12 @@ def test_all_start_when_all_are_ready_and_meet_at_node_0() -> None:
     assert (second.env["MASTER_ADDR"], second.env["MASTER_PORT"]) == ("10.0.0.1", "4000")
     assert first.env["PET_NODE_RANK"] == "0"
     assert second.nodes == 2
-    two.say(0, "started", pid=1, program="/p")
+    two.say(0, "started", pid=1, program="/p", hostname="a", gpus=["0", "1"])
     assert two.attempt.events() == []
-    two.say(1, "started", pid=1, program="/p")
-    assert [type(event) for event in two.attempt.events()] == [AttemptStarted]
+    two.say(1, "started", pid=1, program="/p", hostname="b", gpus=["4", "5"])
+    (start,) = two.attempt.events()
+    places = (NodePlace(node="a", ranks=(0, 1), gpus=("0", "1")), NodePlace(node="b", ranks=(2, 3), gpus=("4", "5")))
+    assert start == AttemptStarted(id=two.attempt.job.request.id, places=places)
 
 
 def test_torchrun_takes_these_variables_and_an_argument_wins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import RunnerError, SpecError
-from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, TrialRequest
+from autotune.ports import AttemptEnded, AttemptQueued, AttemptStarted, NodePlace, TrialRequest
 from autotune.spec import FailureKind
 from autotune.testing.runners import RunnerContract, ended, events_until_ended
 from autotune_workers.process import children
@@ -74,6 +75,8 @@ def test_trials_run_at_once_on_disjoint_ranks(warm: LocalRunner) -> None:
     first_end = min(i for i, e in enumerate(events) if isinstance(e, AttemptEnded))
     assert len(started) == 2
     assert max(started) < first_end
+    here = (NodePlace(node=socket.gethostname(), ranks=(0, 1)),)
+    assert [e.places for e in events if isinstance(e, AttemptStarted)] == [here, here], "also on warm ranks"
 
 
 @pytest.mark.flaky(reruns=2)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from autotune.errors import ExportError, RunnerError
-from autotune.ports import AttemptEnded, AttemptId, RunnerEvent, TrialRequest
+from autotune.ports import AttemptEnded, AttemptId, AttemptStarted, NodePlace, RunnerEvent, TrialRequest
 from autotune.spec import Failure, FailureKind
 from autotune.trainers.torchrun import Placement, place
 from autotune_workers.gang.gang import Gang
@@ -43,6 +43,16 @@ class _RunningGang:
         hosts = [h.host for h in self.pool.handles]
         self.pool.handles.sort(key=lambda h: hosts.index(h.host))
         self.rank_of = {id(h): r for r, h in enumerate(self.pool.handles)}
+
+    def places(self) -> tuple[NodePlace, ...]:
+        """Where its ranks are; empty when that is not known of all."""
+        ranks: dict[str, list[int]] = {}
+        for rank, handle in enumerate(self.pool.handles):
+            ranks.setdefault(handle.node, []).append(rank)
+        if "" in ranks:
+            return ()
+        gpus = {node: tuple(gpu for r in own for gpu in self.pool.handles[r].gpus) for node, own in ranks.items()}
+        return tuple(NodePlace(node=node, ranks=tuple(own), gpus=gpus[node]) for node, own in ranks.items())
 
 
 class GangRunner:
@@ -207,7 +217,8 @@ class GangRunner:
             for handle in pool.handles:
                 self._owner.pop(id(handle), None)
             self._pools.disband(pool, gang.healthy)
-        self._events += gang.events()
+        for event in gang.events():
+            self._events.append(replace(event, places=running.places()) if isinstance(event, AttemptStarted) else event)
 
     def _launch_what_fits(self) -> None:
         """Starts waiting attempts in their order, until one does not fit."""

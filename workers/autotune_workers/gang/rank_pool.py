@@ -19,6 +19,10 @@ class RankHandle(Protocol):
     ready: bool
     host: str
     """address of its node, known once it is ready"""
+    node: str
+    """hostname of its node; empty until it is ready"""
+    gpus: tuple[str, ...]
+    """its own, as CUDA_VISIBLE_DEVICES names them there"""
 
     def send(self, message: Message) -> None:
         """Sends a message."""

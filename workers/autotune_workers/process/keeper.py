@@ -142,8 +142,10 @@ class _Keeper:
             return
         finally:
             os.close(sink)
-        self._outbox.send({"event": "started", "pid": program.pid, "program": order["argv"][0]})
-        self._gpus.begin(order["env"].get("CUDA_VISIBLE_DEVICES"))
+        gpus = order["env"].get("CUDA_VISIBLE_DEVICES")
+        where = {"hostname": socket.gethostname(), "gpus": gpus.split(",") if gpus else []}
+        self._outbox.send({"event": "started", "pid": program.pid, "program": order["argv"][0], **where})
+        self._gpus.begin(gpus)
         reader = LogReader(log, self._outbox)
         reader.start()
         self._wait(program.pid, woken, order.get("lease_s"))

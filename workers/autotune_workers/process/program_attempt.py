@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from autotune.ports import AttemptStarted, LogRead, RunnerEvent
+from autotune.ports import AttemptStarted, LogRead, NodePlace, RunnerEvent
 from autotune.spec import FailureKind
 from autotune.trainers.trainer import MAX_LINE
 from autotune_workers.gang.wire import Message
@@ -40,6 +40,8 @@ class _Node:
     number: int
     ready: bool = False
     started: bool = False
+    hostname: str = ""
+    gpus: tuple[str, ...] = ()
     told: bool = False
     """whether it was told to end"""
     over: bool = False
@@ -112,7 +114,7 @@ class ProgramAttempt:
                 node.ready = True
                 self.begin_when_ready()
             case "started":
-                node.started = True
+                node.started, node.hostname, node.gpus = True, message["hostname"], tuple(message["gpus"])
                 self._announce_start()
             case "lines":
                 self._read(node, message, now_s)
@@ -159,7 +161,10 @@ class ProgramAttempt:
     def _announce_start(self) -> None:
         if not self._announced and all(node.started for node in self._nodes):
             self._announced = True
-            self._events.append(AttemptStarted(id=self.job.request.id))
+            per_node = self.job.placement.nproc_per_node
+            ranks = [tuple(range(n * per_node, (n + 1) * per_node)) for n in range(len(self._nodes))]
+            places = (NodePlace(node=n.hostname, ranks=ranks[n.number], gpus=n.gpus) for n in self._nodes)
+            self._events.append(AttemptStarted(id=self.job.request.id, places=tuple(places)))
 
     def _refuse_start(self, node: _Node, reason: str) -> None:
         where = f" on node {node.number} ({node.handle.address})" if len(self._nodes) > 1 else ""

@@ -4,7 +4,8 @@ The counterpart of `gang.rank_pool` for programs: a keeper per node instead of a
 its log, and ends everything that the program started (`keeper`; its owner on the node is a `keeper_process`).
 
     ready      {"event": "ready", "address": A, "port": P}                 the node can start a program; P is a free port at A
-    started    {"event": "started", "pid": N, "program": PATH}             PATH: the file that argv[0] was found to be
+    started    {"event": "started", "pid": N, "program": PATH,             PATH: the file that argv[0] was found to be
+                "hostname": NAME, "gpus": [...]}                           gpus: as CUDA_VISIBLE_DEVICES names them
     refused    {"event": "refused", "reason": TEXT}                        the program cannot be started there
     lines      {"event": "lines", "lines": [[ARRIVED_S, TEXT], ...]}       of the log; ARRIVED_S on the node's own monotonic clock;
                "left_out": N                                               lines before these that were more than can be passed on, where there were any

@@ -86,7 +86,14 @@ class Rank:
             gc.freeze()  # what was imported stays: later collections look at the trial's own objects only
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
-        self._send("ready", pid=os.getpid(), host=self._host)
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "") if self._device == "cuda" else ""
+        self._send(
+            "ready",
+            pid=os.getpid(),
+            host=self._host,
+            hostname=socket.gethostname(),
+            gpus=gpus.split(",") if gpus else [],
+        )
         while True:
             self._attempt(self._orders.get())
 

@@ -67,6 +67,7 @@ class RankProcess:
         self.name = name
         self.ready = False
         self.host = starter.host
+        self.node, self.gpus = "", ()
         self._oom_kills = oom_kills()
         self._log = tempfile.TemporaryFile(prefix="autotune-rank-")  # noqa: SIM115 - closed by `close`
         self._channel = MessageChannel(send_timeout_s=1.0)
@@ -103,7 +104,7 @@ class RankProcess:
             self._wait(10.0)
         for message in messages:
             if message["event"] == "ready":
-                self.ready = True
+                self.ready, self.node, self.gpus = True, message["hostname"], tuple(message["gpus"])
         if code is not None or why:
             self._channel.stop_receiving()
             self.ready = False

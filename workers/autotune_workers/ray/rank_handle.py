@@ -33,6 +33,7 @@ class RayRank(ActorHandle):
         self._folders = folders
         self.ready = state.ready if state else False
         self.host = state.host if state else ""
+        self.node, self.gpus = (state.node, state.gpus) if state else ("", ())
         self.generation = state.generation if state else 0
         self.kill_asked_s: float | None = None
         self.given_up = False
@@ -62,6 +63,7 @@ class RayRank(ActorHandle):
                 self.tail = tuple(message.pop("log_tail"))
             if message["event"] == "ready":
                 self.ready, self.host = True, message["host"]
+                self.node, self.gpus = message["hostname"], tuple(message["gpus"])
             elif message["event"] == "gone":
                 self.ready, self.kill_asked_s = False, None
         return current

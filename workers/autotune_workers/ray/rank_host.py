@@ -36,6 +36,10 @@ class HostState:
     """of its rank's process"""
     ready: bool
     host: str
+    node: str
+    """hostname of its node; empty until it is ready"""
+    gpus: tuple[str, ...]
+    """its own, as CUDA_VISIBLE_DEVICES names them there"""
     trial: Message | None
     """the order to run the last trial; None: this process ran none"""
     knows_store: bool
@@ -185,6 +189,8 @@ class RankHost(OwnedActor):
                 generation=self._generation,
                 ready=self._ready,
                 host=self._host,
+                node=self._rank.node,
+                gpus=self._rank.gpus,
                 trial=self._trial,
                 knows_store=self._knows_store,
                 is_ending=self._ending,
