@@ -101,8 +101,9 @@ def test_every_panel_of_the_service_has_data_at_every_scrape(tuning: Service, tm
         assert (data_folder() / "prometheus" / "service.json").exists()
         with tuning.client() as asking:
             study = asking.submit(slow_spec())["study"]["id"]
-            asking.wait(asking.submit(spec())["study"]["id"])
+            ended = asking.wait(asking.submit(spec())["study"]["id"])["study"]["id"]
             until(lambda: ask(client, "query", query=f'autotune_service_study_trials{{study="{study}"}}'))
+            until(lambda: not ask(client, "query", query=f'autotune_service_study_trials{{study="{ended}"}}'))
             for text in service_expressions():
                 until(lambda: ask(client, "query", query=text))  # noqa: B023  called at once
             began_s = time.time()
