@@ -59,15 +59,15 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     made.close()
 
 
-def failing(kind: str, *trials: int) -> dict[str, Any]:
-    """A study whose trials of these numbers fail; it runs for minutes."""
+def failing(kind: str, *trials: int, time_scale: float = 20.0) -> dict[str, Any]:
+    """A study whose trials of these numbers fail; the others run for `time_scale` seconds per simulated one."""
     faults = [{"kind": kind, "trial": number} for number in trials]
     document = slow_spec()
     return document | {
         "name": kind,
         "space": {"tp": [1, 2, 4], "micro_batch_size": [1, 2, 4, 8], "precision": ["bf16"]},
         "budget": {"max_trials": 10, "min_gain": 0},
-        "runner": document["runner"] | {"faults": faults},
+        "runner": document["runner"] | {"faults": faults, "time_scale": time_scale},
     }
 
 
@@ -126,7 +126,8 @@ def test_each_alert_fires_in_its_case_alone_and_ends_with_it(
                 os.kill(pid_of(lease.owner), signal.SIGCONT)
             fires(client)
 
-            lost = asking.submit(failing("worker_lost", 0, 1))["study"]["id"]
+            losses = failing("worker_lost", 0, 1, time_scale=1.0)  # both within the window of the alert
+            lost = asking.submit(losses)["study"]["id"]
             fires(client, "AutotuneWorkersLost")
             asking.act(lost, "cancel")
             fires(client)  # as soon as the window has passed
