@@ -17,6 +17,7 @@ from typing import final
 import numpy as np
 
 from autotune.cost.calibration import Calibration, calibration_for
+from autotune.cost.guarded_refit import WIDTHS, left_out_score
 from autotune.cost.refit import LEAST_SIGMA, Conditioned, uncertain
 from autotune.cost.sensitivity import Sensitivity, sensitivity
 from autotune.cost.uncertainty import config_sigma, interval, upper_end
@@ -25,6 +26,9 @@ from autotune.spec import ConfigTable, Estimate, ParallelConfig, TimeParts, Tria
 
 ENOUGH = 64
 """configs after which further ones are not looked at: by then constants are known far better than any config's own error"""
+WIDE = WIDTHS[-1]
+MARGIN = 1.0
+"""difference of the left-out scores that the wider prior must gain: its evidence is e times as large"""
 
 
 @final
@@ -35,6 +39,7 @@ class Correction:
         """`constants`: of the estimates; default: `calibration_for` the workload."""
         self._space = space
         self._prior = uncertain(constants or calibration_for(space.workload))
+        self._wide = replace(self._prior, covariance=WIDE**2 * self._prior.covariance)
         self._rows: dict[ParallelConfig, Sensitivity] = {}
 
     def applied(self, config: ParallelConfig, estimate: Estimate, trials: Iterable[Trial]) -> Estimate:
@@ -49,7 +54,10 @@ class Correction:
             return estimate
         rows = Sensitivity.joined([self._row(known) for known in seen])
         errors = np.array([float(np.median(logs)) for logs in seen.values()]) - rows.log_step_s
-        center, sigma, shared = Conditioned.on(rows, errors, self._prior).errors_of(self._row(config))
+        known, wide = (Conditioned.on(rows, errors, prior) for prior in (self._prior, self._wide))
+        if left_out_score(wide) > left_out_score(known) + MARGIN:
+            known = wide
+        center, sigma, shared = known.errors_of(self._row(config))
         return moved(estimate, center, sigma, shared)
 
     def _row(self, config: ParallelConfig) -> Sensitivity:

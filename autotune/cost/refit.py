@@ -39,8 +39,10 @@ LEAST_SIGMA = 0.02
 """smallest standard deviation of a measurement: repeats of one config differ by this much"""
 WEIGHINGS = 8
 """repetitions of weighing the trials; the weights settle within a few"""
-ROUNDS = 4
+ROUNDS = 6
 """Gauss-Newton steps at most"""
+STRIDE = 1.0
+"""greatest change of the log of a constant in one of them: farther away the derivatives are others"""
 SETTLED = 0.01
 """a step that moves no log of a constant by more than this is the last"""
 
@@ -112,7 +114,7 @@ def linearised(prior: UncertainConstants, trials: Sequence[Measured]) -> tuple[U
         )
         known = Conditioned.on(rows, measured - rows.log_step_s - now.log_level + rows.jacobian @ moved, prior)
         step = known.moved - moved
-        moved = known.moved
+        moved = moved + step * min(1.0, STRIDE / max(float(np.abs(step).max()), 1e-9))
         now = replace(prior.at(moved), covariance=known.covariance)
         if float(np.abs(step).max()) < SETTLED:
             break

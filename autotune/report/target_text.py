@@ -39,11 +39,17 @@ def target_sentences(target: Mapping[str, Any]) -> list[str]:
     statement = target["statement"]
     if statement is not None:
         said.append(
-            f"the first config is within {statement['within']:.0%} of the best one with {statement['confidence']:.0%} confidence"
+            f"the first config is within {statement['within']:.0%} of the best one with {statement['confidence']:.0%} confidence, "
+            f"by {statement['replays']:,} replays of published sweeps"
         )
     else:
         said.append(f"how close the first config is to the best one is not stated: {target['no_statement']}")
     said.append(f"one trial on the target is expected to gain {target['gain_of_a_real_trial']:.1%}")
+    if target["configs"] and (stalls := target["configs"][0].get("stall_probability", 0.0)):
+        slow = format_duration(target["configs"][0]["stalled_step_time_s"])
+        said.append(
+            f"sends of the first config between nodes stall with a chance of {stalls:.0%}; its step then takes {slow}"
+        )
     if unknown := blind_words(name for row in target["configs"] for name in row["blind"] or ()):
         said.append(f"proxies cannot tell: {', '.join(unknown)}")
     for reason, count in target["without_proxy"].items():

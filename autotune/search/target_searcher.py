@@ -28,6 +28,7 @@ from autotune.cost import estimate
 from autotune.cost.refit import UncertainConstants
 from autotune.cost.transferred import transferred_sigma
 from autotune.errors import ConfigError, SpecError
+from autotune.search.first_pick import likely_shortfall
 from autotune.search.history import history_refit, with_refit
 from autotune.search.searcher import DONE, FREE, PENDING, Problem, Searcher
 from autotune.search.surrogate.acquisition import log_expected_improvement
@@ -60,9 +61,20 @@ class Standing:
     improvement: Array
     """expected improvement over the pick, relative"""
     order: NDArray[np.intp]
-    """all configs, best first; those that are not expected to run last"""
+    """all configs, by the expected log throughput with runs that fail or stall, best first; those that are not expected to run last"""
+    stall_probability: Array
+    """probability that sends between stages stall on the target (`autotune.cost.stalls`), which `log_tokens_per_s` does not count"""
+    stalled_factor: Array
+    """step time then, over that without a stall"""
     constants: UncertainConstants
     """of the cost model, with what the trials leave unknown about the target"""
+
+    @property
+    def shortfall(self) -> float:
+        """How far the pick may be behind the best config: 90% quantile of the log of the ratio, by the model (`first_pick`)."""
+        pick = int(self.order[0])
+        rivals = np.flatnonzero((self.runs >= FITS) & (np.arange(len(self.runs)) != pick))
+        return likely_shortfall(self.log_tokens_per_s, self.sd, pick, rivals)
 
     @property
     def real_gain(self) -> float:
@@ -207,19 +219,29 @@ class TargetSearcher(Searcher):
     def _rank(self) -> Standing:
         problem = replace(self.problem, history=self._evidence)
         refit = history_refit(problem)
-        posterior = Posterior(with_refit(problem, refit))
+        refitted = with_refit(problem, refit)
+        posterior = Posterior(refitted)
         everything, nothing = np.arange(len(self.space)), np.array([], dtype=np.intp)
         log_weights, means, sds = posterior.score(everything, nothing)
         weights = np.exp(log_weights)[:, None]
         mean = (weights * means).sum(axis=0)
         sd = np.sqrt((weights * (sds**2 + means**2)).sum(axis=0) - mean**2)
         runs = np.exp(posterior.log_runs(everything))
-        order = np.lexsort((-(mean + np.log(np.maximum(runs, 1e-12))), runs < FITS))
+        stalls, factor = self._stalls(refitted.predict(), mean)
+        worth = mean + np.log(np.maximum(runs, 1e-12)) - stalls * np.log(factor)
+        order = np.lexsort((-worth, runs < FITS))
         pick = float(mean[order[0]])
         gained = np.expm1(np.exp(np.minimum(log_expected_improvement(mean, np.maximum(sd, 1e-9), pick), 0.0)))
         return Standing(
-            log_tokens_per_s=mean, sd=sd, runs=runs, improvement=gained * runs, order=order, constants=refit.elsewhere
-        )
+            log_tokens_per_s=mean, sd=sd, runs=runs, improvement=gained * runs, order=order, stall_probability=stalls, stalled_factor=factor,
+            constants=refit.elsewhere,
+        )  # fmt: skip
+
+    def _stalls(self, predicted: Estimate, mean: Array) -> tuple[Array, Array]:
+        """Probability of a stall, and by which factor it lengthens the step of that log throughput; shape (N,) each."""
+        waits = np.asarray(predicted.stalled_step_time_s) - np.asarray(predicted.step_time_s)
+        step_s = self.space.table.global_batch_size * float(self.space.workload.seq_len) / np.exp(mean)
+        return np.asarray(predicted.stall_probability), 1.0 + waits / step_s
 
     # ---- inside
 

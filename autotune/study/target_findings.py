@@ -4,11 +4,11 @@ target
     cluster, num_gpus       the target's            at_hand, num_gpus_at_hand     the cluster that ran the proxies
     times                   num_gpus / num_gpus_at_hand
     proxies                 proxies that were measured
-    configs                 the best, with the interval of their step time and tokens/s (90%), the proxies that ran for them, and the constants of the
-                            cost model that no proxy tells (`blind`)
+    configs                 the best, with the interval of their step time and tokens/s (90%), the chance that their sends stall and the step then, the
+                            proxies that ran for them, and the constants of the cost model that no proxy tells (`blind`)
     gain_of_a_real_trial    expected relative gain of one trial on the target
-    statement               how far the first pick may be behind the best, with which confidence; null where nothing can be said: then
-                            `no_statement` says why
+    statement               how far the first pick may be behind the best (`within`), with which `confidence`, and how many `replays` of published sweeps that
+                            rests on (`autotune.search.first_pick`); null where nothing can be said: then `no_statement` says why
     without_proxy           configs that may win and have no proxy here, counted by reason
 """
 
@@ -17,6 +17,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
+
+from autotune.cost.uncertainty import interval, upper_end
 from autotune.space.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -25,10 +28,6 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 """configs that are kept with the study"""
-FARTHEST = 32
-"""times the GPUs at hand beyond which nothing is said about the first pick: proxies on 8 GPUs predicted nothing of 512 in published sweeps"""
-Z90 = 1.645
-"""half-width of the central 90% of a normal, in standard deviations"""
 
 
 @final
@@ -51,17 +50,16 @@ class TargetFindings:
 
 
 def _document(searcher: TargetSearcher) -> dict[str, Any]:
+    from autotune.search.first_pick import statement
+
     target, at_hand, standing = searcher.space.workload.cluster, searcher.at_hand, searcher.standing
     times = target.num_gpus / at_hand.num_gpus
     shown = standing.order[:SHOWN]
     sigma = searcher.sigma_of(shown)
     measured = [trial for _, trial in searcher.trials if trial.is_measured]
-    why = (
-        f"the target has {times:g} times the GPUs at hand, and beyond {FARTHEST} times nothing can be said of the first pick: run proxies on more GPUs, up to a "
-        "quarter of the target's"
-        if times > FARTHEST
-        else "this release has no calibrated statement for it; the intervals are those of the cost model"
-    )
+    said = statement(
+        standing.shortfall, with_proxies=bool(measured), stall_probability=float(standing.stall_probability[shown[0]]), times=times
+    )  # fmt: skip
     return {
         "cluster": target.name,
         "num_gpus": target.num_gpus,
@@ -71,8 +69,8 @@ def _document(searcher: TargetSearcher) -> dict[str, Any]:
         "proxies": len(measured),
         "configs": [_row(searcher, k + 1, int(i), float(sigma[k])) for k, i in enumerate(shown)],
         "gain_of_a_real_trial": standing.real_gain,
-        "statement": None,
-        "no_statement": why,
+        "statement": None if isinstance(said, str) else said.to_dict(),
+        "no_statement": said if isinstance(said, str) else "",
         "without_proxy": dict(searcher.without_proxy),
     }
 
@@ -80,17 +78,22 @@ def _document(searcher: TargetSearcher) -> dict[str, Any]:
 def _row(searcher: TargetSearcher, rank: int, index: int, sigma: float) -> dict[str, Any]:
     standing, config, proxy = searcher.standing, searcher.space[index], searcher.proxy_at(index)
     tokens_per_s = math.exp(float(standing.log_tokens_per_s[index]))
-    spread = math.exp(Z90 * sigma)
     tokens = config.global_batch_size * searcher.space.workload.seq_len
+    step_s, chance = tokens / tokens_per_s, float(standing.stall_probability[index])
+    stalled_s = step_s * float(standing.stalled_factor[index])
+    low_s = float(interval(np.array(step_s), sigma)[0])
+    high_s = float(upper_end(*(np.full(1, value) for value in (step_s, sigma, stalled_s, chance)))[0])
     return {
         "rank": rank,
         "config": config.to_dict(),
         "tokens_per_s": tokens_per_s,
-        "tokens_per_s_low": tokens_per_s / spread,
-        "tokens_per_s_high": tokens_per_s * spread,
-        "step_time_s": tokens / tokens_per_s,
-        "step_time_low_s": tokens / tokens_per_s / spread,
-        "step_time_high_s": tokens / tokens_per_s * spread,
+        "tokens_per_s_low": tokens / high_s,
+        "tokens_per_s_high": tokens / low_s,
+        "step_time_s": step_s,
+        "step_time_low_s": low_s,
+        "step_time_high_s": high_s,
+        "stall_probability": chance,
+        "stalled_step_time_s": stalled_s,
         "oom_probability": 1.0 - float(standing.runs[index]),
         "proxies": searcher.trials_of(index),
         "blind": list(proxy.blind) if isinstance(proxy, Proxy) else None,

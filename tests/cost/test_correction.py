@@ -101,3 +101,27 @@ def test_estimates_of_earlier_versions_have_no_level() -> None:
         del values[name]
     old = Estimate.from_dict(values)
     assert (old.level, old.level_sigma) == (1.0, 0.0)
+
+
+def test_constants_that_are_far_off_are_given_up_and_right_ones_kept() -> None:
+    """Tensor groups that take four times as long as they should: the prior of a pair's clusters makes that a common factor, the wider one finds the cause."""
+    off = replace(CONSTANTS, intra_efficiency=CONSTANTS.intra_efficiency / 4)
+    space = [
+        ParallelConfig(dp=8 // tp, tp=tp, micro_batch_size=m, accumulation_steps=32 * tp // m)
+        for tp in (1, 2, 4, 8)
+        for m in (1, 2)
+    ]
+    table = SearchSpace.of(workload(), space)
+
+    def after(truth: Calibration) -> Estimate:
+        ran = [estimate(workload(), c, calibration=truth).step_time_s for c in space[:-1]]
+        trials = [
+            trial(c, float(step) / float(predicted(c).step_time_s)) for c, step in zip(space[:-1], ran, strict=True)
+        ]
+        return Correction(table, CONSTANTS).applied(space[-1], predicted(space[-1]), trials)
+
+    measured = float(estimate(workload(), space[-1], calibration=off).step_time_s)
+    found = after(off)
+    assert float(found.step_time_low_s) < measured < float(found.step_time_high_s)
+    assert measured > 1.3 * float(predicted(space[-1]).step_time_s)
+    assert float(after(CONSTANTS).step_time_s) == pytest.approx(float(predicted(space[-1]).step_time_s), rel=0.01)

@@ -35,7 +35,7 @@ def target_spec(**changes: Any) -> dict[str, Any]:
             "zero_stage": [0, 1, 3],
             "precision": ["bf16"],
         },
-        "budget": {"max_trials": 6},
+        "budget": {"max_trials": 6, "min_gain": 0.001},
     }
     return spec(**{**asked, **changes})
 
@@ -118,6 +118,9 @@ def test_people_read_what_is_known_and_what_is_not(ended: Result) -> None:
     said = target_sentences(document["target"])
     assert said[0].startswith("target h100-sxm-4x8 (32 GPUs, 4 times those of h100-sxm-1x8)")
     assert any(sentence.startswith("proxies cannot tell: the network between nodes") for sentence in said)
+    assert document["target"]["statement"]["confidence"] == 0.9
+    assert 0.0 < document["target"]["statement"]["within"] < 0.5
+    assert any("of the best one with 90% confidence" in sentence for sentence in said)
     assert len(target_rows(document["target"])) == len(document["target"]["configs"])
     page = html_report(ended.record, ended.trials)
     assert "Target h100-sxm-4x8" in page
