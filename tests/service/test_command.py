@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +13,9 @@ from autotune import cli
 from autotune.client import Client
 from autotune.store import open_store
 from tests.service.running import DEADLINE_S, slow_spec, spec, until
+from tests.service.served import served
 
 pytestmark = pytest.mark.alone
-
-
-@contextmanager
-def served(tmp_path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`autotune serve` in a process of its own, and where it is."""
-    argv = [sys.executable, "-c", "from autotune.cli import main; main()", "serve", "--runner", "local", "--port", "0"]
-    argv += ["--json", "--store", str(tmp_path / "results.db"), *options]
-    process = subprocess.Popen(
-        argv, stdout=subprocess.PIPE, text=True, env={**os.environ, "AUTOTUNE_DATA": str(tmp_path)}
-    )
-    try:
-        assert process.stdout is not None
-        document = ""
-        while not document.rstrip().endswith("}"):
-            line = process.stdout.readline()
-            assert line, "it ended without an address"
-            document += line
-        yield process, json.loads(document)["url"]
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=DEADLINE_S)
 
 
 def test_serve_submit_watch_kill_serve_again(
