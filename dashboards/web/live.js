@@ -8,6 +8,7 @@ const RETRY_MS = 3000;
 const GATHER_MS = 300; // events that come close together need one fetch
 const REST = 5; // a page that takes long to make is asked for less often: at most a sixth of the time goes into it
 const STEPS_MS = 2000; // steps of running trials are no events: their part of the page is fetched again after so long
+const CONTROLS = "a[href], button, summary, [tabindex]";
 let pending = 0;
 let pause = 0;
 
@@ -15,6 +16,12 @@ let pause = 0;
 function detailsOf(main) {
   const name = (part) => `${part.closest("[id]")?.id} ${part.querySelector("summary")?.textContent.replace(/\d+/g, "")}`;
   return new Map([...main.querySelectorAll("details")].map((part) => [name(part), part]));
+}
+
+// What a control is known by: its place, what it is, and where it leads or what it says.
+function nameOf(control) {
+  const says = control.getAttribute("aria-label") ?? control.textContent.replace(/\d+/g, "");
+  return [control.closest("[id]")?.id, control.tagName, control.name, control.getAttribute("href") ?? control.value, says].join(" ");
 }
 
 async function refresh() {
@@ -26,10 +33,11 @@ async function refresh() {
   const [old, next] = [document.querySelector("main"), found.querySelector("main")];
   if (typing(old)) return;
   const focus = old.contains(document.activeElement) ? document.activeElement : null;
+  const name = focus && nameOf(focus);
   const before = detailsOf(old);
   old.replaceChildren(...next.childNodes);
   detailsOf(old).forEach((part, name) => (part.open = before.get(name)?.open ?? part.open));
-  if (focus && focus.name) old.querySelector(`[name="${focus.name}"][value="${focus.value}"]`)?.focus();
+  if (focus) [...old.querySelectorAll(CONTROLS)].find((control) => nameOf(control) === name)?.focus({ preventScroll: true });
   document.title = found.title;
   pause = REST * (performance.now() - began);
 }

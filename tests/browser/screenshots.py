@@ -45,11 +45,13 @@ class Picture:
     """what must be there before the picture is taken"""
 
 
-RUNNING = Picture(name="study-running", path="/studies/{study}", at="")
+RUNNING = Picture(name="study-running", path="/studies/{study}", at="Running now", ready="ul.running")
 ENDED = (
     Picture(name="study", path="/studies/{study}"),
     Picture(name="study-dark", path="/studies/{study}", scheme="dark"),
     Picture(name="study-figures", path="/studies/{study}", at="Figures"),
+    Picture(name="study-map", path="/studies/{study}", at="Budget spent and left"),
+    Picture(name="study-trials", path="/studies/{study}", at="Trials"),
     Picture(name="study-phone", path="/studies/{study}", window=PHONE),
     Picture(name="trial", path="/studies/{study}/trials/{best}"),
     Picture(name="trial-figures", path="/studies/{study}/trials/{best}", at="Figures"),

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from autotune import api
+from autotune.ports import KeepTrial
 from autotune.service.options import ServiceOptions
 from autotune.spec import StudyStatus
-from autotune.testing.stores import failed, measured, pending, reported, run_trial
+from autotune.testing.stores import decide, failed, launch, measured, pending, reported, run_trial
 from tests.browser.chromium import Visit, visit
 from tests.browser.test_buttons import log_in
 from tests.browser.test_pages_of_trials import check_quiet
-from tests.service.running import Service, spec
+from tests.service.running import Service, spec, until
 
 AXE = Path(
     pytest.importorskip("axe_playwright_python", reason="axe-core is not installed; install the dev extra").__file__
@@ -57,7 +58,7 @@ PAGES: Mapping[str, str] = {
     "best": "/best?runner=simulated",
     "best predicted": "/best?model=gpt2-small&cluster=h100-sxm-1x4",
     "submit": "/submit",
-    "copy": "/submit?from={ended}",
+    "copy": "/submit?from={queued}",
     "error": "/studies/absent",
 }
 """addresses by the name of what they show"""
@@ -66,6 +67,11 @@ ALIKE = {
     *("export refused", "best predicted", "copy"),
 }
 """pages that another one of the same template nearly covers"""
+STILL = """
+    const really = window.fetch;
+    window.fetch = (...asked) => document.querySelector("main[data-events], main[data-every]") ? new Promise(() => {}) : really(...asked);
+"""
+"""pages that follow a study stay as they are, so that their controls can be counted"""
 CONTROLS = """() => [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex="0"]')]
     .filter((it) => it.type !== "hidden" && !it.disabled && it.checkVisibility({visibilityProperty: true}))"""
 LISTEN = """(controls) => {
@@ -80,7 +86,7 @@ LISTEN = """(controls) => {
 
 
 def put_into(service: Service, status: StudyStatus) -> str:
-    """A study of ann's with that status; those that ran have a measured trial and a failed one."""
+    """A study of ann's with that status; those that ran have a measured trial and a failed one, and the running one a trial that runs."""
     with service.client(service.token("submit")) as client:
         study = str(client.submit(spec(name=f"{status.lower()}-study"))["study"]["id"])
     if status is StudyStatus.QUEUED:
@@ -88,11 +94,11 @@ def put_into(service: Service, status: StudyStatus) -> str:
     store = service.store
     lease = store.claim(study, "tester:1:1", lease_s=600)
     store.set_status(study, StudyStatus.RUNNING, expect=[StudyStatus.QUEUED], lease=lease)
-    store.add_trial(lease, pending(0))
-    store.start_attempt(lease, 0, 1)
-    store.add_steps(lease, [reported((study, 0, 1), 0, [0.9, 0.5, 0.55, 0.45])])
-    store.end_trial(lease, measured(pending(0)))
+    run_trial(store, lease, measured(pending(0)))
     run_trial(store, lease, failed(pending(1)))
+    if status is StudyStatus.RUNNING:
+        decide(store, lease, KeepTrial(trial=pending(2)), launch(lease, 2, 1))
+        store.add_steps(lease, [reported((study, 2, 1), 0, [0.9, 0.5, 0.55, 0.45])])
     for then in STATES[status]:
         store.set_status(study, then, expect=[StudyStatus.RUNNING], lease=lease)
     return study
@@ -122,6 +128,7 @@ def seen(browser: Any, kept: Service) -> Iterator[Visit]:
     """A page of an admin's, who is shown every button."""
     with visit(browser, kept.url) as found:
         log_in(found, kept.token("admin", "root"))
+        found.page.add_init_script(STILL)
         yield found
 
 
@@ -132,6 +139,8 @@ def test_a_page_is_accessible(seen: Visit, kept: Service, studies: dict[str, str
     page = seen.page
     page.emulate_media(color_scheme="light")
     page.goto(PAGES[name].format(**studies))
+    if name == "copy":
+        page.locator(".preview table").wait_for()
     page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 900})
@@ -178,3 +187,18 @@ def test_the_first_tab_leads_past_the_navigation(seen: Visit, studies: dict[str,
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.closest('main') !== null")
+
+
+def test_a_page_that_follows_a_study_keeps_the_focus(browser: Any, kept: Service) -> None:
+    study = put_into(kept, StudyStatus.RUNNING)
+    with visit(browser, kept.url) as found, kept.client(kept.token("admin", "root")) as client:
+        log_in(found, kept.token("admin", "root"))
+        page = found.page
+        page.goto(f"/studies/{study}")
+        page.get_by_role("link", name="Compare trials").focus()
+        page.evaluate("document.querySelector('h1').isOld = true")
+        client.pause(study)
+        until(lambda: not page.evaluate("document.querySelector('h1').isOld"))
+        assert page.evaluate("document.activeElement.innerText") == "Compare trials"
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.innerText") == "Compare with another study"

@@ -50,43 +50,46 @@ def test_two_people_and_a_study_of_real_trials(
     browser: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ann, bob = (token(capsys, tmp_path, *who) for who in (("ann", "submit"), ("bob", "read")))
-    with served(tmp_path, "--require-token") as (_, url):
-        with visit(browser, url) as hers, visit(browser, url, color_scheme="dark") as his:
-            page, other = hers.page, his.page
-            log_in(hers, ann)
-            assert "No studies yet." in page.inner_text("main")
-            page.get_by_role("link", name="New study").click()
-            page.get_by_label("Spec, in YAML").fill(SPEC)
-            page.get_by_text("first: nano-gpt on cpu-1x").wait_for()  # the preview
-            page.get_by_role("button", name="Submit").click()
-            page.get_by_text("The study is submitted.").wait_for()
-            page.evaluate("window.kept = true")
+    with (
+        served(tmp_path, "--require-token") as (_, url),
+        visit(browser, url) as hers,
+        visit(browser, url, color_scheme="dark") as his,
+    ):
+        page, other = hers.page, his.page
+        log_in(hers, ann)
+        assert "No studies yet." in page.inner_text("main")
+        page.get_by_role("link", name="New study").click()
+        page.get_by_label("Spec, in YAML").fill(SPEC)
+        page.get_by_text("first: nano-gpt on cpu-1x").wait_for()  # the preview
+        page.get_by_role("button", name="Submit").click()
+        page.get_by_text("The study is submitted.").wait_for()
+        page.evaluate("window.kept = true")
 
-            log_in(his, bob)
-            other.get_by_role("link", name="first").click()
-            assert buttons_of(other) == {"Log out"}
-            for seen in (page, other):
-                seen.locator("h1 .status.COMPLETED").wait_for(timeout=300_000)
-            assert page.evaluate("window.kept")  # it followed the study without a reload
-            assert "Speedup over the default config" in page.inner_text(".answer")
+        log_in(his, bob)
+        other.get_by_role("link", name="first").click()
+        assert buttons_of(other) == {"Log out"}
+        for seen in (page, other):
+            seen.locator("h1 .status.COMPLETED").wait_for(timeout=300_000)
+        assert page.evaluate("window.kept")  # it followed the study without a reload
+        assert "Speedup over the default config" in page.inner_text(".answer")
 
-            best = other.locator("tr.won a").first
-            number = best.inner_text()
-            best.click()
-            other.get_by_role("heading", name=f"Trial {number} ").wait_for()
-            assert other.locator("figure svg").count() >= 3
-            other.get_by_role("link", name="Files, other trainers, schedulers").click()
-            other.get_by_label("Trainer").select_option("megatron")
-            other.get_by_role("button", name="Show").click()
-            with other.expect_download() as got:
-                other.get_by_role("link", name="Download all files (.zip)").click()
-            assert "launch/launch.sh" in zipfile.ZipFile(io.BytesIO(got.value.path().read_bytes())).namelist()
+        best = other.locator("tr.won a").first
+        number = best.inner_text()
+        best.click()
+        other.get_by_role("heading", name=f"Trial {number} ").wait_for()
+        assert other.locator("figure svg").count() >= 3
+        other.get_by_role("link", name="Files, other trainers, schedulers").click()
+        other.get_by_label("Trainer").select_option("megatron")
+        other.get_by_role("button", name="Show").click()
+        with other.expect_download() as got:
+            other.get_by_role("link", name="Download all files (.zip)").click()
+        assert "launch/launch.sh" in zipfile.ZipFile(io.BytesIO(got.value.path().read_bytes())).namelist()
 
-            page.get_by_role("link", name="Report with figures").click()
-            assert page.locator("figure svg").count() >= 8
-            check_alone(hers, url)
-            check_alone(his, url)
+        page.get_by_role("link", name="Report with figures").click()
+        assert page.locator("figure svg").count() >= 8
+        check_alone(hers, url)
+        check_alone(his, url)
 
-            address = f"{url}/studies/{urlsplit(other.url).path.split('/')[2]}"
-            refused = other.request.post(f"{address}/act", form={"action": "cancel"}, headers={"Origin": url})
-            assert refused.status == 403
+        address = f"{url}/studies/{urlsplit(other.url).path.split('/')[2]}"
+        refused = other.request.post(f"{address}/act", form={"action": "cancel"}, headers={"Origin": url})
+        assert refused.status == 403
