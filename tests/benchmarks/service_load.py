@@ -28,6 +28,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from autotune.client import Client
+from autotune.spec import StudyStatus
 from tests.postgresql import postgres_server
 from tests.service.running import spec
 
@@ -134,7 +135,7 @@ async def read(url: str, readers: int, ids: list[str]) -> None:
 
 
 def flood(url: str, count: int) -> tuple[float, float, int, int]:
-    """(seconds to the last acknowledgement, seconds to the last end, acknowledged, completed)."""
+    """(seconds to the last acknowledgement, seconds to the last end, studies acknowledged, those of them that completed)."""
     quick = spec(budget={"max_trials": 1, "min_gain": 0}, measure={"finalists": 0, "max_steps": 5})
     clients = [Client(url) for _ in range(16)]
     began = time.perf_counter()
@@ -147,14 +148,17 @@ def flood(url: str, count: int) -> tuple[float, float, int, int]:
         ids = set(pool.map(submit, range(count)))
     acknowledged_s = time.perf_counter() - began
     while True:
-        ended = {s["id"] for s in pages(clients[0]) if s["status"] == "COMPLETED"}
-        if ids <= ended or time.perf_counter() - began > 3600:
+        statuses = {s["id"]: StudyStatus(s["status"]) for s in pages(clients[0])}
+        if all(study in statuses and statuses[study].is_terminal for study in ids):
+            break
+        if time.perf_counter() - began > 3600:
             break
         time.sleep(1.0)
     ended_s = time.perf_counter() - began
+    completed = sum(statuses.get(study) is StudyStatus.COMPLETED for study in ids)
     for client in clients:
         client.close()
-    return acknowledged_s, ended_s, len(ids), len(ids & ended)
+    return acknowledged_s, ended_s, len(ids), completed
 
 
 def pages(client: Client) -> Iterator[dict[str, Any]]:
