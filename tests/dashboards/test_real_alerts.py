@@ -1,7 +1,7 @@
 """Every alert in a real Prometheus against `autotune serve` itself: it fires in its case, no other fires with it, and it ends with its case.
 
 The cases are real: a database server that is stopped, a disk that fills, a controller that is frozen, a Ray that does not answer, a service that is killed.
-The rules are those that ship, with seconds for minutes.
+The rules are those that ship, with 3 seconds for each minute.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.service.test_command import served
 
 LONG_S = 240.0
 CALM_S = 5.0
-"""for so long nothing else may fire: longer than the rules of the test wait"""
+"""for so long, after each case has shown itself, nothing else may fire"""
 
 
 class Disk:
@@ -76,7 +76,9 @@ def fires(client: httpx.Client, *alerts: str) -> None:
     until(lambda: firing(client) == set(alerts), LONG_S)
     end_s = time.monotonic() + CALM_S
     while time.monotonic() < end_s:
-        assert firing(client) == set(alerts)
+        assert firing(client) <= set(
+            alerts
+        )  # a scrape of a busy machine may be late, and the alert away until the next
         time.sleep(0.5)
 
 
