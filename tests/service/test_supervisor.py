@@ -18,7 +18,7 @@ from autotune.service.launcher import Ended, ProcessLauncher
 from autotune.service.supervisor import CHECK_S, HUNG_CHECKS, MAX_CRASHES, Supervisor
 from autotune.service.worker import HELD, STORE_AWAY
 from autotune.spec import StudyStatus
-from autotune.store import SqlStore, open_store
+from autotune.store import SqlStore, maintenance, open_store
 from autotune.study.process_id import this_process
 from tests.service.running import Service, slow_spec, spec, until
 
@@ -305,6 +305,28 @@ def test_two_supervisors_on_one_store_run_each_study_once(tmp_path: Path) -> Non
         assert kinds.count("trial.asked") == len(first.trials(study))
         assert "trial.late" not in kinds
     first.close()
+
+
+@pytest.mark.slow
+def test_of_two_services_on_one_store_each_steers_what_the_other_runs(tmp_path: Path) -> None:
+    document = spec(
+        budget={"max_trials": 4, "min_gain": 0},
+        runner={"kind": "simulated", "noise": 0.0, "outlier_every": 0, "time_scale": 1.0},
+    )
+    with Service(tmp_path, supervised=True) as first, Service(tmp_path, supervised=True) as second:
+        with first.client() as one, second.client() as other:
+            study = one.submit(document, idempotency_key="one")["study"]["id"]
+            assert other.submit(document, idempotency_key="one")["study"]["id"] == study
+            until(lambda: other.status(study)["study"]["trials"].get("RUNNING"))
+            other.pause(study)
+            until(lambda: one.status(study)["study"]["status"] == "PAUSED")
+            one.resume(study)
+            done = other.wait(study)
+            assert done["study"]["status"] == "COMPLETED"
+            assert one.status(study)["best"] == done["best"]
+        fences = [event.data["fence"] for event in first.store.events(study) if event.kind == "study.claimed"]
+        assert fences == [1, 2], "one controller at a time, one before the pause and one after"
+        assert maintenance.check(first.store) == []
 
 
 @pytest.mark.flaky(reruns=2)
