@@ -106,7 +106,7 @@ class Chapter:
 
     def _waiting(self) -> list[tuple[str, int, int]]:
         """Attempts that may wait for ranks: when they got them is not kept."""
-        return [a for a in self.controller.attempts.live if a[1] in self._known.has_waited]
+        return [of for of, attempt in self.controller.attempts.live.items() if attempt.queued]
 
     def _compared(self, decided: Decided, commands: list[Command]) -> Unfollowed | None:
         recorded = [kept(line, self._known) for line in decided.lines]

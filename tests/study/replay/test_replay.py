@@ -12,20 +12,23 @@ import pytest
 
 from autotune import api
 from autotune.cost import calibration_for
-from autotune.ports import Replayed
+from autotune.ports import AttemptQueued, Replayed, RunnerEvent, TrialRequest
+from autotune.registry import runner_class
 from autotune.search import make_searcher
 from autotune.spec import TrialPurpose
-from autotune.store import SqlStore, open_store
+from autotune.store import MemoryStore, SqlStore, open_store
 from autotune.store.examination import examine
 from autotune.study.deletion import delete_study
 from autotune.study.replay import replay_study
-from tests.small_studies import spec
+from tests.small_studies import QUIET, spec
 from tests.store.forging import forge
 from tests.study.replay.forger import Forger
 from tests.study.replay.test_forgeries import measurement_changed
 
 SPACE = {"tp": [1, 2, 4], "pp": [1, 2], "micro_batch_size": [1, 2, 4], "precision": ["bf16"]}
 SMALL = spec(space=SPACE, budget={"max_trials": 3, "min_gain": 0}, measure={"final_rounds": 1, "finalists": 1})
+
+Simulated = runner_class("simulated", {})
 
 
 def replayed(store: SqlStore) -> Replayed:
@@ -157,3 +160,44 @@ def test_the_examination_says_how_far_it_is(store_of: Callable[[], SqlStore]) ->
     with closing(store_of()) as store:
         examine(store, on_study=lambda done, count: told.append((done, count)))
     assert told == [(1, 1)]
+
+
+class Waiting(Simulated):  # type: ignore[misc, valid-type]
+    """The simulated runner, whose attempts wait for ranks that others use before they start."""
+
+    def __init__(self) -> None:
+        super().__init__(noise=0.0, outlier_every=0)
+        self.waits: list[tuple[TrialRequest, int]] = []
+
+    def start(self, request: TrialRequest) -> None:
+        self.waits.append((request, 2))
+
+    def poll(self, timeout_s: float) -> list[RunnerEvent]:
+        waits, self.waits = self.waits, []
+        for request, left in waits:
+            if left:
+                self.waits.append((request, left - 1))
+            else:
+                super().start(request)
+        queued: list[RunnerEvent] = [AttemptQueued(id=request.id, reason="others run") for request, _ in self.waits]
+        return queued or super().poll(timeout_s)  # type: ignore[no-any-return]
+
+
+def test_attempts_that_waited_for_ranks_are_replayed() -> None:
+    with closing(MemoryStore()) as store:
+        api.tune(SMALL, store=store, runner=Waiting())
+        queued = [e for e in store.events(store.studies()[0].id) if e.kind == "attempt.queued"]
+        found = replayed(store)
+        assert len(queued) == len(store.trials(queued[0].study))
+    assert (found.followed, found.unfollowed, found.not_checked) == (found.decisions, None, ())
+
+
+def test_what_was_cut_off_at_the_end_of_the_wall_time_is_replayed() -> None:
+    runner = QUIET | {"time_scale": 0.05}
+    with closing(MemoryStore()) as store:
+        result = api.tune(SMALL | {"runner": runner, "budget": {"max_trials": 50, "max_wall_s": 2.0}}, store=store)
+        kinds = [e.kind for e in store.events(result.record.id)]
+        found = replayed(store)
+    assert result.record.message == "the wall time of 2 s is spent"
+    assert "attempt.cancelled" in kinds
+    assert (found.followed, found.unfollowed, found.not_checked) == (found.decisions, None, ())
