@@ -60,6 +60,16 @@ class StudyViews:
                 view.figures = drawn
             return drawn
 
+    def has_figures(self, result: Result) -> bool:
+        """Whether the figures of this result are drawn already."""
+        view = self._views.get(result.record.id)
+        return (
+            view is not None
+            and view.figures is not None
+            and view.result is not None
+            and view.result.trials is result.trials
+        )
+
     def figures_now(self, study_id: str) -> tuple[Figure, ...]:
         """The study's figures, first that of its running trials where it has any. Raises `NotFoundError`."""
         from autotune.report.figures.running_steps import running_steps

@@ -35,7 +35,9 @@ async function refresh() {
   const focus = old.contains(document.activeElement) ? document.activeElement : null;
   const name = focus && nameOf(focus);
   const before = detailsOf(old);
+  keepFigures(old, next);
   old.replaceChildren(...next.childNodes);
+  drawFigures().catch(() => {});
   detailsOf(old).forEach((part, name) => (part.open = before.get(name)?.open ?? part.open));
   if (focus) [...old.querySelectorAll(CONTROLS)].find((control) => nameOf(control) === name)?.focus({ preventScroll: true });
   document.title = found.title;
@@ -76,6 +78,26 @@ async function follow(url) {
   }
 }
 
+// The figures of a large study come after its page. Until new ones are there, the old ones stay.
+function keepFigures(old, next) {
+  const [before, after] = [old, next].map((main) => main.querySelector("#figures"));
+  if (after?.dataset.from && before?.querySelector("figure")) after.replaceChildren(...before.childNodes);
+}
+
+async function drawFigures() {
+  const part = document.querySelector("#figures[data-from]");
+  if (!part) return;
+  const began = performance.now();
+  const answer = await fetch(part.dataset.from, { headers: { Accept: "text/html" } });
+  if (!answer.ok || answer.redirected) return;
+  const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const now = document.querySelector("#figures[data-from]");
+  const open = now && detailsOf(now);
+  now?.replaceChildren(...found.body.childNodes);
+  if (now) detailsOf(now).forEach((one, name) => (one.open = open.get(name)?.open ?? one.open));
+  pause += REST * (performance.now() - began);
+}
+
 // Keeps the part of the page current that shows the running trials.
 async function followSteps() {
   const part = document.querySelector("#running[data-from]");
@@ -89,6 +111,7 @@ async function followSteps() {
   detailsOf(now).forEach((one, name) => (one.open = open.get(name)?.open ?? one.open));
 }
 
+drawFigures().catch(() => {});
 const { events, every } = document.querySelector("main").dataset;
 if (events) follow(events);
 if (events) setInterval(() => followSteps().catch(() => {}), STEPS_MS);

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def render(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """The page of that template."""
-    defaults: dict[str, Any] = {"caller": None, "refresh": 0, "events_url": "", "said": ""}
+    defaults: dict[str, Any] = {"caller": None, "refresh": 0, "scripted": False, "events_url": "", "said": ""}
     text = environment().get_template(template).render(defaults | values)
     return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)  # logs of programs hold half characters
 

@@ -30,6 +30,8 @@ router = APIRouter()
 
 SHOWN_EVENTS = 40
 """events of a study's history that its page shows, the newest first"""
+MOST_WAITED_FOR = 1000
+"""trials up to which a page waits for its figures: about a second"""
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'"
 
 
@@ -47,6 +49,7 @@ async def study(request: Request) -> Response:
         document = api.document(result)
         tools = tools_of(service, caller, result.record)
         status = result.record.status
+        figures = "" if _is_large(service, result) else _figures(service, result)
         may_act = tools["mine"] and not status.is_terminal
         events = service.store.events(result.record.id, limit=SHOWN_EVENTS, newest=True)
         return {
@@ -55,11 +58,8 @@ async def study(request: Request) -> Response:
             "study": document["study"],
             "table": trial_table(result, query),
             "infeasible": infeasible_line(result.infeasible),
-            "figures": Markup(
-                figures_html(
-                    service.views.figures(result.record.id), is_open=not status.is_terminal, at=_figures_at(result)
-                )
-            ),
+            "figures": figures,
+            "scripted": not figures,
             **_running(service, result),
             "placed": placed_lines(document["study"]),
             **_target(document["target"]),
@@ -70,6 +70,18 @@ async def study(request: Request) -> Response:
         }
 
     return render("study.html", caller=caller, said=said(request), **(await run_in_threadpool(load)))
+
+
+@router.get("/studies/{study_id}/figures")
+@page
+async def figures(request: Request) -> Response:
+    """The part of a study's page that shows its figures, which those of a large study fetch after the rest."""
+    service, _ = await visitor(request)
+
+    def load() -> str:
+        return _figures(service, service.views.result(request.path_params["study_id"]))
+
+    return HTMLResponse(await run_in_threadpool(load))
 
 
 @router.get("/studies/{study_id}/running")
@@ -113,6 +125,16 @@ async def act(request: Request) -> Response:
 def _figures_at(result: Result) -> str:
     """The address below which the files of a study's figures are."""
     return f"/api/v1/studies/{result.record.id}/figures"
+
+
+def _is_large(service: ServiceState, result: Result) -> bool:
+    """Whether the figures have to be drawn first, and take so long that the page is sent without them."""
+    return len(result.trials) > MOST_WAITED_FOR and not service.views.has_figures(result)
+
+
+def _figures(service: ServiceState, result: Result) -> Markup:
+    drawn, is_open = service.views.figures(result.record.id), not result.record.status.is_terminal
+    return Markup(figures_html(drawn, is_open=is_open, at=_figures_at(result)))
 
 
 def _running(service: ServiceState, result: Result) -> dict[str, Any]:

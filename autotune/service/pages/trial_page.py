@@ -11,7 +11,7 @@ from markupsafe import Markup
 from starlette.responses import Response
 
 from autotune.errors import AutotuneError, NotFoundError
-from autotune.ports import HistoryEvent, ServiceStore
+from autotune.ports import ServiceStore
 from autotune.report.figures.figure_html import figure_html
 from autotune.report.figures.one_trial import TrialSource, trial_figures
 from autotune.report.reward_tables import reward_rows
@@ -19,6 +19,7 @@ from autotune.report.side_by_side import knob_words
 from autotune.results.result import Result
 from autotune.service.pages.export_page import command_of
 from autotune.service.pages.rendering import render
+from autotune.service.pages.trial_history import events_of_trial
 from autotune.service.pages.visits import REFRESH_S, page, visitor
 from autotune.service.resources.studies import exported
 from autotune.service.service_state import ServiceState
@@ -26,8 +27,6 @@ from autotune.spec import Trial, TrialStatus
 
 router = APIRouter()
 
-MOST_EVENTS, EVENTS_PAGE = 20_000, 1000
-"""events of the study among which those of the trial are looked for"""
 PURPOSES: Mapping[str, str] = {
     "baseline": "the default config, which everything is compared with",
     "reference": "the default config in fp32, whose losses others are compared with",
@@ -56,9 +55,8 @@ async def figure_data(request: Request) -> Response:
     study_id, number, name = (request.path_params[key] for key in ("study_id", "number", "figure"))
 
     def load() -> str:
-        from autotune import api
 
-        result = api.result_of(service.store, study_id)
+        result = service.views.result(study_id)
         found = {figure.name: figure for figure in trial_figures(_source(service.store, result, number))}
         if name not in found:
             raise NotFoundError(f"trial {number} has no figure {name[:40]!r}", remedy=f"it has {', '.join(found)}")
@@ -71,12 +69,12 @@ def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]
     from autotune import api
     from autotune.results.answers import trial_of
 
-    result = api.result_of(service.store, study_id)
+    result = service.views.result(study_id)
     study, shown = result.record, trial_of(result, number)
     source = _source(service.store, result, number)
     url = f"/studies/{study.id}/trials/{number}"
     figures = [Markup(figure_html(f, csv=f"{url}/{f.name}.csv")) for f in trial_figures(source)]
-    events = _events(service.store, study.id, number)
+    events = events_of_trial(service.store, study.id, number)
     asked = next((str(e.data.get("reason") or "") for e in events if e.kind == "trial.asked"), "")
     explanation = api.explained(result, number)
     numbers = [t.number for t in result.shown]
@@ -115,16 +113,6 @@ def _source(store: ServiceStore, result: Result, number: int) -> TrialSource:
         warmup_steps=study.measure.warmup_steps,
         capacity_bytes=study.workload.cluster.gpu.memory_bytes,
     )
-
-
-def _events(store: ServiceStore, study_id: str, number: int) -> list[HistoryEvent]:
-    """The events of the trial, in order."""
-    found: list[HistoryEvent] = []
-    after = 0
-    while after < MOST_EVENTS and (part := store.events(study_id, after=after, limit=EVENTS_PAGE)):
-        found += [event for event in part if event.data.get("number") == number]
-        after = part[-1].sequence
-    return found
 
 
 def _knobs(trial: Trial, baseline: Trial | None) -> list[dict[str, Any]]:
