@@ -72,6 +72,7 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
             x=x_axis,
             y=Axis(label="tokens per second", format=format_count),
             description=f"Measured throughput over {over}, with the best so far",
+            legend=True,  # at the lines' ends the labels would stand on marks
         ),
         table=table_of(
             (TRIAL, ELAPSED, CONFIG, STATUS, MEASURED, BEST),
