@@ -10,7 +10,8 @@ is that of the config with the greatest expected improvement over the pick, so o
     EI = E max(y - y_pick, 0)        y: log throughput of a config        y_pick: mean of the pick's
 
 Once no config with an expected improvement of `worth` lacks its proxy, no further proxy is asked for. What proxies cannot tell stays as uncertain as it was, so
-improvements that only a trial on the target would find stay in `real_gain`.
+improvements that only a trial on the target would find stay in `real_gain`. A proxy that fails for memory, and the peak of one that does not, tell which other
+proxies run here: one that was expected to run out of memory may be run later, and one that was expected to run may not be.
 """
 
 from __future__ import annotations
@@ -100,16 +101,20 @@ class TargetSearcher(Searcher):
         *,
         worth: float = WORTH,
         refuse: Callable[[Workload, ParallelConfig], str] = lambda *_: "",
+        stand_in: Callable[[Workload, ParallelConfig, ClusterSpec], Proxy] = proxy_of,
     ) -> None:
         """`at_hand`: where proxies run. `worth`: least expected gain of a proxy. `refuse`: why the trainer cannot run a config of a workload; empty when
-        it can."""
+        it can. `stand_in`: the proxy of a config of the target on what is at hand; raises `ConfigError` or `SpecError` where there is none."""
         super().__init__(problem)
         self.at_hand = at_hand
-        self._worth, self._refuse = worth, refuse
+        self._worth, self._refuse, self._stand_in = worth, refuse, stand_in
         self._proxies: dict[int, Proxy | str] = {}
         self._asked: set[str] = set()
         """proxies that wait, run or were run"""
-        self._standing: Standing | None = None
+        self._ranked: tuple[Standing, Posterior] | None = None
+        self._fits: dict[str, float] = {}
+        """by proxy, given the same trials: the probability that it does not run out of memory"""
+        self._marks: dict[int, str] = {}
 
     # ---- which proxy next
 
@@ -133,11 +138,21 @@ class TargetSearcher(Searcher):
 
     def is_open(self, index: int) -> bool:
         """Whether a config has a proxy that was not asked for yet."""
-        proxy = self.proxy_at(index)
-        return self.state[index] == FREE and isinstance(proxy, Proxy) and _mark(proxy) not in self._asked
+        return (
+            self.state[index] == FREE
+            and self._mark(index) not in self._asked
+            and isinstance(self.proxy_at(index), Proxy)
+        )
 
     def proxy_at(self, index: int) -> Proxy | str:
         """The proxy of a config of the space, or why it has none here."""
+        mark = self._mark(index)
+        if mark and mark not in self._asked and self._chance(index) < FITS:
+            return f"the proxy is expected to run out of memory on {self.at_hand.name}"
+        return self._stands(index)
+
+    def _stands(self, index: int) -> Proxy | str:
+        """The proxy of a config, whatever memory it needs."""
         if index not in self._proxies:
             self._proxies[index] = self._find_proxy(self.space[index])
         return self._proxies[index]
@@ -190,7 +205,7 @@ class TargetSearcher(Searcher):
             self._move(index, DONE if trial.status.is_terminal else PENDING)
             if trial.is_measured or trial.failure is not None:
                 self.trials.append((index, trial))
-                self._standing = None
+                self._ranked = None
 
     def trials_of(self, index: int) -> list[int]:
         """Numbers of the measured trials whose proxy is also that of this config."""
@@ -212,11 +227,16 @@ class TargetSearcher(Searcher):
     @property
     def standing(self) -> Standing:
         """The target's configs given the trials so far."""
-        if self._standing is None:
-            self._standing = self._rank()
-        return self._standing
+        return self._known[0]
 
-    def _rank(self) -> Standing:
+    @property
+    def _known(self) -> tuple[Standing, Posterior]:
+        """The standing, and the models that it is made of."""
+        if self._ranked is None:
+            self._ranked, self._fits = self._rank(), {}
+        return self._ranked
+
+    def _rank(self) -> tuple[Standing, Posterior]:
         problem = replace(self.problem, history=self._evidence)
         refit = history_refit(problem)
         refitted = with_refit(problem, refit)
@@ -232,10 +252,11 @@ class TargetSearcher(Searcher):
         order = np.lexsort((-worth, runs < FITS))
         pick = float(mean[order[0]])
         gained = np.expm1(np.exp(np.minimum(log_expected_improvement(mean, np.maximum(sd, 1e-9), pick), 0.0)))
-        return Standing(
+        standing = Standing(
             log_tokens_per_s=mean, sd=sd, runs=runs, improvement=gained * runs, order=order, stall_probability=stalls, stalled_factor=factor,
             constants=refit.elsewhere,
         )  # fmt: skip
+        return standing, posterior
 
     def _stalls(self, predicted: Estimate, mean: Array) -> tuple[Array, Array]:
         """Probability of a stall, and by which factor it lengthens the step of that log throughput; shape (N,) each."""
@@ -263,13 +284,27 @@ class TargetSearcher(Searcher):
 
     def _find_proxy(self, config: ParallelConfig) -> Proxy | str:
         try:
-            proxy = proxy_of(self.space.workload, config, self.at_hand)
+            proxy = self._stand_in(self.space.workload, config, self.at_hand)
         except (ConfigError, SpecError) as error:
             return error.message
         if refusal := self._refuse(proxy.workload, proxy.config):
             return refusal
-        chance = float(self.estimate_of(proxy).oom_probability)
-        return f"the proxy is expected to run out of memory on {self.at_hand.name}" if chance > 1 - FITS else proxy
+        return proxy
+
+    def _chance(self, index: int) -> float:
+        """Probability that the proxy of a config does not run out of memory, given the trials so far."""
+        mark, proxy = self._mark(index), self._stands(index)
+        _, posterior = self._known
+        if mark not in self._fits and isinstance(proxy, Proxy):
+            self._fits[mark] = float(posterior.fits(proxy.workload, [proxy.config])[0])
+        return self._fits[mark]
+
+    def _mark(self, index: int) -> str:
+        """What tells the proxy of a config from others; empty where it has none."""
+        if index not in self._marks:
+            proxy = self._stands(index)
+            self._marks[index] = _mark(proxy) if isinstance(proxy, Proxy) else ""
+        return self._marks[index]
 
 
 def _mark(proxy: Proxy) -> str:

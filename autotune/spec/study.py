@@ -132,6 +132,10 @@ SIMULATED = "simulated"
 """registered name of the runner that simulates trials with the cost model: its measurements say nothing about hardware"""
 
 
+USUAL_SEARCHER = "bayesian"
+"""registered name of the searcher of a study that names none"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
     """One tuning job: workload x space x objective x budget x searcher."""
@@ -148,7 +152,7 @@ class Study:
     """its limits"""
     measure: MeasureSpec = MeasureSpec()
     """how a trial is measured"""
-    searcher: str = "bayesian"
+    searcher: str = USUAL_SEARCHER
     """registered name of the searcher"""
     trainer: str = "native"
     """registered name of the trainer"""
@@ -181,6 +185,17 @@ class Study:
     def __post_init__(self) -> None:
         if self.at_hand is not None:
             _check_target(self.workload.cluster, self.at_hand, self.objective)
+            _check_searcher_of_proxies(self.searcher)
+
+
+def _check_searcher_of_proxies(searcher: str) -> None:
+    """Raises `SpecError` for a searcher that a study with a target would not use."""
+    if searcher != USUAL_SEARCHER:
+        raise SpecError(
+            f"a study with a target chooses its proxies by what they are expected to change about the target's ranking, which no searcher does, but searcher={searcher}",
+            remedy="leave `searcher` out; a study on the target itself, without `target`, takes any",
+            field="searcher",
+        )
 
 
 def _check_target(target: ClusterSpec, at_hand: ClusterSpec, objective: Objective) -> None:

@@ -3,7 +3,8 @@
     python -m tests.benchmarks.few_for_many_native [--held 1,2] [--targets 4,8] [--proxies 5] [--store FILE]
 
 Every config of each target is measured too, which a user with few ranks cannot do. The ranks of a target share the cores of this machine, so that the step of a
-target differs from that of its proxies for a reason that no proxy shows: the cost model has to carry over.
+target differs from that of its proxies for a reason that no proxy shows: the cost model has to carry over. A rank at hand has one core at most, as one of the
+target has: with two it would run with two threads.
 
     no proxies      the cost model as it ships
     with proxies    the same after the study with a target (`autotune tune`), which chose its proxies itself
@@ -71,10 +72,9 @@ class Column:
 
 def on(study: Study, ranks: int, held: int | None = None) -> Study:
     """The study on so many ranks of this machine, or for them with `held` at hand."""
-    cores = os.cpu_count()
 
     def cluster(count: int) -> ClusterSpec:
-        return replace(ClusterSpec.of(f"cpu-1x{count}"), cores_per_node=cores)
+        return replace(ClusterSpec.of(f"cpu-1x{count}"), cores_per_node=min(count, os.cpu_count() or 1))
 
     return replace(
         study,
@@ -165,7 +165,7 @@ def main() -> None:
         steps = measured_steps(store, on(spec, ranks))
         for held in map(int, asked.held.split(",")):
             study = on(spec, ranks, held)
-            study = replace(study, budget=replace(study.budget, max_trials=asked.proxies))
+            study = replace(study, budget=replace(study.budget, max_trials=asked.proxies, min_gain=0))
             result = ended(store, study)
             if not result.record.status.is_terminal:
                 raise SystemExit(f"{study.name} is {result.record.status}, {result.record.message}: repeat the command")

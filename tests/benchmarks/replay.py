@@ -33,6 +33,7 @@ from autotune.space import SearchSpace
 from autotune.spec import FailureKind, ParallelConfig, Trial, Workload
 from autotune.study.controller.stop_rule import TRIALS_IN_A_TRAINING, pays
 from tests.benchmarks.cells import MIN_CONFIGS, Cell, read_cells
+from tests.benchmarks.few_for_many_table import print_tables
 from tests.benchmarks.figure import curves_svg
 from tests.benchmarks.models import MODELS, Prediction, held_out_constants, prediction
 from tests.benchmarks.replay_invented import invented_cells
@@ -204,7 +205,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--unknown-failure", type=FailureKind, default=FailureKind.OUT_OF_MEMORY)
     parser.add_argument("--figure", type=Path, help=f"SVG to draw, e.g. {FIGURE.name}")
     parser.add_argument("--cells", action="store_true", help="also print each cell")
+    parser.add_argument(
+        "--few-for-many",
+        action="store_true",
+        help="what few GPUs teach about many (few_for_many.py); 3 seeds are enough",
+    )
     args = parser.parse_args(arguments)
+    if args.few_for_many:
+        print_tables(args.seeds, args.jobs, every_cell=args.cells)
+        return
     paths = args.csv or [DATA / name for name in DEFAULT]
     if unknown := [name for name in args.searchers.split(",") if name not in searcher_names()]:
         parser.error(f"no searcher is called {unknown[0]!r}; there are {', '.join(searcher_names())}")

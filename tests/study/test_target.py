@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autotune import api
-from autotune.errors import CallbackError, InfeasibleError, NotFoundError
+from autotune.errors import CallbackError, InfeasibleError, NotFoundError, SpecError
 from autotune.ports import Store
 from autotune.report import html_report
 from autotune.report.target_text import BLIND_WORDS, target_rows, target_sentences
@@ -36,6 +36,7 @@ def target_spec(**changes: Any) -> dict[str, Any]:
             "precision": ["bf16"],
         },
         "budget": {"max_trials": 6, "min_gain": 0.001},
+        "searcher": "bayesian",
     }
     return spec(**{**asked, **changes})
 
@@ -201,6 +202,13 @@ def test_a_target_of_which_nothing_has_a_proxy_here_is_refused_before_anything_s
     asked = target_spec(cluster="h100-sxm-1x1", space={"tp": [2], "precision": ["bf16"], "micro_batch_size": [1]})
     with pytest.raises(InfeasibleError, match="has a proxy on h100-sxm-1x1"):
         assemble(api.load_study(asked))
+
+
+def test_a_searcher_that_would_not_choose_the_proxies_is_refused() -> None:
+    with pytest.raises(SpecError, match="chooses its proxies") as refused:
+        api.load_study(target_spec(searcher="grid"))
+    assert refused.value.field == "searcher"
+    assert api.load_study(target_spec(searcher="grid", cluster="h100-sxm-4x8")).searcher == "grid"
 
 
 def test_the_study_of_the_machine_at_hand_is_one_proxy() -> None:

@@ -26,7 +26,7 @@ from autotune.search.surrogate.kernel import distances, matern52
 from autotune.search.surrogate.model_average import ModelAverage
 from autotune.search.surrogate.training_data import REPEAT_SD, DataPoint
 from autotune.search.transfer import residual_transfer_weight, transfer_weight
-from autotune.spec import Trial, Workload
+from autotune.spec import ParallelConfig, Trial, Workload
 
 Array = NDArray[np.float64]
 
@@ -115,6 +115,16 @@ class Posterior:
         fits = log_ndtr((self._log_limits[candidates] - mean) / np.hypot(sd, REPEAT_SD))
         fits = logsumexp(self.memory.log_weights[:, None] + fits, axis=0)
         return np.asarray(fits + np.log1p(-failure_rate(self._points[candidates], *self._failure_data)))
+
+    def fits(self, workload: Workload, configs: Sequence[ParallelConfig]) -> Array:
+        """Probability that configs of another workload do not run out of memory, shape (n,).
+
+        They count as configs of the workload that is searched: what is known of the causes of its memory is known of theirs."""
+        predicted, points = training_data.predicted_trainings(self._problem, workload, configs)
+        limits = training_data.log_limits(predicted, workload.cluster.gpu.memory_bytes)
+        mean, sd = self.memory.predict(training_data.memory_rows(predicted, points))
+        log_fits = log_ndtr((limits - mean) / np.hypot(sd, REPEAT_SD))
+        return np.asarray(np.exp(logsumexp(self.memory.log_weights[:, None] + log_fits, axis=0)))
 
     @cached_property
     def _no_points(self) -> Array:

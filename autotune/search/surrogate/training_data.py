@@ -18,7 +18,7 @@ from autotune.cost.uncertainty import config_sigma
 from autotune.search.searcher import Problem
 from autotune.search.surrogate.corrected_gp import Prior, Rows
 from autotune.search.surrogate.observations import Observations
-from autotune.spec import ConfigTable, Estimate, FailureKind, Measurement, Trial, TrialStatus, Workload
+from autotune.spec import ConfigTable, Estimate, FailureKind, Measurement, ParallelConfig, Trial, TrialStatus, Workload
 
 Array = NDArray[np.float64]
 
@@ -171,17 +171,22 @@ def log_limits(estimate: Estimate, capacity_bytes: float) -> Array:
 
 def data_point(problem: Problem, workload: Workload, trial: Trial, *, number: int) -> DataPoint:
     """The data point of a trial whose config need not be in the space: estimate and coordinates are computed for it alone."""
+    predicted, point = predicted_trainings(problem, workload, [trial.config])
+    return DataPoint(
+        trial=trial, workload=number, capacity_bytes=workload.cluster.gpu.memory_bytes, estimate=predicted, point=point
+    )
+
+
+def predicted_trainings(
+    problem: Problem, workload: Workload, configs: Sequence[ParallelConfig]
+) -> tuple[Estimate, Array]:
+    """The estimates of n configs of a workload, arrays of shape (n,), and their coordinates in the space of the problem, shape (n, d)."""
     from autotune.cost import estimate
 
     same = workload.cluster.gpu.name == problem.space.workload.cluster.gpu.name
     same = same and workload.trainer == problem.space.workload.trainer
-    return DataPoint(
-        trial=trial,
-        workload=number,
-        capacity_bytes=workload.cluster.gpu.memory_bytes,
-        estimate=estimate(workload, ConfigTable.of([trial.config]), calibration=problem.calibration if same else None),
-        point=problem.space.coordinates_of(trial.config),
-    )
+    predicted = estimate(workload, ConfigTable.of(list(configs)), calibration=problem.calibration if same else None)
+    return predicted, np.concatenate([problem.space.coordinates_of(config) for config in configs])
 
 
 def _measurement(point: DataPoint) -> Measurement:

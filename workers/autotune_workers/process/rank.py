@@ -182,7 +182,8 @@ class Rank:
         rank, world_size, timeout_s = order["rank"], order["world_size"], order["collective_timeout_s"]
         injector = Injector([Fault.of(f) for f in order["faults"]])
         cluster = request.workload.cluster
-        torch.set_num_threads(max(1, self._cpus // cluster.gpus_per_node))
+        cores = min(self._cpus, cluster.cores_per_node or self._cpus)
+        torch.set_num_threads(max(1, cores // cluster.gpus_per_node))
         device = torch.device("cuda", torch.cuda.current_device()) if self._device == "cuda" else torch.device("cpu")
         limit_bytes = min(cluster.gpu.memory_bytes, 0.8 * total_memory()) if device.type == "cpu" else None
         if device.type == "cuda":
