@@ -52,12 +52,12 @@ def test_every_alert_has_a_case() -> None:
 
 
 @contextmanager
-def prometheus(folder: Path) -> Iterator[httpx.Client]:
-    """A server with the configuration that `serve --print-monitoring` prints, ten times as fast, and its alerts with 3 seconds for each minute."""
+def prometheus(folder: Path, *, every_s: int = 1, minute_s: int = 3) -> Iterator[httpx.Client]:
+    """A server with the configuration that `serve --print-monitoring` prints, which scrapes every second and has alerts with 3 seconds for each minute."""
     rules = FOLDER / "prometheus" / "alerts.yml"
-    faster = re.sub(r"(for: |\[)(\d+)m", lambda found: f"{found[1]}{3 * int(found[2])}s", rules.read_text())
+    faster = re.sub(r"(for: |\[)(\d+)m", lambda found: f"{found[1]}{minute_s * int(found[2])}s", rules.read_text())
     (folder / "alerts.yml").write_text(faster)
-    text = prometheus_configuration().replace("10s", "1s").replace(str(rules), "alerts.yml")
+    text = prometheus_configuration().replace("10s", f"{every_s}s").replace(str(rules), "alerts.yml")
     (folder / "prometheus.yml").write_text(text)
     promtool("check", "config", "prometheus.yml", cwd=folder)
     with socket.socket() as probe:

@@ -1,7 +1,7 @@
 """Every alert in a real Prometheus against `autotune serve` itself: it fires in its case, no other fires with it, and it ends with its case.
 
 The cases are real: a database server that is stopped, a disk that fills, a controller that is frozen, a Ray that does not answer, a service that is killed.
-The rules are those that ship, with 3 seconds for each minute.
+The rules are those that ship, with 5 seconds for each minute.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_each_alert_fires_in_its_case_alone_and_ends_with_it(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUTOTUNE_DATA", str(disk.folder))
-    with postgres_server() as database, prometheus(tmp_path) as client:
+    with postgres_server() as database, prometheus(tmp_path, every_s=3, minute_s=5) as client:
         address = database.new_database()
         store = open_store(address)
         with served(disk.folder, "--store", address) as (service, url), Client(url) as asking:
