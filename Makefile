@@ -7,7 +7,7 @@ FAST := not slow and not gpu
 # A round that goes wrong from the ground up ends early and names its tests, rather than being ended from outside without a word.
 ROUND := --maxfail 12 --session-timeout 3000
 
-.PHONY: tune test test-alone test-shared check serve docs venv test-slow chaos test-gpu wheel clean
+.PHONY: tune test test-alone test-shared check serve docs venv test-slow chaos test-gpu screenshots wheel clean
 
 tune: $(VENV)/.installed
 	$(BIN)/autotune tune $(STUDY)
@@ -42,6 +42,9 @@ chaos: $(VENV)/.installed-dev
 
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/pytest -m gpu
+
+screenshots: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.browser.screenshots docs/images/pages $$(mktemp -d)
 
 wheel: $(VENV)/.installed-dev
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

@@ -26,7 +26,7 @@ MOST_BYTES = 150_000
 """of a picture"""
 TRIALS_SEEN = 6
 """trials that have ended when the running study is shown"""
-WIDE, PHONE = (1120, 760), (390, 760)
+WIDE, PHONE = (1120, 700), (390, 700)
 """width and height of the window, pixels"""
 
 
@@ -49,7 +49,6 @@ RUNNING = Picture(name="study-running", path="/studies/{study}", at="Running now
 ENDED = (
     Picture(name="study", path="/studies/{study}"),
     Picture(name="study-dark", path="/studies/{study}", scheme="dark"),
-    Picture(name="study-figures", path="/studies/{study}", at="Figures"),
     Picture(name="study-map", path="/studies/{study}", at="Budget spent and left"),
     Picture(name="study-trials", path="/studies/{study}", at="Trials"),
     Picture(name="study-phone", path="/studies/{study}", window=PHONE),
@@ -58,7 +57,6 @@ ENDED = (
     Picture(name="compare", path="/studies/{study}/compare?trial={default}&trial={best}"),
     Picture(name="export", path="/studies/{study}/export?trainer=megatron&on=slurm"),
     Picture(name="submit", path="/submit?from={study}", ready=".preview table"),
-    Picture(name="best", path="/best"),
 )
 
 
