@@ -33,9 +33,7 @@ mxfp8 1.26 on GB200 (twice the peak) and 1.50 on GB300 (three times): two equati
 """
 
 
-LOSS_BYTES, FUSED_LOSS_BYTES = 20.0, 8.0
-"""bytes per logit that the loss reads and writes: with an fp32 copy and its gradient, or by one kernel that reads the 16-bit logits twice and
-writes their gradient in their place (Hsu et al., Liger Kernel, arXiv 2410.10989, section 3.2)"""
+FP32 = 4.0
 LOSS_CHUNKS = 8.0
 """pieces into which a chunked loss cuts the sequence (torchtitan's `num_chunks`)"""
 
@@ -149,8 +147,29 @@ def loss_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Ca
     """Seconds of the loss alone, which is bound by memory."""
     model, gpu = workload.model, workload.cluster.gpu
     logits = layout.tokens * model.vocab_size / (layout.tp if traits.vocab_parallel else np.ones_like(layout.tp))
-    moved = np.where(table.is_word("loss", "fused"), FUSED_LOSS_BYTES, LOSS_BYTES) * (1.0 + model.mtp_layers) * logits
+    moved = loss_moved_bytes(table, traits) * (1.0 + model.mtp_layers) * logits
     return np.asarray(moved / (gpu.memory_bytes_per_s * constants.memory_efficiency))
+
+
+def loss_moved_bytes(table: ConfigTable, traits: Traits) -> Column:
+    """Bytes per logit that the loss reads and writes, forward and backward, by how it is computed (the kinds stand in `loss_memory.py`).
+
+    full, pieces, chunked   cast to fp32 (b + 4), log-softmax (8); gradient of nll_loss (4), of log-softmax (12), cast back (4 + b)
+    parallel, copied        kernel by kernel: cast (b + 4), maximum (4), subtraction (8), exponential (8), sum (4), division (8); product (8), cast (4 + b)
+    kernel                  logits read twice and their gradient written: 3 b (flash-attn)
+    fused                   logits read twice, gradient written over them and scaled: 4 b (Hsu et al., Liger Kernel, arXiv 2410.10989, section 3.2)
+    metrics                 cast and log-softmax once more for each (`Traits.loss_metrics`): b + 12
+    """
+    size = element_bytes(table)
+    whole, by_kernel = 2.0 * size + 8.0 * FP32, 2.0 * size + 12.0 * FP32
+    kinds = {
+        "full": whole, "pieces": whole, "chunked": whole, "parallel": by_kernel, "copied": by_kernel,
+        "kernel": 3.0 * size, "fused": 4.0 * size,
+    }  # fmt: skip
+    found = kinds[traits.loss]
+    for kind in ("full", "chunked", "fused"):
+        found = np.where(table.is_word("loss", kind), kinds[kind], found)
+    return np.asarray(found + traits.loss_metrics * (size + 3.0 * FP32))
 
 
 def keeps_scores(table: ConfigTable, constants: Calibration, traits: Traits) -> NDArray[np.bool_]:

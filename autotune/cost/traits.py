@@ -47,6 +47,8 @@ class Traits:
     """a chunked loss makes the logits of a chunk once more in the backward pass"""
     loss: str = "full"
     """how the trainer computes the loss by itself; the kinds stand in `loss_memory.py`"""
+    loss_metrics: float = 0.0
+    """metrics of the training run for which it computes the cross-entropy of all logits once more"""
     placeholder_gradients: bool = False
     """weight gradients are added to the gradient buffer by the matmul itself; autograd gets one 16-bit placeholder per shape of weight, which is kept
     (TransformerEngine, `get_dummy_wgrad`), and one for the output projection (Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication`)"""
@@ -118,7 +120,7 @@ TRAITS = {
         repeats_keys=True,
         keeps_gathered=True,
     ),
-    "composer": Traits(master_weights=False, stops_early=True, loss="kernel"),
+    "composer": Traits(master_weights=False, stops_early=True, loss="kernel", loss_metrics=2.0),
     "internevo": Traits(gradient_bytes=2.0, reduce_bytes=2.0, loss="copied", step_bytes=4.0),
     "alpa": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0, loss="parallel", reduction="end"),
     "accelerate": EAGER,
@@ -141,7 +143,8 @@ gradients    Megatron-LM accumulates in fp32 with bf16 (`--accumulate-allreduce-
 reduction    Alpa compiles a step into one program, which XLA reduces at its end; Accelerate, HF Trainer and Lightning accumulate under FSDP without
              reducing (`no_sync`, `GradientAccumulationPlugin.sync_each_batch` is off by default), as do torch's pipeline schedules and the native loop
 step         DeepSpeed's and InternEvo's ZeRO optimizers cast the flat gradients to fp32 for their step
-loss         Megatron-Bridge fuses by TransformerEngine; llm-foundry uses flash-attn's kernel; InternEvo casts its output to fp32 (NaiveAMPModel)
+loss         Megatron-Bridge fuses by TransformerEngine; llm-foundry uses flash-attn's kernel, and its MPT models compute
+             LanguageCrossEntropy and LanguagePerplexity of every micro-batch (`train_metrics` of ComposerMPTCausalLM); InternEvo casts its output to fp32 (NaiveAMPModel)
 """
 
 

@@ -2,7 +2,9 @@
 
 even      L/p layers each, and one more on the first ranks if p does not divide L
 by_cost   every rank is filled up to its share of the weights that are multiplied; the output projection counts as layers of the same weight (nanotron,
-          `get_block_compute_costs`)
+          `get_block_compute_costs`). A rank that reaches its share exactly is full: a 1B of 16 layers whose projection weighs as much as four ran with 10
+          layers on the first of two ranks and 5 on each of four (steps of 51% and 26% of a whole micro-batch, 50% and 25% of the weights, and memory of as
+          much), not with 11 and 6
 edges     embedding and output projection count as one layer each (the knob pp_split): (L+2)/p units per rank, one more on ranks in the middle if p does
           not divide L+2; each layer of multi-token prediction counts as two, because it has a loss of its own
 """
@@ -43,6 +45,6 @@ def cut_layers(model: ModelSpec, p: int, split: str = "even") -> list[float]:
     for _ in range(total):
         counts[rank] += 1
         filled += layer
-        if filled > share * (rank + 1) and rank < p - 1:
+        if filled >= share * (rank + 1) and rank < p - 1:
             rank += 1
     return counts

@@ -12,6 +12,7 @@ from tests.benchmarks.published.rows import COLUMNS
 ROWS = {
     "nanotron": 927,
     "vtrain": 1080,
+    "vtrain_multi": 109,
     "mosaic": 216,
     "nemo": 23,
     "megatron_published": 18,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.cost import Calibration, estimate
+from autotune.cost.compute import loss_moved_bytes
 from autotune.cost.flops import attended_len
 from autotune.cost.host_link import HostLink, host_link
 from autotune.cost.layout import layout_of
@@ -108,6 +109,14 @@ def test_a_fused_loss_is_faster_and_a_chunked_one_costs_next_to_nothing() -> Non
     base = ParallelConfig(dp=8, micro_batch_size=4, accumulation_steps=8)
     assert gain(workload(), base, loss="fused") > 0
     assert -0.05 < gain(workload(), base, loss="chunked") < 0
+
+
+def test_the_loss_moves_what_its_kernels_read_and_write() -> None:
+    table = ConfigTable.of([ParallelConfig(), ParallelConfig(precision="fp32"), ParallelConfig(loss="fused")])
+    moved = {
+        trainer: loss_moved_bytes(table, traits_of(trainer)).tolist() for trainer in ("nanotron", "native", "composer")
+    }
+    assert moved == {"nanotron": [52.0, 56.0, 8.0], "native": [36.0, 40.0, 8.0], "composer": [34.0, 44.0, 36.0]}
 
 
 def test_packed_documents_attend_to_less() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.cost.layout import layout_of
 from autotune.cost.pipeline import bubble_time_s, in_flight
-from autotune.spec import ConfigTable, ParallelConfig
+from autotune.spec import ConfigTable, ModelSpec, ParallelConfig
 from autotune.trainers.layer_split import cut_layers
 from tests.cost.examples import MODEL, workload
 
@@ -99,3 +99,14 @@ def test_layers_are_cut_evenly_or_by_cost() -> None:
     assert sum(by_cost) == MODEL.num_layers
     assert by_cost[-1] <= by_cost[0]
     assert cut_layers(MODEL, 1, "by_cost") == [16.0]
+
+
+def test_a_rank_that_reaches_its_share_is_full() -> None:
+    """The projection weighs as much as four layers: 20 in all."""
+    h, ffn = 2048, 8192
+    model = ModelSpec(
+        name="tied", num_layers=16, hidden_size=h, ffn_hidden_size=ffn, num_attention_heads=32, gated_mlp=True,
+        vocab_size=4 * (4 * h + 3 * ffn), tied_embeddings=True,
+    )  # fmt: skip
+    assert cut_layers(model, 2, "by_cost") == [10.0, 6.0]
+    assert cut_layers(model, 4, "by_cost") == [5.0, 5.0, 5.0, 1.0]

@@ -3,7 +3,7 @@
 The files in `tests/benchmarks/data` hold facts from public sources, with the source in each row; a module of this package reads one.
 
 rows.py         a published run; runs of one model, sequence length, cluster and software as a block
-nanotron.py  vtrain.py  mosaic.py  internevo.py  nemo.py  megatron_published.py  alpa.py  bigscience.py  bridge.py  simumax.py
+nanotron.py  vtrain.py  vtrain_multi.py  mosaic.py  internevo.py  nemo.py  megatron_published.py  alpa.py  bigscience.py  bridge.py  simumax.py
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from tests.benchmarks.published.nemo import nemo
 from tests.benchmarks.published.rows import Block, Run, blocks_of, read
 from tests.benchmarks.published.simumax import simumax
 from tests.benchmarks.published.vtrain import vtrain
+from tests.benchmarks.published.vtrain_multi import vtrain_multi
 
 FILES: Mapping[str, Callable[[], list[Block]]] = {
     "nanotron": nanotron,
     "vtrain": vtrain,
+    "vtrain_multi": vtrain_multi,
     "mosaic": mosaic,
     "nemo": nemo,
     "megatron_published": megatron_published,
@@ -56,4 +58,5 @@ __all__ = [
     "read",
     "simumax",
     "vtrain",
+    "vtrain_multi",
 ]

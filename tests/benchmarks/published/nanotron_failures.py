@@ -57,6 +57,6 @@ def blocks_by_rank(model: ModelSpec, p: int) -> list[int]:
     counts, rank = [0] * p, 0
     for filled in accumulate(costs):
         counts[rank] += 1
-        if filled * p > sum(costs) * (rank + 1) and rank < p - 1:
+        if filled * p >= sum(costs) * (rank + 1) and rank < p - 1:
             rank += 1
     return counts
