@@ -221,7 +221,12 @@ def replay_task(task: Task, state: str, seed: int, fitted: Calibration) -> list[
     space = SearchSpace.of(target.workload, list(target.rows))
     problem = Problem(space=space, seed=seed, calibration=constants)
     plain = TargetSearcher(problem, task.rungs[0].cluster)
-    outcomes = [_outcome(task, state, seed, plain, ())]
+    searcher, told = with_proxies(task, problem)
+    return [_outcome(task, state, seed, plain, ()), _outcome(task, state, seed, searcher, told)]
+
+
+def with_proxies(task: Task, problem: Problem) -> tuple[TargetSearcher, tuple[tuple[Workload, Trial], ...]]:
+    """The searcher of the last rung once the proxies of all rungs ran, and these."""
     told: tuple[tuple[Workload, Trial], ...] = ()
     for rung in task.rungs:
         sweep = SweptProxies(rung)
@@ -230,7 +235,7 @@ def replay_task(task: Task, state: str, seed: int, fitted: Calibration) -> list[
             for config in searcher.ask(1):
                 searcher.tell([sweep.trial(searcher.proxy_for(config), config, number)])
         told = (*((t.stands_for.workload, t) for _, t in searcher.trials if t.stands_for), *told)
-    return [*outcomes, _outcome(task, state, seed, searcher, told)]
+    return searcher, told
 
 
 def _outcome(
