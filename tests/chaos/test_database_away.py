@@ -16,13 +16,14 @@ import pytest
 
 from autotune import api
 from autotune.report import html_report
-from autotune.store import SqlStore, database, maintenance, open_store
+from autotune.store import SqlStore, database, open_store
 from autotune.study.progress import LoopEvent, Notice, TrialEnded
 from tests.chaos.arena import fill_disk, see, small_disk, undisturbed
 from tests.chaos.checker import violations
 from tests.chaos.controller import AWAY, set_clock_by
 from tests.chaos.schedule import study_spec
 from tests.postgresql import PostgresServer, postgres_server
+from tests.replayed import faults_of
 
 pytestmark = pytest.mark.alone
 
@@ -58,7 +59,7 @@ def disturbed(store: SqlStore, begin: Act, end: Act) -> list[str]:
 
 def wrong(store: SqlStore, study: str) -> list[str]:
     """What differs from the undisturbed study, and what `store check` finds."""
-    return [*violations(see(store, study, []), undisturbed(SPEC)), *maintenance.check(store)]
+    return [*violations(see(store, study, []), undisturbed(SPEC)), *faults_of(store)]
 
 
 @pytest.fixture(scope="module")
