@@ -15,6 +15,7 @@ from autotune.study.assembly import Assembly
 from autotune.study.beginning import Beginning
 from autotune.study.controller import (
     AttemptAdopted,
+    CloseAttempt,
     Command,
     Controller,
     EndStudy,
@@ -110,7 +111,10 @@ class Chapter:
 
     def _compared(self, decided: Decided, commands: list[Command]) -> Unfollowed | None:
         recorded = [kept(line, self._known) for line in decided.lines]
-        wanted = [fact for command in commands if (fact := self._expected(command)) is not None]
+        here = {(line.data["number"], line.data["attempt"]) for line in decided.of("attempt.ended")}
+        again = self._known.closed - here
+        news = [c for c in commands if not (isinstance(c, CloseAttempt) and (c.number, c.attempt) in again)]
+        wanted = [fact for command in news if (fact := self._expected(command)) is not None]
         if (differs := differ_in_words(recorded, wanted)) is not None:
             return self._apart(decided, *differs)
         if any(isinstance(c, EnterPhase) for c in commands):

@@ -25,6 +25,8 @@ class Known:
         """trials with an attempt that waited for ranks"""
         self.num_late = 0
         """reports of controllers that had been replaced"""
+        self.closed: set[tuple[int, int]] = set()
+        """attempts (trial, attempt) that were closed; closing one again leaves no line"""
         self._trials: dict[int, Trial] = {}
         self._ended: list[int] = []
         self._reasons: dict[int, str] = {}
@@ -50,6 +52,7 @@ class Known:
                 self._trials[data["number"]] = replace(self.asked(data["number"]), **started)
             case "attempt.ended":
                 failure = data["failure"]
+                self.closed.add((data["number"], data["attempt"]))
                 self._lost[data["number"]] += bool(failure) and failure["message"] != CUT_OFF.message
             case "trial.ended":
                 self._trials[data["number"]] = self.trial(data["number"])
