@@ -138,8 +138,10 @@ def test_each_alert_fires_in_its_case_alone_and_ends_with_it(
             service.wait(60)
             fires(client, "AutotuneServiceDown")
         dead_ray = ("--runner", "ray", "--ray", "http://127.0.0.1:9")
-        with served(disk.folder, "--store", address, *dead_ray), Client(url):
+        with served(disk.folder, "--store", address, *dead_ray) as (_, url), Client(url) as asking:
             fires(client, "AutotuneSupervisorFailing")
+            asking.act(calm, "cancel")  # its process has outlived the service that was killed
+            asking.wait(calm)
         store.close()
 
 
