@@ -113,7 +113,8 @@ def _checked(backup: Path) -> tuple[str, int, int]:
             verdict = connection.scalar(text("PRAGMA integrity_check(1)"))
             found = connection.scalar(text("SELECT version_num FROM autotune_version"))
             if verdict != "ok" or found is None:
-                raise StoreCorruptError(f"the backup {backup} is damaged: {verdict}", remedy=remedy)
+                said = " ".join(str(verdict).split())  # SQLite says it in several lines
+                raise StoreCorruptError(f"the backup {backup} is damaged: {said}", remedy=remedy)
             if not (found.isdigit() and found <= schema.HEAD):
                 raise StoreVersionError(
                     f"the backup {backup} has version {found}, but this release reads up to {schema.HEAD}",

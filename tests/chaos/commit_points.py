@@ -72,6 +72,7 @@ def stories() -> tuple[Story, ...]:
         name="dies",
         cluster="h100-sxm-1x4",
         target={"cluster": "h100-sxm-4x8", "global_batch_size": 256},
+        searcher="bayesian",
         space={"tp": [1, 2], "pp": [1, 2], "micro_batch_size": [4, 8], "precision": ["bf16"], "zero_stage": [0, 1]},
         budget={"max_trials": 4, "min_gain": 0},
         runner=QUIET | {"capacity": 4, "faults": faults},

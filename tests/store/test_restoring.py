@@ -7,18 +7,18 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from autotune.cli import run
-from autotune.store import maintenance, open_store
+from autotune.store import maintenance, open_store, schema
 from autotune.store.location import find_location
 from autotune.store.restoring import migrate
 from autotune.store.schema import HEAD
 from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
+from tests.postgresql import PostgresServer
 from tests.store.test_schema import VERSION_2, old_file
 
 
@@ -38,6 +38,16 @@ def names(path: Path) -> list[str]:
 
 def restored(path: Path, backup: Path) -> int:
     return run(["store", "restore", str(backup), "--store", str(path)])
+
+
+def with_a_damaged_page(path: Path) -> bytes:
+    """The file, with other bytes at the head of the first page of the trials."""
+    with closing(sqlite3.connect(path)) as file:
+        (root,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trials'").fetchone()
+        (size,) = file.execute("PRAGMA page_size").fetchone()
+    content = bytearray(path.read_bytes())
+    content[(root - 1) * size : (root - 1) * size + 64] = b"\xa5" * 64
+    return bytes(content)
 
 
 def test_a_restore_is_not_undone_by_the_wal_of_the_store_that_was_there(tmp_path: Path, backup: Path) -> None:
@@ -82,7 +92,7 @@ def test_a_damaged_or_deleted_store_is_restored(tmp_path: Path, backup: Path) ->
     assert names(path) == ["backed-up"]
 
 
-@pytest.mark.parametrize("how", ["missing", "cut", "foreign", "newer", "itself"])
+@pytest.mark.parametrize("how", ["missing", "cut", "page", "foreign", "newer", "itself"])
 def test_what_is_no_sound_backup_is_refused_and_the_store_stays(
     tmp_path: Path, backup: Path, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +103,8 @@ def test_what_is_no_sound_backup_is_refused_and_the_store_stays(
         backup.unlink()
     elif how == "cut":
         backup.write_bytes(backup.read_bytes()[:20_000])
+    elif how == "page":
+        backup.write_bytes(with_a_damaged_page(backup))
     elif how == "newer":
         with closing(sqlite3.connect(backup)) as connection:
             connection.execute("UPDATE autotune_version SET version_num = '9999'")
@@ -102,17 +114,24 @@ def test_what_is_no_sound_backup_is_refused_and_the_store_stays(
         with closing(sqlite3.connect(backup)) as connection:
             connection.execute("CREATE TABLE customers (name)")
     assert restored(path, path if how == "itself" else backup) == 2
-    assert "error: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
     assert names(path) == ["stays"]
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_dry_run_changes_nothing(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
-    if kind == "postgresql":
-        new_database: Callable[[], str] = request.getfixturevalue("new_database")
-        assert migrate(find_location(new_database()), dry_run=True) == (HEAD, HEAD)
-        return
+def test_a_dry_run_on_a_server_changes_nothing(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = server.new_database()
+    with monkeypatch.context() as older:
+        older.setattr(schema, "HEAD", "0007")
+        open_store(address).close()
+    location = find_location(address)
+    for dry_run, before in ((True, "0007"), (False, "0007"), (True, HEAD)):
+        assert migrate(location, dry_run=dry_run) == (before, HEAD)
+
+
+def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     path = old_file(tmp_path / "old.db", VERSION_2)
     with closing(sqlite3.connect(path)) as connection:
         before = list(connection.iterdump())
