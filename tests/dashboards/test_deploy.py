@@ -93,6 +93,10 @@ def test_the_unit_is_complete_and_confined() -> None:
     assert service["KillMode"] == "mixed"  # SIGTERM to the service alone
     assert service["ProtectSystem"] == "strict"
     assert service["Environment"].startswith("AUTOTUNE_DATA=")
+    families = set(
+        service["RestrictAddressFamilies"].split()
+    )  # the last: what getifaddrs needs, and so gloo, NCCL and Ray
+    assert families == {"AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"}
     assert unit()["Install"]["WantedBy"] == "multi-user.target"
 
 
