@@ -32,7 +32,7 @@ from autotune.reward.machine_level import (
 from autotune.reward.parts import STABILITY_PARTS, STABILITY_RULE, THROUGHPUT_TERMS
 from autotune.reward.price import TokenCost, token_cost
 from autotune.reward.ranking import asked_again, competes, counted_once, merits, pareto
-from autotune.reward.run_noise import RunNoise, squares_of_rounds, steady_rounds, undisturbed
+from autotune.reward.run_noise import RunNoise, squares_of_rounds, steady_rounds, undisturbed, within_run_variance
 from autotune.reward.stability import diverged, spikes, stability, stability_parts
 from autotune.reward.total import DIVERGED_CEILING, reward
 from autotune.reward.trial_score import by_reward, first_measured, reference_of, rerank, score, tokens_per_s
@@ -83,4 +83,5 @@ __all__ = [
     "tokens_per_s",
     "undisturbed",
     "with_noise_scale",
+    "within_run_variance",
 ]

@@ -64,10 +64,17 @@ class RunNoise:
         """By how much in ln speed one run must be behind another before chance of this probability does not explain it; one-sided."""
         return t_quantile(self.freedom, confidence) * math.sqrt(2 * self.variance)
 
-    def half_width(self, rounds: int, *, configs: int = 1, confidence: float = CONFIDENCE) -> float:
-        """Half-width of the two-sided interval of a difference of ln speeds over so many rounds; `configs`: m, the best of which is looked at."""
-        alpha = (1.0 - confidence) / max(1, configs)
-        return t_quantile(self.freedom, 1.0 - alpha / 2) * math.sqrt(2 * self.variance / max(1, rounds))
+    def half_width(
+        self, rounds: int, *, configs: int = 1, confidence: float = CONFIDENCE, within: float = 0.0
+    ) -> float:
+        """Half-width of the two-sided interval of a difference of ln speeds over so many rounds; `configs`: m, the best of which is looked at.
+
+        `within`: variance of the difference that the steps of these very runs tell (`within_run_variance` of both). Runs of a config whose steps have a slow tail
+        say less than typical runs do.
+        """
+        alpha, rounds = (1.0 - confidence) / max(1, configs), max(1, rounds)
+        variance = max(2 * self.variance / rounds, within + 2 * BETWEEN_RUNS_SD**2 / rounds)
+        return t_quantile(self.freedom, 1.0 - alpha / 2) * math.sqrt(variance)
 
 
 def within_run_variance(measurement: Measurement) -> float:

@@ -2,9 +2,9 @@
 
     a round counts for a config    when both finished it, neither run was disturbed by a burst, and the machine did not change in it
 
-Where no round counts, all do.
+Where no round counts for both, each has its own undisturbed runs.
 
-Rounds are levelled before they are pooled: all times of a round are multiplied by what the default config's median speed in it is above its mean over these rounds
+Rounds are levelled before they are pooled: all times of a round are multiplied by what the default config's median speed in it is above its mean over all rounds
 (of the logarithms). A machine that changed between two rounds then makes no config look unsteady, and counts for the same in the mean of each.
 """
 
@@ -39,7 +39,7 @@ def runs_beside(
     baseline: Trial | None,
     rounds: int | None = None,
 ) -> tuple[list[Measurement], list[Measurement]]:
-    """The runs of a config that count, and the baseline's of the same rounds, where it is in the race; of the first `rounds`."""
+    """The runs of a config that count, and the baseline's of the same rounds, where it is in the race and any round counts for both; of the first `rounds`."""
     count = rounds_of(config, alive, finals, baseline)
     count = count if rounds is None else min(count, rounds)
     runs = runs_of(config, finals, count)
@@ -47,20 +47,20 @@ def runs_beside(
         return _kept(runs, undisturbed(runs)), []
     theirs = runs_of(baseline.config, finals, count)
     steady = steady_rounds(theirs)
-    good = [mine and other for mine, other in zip(which_count(runs, steady), which_count(theirs, steady), strict=True)]
-    return _levelled(_kept(runs, good), _kept(theirs, good))
+    good, also_good = which_count(runs, steady), which_count(theirs, steady)
+    if both := [mine and other for mine, other in zip(good, also_good, strict=True)]:
+        good, also_good = (both, both) if any(both) else (good, also_good)
+    factors = _levels(theirs)
+    level = [slowed(m, f) for m, f in zip(runs, factors, strict=True)]
+    level_theirs = [slowed(m, f) for m, f in zip(theirs, factors, strict=True)]
+    return _kept(level, good), _kept(level_theirs, also_good)
 
 
-def _levelled(
-    runs: Sequence[Measurement], default: Sequence[Measurement]
-) -> tuple[list[Measurement], list[Measurement]]:
-    """Runs of the same rounds, as if the machine had been as fast in each round as it was on average."""
+def _levels(default: Sequence[Measurement]) -> list[float]:
+    """By what the times of each round are multiplied, as if the machine had been as fast in each as it was on average."""
     speeds = [math.log(m.median_tokens_per_s) for m in default]
     mean = math.fsum(speeds) / len(speeds) if speeds else 0.0
-    factors = [math.exp(speed - mean) for speed in speeds]
-    return [slowed(m, f) for m, f in zip(runs, factors, strict=True)], [
-        slowed(m, f) for m, f in zip(default, factors, strict=True)
-    ]
+    return [math.exp(speed - mean) for speed in speeds]
 
 
 def which_are_steady(

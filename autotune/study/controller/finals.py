@@ -35,6 +35,7 @@ from autotune.reward import (
     score,
     squares_of_rounds,
     tokens_per_s,
+    within_run_variance,
 )
 from autotune.spec import MeasureSpec, ParallelConfig, Study, Trial, TrialPurpose, TrialStatus
 from autotune.study.controller.final_rounds import (
@@ -200,11 +201,20 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         noise = _noise(trials, alive, rounds)
     else:
         rounds, counted, noise = 0, 1, RunNoise.of(t.measurement for t in ranked[:2] if t.measurement)
-    margin = noise.half_width(counted, configs=len(ranked) - 1)
+    rivals = len(ranked) - 1
     unknown = {t.number: 0.0 if is_raced else levels.at(t.number).width for t in ranked}
-    tied = [t for t in ranked[1:] if _total(best) - _total(t) <= _slope(study) * (margin + unknown[t.number])]
+    tied = [
+        t
+        for t in ranked[1:]
+        if _total(best) - _total(t) <= _slope(study) * (_margin(noise, counted, rivals, best, t) + unknown[t.number])
+    ]
     if is_raced and against is not None and against in tied:
-        tied = [t for t in ranked if t is not against and abs(_total(against) - _total(t)) <= _slope(study) * margin]
+        tied = [
+            t
+            for t in ranked
+            if t is not against
+            and abs(_total(against) - _total(t)) <= _slope(study) * _margin(noise, counted, rivals, against, t)
+        ]
         best = ours = against
         notes.append("nothing that was tried is faster than the default config by more than the noise between runs")
     if not rounds:
@@ -212,7 +222,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     elif baseline is not None and against is baseline:
         notes.append("the baseline was not measured again: the speedup rests on one measurement each")
         ours = next(t for t in first_measurements(trials, study) if t.config == best.config)
-        margin = noise.half_width(1, configs=len(ranked) - 1)
+        counted = 1
         unknown = {ours.number: levels.at(ours.number).width}
     if study.objective.metric == "goodput" and not any(known_noise_scale(t.measurement) is not None for t in trials):
         notes.append(
@@ -220,7 +230,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         )
     speedup = _speedup(ours, against)
     is_default = against is not None and best.config == against.config
-    spread = 1.0 if is_default else math.exp(margin)
+    spread = 1.0 if is_default else math.exp(_margin(noise, counted, rivals, ours, against))
     faster = 1.0 if is_default else math.exp(unknown[ours.number])
     return Winner(
         best=best,
@@ -233,6 +243,12 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         confirmed=tuple(sorted(confirmed, key=lambda t: (t.config != best.config, by_reward(t)))),
         notes=tuple(notes),
     )
+
+
+def _margin(noise: RunNoise, rounds: int, rivals: int, *pair: Trial | None) -> float:
+    """Half-width of the interval of these two trials' difference in ln speed."""
+    within = sum(within_run_variance(t.measurement) for t in pair if t is not None and t.measurement is not None)
+    return noise.half_width(rounds, configs=rivals, within=within)
 
 
 def _speedup(ours: Trial, against: Trial | None) -> float | None:

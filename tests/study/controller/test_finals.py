@@ -231,3 +231,34 @@ def test_nothing_is_claimed_that_the_noise_between_runs_explains() -> None:
     assert (winner.speedup_low, winner.speedup, winner.speedup_high) == (1.0, 1.0, 1.0)
     assert winner.tied_with == (1,)
     assert "faster than the default config by more than the noise between runs" in winner.notes[-1]
+
+
+SLOW = 3.0
+"""times that one step in twenty takes on a machine that is busy now and then"""
+
+
+def busy(number: int, config: ParallelConfig, step_time_s: float, slow: int) -> Trial:
+    """A final run of nine steps, so many of which are slow."""
+    trial = final(number, config, step_time_s)
+    assert trial.measurement is not None
+    times = tuple(step_time_s * (SLOW if k < slow else 1 + 0.002 * (k % 3)) for k in range(9))
+    return replace(trial, measurement=replace(trial.measurement, step_times_s=times))
+
+
+def test_where_no_round_is_undisturbed_for_both_each_has_its_own_undisturbed_runs() -> None:
+    played = [(BASELINE, 0.4, 2), (A, 0.1, 1), (A, 0.1, 1), (BASELINE, 0.4, 0), (BASELINE, 0.4, 1), (A, 0.1, 0)]
+    trials = [*FIRST[:2], *(busy(n, *what) for n, what in enumerate(played, start=4))]
+    winner = decide(trials, study(measure=MeasureSpec(finalists=1, final_rounds=3)), (BASELINE, A))
+    assert winner.best is not None
+    assert winner.best.config == A
+    assert winner.speedup == pytest.approx(4.0, rel=0.01)
+
+
+def test_slow_steps_of_the_default_config_alone_widen_the_interval() -> None:
+    played = [(BASELINE, 0.4, 1), (A, 0.1, 0), (A, 0.1, 0), (BASELINE, 0.4, 1), (BASELINE, 0.4, 1), (A, 0.1, 0)]
+    trials = [*FIRST[:2], *(busy(n, *what) for n, what in enumerate(played, start=4))]
+    winner = decide(trials, study(measure=MeasureSpec(finalists=1, final_rounds=3)), (BASELINE, A))
+    assert winner.speedup is not None
+    assert winner.speedup_low is not None
+    assert winner.speedup > 4.5
+    assert winner.speedup_low < 4.0
