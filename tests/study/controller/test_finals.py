@@ -255,9 +255,10 @@ def test_where_no_round_is_undisturbed_for_both_each_has_its_own_undisturbed_run
 
 
 def test_slow_steps_of_the_default_config_alone_widen_the_interval() -> None:
-    played = [(BASELINE, 0.4, 1), (A, 0.1, 0), (A, 0.1, 0), (BASELINE, 0.4, 1), (BASELINE, 0.4, 1), (A, 0.1, 0)]
-    trials = [*FIRST[:2], *(busy(n, *what) for n, what in enumerate(played, start=4))]
-    winner = decide(trials, study(measure=MeasureSpec(finalists=1, final_rounds=3)), (BASELINE, A))
+    order = [(BASELINE, 0.4, 1), (A, 0.1, 0), (B, 0.2, 0)]
+    played = [*order, *order[::-1], *order]
+    trials = [*FIRST[:3], *(busy(n, *what) for n, what in enumerate(played, start=4))]
+    winner = decide(trials, study(measure=MeasureSpec(finalists=2, final_rounds=3)), (BASELINE, A, B))
     assert winner.speedup is not None
     assert winner.speedup_low is not None
     assert winner.speedup > 4.5
