@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from autotune.report import html_report
@@ -9,6 +10,8 @@ from autotune.report.figures import FIGURES, figures_of
 from autotune.report.figures.missing import MISSING
 from autotune.report.figures.running_steps import running_steps, steps_left
 from autotune.report.figures.source import FigureSource
+from autotune.report.svg.bars import Bar, stacked_bars
+from autotune.report.svg.canvas import WIDTH
 from autotune.results.answers import result_from
 from autotune.reward import tokens_per_s
 from autotune.spec import MeasureSpec, StudyStatus, Trial, TrialPurpose, TrialStatus
@@ -78,3 +81,61 @@ def test_a_round_of_the_finals_is_no_config_of_its_own() -> None:
     names = [column.name for column in figures["feasible_map"].table.columns]
     at = names.index("measured_tokens_per_s")
     assert max(row[at] for row in figures["feasible_map"].table.rows if row[at]) == most
+
+
+def test_a_config_that_was_asked_for_again_counts_once() -> None:
+    """The machine changed, and the search measured a fast config again: the later run holds its figure in every drawing."""
+    early, late = (trial(n, step_time_s=s, micro_batch_size=4, accumulation_steps=2) for n, s in ((7, 0.1), (8, 0.9)))
+    found = result_from(record(), [*trials(), early, late])
+    figures = {figure.name: figure for figure in figures_of(found)}
+    for name in ("predicted_measured", "parallel_coordinates"):
+        numbers = [row[0] for row in figures[name].table.rows]
+        assert 8 in numbers
+        assert 7 not in numbers
+    levels = [row[-1] for row in figures["best_so_far"].table.rows]
+    assert max(level for level in levels if level is not None) < tokens_per_s(early)
+
+
+def test_proxies_spend_the_budget_and_are_no_speed_of_the_target() -> None:
+    """A proxy runs a smaller job on the cluster at hand."""
+    study = record().study
+    small = replace(study.workload.cluster, name="h100-1x2", gpus_per_node=2)
+    proxies = [replace(trial(n, dp=2), purpose=TrialPurpose.PROXY) for n in range(3)]
+    found = result_from(record(study=replace(study, at_hand=small)), proxies)
+    figures = {figure.name: figure for figure in figures_of(found)}
+    assert not {"best_so_far", "best_so_far_over_time", "parallel_coordinates", "pareto_front"} & set(figures)
+    spent = {row[0]: row[1] for row in figures["budget"].table.rows}
+    assert spent["trials"] == 3
+    assert all(row[4] is None for row in figures["feasible_map"].table.rows)
+    assert len(figures["predicted_measured"].table.rows) == 3
+    assert "of the 2 ranks" in figures["timeline"].shows
+
+
+def words_of(svg: str, width_of_letter: float) -> list[tuple[float, float, float, str]]:
+    """(left end, right end, y, words) of the texts of a drawing."""
+    found = []
+    for x, y, anchor, words in re.findall(
+        r'<text class="\w+" x="([^"]+)" y="([^"]+)" text-anchor="(\w+)">([^<]*)', svg
+    ):
+        wide = width_of_letter * len(words)
+        left = float(x) - {"start": 0.0, "middle": wide / 2, "end": wide}[anchor]
+        found.append((left, left + wide, float(y), words))
+    return found
+
+
+def test_words_beside_bars_stay_inside_and_do_not_touch() -> None:
+    svg = stacked_bars(
+        [
+            Bar(label="accumulation_steps", parts={"a": 0.2, "b": 0.8}, note="59 min 31 s left"),
+            Bar(label="tp", parts={"a": 1.0}, note="0 left"),
+        ],
+        names={"a": "predicted, all configs", "b": "measured trials"},
+        number=lambda share: f"{share:.0%}",
+        x_label="share",
+        description="bars",
+    )
+    words = words_of(svg, 8.0)  # at the type of a phone
+    assert all(left >= 0 and right <= WIDTH for left, right, _, _ in words)
+    rows = [(a, b) for a in words for b in words if a[2] == b[2] and a[0] < b[0]]
+    assert rows
+    assert all(a[1] <= b[0] for a, b in rows)

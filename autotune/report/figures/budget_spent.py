@@ -8,7 +8,8 @@ from autotune.report.figures.source import FigureSource
 from autotune.report.svg.bars import Bar, stacked_bars
 from autotune.report.terminal import format_duration
 from autotune.results.figure import Column, Figure, table_of
-from autotune.spec import TrialPurpose, TrialStatus
+from autotune.spec import TrialStatus
+from autotune.study.controller.trial_index import ASKED
 
 Limit = tuple[str, str, float, float, Callable[[float], str]]
 """(name in data, label, spent, limit, how it is written)"""
@@ -58,7 +59,7 @@ def budget_spent(source: FigureSource) -> Figure | None:
 
 def _limits(source: FigureSource) -> list[Limit]:
     record, budget = source.result.record, source.result.record.study.budget
-    searched = [t for t in source.result.shown if t.purpose is TrialPurpose.SEARCH]
+    searched = [t for t in source.result.shown if t.purpose in ASKED]
     spent = sum(t.status is not TrialStatus.CANCELLED for t in searched)
     failed = sum(t.status is TrialStatus.FAILED for t in source.result.shown)
     limits: list[Limit] = [

@@ -57,7 +57,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
         name="feasible_map",
         title="Map of the feasible set",
         shows=f"The {total:,} legal configs by {down} and {across}: tokens per second of the best config of each cell, over all other knobs.",
-        how_to_read="The darker, the faster. A solid frame was measured, a dashed frame is only predicted; hatched cells run out of memory with every config. "
+        how_to_read="The more a cell stands out, the faster. A solid frame was measured, a dashed frame is only predicted; hatched cells run out of memory with every config. "
         "Empty places hold no legal config. A fast dashed cell is where the search has not been yet.",
         svg=tiles(
             drawn,
@@ -104,8 +104,10 @@ def _cells(source: FigureSource, across: str, down: str) -> dict[tuple[Hashable,
             if fits:
                 cell.fitting += 1
                 cell.predicted = max(speed, cell.predicted or 0.0)
-    for t in source.result.shown:
-        if t.purpose is TrialPurpose.FINAL:  # its config's figure, which the finals gave, is that of the search's trial
+    for t in source.own:
+        if t.number not in source.counted and (
+            t.is_measured or t.purpose is TrialPurpose.FINAL
+        ):  # another one holds it
             continue
         cell = cells.setdefault((t.config.value(down), t.config.value(across)), _Cell())
         cell.configs += source.space is None

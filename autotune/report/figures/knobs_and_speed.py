@@ -114,7 +114,9 @@ def explained_share(codes: NDArray[Any], y: NDArray[np.float64], *, is_sample: b
 
 def parallel_coordinates(source: FigureSource) -> Figure | None:
     """Every trial as a line across the knobs that vary, to its speed."""
-    trials = [t for t in source.result.shown if (t.is_measured or t.failure) and t.purpose is not TrialPurpose.FINAL]
+    trials = [
+        t for t in source.own if t.number in source.counted or (t.failure and t.purpose is not TrialPurpose.FINAL)
+    ]
     tried = {
         name: values
         for name, values in varying(source).items()
@@ -134,14 +136,14 @@ def parallel_coordinates(source: FigureSource) -> Figure | None:
     ends = [low + (high - low) * i / 4 for i in range(5)]
     axes = [UprightAxis(name=_axis_name(name), values=[word_of(v) for v in tried[name]]) for name in names]
     hidden = len(tried) - len(names)
-    more = f" {hidden} knobs of less importance have no axis." if hidden else ""
+    more = f" {hidden} {'knob' if hidden == 1 else 'knobs'} of less importance left out." if hidden else ""
     return Figure(
         name="parallel_coordinates",
         title="Trials across the knobs",
         shows=f"Every trial as a line across the knobs that vary, to its tokens per second.{more}"
         + left_out(len(shown), len(trials)),
-        how_to_read="Follow a line from left to right: it meets each axis at the value that its config has. The darker the line, the faster; the thick line is the "
-        "best, dashed red lines failed and end at the bottom. Where the dark lines meet one value, that value is good.",
+        how_to_read="Follow a line from left to right: it meets each axis at the value that its config has. The more a line stands out, the faster; the thick line is the "
+        "best, dashed red lines failed and end at the bottom. Where the fast lines meet one value, that value is good.",
         svg=parallel_axes(
             [*axes, UprightAxis(name="tokens/s", values=[format_count(v) for v in ends])],
             items,

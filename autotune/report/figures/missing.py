@@ -5,16 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+OWN = " of the study's own job"
+"""which proxies are not"""
+
 MISSING: Mapping[str, tuple[str, str]] = {
-    "best_so_far": ("Best so far over trials", "a measured trial"),
-    "best_so_far_over_time": ("Best so far over time", "a measured trial"),
+    "best_so_far": ("Best so far over trials", f"a measured trial{OWN}"),
+    "best_so_far_over_time": ("Best so far over time", f"a measured trial{OWN}"),
     "budget": ("Budget spent and left", "a limit of the budget"),
     "feasible_map": ("Map of the feasible set", "a knob with two values or more, and a space that can be listed here"),
     "step_parts": ("Where the time of a step goes", "a measured trial with a profile or a prediction"),
     "memory_parts": ("Where the memory goes", "a measured trial with a prediction"),
     "knob_importance": ("Importance of each knob", "a knob with two values or more"),
-    "parallel_coordinates": ("Trials across the knobs", "two knobs that vary and a trial that was measured or failed"),
-    "pareto_front": ("Pareto front", "two measured trials whose trainer reports the peak of memory"),
+    "parallel_coordinates": (
+        "Trials across the knobs",
+        f"two knobs that vary, and a trial{OWN} that was measured or failed",
+    ),
+    "pareto_front": ("Pareto front", f"two measured trials{OWN} whose trainer reports the peak of memory"),
     "predicted_measured": ("Predicted against measured: speed", "a measured trial that was predicted"),
     "predicted_measured_memory": (
         "Predicted against measured: memory",

@@ -10,14 +10,15 @@ from autotune.report.terminal import format_bytes, format_count
 from autotune.results.figure import Column, Figure, table_of
 from autotune.results.rankings import merits_document, pareto
 from autotune.reward import tokens_per_s
-from autotune.spec import Trial, config_label
+from autotune.spec import Trial, TrialPurpose, config_label
 
 
 def pareto_front(source: FigureSource) -> Figure | None:
     """Speed against peak memory, the front marked."""
     workload = source.result.record.study.workload
     front = {t.number: t for t in pareto(source.result)}
-    placed = [(peak, t) for t in source.searched if (peak := _peak(t)) is not None]
+    searched = [t for t in source.searched if t.purpose is not TrialPurpose.PROXY]
+    placed = [(peak, t) for t in searched if (peak := _peak(t)) is not None]
     if len(placed) < 2:
         return None
     shown = {t.number for t in source.thinned([t for _, t in placed])} | set(front)
@@ -58,7 +59,7 @@ def pareto_front(source: FigureSource) -> Figure | None:
         shows="Tokens per second against the peak memory of the fullest rank. No other measured config is at least as good as one of the front in speed, stability, "
         "free memory and cost, and better in one of them." + left_out(len(points), len(placed)),
         how_to_read="Up is faster, left needs less memory. Filled dots are the front, the line joins those that are best in speed for their memory; pale dots are beaten by "
-        "another config. A dot of the front below the line is more stable or cheaper.",
+        "another config, or lost against it when both were measured again. A dot of the front below the line is more stable or cheaper.",
         svg=plot(
             points,
             [Line(points=stairs, stepped=True)],

@@ -15,7 +15,7 @@ from autotune.report.figures.predicted_space import PredictedSpace, predicted_sp
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.results.figure import Column
 from autotune.results.result import Result
-from autotune.reward import tokens_per_s
+from autotune.reward import counted_once, tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
 
 StepSeries = Mapping[str, Sequence[float]]
@@ -48,8 +48,18 @@ class FigureSource:
 
     @property
     def searched(self) -> list[Trial]:
-        """Measured trials without the finals: each config once."""
-        return [t for t in self.result.measured if t.purpose is not TrialPurpose.FINAL]
+        """Measured trials, each config once, and all proxies."""
+        return [t for t in self.result.measured if t.purpose is TrialPurpose.PROXY or t.number in self.counted]
+
+    @cached_property
+    def counted(self) -> frozenset[int]:
+        """Numbers of the trials that hold their configs' figures: of those that measured one config, one."""
+        return frozenset(t.number for t in counted_once(self.result.shown))
+
+    @property
+    def own(self) -> list[Trial]:
+        """Trials of the study's own job: a proxy's speed is that of a smaller one."""
+        return [t for t in self.result.shown if t.purpose is not TrialPurpose.PROXY]
 
     def elapsed_s(self, moment: datetime | None) -> float | None:
         """Seconds from the start of the study, pauses included."""
@@ -65,7 +75,7 @@ class FigureSource:
             return "best"
         if trial.purpose is TrialPurpose.BASELINE:
             return "base"
-        return "soft" if trial.purpose is TrialPurpose.FINAL else "dot"
+        return "dot" if trial.purpose is TrialPurpose.PROXY or trial.number in self.counted else "soft"
 
     def thinned(self, trials: Sequence[Trial]) -> list[Trial]:
         """At most about `MAX_MARKS` of the trials, in their order."""

@@ -11,11 +11,11 @@ from autotune.report.svg.canvas import ticks, time_ticks
 from autotune.report.terminal import format_count, format_duration
 from autotune.results.figure import Column, Figure, table_of
 from autotune.reward import tokens_per_s
-from autotune.spec import Trial, TrialPurpose, config_label
+from autotune.spec import Trial, config_label
 
 BEST = Column(name="best_tokens_per_s", head="best so far, tokens/s", show=format_count)
 _HOW = (
-    "Each dot is a measured trial, paler where it measures a config again, which moves the config's own dot; the large dot is the best. The line is the best so far, the square and the dashed "
+    "Each dot is a measured trial, paler where another dot holds the figure of its config, which was measured again; the large dot is the best. The line is the best so far, the square and the dashed "
     "line are the default config, the dotted line is the most that the cost model predicts for any config that fits. Crosses at the bottom failed."
 )
 
@@ -34,13 +34,13 @@ def _figure(source: FigureSource, *, is_time: bool) -> Figure | None:
     def place(trial: Trial) -> float | None:
         return source.elapsed_s(trial.ended_at) if is_time else float(trial.number)
 
-    placed = [(at, t) for t in source.result.shown if (t.is_measured or t.failure) and (at := place(t)) is not None]
+    placed = [(at, t) for t in source.own if (t.is_measured or t.failure) and (at := place(t)) is not None]
     placed.sort(key=lambda pair: (pair[0], pair[1].number))
     if not any(t.is_measured for _, t in placed):
         return None
     levels, top = [], -math.inf
     for at, t in placed:
-        if t.is_measured and t.purpose is not TrialPurpose.FINAL:  # a config's figure holds what the finals measured
+        if t.number in source.counted:
             top = max(top, tokens_per_s(t))
         levels.append((at, top))
     shown = source.thinned([t for _, t in placed])

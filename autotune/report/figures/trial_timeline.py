@@ -26,7 +26,8 @@ def trial_timeline(source: FigureSource) -> Figure | None:
     shown = began[-SHOWN:]
     if not shown:
         return None
-    count = max([source.result.record.study.workload.cluster.num_gpus, *(t.config.world_size for t in shown)])
+    study = source.result.record.study
+    count = max([(study.at_hand or study.workload.cluster).num_gpus, *(t.config.world_size for t in shown)])
     spans = _placed(source, shown, now, count)
     cut = (
         f" The newest {SHOWN} of {len(began):,} trials are drawn; the data hold all." if len(began) > len(shown) else ""
@@ -35,8 +36,8 @@ def trial_timeline(source: FigureSource) -> Figure | None:
         name="timeline",
         title="Trials on ranks",
         shows=f"When each trial ran, from its launch to its end, and how many of the {count} ranks it took.{cut}",
-        how_to_read="Each box is a trial with its number; its height is the number of ranks. Green was measured, blue is running, red failed, grey ended early; "
-        "final measurements are framed. White space to the right of a box is time in which its ranks were idle.",
+        how_to_read="Each box is a trial, with its number where there is room; its height is the number of ranks. Green was measured, blue is running, red failed, grey ended early; "
+        "final measurements are framed. Empty space to the right of a box is time in which its ranks were idle.",
         svg=lanes(
             spans,
             count=count,

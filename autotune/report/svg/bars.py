@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -10,10 +9,15 @@ from html import escape
 from autotune.report.svg.canvas import TOP, WIDTH, Format, open_figure, shortened, text, ticks
 
 ROW, LEFT, RIGHT = 34.0, 134.0, 88.0
+"""height of a row; least width of the labels and of the notes"""
 BAR = 20.0
 """height of a bar"""
-PER_ROW = 4
-"""entries of a legend side by side"""
+LETTER = 8.2
+"""width of a letter in the larger type of narrow pages"""
+MOST_LETTERS = 20
+"""of a label"""
+KEY_ROW = 20.0
+"""height of a row of the legend"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +50,13 @@ def stacked_bars(
     high = 1.02 * max([*totals, limit or 0.0, 1e-12])
     used = [name for name in names if any(bar.parts.get(name, 0.0) > 0 for bar in bars)]
     bottom = TOP + ROW * len(bars)
-    height = bottom + 42.0 + (20.0 * math.ceil(len(used) / PER_ROW) if legend else 0.0)
-    right = WIDTH - RIGHT
+    keys = _key_places([names[name] for name in used]) if legend else []
+    height = bottom + 42.0 + (keys[-1][1] + KEY_ROW if keys else 0.0)
+    left = max([LEFT, *(LETTER * min(MOST_LETTERS, len(bar.label)) + 10 for bar in bars)])
+    right = WIDTH - max([RIGHT, *(LETTER * len(bar.note) + 8 for bar in bars)])
 
     def at(value: float) -> float:
-        return LEFT + value / high * (right - LEFT)
+        return left + value / high * (right - left)
 
     out = [open_figure(WIDTH, height, description)]
     for value in tick_values(0.0, high, 4):
@@ -61,18 +67,30 @@ def stacked_bars(
     if limit is not None:
         out.append(f'<path class="limit" d="M{at(limit):.1f} {TOP - 4:g}V{bottom:g}"/>')
         out.append(text("tick", at(limit) - 4, TOP - 7, limit_label, "end"))
-    out.append(text("name", (LEFT + right) / 2, bottom + 34, x_label, "middle"))
-    for index, name in enumerate(used if legend else ()):
-        x, y = 16 + 126.0 * (index % PER_ROW), bottom + 46 + 20.0 * (index // PER_ROW)
+    out.append(text("name", (left + right) / 2, bottom + 34, x_label, "middle"))
+    for name, (x, down) in zip(used, keys, strict=False):
+        y = bottom + 46 + down
         out.append(f'<rect class="part part-{escape(name)}" x="{x:g}" y="{y:g}" width="11" height="11"/>')
         out.append(text("key", x + 16, y + 10, names[name]))
     return "".join([*out, "</svg>"])
 
 
+def _key_places(words: Sequence[str]) -> list[tuple[float, float]]:
+    """Where each entry of the legend stands, (x, y) from its first row: side by side while they fit."""
+    places, x, y = [], 16.0, 0.0
+    for word in words:
+        wide = 16 + LETTER * len(word) + 16
+        if x + wide > WIDTH and x > 16:
+            x, y = 16.0, y + KEY_ROW
+        places.append((x, y))
+        x += wide
+    return places
+
+
 def _row(
     bar: Bar, y: float, names: Mapping[str, str], used: Sequence[str], number: Format, at: Callable[[float], float]
 ) -> str:
-    out, start = [text("row", LEFT - 8, y + BAR - 5, shortened(bar.label, 20), "end")], 0.0
+    out, start = [text("row", at(0.0) - 8, y + BAR - 5, shortened(bar.label, MOST_LETTERS), "end")], 0.0
     for name in used:
         length = bar.parts.get(name, 0.0)
         if length > 0:

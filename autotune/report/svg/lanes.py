@@ -50,11 +50,12 @@ def lanes(
     for span in spans:
         x, wide = at(span.start_s), max(1.0, at(span.end_s) - at(span.start_s))
         y, height = TOP + tall * span.lane / count, tall * span.lanes / count
+        thin = " thin" if wide < LABELLED else ""
         out.append(
-            f'<g class="span {escape(span.kind)}"><title>{escape(span.title)}</title>'
+            f'<g class="span {escape(span.kind)}{thin}"><title>{escape(span.title)}</title>'
             f'<rect x="{x:.1f}" y="{y + 1:.1f}" width="{wide:.1f}" height="{max(1.0, height - 2):.1f}"/>'
         )
-        out.append(text("cell", x + wide / 2, y + height / 2 + 4, span.label, "middle") if wide >= LABELLED else "")
+        out.append(text("cell", x + wide / 2, y + height / 2 + 4, span.label, "middle") if not thin else "")
         out.append("</g>")
     out.append(text("name", (LEFT + right) / 2, bottom + 38, x_label, "middle"))
     return "".join([*out, "</svg>"])

@@ -42,7 +42,7 @@ REFUSED_PER_TRIAL = 10
 def search_is_over(spent: Spent, budget: Budget, reserve: Reserve) -> str:
     """Why no further trial may be asked for, in words; empty while one may."""
     if spent.trials >= budget.max_trials:
-        return f"the budget of {budget.max_trials} trials is spent"
+        return f"the budget of {budget.max_trials} {'trial' if budget.max_trials == 1 else 'trials'} is spent"
     if spent.failed >= budget.max_failed_trials:
         return f"{spent.failed} trials failed, which is the budget of failed trials"
     if spent.refused >= REFUSED_PER_TRIAL * budget.max_trials:
