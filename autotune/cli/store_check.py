@@ -69,7 +69,7 @@ def _not_checked(found: Examination, *, replays: bool) -> dict[str, int]:
     """What was not checked and why, with the number of studies."""
     reasons = Counter(reason for study in found.studies if study.replayed for reason in study.replayed.not_checked)
     if not replays and found.studies:
-        reasons["whether the decisions follow: --replay replays them"] = len(found.studies)
+        reasons["whether the decisions follow: without --no-replay they are replayed"] = len(found.studies)
     if filled := sum(bool(study.filled) for study in found.studies):
         reasons["changes before the store was upgraded, of rows that have their checksum from then"] = filled
     return dict(reasons.most_common())

@@ -15,7 +15,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, Table, and_, bindparam, case, func, select, text
 
 from autotune.errors import StoreError
-from autotune.ports import Replay, Replayed
+from autotune.ports import HistoryEvent, Replay, Replayed
+from autotune.spec import Trial
 from autotune.spec.study import SIMULATED
 from autotune.store import laws, queries
 from autotune.store.checksums import SEALED, changed_kinds, is_filled
@@ -142,6 +143,7 @@ def _study(store: SqlStore, key: int, study_id: str, replay: Replay | None) -> S
         asked = [read_trial(study_id, row) for row in rows[trials.name]]
         faults += laws.broken_laws(record, asked, lines)
         faults += _count_faults(counters, rows, study_id)
+        faults += _figure_faults(rows, asked, lines)
         if replay is not None:
             replayed = replay(record, asked, lines)
             if replayed.unfollowed is not None:
@@ -172,8 +174,23 @@ def _count_faults(counters: Row[Any], rows: Rows, study_id: str) -> Iterator[str
             yield f"study {study_id}: its counter says {counted} {table.name}, but it has {found}"
 
 
+def _figure_faults(rows: Rows, asked: Sequence[Trial], lines: Sequence[HistoryEvent]) -> Iterator[str]:
+    """Figures by which queries rank and count trials, and which are not those of the trial's end. They were written with it, as copies."""
+    ends = {line.data["number"]: line.data for line in lines if line.kind == "trial.ended"}
+    for row, trial in zip(rows[trials.name], asked, strict=True):
+        end = ends.get(row.number, {})
+        failure = str(trial.failure.kind) if trial.failure else None
+        for name, written in (
+            ("throughput", end.get("tokens_per_s_per_gpu")),
+            ("reward", end.get("reward")),
+            ("failure", failure),
+        ):
+            if (figure := row._mapping[name]) != written:
+                yield f"study {trial.study}: trial {row.number}: it is ranked with the {name} {figure}, but ended with {written}"
+
+
 def _record_faults(store: SqlStore) -> Iterator[str]:
-    """Configs whose representative is missing or is not the median of the config's trials."""
+    """Configs whose representative is missing, is not the median of the config's trials, or has another throughput than its trial."""
     simulated = case((studies.c.runner == SIMULATED, 1), else_=0)
     counted = (
         select(trials.c.workload, trials.c.config_key, trials.c.throughput, simulated.label("simulated"))
@@ -204,10 +221,15 @@ def _record_faults(store: SqlStore) -> Iterator[str]:
         .correlate(records, measured)
         .scalar_subquery()
     )
-    query = select(measured.c.workload, measured.c.places, records.c.trial, slower.label("slower")).join(
-        records, joined, isouter=True
+    columns = (measured.c.workload, measured.c.places, records.c.trial, slower.label("slower"))
+    query = select(*columns).join(records, joined, isouter=True)
+    differs = (trials.c.key == records.c.trial) & (trials.c.throughput != records.c.throughput)
+    copied = select(records.c.workload, records.c.throughput, trials.c.throughput.label("measured")).join(
+        trials, differs
     )
     with store.database.read() as connection:
         for row in connection.execute(query):
             if row.trial is None or row.slower > (row.places - 1) // 2:
                 yield f"a config of workload {row.workload} is not represented by the median of its {row.places} trials"
+        for row in connection.execute(copied):
+            yield f"a config of workload {row.workload} is ranked with the throughput {row.throughput}, but its trial has {row.measured}"

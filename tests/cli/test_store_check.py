@@ -23,7 +23,7 @@ def test_check_shows_and_tells_what_it_replayed(run: Callable[..., Done], write:
     assert study["replayed"] == {**counts, "unfollowed": None, "not_checked": []}
     told = run("store", "check", "--store", "results.db", "--no-replay", "--json").document
     assert told["studies"][0]["replayed"] is None
-    assert any("--replay" in reason for reason in told["not_checked"])
+    assert any("without --no-replay" in reason for reason in told["not_checked"])
     with closing(open_store("results.db")) as store:
         forger = Forger(store)
         stop_reason_changed(forger)

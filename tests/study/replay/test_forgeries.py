@@ -22,6 +22,7 @@ from autotune.study.replay import replay_study
 from tests.chaos.commit_points import begin, stories, tell
 from tests.replayed import faults_of
 from tests.small_studies import QUIET, spec
+from tests.store.forging import forge
 from tests.study.replay.forger import Forger
 
 NOISY = spec(
@@ -211,3 +212,22 @@ def test_a_forgery_with_valid_checksums_is_found(told: dict[str, Path], tmp_path
         (fault,) = faults_of(store)
         assert "does not follow" in fault
         assert sentence in fault
+
+
+RANKED: dict[str, str] = {
+    "UPDATE trials SET throughput = throughput * 1.3 WHERE number = 3": "trial 3: it is ranked with the throughput",
+    "UPDATE trials SET reward = reward + 1 WHERE number = 3": "trial 3: it is ranked with the reward",
+    "UPDATE trials SET failure = 'HANG' WHERE number = 3": "trial 3: it is ranked with the failure HANG",
+    "UPDATE records SET throughput = throughput / 2": "is ranked with the throughput",
+}
+"""figures that only queries read, and what is said of them"""
+
+
+@pytest.mark.parametrize("statement", RANKED)
+def test_a_figure_by_which_trials_are_ranked_is_that_of_the_trials_end(
+    told: dict[str, Path], tmp_path: Path, statement: str
+) -> None:
+    with closing(open_store(shutil.copy(told["noisy"], tmp_path / "store.db"))) as store:
+        forge(store, statement, seal_again=True)
+        faults = examine(store).faults
+    assert any(RANKED[statement] in fault for fault in faults), faults
