@@ -231,5 +231,5 @@ def _record_faults(store: SqlStore) -> Iterator[str]:
         for row in connection.execute(query):
             if row.trial is None or row.slower > (row.places - 1) // 2:
                 yield f"a config of workload {row.workload} is not represented by the median of its {row.places} trials"
-        for row in connection.execute(copied):
-            yield f"a config of workload {row.workload} is ranked with the throughput {row.throughput}, but its trial has {row.measured}"
+        for copy in connection.execute(copied):
+            yield f"a config of workload {copy.workload} is ranked with the throughput {copy.throughput}, but its trial has {copy.measured}"
