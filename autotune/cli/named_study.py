@@ -44,7 +44,7 @@ def to_delete(source: Source, asked: str) -> str:
 def described(study: dict[str, Any]) -> str:
     """A study in a line: id, when, status, and what it gained."""
     speedup = study.get("speedup")
-    gained = f", {format_speedup(speedup, *interval_of(study))} the default config" if speedup else ""
+    gained = f", {format_speedup(speedup, *interval_of(study), over=' the default config')}" if speedup else ""
     return f"{study['id']} of {str(study['created_at'])[:16].replace('T', ' ')}, {study['status']}{gained}"
 
 
@@ -56,6 +56,8 @@ def interval_of(study: dict[str, Any]) -> tuple[float | None, float | None]:
 
 def _named(source: Source, asked: str) -> list[dict[str, Any]]:
     """The studies of this name, newest first; none where it is the id of one."""
+    if not asked:
+        return []  # no filter
     found: list[dict[str, Any]] = source.studies(limit=LISTED + 1, name=asked)["studies"]
     return found
 

@@ -25,7 +25,7 @@ from autotune.report.terminal import (
     trials_table,
 )
 from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus, config_label
-from autotune.spec.speedup import format_speedup
+from autotune.spec.speedup import DEFAULT_IS_BEST, format_speedup
 from autotune.spec.trial import trial_numbers
 
 OPTIONAL_COLUMNS = ("stability", "step", "memory", "reward")
@@ -119,12 +119,18 @@ def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:
     others = [
         (t.measurement.tokens_per_s, t.number)
         for t in trials
-        if t.is_measured and t.measurement and t.config != config and t.purpose is not TrialPurpose.REFERENCE
+        if t.is_measured
+        and t.measurement
+        and t.config != config
+        and t.purpose not in (TrialPurpose.REFERENCE, TrialPurpose.FINAL)  # a config's figure is its first trial's
     ]
     if not others:
         return ""
     speed, number = max(others)
-    return f"; the next best, trial {number}, has {speed / best['measurement']['tokens_per_s']:.2f} of its tokens/s"
+    ratio = speed / best["measurement"]["tokens_per_s"]
+    if ratio > 1:
+        return f"; trial {number} showed {ratio:.2f} times its tokens/s, which is not certain enough to name it"
+    return f"; the next best, trial {number}, has {ratio:.2f} of its tokens/s"
 
 
 def next_step(study_id: str, target: Mapping[str, Any] | None) -> str:
@@ -146,7 +152,7 @@ _PURPOSES: Mapping[TrialPurpose, tuple[str, str]] = {
 """what trials of each purpose are called: one trial, several trials"""
 _STATUSES: Mapping[TrialStatus, str] = {
     TrialStatus.COMPLETED: "completed",
-    TrialStatus.STOPPED: "ended early because they could not win",
+    TrialStatus.STOPPED: "ended early without a chance to win",
     TrialStatus.FAILED: "failed",
     TrialStatus.CANCELLED: "cancelled",
     TrialStatus.INFEASIBLE: "infeasible",
@@ -175,7 +181,7 @@ def speedup_line(document: Mapping[str, Any]) -> str:
     ended = StudyStatus(study["status"]).is_terminal
     tied = f", tied with {trial_numbers(document['tied_with'])}" if document.get("tied_with") else ""
     if best["config"] == baseline["config"]:
-        return "no config beats the default one" + ("" if ended else " so far") + tied
+        return DEFAULT_IS_BEST + ("" if ended else " so far") + tied
     if not document.get("speedup"):
         return ""
     if document.get("final_rounds"):
@@ -226,6 +232,7 @@ def configs_table(configs: Sequence[Mapping[str, Any]]) -> FittedTable:
 DECIDED = "study.decided"
 CAUSES: Mapping[str, str] = {
     "Tick": "time went on",
+    "ControllerBegan": "a controller began",
     "AttemptAdopted": "trial {number} goes on under this controller",
     "AttemptQueued": "trial {number} waits for ranks",
     "AttemptStarted": "the ranks of trial {number} are placed",
@@ -266,6 +273,9 @@ def history_line(event: Mapping[str, Any]) -> str:
     if kind in ("attempt.cancelled", "attempt.queued"):
         asked = "is asked to end" if kind == "attempt.cancelled" else "waits"
         return f"trial {data.get('number')}: it {asked}: {data.get('reason', '')}"
+    if kind == "controller.began":
+        known = data.get("capacity")
+        return f"a controller began with {known} ranks at hand" if known else "a controller began"
     if kind == "machine.changed":
         return str(data.get("message", ""))
     if kind == "program.checked":

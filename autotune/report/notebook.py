@@ -30,7 +30,8 @@ class NotebookView:
             f"<strong>{escape(study.name)}</strong>: {escape(str(result.record.status))}, {len(result.shown)} trials"
         )
         if result.speedup is not None:
-            heading += f", {escape(format_speedup(result.speedup, result.speedup_low, result.speedup_high))} over the default config"
+            speedup = result.speedup, result.speedup_low, result.speedup_high
+            heading += f", {escape(format_speedup(*speedup, over=' over the default config'))}"
         rows = [
             _row(label, trial)
             for label, trial in (("best", result.best), ("default", result.baseline))

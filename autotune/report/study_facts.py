@@ -44,11 +44,11 @@ def when_line(found: Result) -> str:
     return record.status.lower() + started + (f", {format_duration(record.elapsed_s)}" if record.elapsed_s else "")
 
 
-def speedup_word(found: Result) -> str:
-    """`1.18× (95%: 1.14 to 1.22)`; a dash where there is none."""
+def speedup_word(found: Result, *, over: str = "") -> str:
+    """`1.18× (95%: 1.14 to 1.22)` and `over`; a dash where there is none."""
     if found.speedup is None:
         return "–"
-    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times="×")
+    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times="×", over=over)
 
 
 def counts_line(found: Result) -> str:

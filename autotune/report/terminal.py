@@ -69,7 +69,7 @@ STATUS_COLOURS: Mapping[str, str] = {
     "INFEASIBLE": "magenta",
 }
 
-SPEEDS = "tokens per second; measured ones are relative to the default config of the same time"
+SPEEDS = "tokens per second; measured ones are relative to the default config of the same time; step: median"
 """under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
 AS_MEASURED = "tokens per second, as measured: there is no default config to relate them to"
 """the same where the default config could not be measured"""

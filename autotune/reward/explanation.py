@@ -42,7 +42,7 @@ class Explanation:
     objective: Objective
     """by which it was explained"""
     reward: Reward | None = None
-    """None without a measurement"""
+    """None without a measurement, and of a proxy, which is compared with its prediction alone"""
     relative_to: str = "the baseline's"
     """whose speed the reward is relative to: without a measured baseline that of the first measured trial"""
     against: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -91,6 +91,9 @@ def explain(
     if not trial.is_measured or m is None:
         parts = stability_parts(m) if m else {}
         return Explanation(trial=trial, text=tuple(_failed(trial)), shares={}, parts=parts, objective=objective)
+    if trial.purpose is TrialPurpose.PROXY:
+        text = [PROXY, *_against_prediction(trial, m), *_weaknesses(m)]
+        return Explanation(trial=trial, text=tuple(text), shares={}, parts=stability_parts(m), objective=objective)
     if baseline is not None and baseline.is_measured:
         first, whose = baseline, "the baseline's"
     else:
@@ -112,7 +115,7 @@ def explain(
         m.tokens_per_step / reference.tokens_per_step if reference is not None and reference.tokens_per_step else 1.0
     )
     text = [
-        *(() if can_win else (PROXY if trial.purpose is TrialPurpose.PROXY else NO_CONTENDER,)),
+        *(() if can_win else (NO_CONTENDER,)),
         *_speech(trial, worth, objective, against, whose),
         *_shrunk(step_parts, source, tokens_ratio=batches),
         *_weaknesses(m),
@@ -150,6 +153,15 @@ def _failed(trial: Trial) -> list[str]:
     elif trial.reason:
         text.append(trial.reason)
     return text
+
+
+def _against_prediction(trial: Trial, m: Measurement) -> list[str]:
+    """What a proxy tells: its speed beside what was predicted of it. Other proxies are other jobs, so none of them is compared with it."""
+    if trial.estimate is None:
+        return []
+    predicted = float(trial.estimate.tokens_per_s)
+    ratio = f"{m.tokens_per_s / predicted:.2f} times the {predicted:,.0f} that were predicted of it"
+    return [f"it reached {m.tokens_per_s:,.0f} tokens/s, {ratio}: such ratios correct the ranking of the target"]
 
 
 def _compare(

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+DEFAULT_IS_BEST = "the default config is the best"
 
-def format_speedup(speedup: float, low: float | None, high: float | None, *, times: str = "x") -> str:
-    """`1.18x (95%: 1.14 to 1.22)`; without the ends of an interval `1.18x`. `times`: what stands behind the number."""
+
+def format_speedup(speedup: float, low: float | None, high: float | None, *, times: str = "x", over: str = "") -> str:
+    """`1.18x (95%: 1.14 to 1.22)`; without the ends of an interval `1.18x`; `DEFAULT_IS_BEST` where it is the default config's own.
+
+    `times`: what stands behind the number. `over`: what stands behind it all.
+    """
+    if speedup == low == high == 1.0:
+        return DEFAULT_IS_BEST
     interval = f" (95%: {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
-    return f"{speedup:.2f}{times}{interval}"
+    return f"{speedup:.2f}{times}{interval}{over}"

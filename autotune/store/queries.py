@@ -31,6 +31,8 @@ def _study_rows() -> Select[Any]:
 
 def resolve(connection: Connection, study_id: str) -> tuple[int, str]:
     """(key, id) of the study with this id, of the newest with this name, or of the only one whose id starts so. Raises `NotFoundError`."""
+    if not study_id:
+        raise NotFoundError("the name of the study is empty", remedy="`autotune list` shows ids and names")
     by_name = studies.c.name == study_id
     for condition in (studies.c.id == study_id, by_name, studies.c.id.startswith(study_id, autoescape=True)):
         rows = connection.execute(

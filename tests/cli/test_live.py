@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from autotune.cli.live import LiveView
-from autotune.cli.study_text import configs_table, speedup_line, trials_line
+from autotune.cli.study_text import configs_table, next_best, speedup_line, trials_line
+from autotune.reward import slowed
 from autotune.spec import TrialPurpose, TrialStatus
 from tests.report.worlds import record, trial, trials
 
@@ -96,7 +97,7 @@ def test_trials_are_counted_by_purpose_and_by_end() -> None:
     ]
     assert trials_line(ran) == (
         "trials: 5 searched, the default config, 2 final measurements "
-        "(6 completed, 1 ended early because they could not win, 1 failed)"
+        "(6 completed, 1 ended early without a chance to win, 1 failed)"
     )
 
 
@@ -109,8 +110,8 @@ def test_trials_are_counted_by_purpose_and_by_end() -> None:
             {"final_rounds": 0, "study": {"status": "RUNNING"}},
             "2.00x the tokens/s of the default config (not yet measured again)",
         ),
-        ({"best": {"config": {"tp": 1}}}, "no config beats the default one"),
-        ({"best": {"config": {"tp": 1}}, "study": {"status": "RUNNING"}}, "no config beats the default one so far"),
+        ({"best": {"config": {"tp": 1}}}, "the default config is the best"),
+        ({"best": {"config": {"tp": 1}}, "study": {"status": "RUNNING"}}, "the default config is the best so far"),
         ({"baseline": None}, ""),
         ({"speedup": None}, ""),
         ({"best": None}, ""),
@@ -157,3 +158,18 @@ def test_a_study_that_runs_elsewhere_looks_as_if_it_ran_here() -> None:
     assert "on its way" in text
     assert "best " in text
     assert re.search(r"4 +tp1.*running", text)
+
+
+def test_the_next_best_to_the_default_config_has_its_configs_figure() -> None:
+    default, faster = trial(0, step_time_s=1.0), trial(1, step_time_s=0.8, micro_batch_size=2)
+    assert default.measurement is not None
+    assert faster.measurement is not None
+    best = default.to_dict() | {"number": 0}
+    document = {"best": best, "baseline": best}
+    ratio = faster.measurement.tokens_per_s / default.measurement.tokens_per_s
+    assert ratio > 1
+    odd_round = replace(faster, number=9, purpose=TrialPurpose.FINAL, measurement=slowed(faster.measurement, 0.1))
+    said = next_best(document, [default, faster, odd_round])
+    assert said == f"; trial 1 showed {ratio:.2f} times its tokens/s, which is not certain enough to name it"
+    slower = replace(faster, measurement=slowed(default.measurement, 2.0))
+    assert next_best(document, [default, slower]) == "; the next best, trial 1, has 0.50 of its tokens/s"

@@ -63,3 +63,13 @@ def test_an_id_that_begins_several_says_what_each_is(run, write) -> None:
     assert said
     assert "(small, 20" in said[0]
     assert "QUEUED)" in said[0]
+
+
+def test_an_empty_name_means_no_study_even_where_there_is_one_alone(run, write) -> None:
+    study = run("submit", write(), "--json").document["study"]["id"]
+    for command in ("status", "cancel", "stop"):
+        done = run(command, "")
+        assert done.code == 2
+        assert done.err.startswith("error: the name of the study is empty")
+    assert run("delete", "", "--yes").code == 2
+    assert run("status", study, "--json").document["study"]["status"] == "QUEUED"

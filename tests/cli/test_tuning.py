@@ -97,14 +97,16 @@ def test_explain_rerank_pareto_report_compare_logs(run, write, tmp_path):
     assert len(run("compare", study, study, "--json").document["studies"]) == 2
     told = run("logs", study).out
     assert "submitted" in told
-    assert "decision 2: attempt 1 of trial 0 ended" in told
+    assert "decision 3: attempt 1 of trial 0 ended" in told
     assert "study.decided" not in told
     assert run("logs", study, 0).code == 0
     assert run("logs", study, 99).code == 2
 
 
 def test_each_cause_of_a_decision_has_words():
-    assert set(CAUSES) == {event.__name__ for event in get_args(commands.Event)}
+    assert set(CAUSES) == {"ControllerBegan", *(event.__name__ for event in get_args(commands.Event))}
+    began = {"kind": "controller.began", "data": {"capacity": 4}}
+    assert logged_line(began) == "a controller began with 4 ranks at hand"
     asked = {"kind": "study.decided", "data": {"decision": 7, "cause": {"event": "InterruptAsked", "reason": "Ctrl-C"}}}
     assert logged_line(asked) == "decision 7: the controller was interrupted (Ctrl-C)"
 

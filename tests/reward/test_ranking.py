@@ -15,6 +15,7 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
+from tests.report.worlds import estimate
 from tests.reward.samples import healthy, workload
 from tests.study.controller.world import BASELINE, CONFIGS
 
@@ -173,3 +174,14 @@ def test_without_a_baseline_all_is_relative_to_the_first_that_was_measured() -> 
     assert found.reward.total == pytest.approx(totals[2])
     assert found.against["runner-up"]["total_difference"] == pytest.approx(totals[2] - totals[3])
     assert "ln of how many times trial 1's" in " ".join(found.text)
+
+
+def test_a_proxy_is_explained_by_its_prediction_and_not_by_other_jobs() -> None:
+    proxy = replace(TRIALS[1], purpose=TrialPurpose.PROXY, estimate=estimate(0.5))
+    assert proxy.measurement is not None
+    found = explain(proxy, baseline=None, other=TRIALS[2], objective=Objective(), workload=workload(), trials=TRIALS)
+    text = " ".join(found.text)
+    ratio = proxy.measurement.tokens_per_s / float(proxy.estimate.tokens_per_s)  # type: ignore[union-attr]
+    assert f"{ratio:.2f} times the" in text
+    assert "trial 0" not in text
+    assert (found.reward, found.against) == (None, {})

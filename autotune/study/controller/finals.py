@@ -185,16 +185,16 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     finals, levels = ended_finals(trials), MachineLevels(trials)
     failed, baseline = failed_in_finals(finals), baseline_of(trials)
     notes = [f"{config} failed when it was measured again" for config in failed]
-    notes += changes_in_words(levels, trials)
     who = participants(trials, study) if who is None else who
     alive = [c for c in who if c not in failed]
     is_raced = len(alive) > 1 and all(measured_finals(c, finals) for c in alive)
     confirmed = _confirmed(trials, study, alive) if is_raced else []
+    against = next((t for t in confirmed if baseline is not None and t.config == baseline.config), baseline)
+    notes += changes_in_words(levels, trials, against)
     ranked = confirmed or [t for t in contenders(trials, study) if t.config not in failed]
     if not ranked:
         return Winner(best=None, baseline=baseline, speedup=None, notes=tuple(notes))
     best = ours = ranked[0]
-    against = next((t for t in confirmed if baseline is not None and t.config == baseline.config), baseline)
     if is_raced:
         rounds = rounds_of(best.config, alive, finals, baseline)
         counted = len(runs_beside(best.config, alive, finals, baseline)[0])

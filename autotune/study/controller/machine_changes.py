@@ -11,31 +11,37 @@ from autotune.spec.trial import trial_numbers
 
 
 def change_in_words(change: MachineChange, trials: Mapping[int, Trial]) -> str:
-    """`The machine became 3.9 times slower between 14:02 and 14:31 UTC (default config: 1,210 -> 310 tokens/s).`"""
+    """`The machine became 3.9 times slower between 14:02 and 14:31 UTC (default config: 1,210 -> 310 tokens/s at its median step).`"""
     times, is_faster = change.speedup, change.speedup > 1
     default = f"{_default_speed(trials, change.before.level):,.0f} -> {_default_speed(trials, change.after.level):,.0f}"
     return (
         f"The machine became {times if is_faster else 1 / times:.2g} times {'faster' if is_faster else 'slower'} between "
-        f"{_when(trials[change.before.runs[-1]], trials[change.after.runs[0]])} (default config: {default} tokens/s)."
+        f"{_when(trials[change.before.runs[-1]], trials[change.after.runs[0]])} (default config: {default} tokens/s at its median step)."
     )
 
 
 def plan_in_words(again: Sequence[int]) -> str:
     """What a study does about a change. `again`: numbers of the trials that may win and are asked for again."""
-    measured = f" {_named(again)} may win at that level and will be measured again." if again else ""
+    measured = f" {_named(sorted(again))} may win at that level and will be measured again." if again else ""
     return f"Speeds are compared at the level of the first measurement of the default config.{measured}"
 
 
-def changes_in_words(levels: MachineLevels, trials: Sequence[Trial]) -> list[str]:
-    """All changes of a study, how its speeds are shown, and which trials were measured again because of them; empty without a change."""
+def changes_in_words(levels: MachineLevels, trials: Sequence[Trial], default: Trial | None) -> list[str]:
+    """All changes of a study, how its speeds are shown, and which trials were measured again because of them; empty without a change.
+
+    `default`: the default config with its final rounds pooled, where it took part in them; else its first measurement.
+    """
     if not levels.changes:
         return []
     by_number = {t.number: t for t in trials}
     said = [change_in_words(change, by_number) for change in levels.changes]
-    said.append(
-        "Speeds of the search are shown as if the machine had stayed as it was when the default config was first measured "
-        f"({_default_speed(by_number, 0.0):,.0f} tokens/s)."
-    )
+    if default is not None and default.measurement is not None:
+        is_final = default.measurement is not by_number[default.number].measurement
+        when = "in the final rounds" if is_final else "when the default config was first measured"
+        said.append(
+            f"Speeds are shown as if the machine had always been as it was {when} "
+            f"(default config: {default.measurement.tokens_per_s:,.0f} tokens/s)."
+        )
     again = asked_again(trials)
     if again:
         said.append(f"{_named(sorted(again))} {'was' if len(again) == 1 else 'were'} measured again because of that.")

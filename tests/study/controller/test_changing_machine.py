@@ -228,14 +228,25 @@ def test_the_change_and_the_plan_are_said_in_words() -> None:
     a, b = note.change.before.runs[-1], note.change.after.runs[0]
     said = change_in_words(note.change, timed)
     assert said == (
-        f"The machine became 3.9 times slower between 14:{a:02d} and 14:{b:02d} UTC (default config: 2,560 -> 656 tokens/s)."
+        f"The machine became 3.9 times slower between 14:{a:02d} and 14:{b:02d} UTC (default config: 2,560 -> 656 tokens/s at its median step)."
     )
     assert f"between trials {a} and {b}" in change_in_words(note.change, world.trials)
     assert "will be measured again" in plan_in_words(note.again)
     assert "measured again" not in plan_in_words(())
-    notes = decide(list(timed.values()), world.study).notes
-    assert notes[0] == said
-    assert any("as if the machine had stayed" in line for line in notes)
+    found = decide(list(timed.values()), world.study)
+    assert found.notes[0] == said
+    assert found.baseline is not None
+    assert found.baseline.measurement is not None
+    shown = f"{found.baseline.measurement.tokens_per_s:,.0f} tokens/s"
+    assert (
+        f"Speeds are shown as if the machine had always been as it was in the final rounds (default config: {shown})."
+        in found.notes
+    )
+    early = [t for t in timed.values() if t.purpose is not TrialPurpose.FINAL]
+    assert any(
+        "when the default config was first measured (default config: 2,560" in n
+        for n in decide(early, world.study).notes
+    )
 
 
 def test_where_nothing_tells_when_it_changed_the_lower_speed_counts() -> None:
