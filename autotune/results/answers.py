@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import ExportError, MissingExtraError, NotFoundError, RunnerError, SpecError
 from autotune.ports import HistoryReader, StudyReader, StudyRecord
 from autotune.results.config_figures import with_figures
+from autotune.results.confirmed import MOST_CONFIGS, confirmed_first
 from autotune.results.result import Result
 from autotune.results.target import first_pick, prediction_note, target_of
 from autotune.results.winner import standings, winner_of
@@ -241,8 +242,13 @@ def past_studies(
     Of one model: best first, one for each config. Without a model: the best of each model and cluster, the latest study first. What was only
     simulated is left out unless its `runner` is named. `filters`: further ones of `HistoryReader.best`: cluster, trainer, num_gpus, measured_after.
     """
-    without = "" if runner else SIMULATED
-    found = store.best(model=model, runner=runner, without_runner=without, one_each=not model, limit=limit, **filters)
+    filters |= {"runner": runner, "without_runner": "" if runner else SIMULATED}
+    if model:
+        found = confirmed_first(store.best(model=model, limit=max(limit, MOST_CONFIGS), **filters))[:limit]
+    else:
+        each = [record.study.workload for record, _ in store.best(one_each=True, limit=limit, **filters)]
+        of_each = [filters | {"model": w.model.name, "cluster": w.cluster.name} for w in each]
+        found = [confirmed_first(store.best(limit=MOST_CONFIGS, **names))[0] for names in of_each]
     return [{"study": study_document(record), "best": trial_document(trial)} for record, trial in found]
 
 

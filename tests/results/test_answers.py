@@ -12,6 +12,8 @@ from autotune import api, registry
 from autotune.errors import CatalogError, NotFoundError, SpecError
 from autotune.ports import Store
 from autotune.report import html_report
+from autotune.results.confirmed import confirmed_first
+from autotune.reward import slowed, tokens_per_s
 from autotune.space import SearchSpace
 from autotune.spec import Failure, FailureKind, Objective, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
@@ -124,6 +126,37 @@ def test_the_best_across_all_history(finished: tuple[Store, str]) -> None:
     assert found[0]["study"]["id"] == study_id
     assert api.past_studies(store, model="llama-70b", runner="simulated") == []
     assert api.past_studies(store, model="gpt2-medium") == []
+
+
+def test_history_names_the_winner_that_its_study_names(finished: tuple[Store, str]) -> None:
+    store, study_id = finished
+    result = api.result_of(store, study_id)
+    assert result.best is not None
+    assert result.best.measurement is not None
+    of_model = api.past_studies(store, model="gpt2-medium", runner="simulated", limit=1)[0]["best"]
+    of_each = api.past_studies(store, runner="simulated", limit=1)[0]["best"]
+    for told in (of_model, of_each):
+        assert told["config"] == result.best.config.to_dict()
+        assert told["measurement"]["tokens_per_s"] == pytest.approx(result.best.measurement.tokens_per_s, rel=0.01)
+
+
+def test_no_config_of_a_study_stands_before_its_winner(finished: tuple[Store, str]) -> None:
+    """The fastest of many that were measured once was lucky."""
+    store, study_id = finished
+    (_, lucky), (record, second), *_ = store.best(runner="simulated", limit=3)
+    assert lucky.measurement is not None
+    speed = 0.9 * tokens_per_s(second)
+    finals = [{"number": second.number, "config": second.config.to_dict(), "tokens_per_s": speed}]
+    ended = replace(record, result={**record.result, "finals": finals})
+    elsewhere = replace(record, id="other", result={})
+    slower = replace(lucky, measurement=slowed(lucky.measurement, 1.05 * tokens_per_s(lucky) / speed))
+    shown = confirmed_first([(ended, lucky), (ended, second), (elsewhere, slower)])
+    assert [(r.id, t.config) for r, t in shown] == [
+        (study_id, second.config),
+        (study_id, lucky.config),
+        ("other", slower.config),
+    ]
+    assert tokens_per_s(shown[0][1]) == pytest.approx(speed)
 
 
 def test_without_a_model_the_best_of_each_is_told(finished: tuple[Store, str]) -> None:
