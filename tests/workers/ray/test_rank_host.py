@@ -20,6 +20,8 @@ from autotune_workers.ray.sent_folders import SentFolders
 class Talker:
     """A rank process with messages to be read."""
 
+    node = ""
+
     def __init__(self, *says: str) -> None:
         self._says = list(says)
         self._readable, end = os.pipe()
