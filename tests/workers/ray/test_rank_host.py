@@ -21,6 +21,7 @@ class Talker:
     """A rank process with messages to be read."""
 
     node = ""
+    gpus: tuple[str, ...] = ()
 
     def __init__(self, *says: str) -> None:
         self._says = list(says)
