@@ -9,7 +9,7 @@ config that heads an answer is the one that `autotune best` and `autotune export
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from autotune.ports import StudyRecord
@@ -22,12 +22,16 @@ MOST_CONFIGS = 1000
 
 def confirmed_first(pairs: Iterable[tuple[StudyRecord, Trial]]) -> list[tuple[StudyRecord, Trial]]:
     """The pairs by speed per GPU of the cluster, best first; speeds of configs that were measured again are those of the finals."""
-    return [pair for _, pair in sorted((_placed(*pair) for pair in pairs), key=lambda placed: placed[0])]
+    listed = list(pairs)
+    finals = {record.id: _speeds_in_finals(record) for record in {record.id: record for record, _ in listed}.values()}
+    placed = (_placed(record, trial, finals[record.id]) for record, trial in listed)
+    return [pair for _, pair in sorted(placed, key=lambda at: at[0])]
 
 
-def _placed(record: StudyRecord, trial: Trial) -> tuple[tuple[float, bool], tuple[StudyRecord, Trial]]:
-    """Its place, and the pair with the trial at its speed."""
-    speeds = _speeds_in_finals(record)
+def _placed(
+    record: StudyRecord, trial: Trial, speeds: Mapping[ParallelConfig, float]
+) -> tuple[tuple[float, bool], tuple[StudyRecord, Trial]]:
+    """Its place, and the pair with the trial at its speed. `speeds`: of its study's finals."""
     winner = next(iter(speeds), None)
     most = speeds[winner] if winner is not None else math.inf
     speed, shown = tokens_per_s(trial), trial
