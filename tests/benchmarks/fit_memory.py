@@ -62,8 +62,7 @@ LEAST_PEAKS = 8
 FILES = ("nanotron", "mosaic", "nemo", "internevo", "internevo_memory", "bridge", "simumax", "alpa", "alpa_deepspeed")
 """data sets whose calls are a goal"""
 NEVER_FITTED = ("bigscience", "alpa_deepspeed")
-"""DeepSpeed rows of bigscience cut or offload checkpoints, which is not printed (their micro-batches could not run otherwise); those of Alpa print what
-nvidia-smi shows, with the CUDA context and cached blocks"""
+"""too few peaks of a loop are printed (four by bigscience); alpa_deepspeed's are what nvidia-smi shows, with the CUDA context and cached blocks"""
 WIDEST = 0.15
 """of the fitted error bars; errors beyond it are those of the allocator, not of what must fit"""
 CPU = {"framework_bytes": 3e8, "memory_sigma": 0.3, "fragmentation": 0.0, "buffer_bytes": 1.0, "usable_fraction": 0.9}

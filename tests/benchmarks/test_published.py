@@ -20,7 +20,7 @@ ROWS = {
     "internevo_memory": 16,
     "alpa": 17,
     "alpa_deepspeed": 21,
-    "bigscience": 60,
+    "bigscience": 59,
     "bridge": 104,
     "simumax": 28,
 }
