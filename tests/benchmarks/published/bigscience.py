@@ -83,7 +83,9 @@ def bigscience() -> list[Block]:
 
 def _notes(text: str) -> dict[str, str]:
     """The words `name=value` of a row's notes."""
-    return {name.strip(): value for name, is_word, value in (part.partition("=") for part in text.split(";")) if is_word}
+    return {
+        name.strip(): value for name, is_word, value in (part.partition("=") for part in text.split(";")) if is_word
+    }
 
 
 def _unprinted(r: dict[str, str], notes: dict[str, str]) -> dict[str, Any]:
