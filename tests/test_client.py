@@ -109,6 +109,15 @@ OK = (200, {}, {"study": {"id": "x"}})
 
 
 @both
+def test_an_empty_name_is_refused_before_anything_is_asked(client_of: Any) -> None:
+    with Script(OK) as service, client_of(service.url) as client:
+        for method in ("status", "trials", "pause"):
+            with pytest.raises(NotFoundError, match="the name of the study is empty"):
+                getattr(client, method)("")
+        assert service.asked == []
+
+
+@both
 def test_a_submission_whose_answer_was_lost_is_asked_again_under_its_key(client_of: Any) -> None:
     with Script(None, (503, {"Retry-After": "0"}, error("busy")), (201, {}, {"study": {"id": "x"}})) as script:
         with client_of(script.url, token="") as client:

@@ -215,14 +215,17 @@ def revoke(
 
 
 def audit(
-    after: Annotated[int, typer.Option("--after", min=0, help="Only lines with a larger number.")] = 0,
+    after: Annotated[
+        int | None,
+        typer.Option("--after", min=0, help="The first lines with a larger number. Default: the newest lines."),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Number of lines to show.")] = 100,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Lists who did what, and which requests were refused.
 
-    The oldest lines come first.
+    The newest lines are shown, the oldest of them first.
     """
     from autotune.store import open_store
 

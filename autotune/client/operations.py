@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from autotune import errors
-from autotune.errors import AutotuneError, ServiceError, ServiceUnavailableError, SourcePlace, SpecError
+from autotune.errors import AutotuneError, NotFoundError, ServiceError, ServiceUnavailableError, SourcePlace, SpecError
 
 Document = dict[str, Any]
 One = TypeVar("One")
@@ -257,7 +257,11 @@ def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[
 
 
 def of(study_id: str, *parts: str) -> str:
-    """The path of a study, or of something below it."""
+    """The path of a study, or of something below it. Raises `NotFoundError` for an empty name, which would be another path."""
+    if not study_id:
+        raise NotFoundError(
+            "the name of the study is empty", remedy="`studies()` lists ids and names", field="study_id"
+        )
     return "/".join(["/studies", *(quote(str(part), safe="") for part in (study_id, *parts))])
 
 

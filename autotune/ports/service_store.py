@@ -96,8 +96,8 @@ class AuditLog(Protocol):
         """Adds a line to the audit."""
         ...
 
-    def audit_events(self, *, after: int = 0, limit: int = 1000) -> list[AuditEvent]:
-        """The audit after that number."""
+    def audit_events(self, *, after: int | None = None, limit: int = 1000) -> list[AuditEvent]:
+        """The newest lines of the audit, or the first ones after that number, in order."""
         ...
 
 

@@ -112,12 +112,13 @@ def check_size(document: Mapping[str, Any]) -> None:
 def _json(text: str) -> Any:
     """The JSON document, or None when it is no JSON (a YAML flow mapping begins with a brace as well)."""
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError:
         return None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs, for `json.loads`. Raises `SpecError` for a key that is given twice (JSON would silently take the last)."""
     document = dict(pairs)
     if len(document) < len(pairs):
         names = [name for name, _ in pairs]

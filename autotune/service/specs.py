@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.errors import SpecError
 from autotune.schema import ReadDocument, places_in
-from autotune.schema.reading import check_size, parse_text
+from autotune.schema.reading import check_size, once, parse_text
 from autotune.schema.source_text import SourceText
 from autotune.service.allowed_folders import find_within
 from autotune.service.error_responses import RefusalError
@@ -103,7 +103,7 @@ def _data(text: str, options: ServiceOptions) -> Path:
 def _strict_json(text: str) -> ReadDocument:
     source = SourceText(text=text)
     try:
-        document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+        document = json.loads(text, object_pairs_hook=once, parse_constant=_no_constant)
     except SpecError:
         raise
     except RecursionError:
@@ -117,13 +117,6 @@ def _strict_json(text: str) -> ReadDocument:
         raise SpecError(f"a spec must be a mapping of keys to values, but this is a {type(document).__name__}")
     check_size(document)
     return ReadDocument(document, source)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        raise SpecError("a JSON object has a key twice")
-    return document
 
 
 def _no_constant(word: str) -> Any:

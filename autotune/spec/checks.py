@@ -13,6 +13,8 @@ MAX_COUNT = 1 << 40
 """upper bound of counts, to catch typing errors"""
 LONGEST_NAME = 60
 """characters of a word that is sought among names"""
+NEAR, NEAR_SHORT = 0.7, 0.6
+"""share of characters that a word must have in common with a name that is suggested for it; of three letters one may be wrong"""
 _LEAST_FIGURE, _LARGEST_FIGURE = 1.0, 1e30
 
 
@@ -58,12 +60,12 @@ def nearest(word: object, known: Iterable[str]) -> str:
     """ "did you mean X?", or nothing when no known word is near. A word that begins a few of them, as h100 does h100-sxm, is taken for one of these,
     and a name that trainers use for one of them is taken for it."""
     known = list(known)
-    begun = [name for name in known if name.startswith(f"{word}-")]
+    begun = [name for name in known if name.startswith((f"{word}-", f"{word}_"))]
     if 1 <= len(begun) <= 4:
         listed = " or ".join(filter(None, [", ".join(begun[:-1]), begun[-1]]))
         return f"did you mean {listed}?"
     meant = [name for name in known if name in meant_by(str(word)[:LONGEST_NAME])]
     if len(meant) == 1:
         return f"did you mean {meant[0]}?"
-    close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(word), known, n=1, cutoff=NEAR if len(str(word)) > 3 else NEAR_SHORT)
     return f"did you mean {close[0]}?" if close else ""

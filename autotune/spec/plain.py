@@ -6,7 +6,6 @@ is strict: a key that no field has is an error, because dropping it would change
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -15,6 +14,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from autotune.errors import SpecError
+from autotune.spec.checks import nearest
 from autotune.spec.cluster import ClusterSpec, GpuSpec, LinkSpec
 from autotune.spec.config import ParallelConfig
 from autotune.spec.dry_run import (
@@ -215,10 +215,9 @@ def _build(kind: type[Part], values: Mapping[str, Any]) -> Part:
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
             raise SpecError(
                 f"{kind.__name__} has no field called {name!r}",
-                remedy=f"did you mean {near[0]}?" if near else "was it written by a newer release?",
+                remedy=nearest(name, known) or "was it written by a newer release?",
                 field=str(name),
             )
     return kind(**values)

@@ -20,9 +20,14 @@ def record(connection: Connection, actor: str, action: str, subject: str, data: 
     connection.execute(insert(audit).values(at_us=now_us(), **row))
 
 
-def read(connection: Connection, *, after: int, limit: int) -> list[AuditEvent]:
-    """Lines with a larger number than `after`, in order."""
-    rows = connection.execute(select(audit).where(audit.c.sequence > after).order_by(audit.c.sequence).limit(limit))
+def read(connection: Connection, *, after: int | None, limit: int) -> list[AuditEvent]:
+    """The first lines with a larger number than `after`, in order; of None, the newest lines."""
+    if after is None:
+        newest = connection.execute(select(audit).order_by(audit.c.sequence.desc()).limit(limit))
+        rows = list(newest)[::-1]
+    else:
+        found = select(audit).where(audit.c.sequence > after).order_by(audit.c.sequence).limit(limit)
+        rows = list(connection.execute(found))
     return [
         AuditEvent(
             sequence=row.sequence,

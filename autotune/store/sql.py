@@ -313,8 +313,8 @@ class SqlStore:
         with self.database.write() as connection:
             audit.record(connection, actor, action, subject, data or {})
 
-    def audit_events(self, *, after: int = 0, limit: int = 1000) -> list[AuditEvent]:
-        """Lines of the audit log after that number."""
+    def audit_events(self, *, after: int | None = None, limit: int = 1000) -> list[AuditEvent]:
+        """The newest lines of the audit log, or the first ones after that number, in order."""
         with self.database.read() as connection:
             return audit.read(connection, after=after, limit=limit)
 

@@ -213,16 +213,17 @@ def _run(
         if record.started_at is None:
             store.record_event(record.id, "guess.left_out", {"message": guess})
     past = lease.told_in_order()
-    if passed is None and needs_calibration(assembly.runs_here.study, store, past, len(assembly.space)):
-        constants = calibrate_quickly(assembly.runs_here.study, store, tell, interrupted)
-        if constants is not None:
-            store.record_event(record.id, "cluster.calibrated", {"message": constants.source})
-            assembly = assemble(study, store)
-        elif _rests_as_wanted(lease):
-            return
-    searcher = assembly.searcher(history_of(study, store, before=record.created_at), factory=factory)
+    # The runner comes before a calibration, which shares its connection to Ray: of a process that connects a second time Ray shows no metrics any more.
     runner = make_runner_of(assembly, passed)
     try:
+        if passed is None and needs_calibration(assembly.runs_here.study, store, past, len(assembly.space)):
+            constants = calibrate_quickly(assembly.runs_here.study, store, tell, interrupted)
+            if constants is not None:
+                store.record_event(record.id, "cluster.calibrated", {"message": constants.source})
+                assembly = assemble(study, store)
+            elif _rests_as_wanted(lease):
+                return
+        searcher = assembly.searcher(history_of(study, store, before=record.created_at), factory=factory)
         if record.status is not StudyStatus.STOPPING:
             record = lease.move(StudyStatus.RUNNING, "" if record.wanted is Wanted.RUN else None)
         if needs_check(study, store, record.id, past):

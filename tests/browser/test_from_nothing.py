@@ -1,9 +1,13 @@
-"""From an empty machine to a study that is understood and exported, by the pages alone: two people with tokens of their own, trials that really train."""
+"""From an empty machine to a study that is understood and exported, by the pages alone: two people with tokens of their own, trials that really train.
+
+On this machine's processes, and on Ray, where the study's page also leads to its job in the Ray dashboard, and that back to the page.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import socket
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from autotune import cli
+from autotune.service.ray_cluster import own_token
 from tests.browser.chromium import Visit, visit
 from tests.browser.test_buttons import buttons_of, log_in
 from tests.service.served import served
@@ -27,7 +32,7 @@ space: {world_sizes: [1, 2], tp: [1], pp: [1], dp: [1, 2], micro_batch_size: [1,
 budget: {max_trials: 3, min_gain: 0}
 measure: {warmup_steps: 1, min_steps: 3, max_steps: 4, finalists: 0}
 searcher: cost_ranked
-runner: local
+runner: {runner}
 """
 
 
@@ -38,20 +43,43 @@ def token(capsys: pytest.CaptureFixture[str], folder: Path, owner: str, scope: s
     return str(json.loads(capsys.readouterr().out)["token"])
 
 
+def hosts(seen: Visit) -> set[str]:
+    """Of all requests."""
+    return {urlsplit(address).netloc for address in seen.requests if not address.startswith("data:")}
+
+
 def check_alone(seen: Visit, url: str) -> None:
     """The console is silent and every request went to the service."""
     assert seen.complaints == []
-    assert {urlsplit(address).netloc for address in seen.requests if not address.startswith("data:")} == {
-        urlsplit(url).netloc
-    }
+    assert hosts(seen) == {urlsplit(url).netloc}
 
 
+def check_job_and_back(page: Any, study: str) -> None:
+    """The link on the study's page opens its job in the Ray dashboard, which asks for the cluster's token; the job's metadata has the page's address."""
+    page.goto(study)
+    assert f"on {socket.gethostname()} (CPU)" in page.inner_text("main")
+    link = page.get_by_text("Ray job").get_by_role("link")
+    job = link.inner_text()
+    link.click()
+    page.get_by_label("Authentication Token").fill(own_token()[1])
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_text(job).first.wait_for()
+    page.get_by_text("SUCCEEDED").first.wait_for()
+    shown = page.locator("body").inner_text()
+    assert study in shown
+    page.goto(study)
+    page.get_by_role("heading", name="first").wait_for()
+
+
+@pytest.mark.parametrize("runner", ["local", "ray"])
+@pytest.mark.timeout(1200)
 def test_two_people_and_a_study_of_real_trials(
-    browser: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    browser: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, runner: str
 ) -> None:
+    monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path))
     ann, bob = (token(capsys, tmp_path, *who) for who in (("ann", "submit"), ("bob", "read")))
     with (
-        served(tmp_path, "--require-token") as (_, url),
+        served(tmp_path, "--require-token", "--runner", runner) as (_, url),
         visit(browser, url) as hers,
         visit(browser, url, color_scheme="dark") as his,
     ):
@@ -59,7 +87,7 @@ def test_two_people_and_a_study_of_real_trials(
         log_in(hers, ann)
         assert "No studies yet." in page.inner_text("main")
         page.get_by_role("link", name="New study").click()
-        page.get_by_label("Spec, in YAML").fill(SPEC)
+        page.get_by_label("Spec, in YAML").fill(SPEC.replace("{runner}", runner))
         page.get_by_text("first: nano-gpt on cpu-1x").wait_for()  # the preview
         page.get_by_role("button", name="Submit").click()
         page.get_by_text("The study is submitted.").wait_for()
@@ -93,3 +121,6 @@ def test_two_people_and_a_study_of_real_trials(
         address = f"{url}/studies/{urlsplit(other.url).path.split('/')[2]}"
         refused = other.request.post(f"{address}/act", form={"action": "cancel"}, headers={"Origin": url})
         assert refused.status == 403
+        if runner == "ray":
+            check_job_and_back(page, address)
+            assert {host.split(":")[0] for host in hosts(hers)} == {"127.0.0.1"}

@@ -100,6 +100,18 @@ def test_the_unit_is_complete_and_confined() -> None:
     assert unit()["Install"]["WantedBy"] == "multi-user.target"
 
 
+def test_the_token_of_the_unit_is_made_where_its_service_looks_for_it() -> None:
+    service = unit()["Service"]
+    assert "--require-token" in service["ExecStart"].split(), "other users of the machine need one too"
+    home = f"/var/lib/{service['StateDirectory']}"
+    assert service["Environment"] == f"AUTOTUNE_DATA={home}"
+    made = f"-u {service['User']}[ -]+env AUTOTUNE_DATA={home} {service['ExecStart'].split()[0]} token create "
+    added = f"useradd --system --home-dir {home} --create-home {service['User']}\n"
+    for text in ((FOLDER / "autotune.service").read_text(), (ROOT / "docs" / "how-to" / "deploy.md").read_text()):
+        assert re.search(made, text)
+        assert re.search(added, text)
+
+
 def test_the_image_copies_what_there_is_and_runs_as_nobody_in_particular() -> None:
     text = (FOLDER / "Dockerfile").read_text()
     for line in re.findall(r"^COPY (?!--from)(.*)$", text, re.M):

@@ -117,6 +117,12 @@ def test_a_token_is_made_shown_once_used_and_revoked(
     listed = capsys.readouterr().out
     assert json.loads(listed)["tokens"][0]["revoked_at"]
     assert made["token"].split("_")[2] not in listed
+    assert cli.run(["token", "audit", "--limit", "1", "--json", "--store", store]) == 0
+    (newest,) = json.loads(capsys.readouterr().out)["audit"]
+    assert newest["action"] in ("token.revoke", "refused")
+    assert cli.run(["token", "audit", "--limit", "1", "--after", "0", "--json", "--store", store]) == 0
+    (first,) = json.loads(capsys.readouterr().out)["audit"]
+    assert first["action"] == "token.create"
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,12 @@ def test_texts_that_break_parsers(text: str) -> None:
             confined(read_body(text.encode(), media), ServiceOptions())
 
 
+@pytest.mark.parametrize("media", [JSON, YAML])
+def test_a_key_that_is_given_twice_is_named(media: str) -> None:
+    with pytest.raises(SpecError, match="the key 'max_trials' is given twice"):
+        read_body(b'{"budget": {"max_trials": 1, "seed": 2, "max_trials": 3}}', media)
+
+
 @pytest.mark.parametrize("folder", [None, ".", "/tmp"])
 def test_no_code_of_a_model_is_run_for_a_request(folder: str | None) -> None:
     model = {"module": "os:getcwd", **({"folder": folder} if folder else {})}

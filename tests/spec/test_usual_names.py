@@ -8,6 +8,7 @@ import pytest
 
 from autotune.errors import AutotuneError
 from autotune.schema import parse_study
+from autotune.spec.checks import nearest
 from autotune.spec.usual_names import meant_by
 
 SPEC: dict[str, Any] = {
@@ -68,3 +69,17 @@ def test_other_words_of_trainers_are_understood_too(change: dict[str, Any], word
 
 def test_a_word_without_a_meaning_has_none() -> None:
     assert not meant_by("colour")
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "suggested"),
+    [
+        ("warmup", ["warmup_steps", "min_steps"], "did you mean warmup_steps?"),
+        ("max_trails", ["max_trials", "max_wall_s"], "did you mean max_trials?"),
+        ("fp9", ["fp8", "bf16"], "did you mean fp8?"),
+        ("nope", ["noise", "none_of_these"], ""),
+        ("max_time", ["max_trials", "max_wall_s"], ""),
+    ],
+)
+def test_only_a_name_that_is_near_is_suggested(word: str, known: list[str], suggested: str) -> None:
+    assert nearest(word, known) == suggested

@@ -580,8 +580,8 @@ class DictStore:
         self._audit.append(line)
 
     @locked
-    def audit_events(self, *, after: int = 0, limit: int = 1000) -> list[AuditEvent]:
-        return self._audit[after : after + limit]
+    def audit_events(self, *, after: int | None = None, limit: int = 1000) -> list[AuditEvent]:
+        return self._audit[-limit:] if after is None else self._audit[after : after + limit]
 
     @locked
     def statistics(self) -> Statistics:

@@ -112,6 +112,21 @@ def test_a_machine_that_cannot_be_measured_keeps_the_shipped_constants(store: St
     assert needs_calibration(laptop(), store, [], 300)
 
 
+def test_nothing_is_measured_for_a_study_that_cannot_be_run_here(store: Store) -> None:
+    """The runner comes first: a calibration shares its connection to Ray."""
+
+    def calibrate(**_: Any) -> dict[str, Any]:
+        raise AssertionError("it was measured")
+
+    study = laptop(runner={"kind": "local", "max_ranks": 1}, space={"world_sizes": [2]})
+    record = api.submit_study(store, study)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quick_calibration, "calibrator", lambda name: calibrate)
+        with pytest.raises(RunnerError, match="needs 2 ranks"):
+            api.run_study(store, record.id)
+    assert store.study(record.id).status is StudyStatus.FAILED
+
+
 def test_a_lease_that_is_lost_meanwhile_ends_the_controller(store: Store) -> None:
     def fenced(**_: Any) -> dict[str, Any]:
         raise ConflictError("the lease was taken over")

@@ -56,6 +56,8 @@ class ServiceStoreContract(AnnotationContract):
         ]
         assert lines[2].data == {"n": 2, "x": None}
         assert store.audit_events(after=lines[1].sequence) == lines[2:]
+        assert store.audit_events(limit=2) == lines[1:]
+        assert store.audit_events(after=0, limit=2) == lines[:2]
 
     def test_statistics_count_studies_trials_and_failures(self, store: ServiceStore) -> None:
         lease = running_study(store)
