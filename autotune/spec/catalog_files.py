@@ -36,7 +36,7 @@ def read_entry(kind: str, name: str, *, field: str) -> Mapping[str, Any]:
     if name not in names:
         raise CatalogError(
             f"no {_KINDS[kind]} is called {name!r}",
-            remedy=nearest(name, names) or f"`autotune {_LISTED_BY[kind]}` lists all {len(names)}",
+            remedy=nearest(name.rpartition("/")[2], names) or f"`autotune {_LISTED_BY[kind]}` lists all {len(names)}",
             field=field,
         )
     import yaml  # takes a while to import, and most commands read no file of the catalog
