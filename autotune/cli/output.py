@@ -106,6 +106,11 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """A number of things, such as `1 study`."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
 def report_error(error: Exception, *, as_json: bool) -> int:
     """Prints an error, with --json also as an error document on stdout, and returns the exit code."""
     from autotune.cli.exit_codes import AWAY, BAD_INPUT, FAILED

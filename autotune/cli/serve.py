@@ -154,12 +154,14 @@ def create(
     """Makes a token and prints it, this one time."""
     import getpass
 
+    from autotune.cli.time_span import time_span_s
     from autotune.store import open_store
 
     owner = owner or getpass.getuser()
+    lifetime_s = time_span_s(expires, "--expires") if expires else None
     database = open_store(store)
     try:
-        token, text = database.tokens.create(owner, scope, expires_in_s=_lifetime_s(expires))
+        token, text = database.tokens.create(owner, scope, expires_in_s=lifetime_s)
         database.record_audit("command line", "token.create", token.id, {"owner": owner, "scope": scope})
     finally:
         database.close()
@@ -263,20 +265,3 @@ def _plain(token: Any) -> dict[str, Any]:
         "scope": token.scope,
         **{name: at.isoformat() if at else None for name, at in times.items()},
     }
-
-
-def _lifetime_s(text: str) -> float | None:
-    """A lifetime in seconds; None for no end. Raises `SpecError` for text without a unit, and for what is no time."""
-    from autotune.errors import SpecError
-    from autotune.spec.quantity import TIME
-
-    if not text:
-        return None
-    if not text[-1].isalpha():
-        raise SpecError(
-            f"a lifetime needs a unit, but is {text!r}", remedy="write it as in 90d or 12h", field="--expires"
-        )
-    try:
-        return TIME.parse(text)
-    except SpecError as error:
-        raise SpecError(error.message, remedy=error.remedy, field="--expires") from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.help_pages import GroupedCommands
-from autotune.cli.output import JsonOption, StoreOption, emit, note
+from autotune.cli.output import JsonOption, StoreOption, counted, emit, note
 from autotune.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -37,29 +37,40 @@ def check(
             help="Whether each study's controller is replayed, to see whether its decisions follow.",
         ),
     ] = True,
+    study: Annotated[
+        list[str] | None,
+        typer.Option("--study", metavar="ID", help="Replay this study; may be given several times."),
+    ] = None,
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="Replay studies that changed in this time, e.g. 1d or 12h.")
+    ] = "",
+    everyone: Annotated[bool, typer.Option("--all", help="Replay all studies. Default: the newest 100.")] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Checks the database for damage and contradictions.
 
     It checks the integrity of the file, the checksums of events, trials and attempts, the laws of each study's history (nothing is lost, nothing
-    happened twice, and no terminal state changed), and whether each decision follows from what the controller knew. It says what it did not check.
+    happened twice, and no terminal state changed). Of the newest studies, or those that an option names, it replays whether each decision follows
+    from what the controller knew. It says what it did not check.
     """
     from functools import partial
 
-    from autotune.cli.store_check import Progress, document, show
+    from autotune.cli.store_check import Asked, Teller, document, show
     from autotune.store.examination import examine
     from autotune.study.replay import replay_study
 
+    asked = Asked(replay=replay, named=tuple(study or ()), since=since, everyone=everyone)
     database = _existing_store(store)
     try:
-        found = examine(database, replay=partial(replay_study, database) if replay else None, on_study=Progress())
+        replays = partial(replay_study, database) if replay else None
+        found = examine(database, replay=replays, of=asked.chosen(database), on_study=Teller())
     finally:
         database.close()
     if json:
-        emit(document(found, replays=replay))
+        emit(document(found, asked))
     else:
-        show(found, replays=replay)
+        show(found, asked)
     for fault in found.faults:
         note(fault)
     if found.faults:
@@ -102,7 +113,8 @@ def restore(
     if json:
         kept = str(done.kept) if done.kept else None
         emit({"version": done.version, "studies": done.studies, "trials": done.trials, "kept": kept})
-    note(f"{location} holds {done.studies} studies with {done.trials} trials again, as of {file}")
+    held = f"{counted(done.studies, 'study', 'studies')} with {counted(done.trials, 'trial', 'trials')}"
+    note(f"{location} holds {held} again, as of {file}")
     if done.kept:
         note(f"what was there is kept as {done.kept}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import ExportError, MissingExtraError, NotFoundError, RunnerError, SpecError
 from autotune.ports import HistoryReader, StudyReader, StudyRecord
 from autotune.results.config_figures import with_figures
-from autotune.results.confirmed import MOST_CONFIGS, confirmed_first
+from autotune.results.confirmed import confirmed_best
 from autotune.results.result import Result
 from autotune.results.target import first_pick, prediction_note, target_of
 from autotune.results.winner import standings, winner_of
@@ -244,11 +244,11 @@ def past_studies(
     """
     filters |= {"runner": runner, "without_runner": "" if runner else SIMULATED}
     if model:
-        found = confirmed_first(store.best(model=model, limit=max(limit, MOST_CONFIGS), **filters))[:limit]
+        found = confirmed_best(store, model=model, limit=limit, **filters)
     else:
         each = [record.study.workload for record, _ in store.best(one_each=True, limit=limit, **filters)]
         of_each = [filters | {"model": w.model.name, "cluster": w.cluster.name} for w in each]
-        found = [confirmed_first(store.best(limit=MOST_CONFIGS, **names))[0] for names in of_each]
+        found = [confirmed_best(store, limit=1, **names)[0] for names in of_each]
     return [{"study": study_document(record), "best": trial_document(trial)} for record, trial in found]
 
 

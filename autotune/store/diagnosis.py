@@ -32,7 +32,8 @@ _SQLITE_REMEDIES = {
         "put it on a local disk: SQLite does not work on network file systems",
     ),
 }
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+"""classes of SQLite's errors that mean a damaged file"""
 _DAMAGED_REMEDY = "restore a backup (FILE.*.backup, or one made by `autotune store backup`) with `autotune store restore`, or name another file"
 
 
@@ -75,7 +76,7 @@ def diagnose(error: Exception, location: StoreLocation) -> StoreError:
 
 def _diagnose_sqlite(cause: sqlite3.Error, location: StoreLocation) -> StoreError:
     code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the low byte is the class, the rest says more
-    if code in _DAMAGED:
+    if code in DAMAGED:
         return StoreCorruptError(f"the store {location} is damaged: {_line(cause)}", remedy=_DAMAGED_REMEDY)
     if code in _SQLITE_REMEDIES:
         reason, remedy = _SQLITE_REMEDIES[code]

@@ -7,9 +7,11 @@ What it finds are sentences, by study. Decisions are replayed by a function that
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, Table, and_, bindparam, case, func, select, text
@@ -20,6 +22,7 @@ from autotune.spec import Trial
 from autotune.spec.study import SIMULATED
 from autotune.store import laws, queries
 from autotune.store.checksums import SEALED, changed_kinds, is_filled
+from autotune.store.database import to_us
 from autotune.store.rows import read_event, read_trial
 from autotune.store.sql import SqlStore
 from autotune.store.table_files import study_keys
@@ -53,6 +56,8 @@ class Examination:
 
     studies: tuple[StudyExamined, ...]
     """in order of submission"""
+    not_asked: int
+    """studies whose decisions were not to be replayed"""
     file_faults: tuple[str, ...]
     """of the database file"""
     record_faults: tuple[str, ...]
@@ -64,17 +69,59 @@ class Examination:
         return (*self.file_faults, *(f for study in self.studies for f in study.faults), *self.record_faults)
 
 
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far an examination is."""
+
+    studies: int
+    """in the store"""
+    replays: int
+    """whose decisions are to be replayed"""
+    done: int = 0
+    replayed: int = 0
+    checked_s: float = 0.0
+    """spent on all but replays, s"""
+    replayed_s: float = 0.0
+    """spent on replays, s"""
+
+    @property
+    def left_s(self) -> float:
+        """Time that is still needed when the rest takes as long for each study, s."""
+        check_s, replay_s = self.checked_s / max(1, self.done), self.replayed_s / max(1, self.replayed)
+        return (self.studies - self.done) * check_s + (self.replays - self.replayed) * replay_s
+
+
+def changed_studies(store: SqlStore, *, newest: int | None = None, since: datetime | None = None) -> frozenset[str]:
+    """Ids of the studies that were submitted last, up to `newest` of them, or of those in which anything was written `since` then."""
+    query = select(studies.c.id).order_by(studies.c.created_us.desc(), studies.c.key.desc()).limit(newest)
+    if since is not None:
+        query = query.where(studies.c.updated_us >= to_us(since))
+    with store.database.read() as connection:
+        return frozenset(connection.scalars(query))
+
+
 def examine(
-    store: SqlStore, *, replay: Replay | None = None, on_study: Callable[[int, int], None] = lambda done, count: None
+    store: SqlStore,
+    *,
+    replay: Replay | None = None,
+    of: Collection[str] | None = None,
+    on_study: Callable[[Progress], None] = lambda progress: None,
 ) -> Examination:
-    """Examines all of a store, which may be in use. `replay`: replays a study's decisions; None: they are not replayed. `on_study` is called after each study
-    with how many are done and how many there are."""
+    """Examines all of a store, which may be in use, the newest study first. `replay`: replays a study's decisions; None: they are not replayed. `of`: ids of the
+    studies to be replayed; None: all. `on_study` is called after each study."""
     file_faults = tuple(_integrity(store))
     keys, found = list(study_keys(store)), list[StudyExamined]()
-    for key, study_id in keys:
-        found.append(_study(store, key, study_id, replay))
-        on_study(len(found), len(keys))
-    return Examination(file_faults=file_faults, studies=tuple(found), record_faults=tuple(_record_faults(store)))
+    asked = {study_id for _, study_id in keys if replay is not None and (of is None or study_id in of)}
+    progress = Progress(studies=len(keys), replays=len(asked))
+    for key, study_id in reversed(keys):
+        found.append(_study(store, key, study_id, replay if study_id in asked else None, progress))
+        on_study(progress)
+    return Examination(
+        studies=tuple(reversed(found)),
+        not_asked=len(keys) - len(asked),
+        file_faults=file_faults,
+        record_faults=tuple(_record_faults(store)),
+    )
 
 
 Rows = Mapping[str, Sequence[Row[Any]]]
@@ -128,7 +175,8 @@ def _damaged_text(connection: Connection) -> Iterator[None]:
         driver.text_factory = usual
 
 
-def _study(store: SqlStore, key: int, study_id: str, replay: Replay | None) -> StudyExamined:
+def _study(store: SqlStore, key: int, study_id: str, replay: Replay | None, progress: Progress) -> StudyExamined:
+    began_s = replay_s = time.monotonic()
     sound, filled, faults, replayed = Counter[str](), 0, list[str](), None
     try:
         with store.database.read() as connection:  # one snapshot, because the study may be running
@@ -144,12 +192,18 @@ def _study(store: SqlStore, key: int, study_id: str, replay: Replay | None) -> S
         faults += laws.broken_laws(record, asked, lines)
         faults += _count_faults(counters, rows, study_id)
         faults += _figure_faults(rows, asked, lines)
+        replay_s = time.monotonic()
         if replay is not None:
             replayed = replay(record, asked, lines)
             if replayed.unfollowed is not None:
                 faults.append(f"study {study_id}: {replayed.unfollowed}")
     except (StoreError, ValueError, KeyError, TypeError, AttributeError) as error:
         faults.append(f"study {study_id}: cannot be read: {error}")
+    progress.done += 1
+    progress.checked_s += replay_s - began_s
+    if replay is not None:
+        progress.replayed += 1
+        progress.replayed_s += time.monotonic() - replay_s
     return StudyExamined(id=study_id, rows=dict(sound), filled=filled, faults=tuple(faults), replayed=replayed)
 
 

@@ -2,6 +2,10 @@
 
 A restore checks the backup, makes sure that no process has the store open, keeps what was there under another name, and removes the WAL that belonged to it: with an
 old `-wal` beside it SQLite would apply old pages to the restored file.
+
+Whenever the process ends, the store is either what it was or the backup, and is never missing: its WAL is first copied into the main file, which then is the whole
+store; the file gets its second name; then the backup takes the place of the first name, in one step. A damaged file cannot take its WAL in: both get their second
+names before the WAL goes.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from sqlalchemy.exc import DatabaseError
 from autotune.errors import ConflictError, NotFoundError, SpecError, StoreCorruptError, StoreVersionError
 from autotune.store import checksums, schema
 from autotune.store.database import Database
-from autotune.store.diagnosis import diagnosed
+from autotune.store.diagnosis import DAMAGED, diagnosed
 from autotune.store.examination import read_rows, rows_changed
 from autotune.store.location import StoreLocation
 from autotune.store.tables import studies, trials
@@ -30,7 +34,10 @@ from autotune.store.tables import studies, trials
 LOCK_BYTES = (0x40000000, 512)
 """first byte and length of the range of a database file in which SQLite locks (https://www.sqlite.org/lockingv3.html): every open connection to a store in
 WAL mode holds a shared lock there"""
-BESIDE = ("-wal", "-shm")
+WAL = "-wal"
+BESIDE = ("-shm", WAL)
+KEPT = ".before-restore-"
+"""between the name of a store and the time of its restore: the name under which it is kept"""
 NAMED = 3
 """damaged rows of a backup that are named"""
 
@@ -70,8 +77,11 @@ def restore(location: StoreLocation, backup: Path) -> Restored:
         part = path.with_name(path.name + ".part")
         try:
             schema.back_up(backup, part)  # with its own WAL, where it has one
+            _take_in_wal(path)
             with _alone(path):
-                kept = _set_aside(path)
+                kept = _keep(path)
+                for suffix in BESIDE:
+                    _beside(path, suffix).unlink(missing_ok=True)
                 part.replace(path)
         finally:
             part.unlink(missing_ok=True)
@@ -140,6 +150,24 @@ def _changed_rows(connection: Connection) -> list[str]:
     return [fault for row in rows for fault in rows_changed(read_rows(connection, row.key), row.id)[2]]
 
 
+def _take_in_wal(path: Path) -> None:
+    """Copies the WAL into the main file and removes it, which SQLite does only where no other process has the store open. A damaged store stays as it is."""
+    if not path.exists() or not path.stat().st_size:  # SQLite removes the WAL of an empty file without reading it
+        return
+    try:
+        with _connected(path, "ro") as reader:  # one that writes would remove the WAL of a damaged file
+            reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        with _connected(path, "rw") as writer:
+            writer.execute("PRAGMA journal_mode=DELETE").fetchall()
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF not in (*DAMAGED, sqlite3.SQLITE_BUSY):  # `_alone` tells who is there
+            raise
+
+
+def _connected(path: Path, mode: str) -> contextlib.closing[sqlite3.Connection]:
+    return contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, timeout=0))
+
+
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Raises `ConflictError` when another process has the store open; while the block runs nobody can begin to read it."""
@@ -157,18 +185,37 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _set_aside(path: Path) -> Path | None:
-    """Renames the store with its WAL, so that nothing is lost; returns the new name."""
+def _keep(path: Path) -> Path | None:
+    """Gives the store, with the WAL that it could not take in, a second name; returns that. None: there is no store."""
     if not path.exists():
-        for suffix in BESIDE:  # of a store that was deleted
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
         return None
-    kept = path.with_name(f"{path.name}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
-    for suffix in ("", *BESIDE):
-        old = path.with_name(path.name + suffix)
-        if old.exists():
-            shutil.move(old, kept.with_name(kept.name + suffix))
+    kept = path.with_name(f"{path.name}{KEPT}{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
+    _forget_other_names(path)
+    wal = _beside(path, WAL)
+    if wal.exists():
+        _give_name(wal, _beside(kept, WAL))
+    _give_name(path, kept)
+    _sync_folder(path.parent)
     return kept
+
+
+def _forget_other_names(path: Path) -> None:
+    """Of a restore that was cut off. Under two names SQLite would not see that it is one file. A damaged one with a WAL of its own stays."""
+    for name in list(path.parent.iterdir()):
+        if name.name.startswith(path.name + KEPT) and name.samefile(path) and not _beside(name, WAL).exists():
+            name.unlink()
+
+
+def _give_name(file: Path, name: Path) -> None:
+    """A second name of the file; a copy where the file system knows no second names."""
+    try:
+        name.hardlink_to(file)
+    except OSError:
+        shutil.copy2(file, name)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
 
 
 def _sync_folder(folder: Path) -> None:

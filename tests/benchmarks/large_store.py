@@ -4,13 +4,14 @@
     upkeep     deletion of studies, check, backup while four processes write, restore; the last three once each
 
 PostgreSQL is a server started for this, with its packaged settings. The rows are written in bulk, in the store's own format: each of 2,000 different trials
-stands in many studies, at a speed of its own. Assumes a disk with room for three such stores (SQLite: about 1.1 GiB each).
+stands in many studies, at a speed of its own; the three fastest of a study are its finalists. Assumes a disk with room for three such stores (SQLite: about 1.1 GiB each).
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import multiprocessing
 import random
 import statistics
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -25,11 +27,16 @@ from typing import Any
 
 from sqlalchemy import Table, insert, select, update
 
+from autotune.results.answers import past_studies
+from autotune.results.best_known import best_known
+from autotune.results.question import Asked
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, maintenance, open_store, restoring
 from autotune.store.checksums import sealed
 from autotune.store.location import find_location
-from autotune.store.tables import attempts, events, studies, trials
+from autotune.store.packing import pack_document, unpack_document
+from autotune.store.tables import attempts, events, specs, studies, trials, workloads
+from autotune.study.assembly import history_of
 from autotune.testing.stores.sample_studies import (
     LONG_S,
     a_study,
@@ -45,6 +52,9 @@ STUDIES, TRIALS = 10_000, 50
 MODELS, SIZES = 20, 5
 VARIANTS = 40
 """different trials with one number"""
+FINALISTS = 3
+FINAL = 0.97
+"""speed in the finals by that in the search"""
 REPEATS = 30
 WRITERS = 4
 BATCH = QUEUED = 100
@@ -74,21 +84,42 @@ def fill(store: SqlStore, num_studies: int, num_trials: int) -> None:
 def _fill_newest(store: SqlStore, count: int, known: list[Any], dice: random.Random) -> None:
     rows: dict[Table, list[Row]] = {trials: [], attempts: [], events: []}
     with store.database.write() as connection:
-        for study in connection.execute(select(studies).order_by(studies.c.key.desc()).limit(count)).all():
+        newest = select(studies, workloads.c.num_gpus).join(workloads, workloads.c.key == studies.c.workload)
+        for study in connection.execute(newest.order_by(studies.c.key.desc()).limit(count)).all():
             mine, sequence = {"study": study.key}, itertools.count(study.num_events + 1)
-            at = {**mine, "at_us": study.created_us}
-            for variants in known:
+            at, finals = {**mine, "at_us": study.created_us}, list[Row]()
+            for number, variants in enumerate(known):
                 trial, launch, lines = dice.choice(variants)
-                speed = {"throughput": trial["throughput"] * dice.uniform(0.5, 1.5)}
-                rows[trials].append({**trial, **mine, **speed, "workload": study.workload})
+                found, config, tokens_per_s = _at_another_speed(trial, study.num_gpus, dice.uniform(0.5, 1.5))
+                finals.append({"number": number, "config": config, "tokens_per_s": tokens_per_s * FINAL})
+                rows[trials].append({**found, **mine, "workload": study.workload})
                 rows[attempts].append({**launch, **mine})
-                rows[events] += [{**at, "sequence": next(sequence), "kind": kind, "data": data} for kind, data in lines]
+                told = [*lines[:-1], (lines[-1][0], _with_throughput(lines[-1][1], found["throughput"]))]
+                rows[events] += [{**at, "sequence": next(sequence), "kind": kind, "data": data} for kind, data in told]
             rows[events].append({**at, "sequence": next(sequence), "kind": "study.completed", "data": "{}"})
             ended = {"status": "COMPLETED", "started_us": study.created_us, "ended_us": study.created_us}
             counts = {"num_trials": len(known), "num_events": next(sequence) - 1}
-            connection.execute(update(studies).where(studies.c.key == study.key).values(ended | counts))
+            finals = sorted(finals, key=lambda final: -final["tokens_per_s"])[:FINALISTS]
+            best = {"best": finals[0]["number"]}
+            connection.execute(update(studies).where(studies.c.key == study.key).values(ended | counts | best))
+            result = json.dumps({"stop_reason": "the budget is spent", "finals": finals})
+            connection.execute(update(specs).where(specs.c.study == study.key).values(result=result))
         for table, lines in rows.items():
             connection.execute(insert(table), [sealed(table, line) for line in lines])
+
+
+def _at_another_speed(row: Row, num_gpus: int, factor: float) -> tuple[Row, dict[str, Any], float]:
+    """The row of a trial that was so much faster, its config, and its tokens per second."""
+    document = unpack_document(row["document"])
+    times_s = [time_s / factor for time_s in document["measurement"]["step_times_s"]]
+    document["measurement"]["step_times_s"] = times_s
+    tokens_per_s = document["measurement"]["tokens_per_step"] / statistics.fmean(times_s)
+    figures = {"document": pack_document(document), "throughput": tokens_per_s / num_gpus}
+    return {**row, **figures}, document["config"], tokens_per_s
+
+
+def _with_throughput(data: str, throughput: float) -> str:
+    return json.dumps({**json.loads(data), "tokens_per_s_per_gpu": throughput})
 
 
 def show(name: str, what: Callable[[], object], repeats: int = REPEATS) -> None:
@@ -123,6 +154,10 @@ def show_queries(store: SqlStore, num_studies: int) -> None:
     show("best 10 by sequence length", lambda: store.best(seq_len=1024))
     show("best 10 of an owner", lambda: store.best(owner="owner-3"))
     show("best of each model and cluster", lambda: store.best(one_each=True))
+    show("best 10 of a model, as `autotune best` shows them", lambda: past_studies(store, model="model-7"))
+    show("the best of 10 models and clusters, as it shows them", lambda: past_studies(store))
+    asked = Asked(model="model-7", cluster="gpu-1x16")
+    show("best known of a model on a cluster, with its evidence", lambda: best_known(store, asked))
     show("study page: record and trials", lambda: (store.study(next(turn)), store.trials(next(turn))))
     show("live tail: events after the last seen", lambda: store.events(some, after=last - 10))
     show("revision, as watchers ask for it", lambda: store.revision(some))
@@ -130,6 +165,8 @@ def show_queries(store: SqlStore, num_studies: int) -> None:
     show("claim and release", claim)
     show("statistics", store.statistics)
     show("workloads that have measurements", store.known_workloads)
+    new = a_study("new", model="model-7", num_gpus=16)
+    show("trials that a new study learns from", lambda: history_of(new, store, before=datetime.now(UTC)))
 
 
 def write_until(address: str, started: Event, ended: Event, written: Any) -> None:

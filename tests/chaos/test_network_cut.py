@@ -17,13 +17,14 @@ import pytest
 
 from autotune import api
 from autotune.ports import Lease
-from autotune.store import SqlStore, maintenance, open_store
+from autotune.store import SqlStore, open_store
 from tests.chaos.arena import see, undisturbed
 from tests.chaos.checker import Journal, terms, violations
 from tests.chaos.controller import read_journal
 from tests.chaos.schedule import study_spec
 from tests.nodes.network import Network, Node, until, what_is_missing
 from tests.postgresql import postgres_server
+from tests.replayed import faults_of
 
 pytestmark = [
     pytest.mark.alone,
@@ -103,7 +104,7 @@ def test_a_controller_that_is_cut_off_for_longer_than_its_lease_writes_nothing_a
                 journals = [machine.journal() for machine in (cut_off, other)]
             seen = see(store, study, journals)
             assert violations(seen, undisturbed(SPEC)) == []
-            assert maintenance.check(store) == []
+            assert faults_of(store) == []
     last = [journal.lines[-1].said for journal in journals]
     assert last[0].startswith("conflict: the lease on study")
     assert last[1] == "done"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +22,7 @@ from autotune.store.location import find_location
 from autotune.store.restoring import migrate
 from autotune.store.schema import HEAD
 from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
+from tests.chaos.arena import forkserver
 from tests.postgresql import PostgresServer
 from tests.store.test_schema import VERSION_2, old_file
 
@@ -62,6 +67,62 @@ def test_a_restore_is_not_undone_by_the_wal_of_the_store_that_was_there(tmp_path
     assert names(left) == ["backed-up"]
     (kept,) = tmp_path.glob("left.db.before-restore-*[0-9]")
     assert names(kept) == ["later"], "what was there is kept, with its WAL"
+
+
+def die_at_step(step: int, folder: str, command: list[str]) -> None:
+    """Runs the command in this process, which is killed just before it does the step-th thing to a file of the folder; exits with 0 where there are fewer."""
+    steps = itertools.count(1)
+
+    def on_event(event: str, arguments: tuple[object, ...]) -> None:
+        changes = event in ("os.rename", "os.link", "os.remove", "sqlite3.connect", "shutil.copyfile")
+        if changes and any(folder in str(argument) for argument in arguments) and next(steps) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(on_event)
+    sys.exit(run(command))
+
+
+def deaths(tmp_path: Path, backup: Path, old: dict[str, bytes]) -> Iterator[tuple[Path, int]]:
+    """What a restore over the old store (suffix: content of file) leaves that dies after so many steps: path of the store, steps."""
+    for step in itertools.count(1):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        path = folder / "store.db"
+        for suffix, content in old.items():
+            path.with_name(path.name + suffix).write_bytes(content)
+        command = ["store", "restore", str(backup), "--store", str(path)]
+        process = forkserver().Process(target=die_at_step, args=(step, str(folder), command))
+        process.start()
+        process.join(60)
+        assert process.exitcode in (0, -signal.SIGKILL)
+        if process.exitcode == 0:
+            assert step > 5
+            return
+        yield path, step - 1
+
+
+def test_a_restore_that_dies_at_any_step_leaves_the_store_or_the_backup(tmp_path: Path, backup: Path) -> None:
+    with closing(open_store(tmp_path / "old.db")) as store:
+        store.submit(a_study("later"), {})
+        old = {suffix: (tmp_path / f"old.db{suffix}").read_bytes() for suffix in ("", "-wal")}
+    assert old["-wal"]
+    for path, steps in deaths(tmp_path, backup, old):
+        left = shutil.copytree(path.parent, tmp_path / "left" / str(steps)) / path.name
+        assert names(left) in (["later"], ["backed-up"]), f"after {steps} steps"
+        assert restored(path, backup) == 0
+        assert names(path) == ["backed-up"]
+        kept = [names(file) for file in path.parent.glob("store.db.before-restore-*[0-9]")]
+        assert ["later"] in kept, f"what was there is kept, after {steps} steps"
+
+
+def test_a_restore_over_a_damaged_store_that_dies_at_any_step_loses_no_byte(tmp_path: Path, backup: Path) -> None:
+    old = {"": b"no database at all\n" * 500, "-wal": b"nor a log of one\n" * 500}
+    for path, steps in deaths(tmp_path, backup, old):
+        pairs = [path, *path.parent.glob("store.db.before-restore-*[0-9]")]
+        found = [{s: p.read_bytes() for s in old if (p := file.with_name(file.name + s)).exists()} for file in pairs]
+        assert old in found, f"after {steps} steps"
+        assert restored(path, backup) == 0
+        assert names(path) == ["backed-up"]
 
 
 def test_a_store_that_is_open_is_not_restored(tmp_path: Path, backup: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from autotune.registry import runner_class
 from autotune.search import make_searcher
 from autotune.spec import TrialPurpose
 from autotune.store import MemoryStore, SqlStore, open_store
-from autotune.store.examination import examine
+from autotune.store.examination import Progress, changed_studies, examine
 from autotune.study.deletion import delete_study
 from autotune.study.replay import replay_study
+from autotune.testing.stores import a_study
 from tests.small_studies import QUIET, spec
 from tests.store.forging import forge
 from tests.study.replay.forger import Forger
@@ -156,10 +158,25 @@ def test_decisions_of_releases_that_kept_no_beginnings_are_not_replayed(store_of
 
 
 def test_the_examination_says_how_far_it_is(store_of: Callable[[], SqlStore]) -> None:
-    told: list[tuple[int, int]] = []
+    told: list[tuple[int, int, int, int]] = []
+
+    def hear(at: Progress) -> None:
+        told.append((at.done, at.studies, at.replayed, at.replays))
+
     with closing(store_of()) as store:
-        examine(store, on_study=lambda done, count: told.append((done, count)))
-    assert told == [(1, 1)]
+        for name in ("second", "third"):
+            store.submit(a_study(name), {})
+        newest = changed_studies(store, newest=2)
+        examine(store, replay=partial(replay_study, store), of=newest, on_study=hear)
+        assert newest == {record.id for record in store.studies(limit=2)}
+        assert changed_studies(store, since=datetime.now(UTC) - timedelta(hours=1)) > newest
+        assert changed_studies(store, since=datetime.now(UTC) + timedelta(hours=1)) == frozenset()
+    assert told == [(1, 3, 1, 2), (2, 3, 2, 2), (3, 3, 2, 2)]
+
+
+def test_what_is_left_of_an_examination_is_reckoned_from_what_was_done() -> None:
+    far = Progress(studies=1000, replays=100, done=10, replayed=10, checked_s=1.0, replayed_s=20.0)
+    assert far.left_s == 990 * 0.1 + 90 * 2.0
 
 
 class Waiting(Simulated):  # type: ignore[misc, valid-type]
