@@ -64,8 +64,11 @@ def played_through(schedules: list[Schedule], places: list[Place], folder: Path)
             f"{one.schedule}: met {one.met}, {one.controllers} controllers, {one.terms} terms, {one.fenced} fenced, {one.took_s:.0f} s"
         )
     assert [sentence for one in played for sentence in one.wrong] == []
-    assert {one.trials for one in played} == {played[0].trials}
-    assert len(played[0].trials) == 5, "the default config and what the budget allows"
+    configs = {
+        tuple(dict.fromkeys(one.trials)) for one in played
+    }  # how often the default config is measured again hangs on the measurements
+    (asked,) = configs
+    assert len(asked) == 5, "the default config and what the budget allows"
     assert any(one.met for one in played)
 
 

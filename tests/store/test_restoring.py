@@ -19,7 +19,7 @@ import pytest
 from autotune.cli import run
 from autotune.store import maintenance, open_store, schema
 from autotune.store.location import find_location
-from autotune.store.restoring import migrate
+from autotune.store.restoring import migrate, restore
 from autotune.store.schema import HEAD
 from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
 from tests.chaos.arena import forkserver
@@ -69,17 +69,17 @@ def test_a_restore_is_not_undone_by_the_wal_of_the_store_that_was_there(tmp_path
     assert names(kept) == ["later"], "what was there is kept, with its WAL"
 
 
-def die_at_step(step: int, folder: str, command: list[str]) -> None:
-    """Runs the command in this process, which is killed just before it does the step-th thing to a file of the folder; exits with 0 where there are fewer."""
+def die_at_step(step: int, path: Path, backup: Path) -> None:
+    """Restores in this process, which is killed just before it does the step-th thing to a file of the store's folder; ends in peace where there are fewer."""
     steps = itertools.count(1)
 
     def on_event(event: str, arguments: tuple[object, ...]) -> None:
         changes = event in ("os.rename", "os.link", "os.remove", "sqlite3.connect", "shutil.copyfile")
-        if changes and any(folder in str(argument) for argument in arguments) and next(steps) == step:
+        if changes and any(str(path.parent) in str(argument) for argument in arguments) and next(steps) == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(on_event)
-    sys.exit(run(command))
+    restore(find_location(path), backup)
 
 
 def deaths(tmp_path: Path, backup: Path, old: dict[str, bytes]) -> Iterator[tuple[Path, int]]:
@@ -90,8 +90,7 @@ def deaths(tmp_path: Path, backup: Path, old: dict[str, bytes]) -> Iterator[tupl
         path = folder / "store.db"
         for suffix, content in old.items():
             path.with_name(path.name + suffix).write_bytes(content)
-        command = ["store", "restore", str(backup), "--store", str(path)]
-        process = forkserver().Process(target=die_at_step, args=(step, str(folder), command))
+        process = forkserver().Process(target=die_at_step, args=(step, path, backup))
         process.start()
         process.join(60)
         assert process.exitcode in (0, -signal.SIGKILL)
@@ -115,6 +114,7 @@ def test_a_restore_that_dies_at_any_step_leaves_the_store_or_the_backup(tmp_path
         assert ["later"] in kept, f"what was there is kept, after {steps} steps"
 
 
+@pytest.mark.slow
 def test_a_restore_over_a_damaged_store_that_dies_at_any_step_loses_no_byte(tmp_path: Path, backup: Path) -> None:
     old = {"": b"no database at all\n" * 500, "-wal": b"nor a log of one\n" * 500}
     for path, steps in deaths(tmp_path, backup, old):
