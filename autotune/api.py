@@ -45,6 +45,7 @@ from autotune.results.answers import (
     chosen_config,
     document,
     export_document,
+    launch_document,
     past_studies,
     result_from,
     result_of,
@@ -53,7 +54,7 @@ from autotune.results.answers import (
 )
 from autotune.results.calibrations import measured_constants, stored_calibration
 from autotune.results.explanations import explain, explained
-from autotune.results.rankings import best_document, front_documents, pareto, rerank
+from autotune.results.rankings import best_document, front_documents, pareto, ranking_document, rerank
 from autotune.results.result import Result
 from autotune.space import SearchSpace
 from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Study, Wanted, Workload
@@ -321,6 +322,7 @@ __all__ = [
     "fit",
     "fits_document",
     "front_documents",
+    "launch_document",
     "load_study",
     "open_store",
     "pareto",
@@ -329,6 +331,7 @@ __all__ = [
     "prepare_check",
     "profile_study",
     "proxies_of",
+    "ranking_document",
     "read_document",
     "rerank",
     "result_from",

@@ -23,7 +23,7 @@ may share a store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, Unpack
 
@@ -59,8 +59,12 @@ class StudyReader(Protocol):
         """Studies that match all that is given, newest first. `without_runner`: those of any other runner."""
         ...
 
-    def trials(self, study_id: str) -> list[Trial]:
-        """All trials of a study by number; without step series beyond what the measurement holds."""
+    def trials(self, study_id: str, *, numbers: Collection[int] | None = None) -> list[Trial]:
+        """All trials of a study by number, or those of these numbers that there are; without step series beyond what the measurement holds.
+
+        Each change of a trial comes with an event `trial.*` or `attempt.*` that holds its `number`: whoever knows the trials as of an event has to read again only
+        those that later events name.
+        """
         ...
 
     def revision(self, study_id: str) -> Revision:

@@ -77,7 +77,8 @@ def facts(found: Result) -> dict[str, str]:
 def _speedup(found: Result) -> str:
     if found.speedup is None:
         return "-"
-    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times="")
+    is_open = not found.record.status.is_terminal
+    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times="", is_open=is_open)
 
 
 def _cost(measurement: Measurement, workload: Workload) -> str:

@@ -31,7 +31,8 @@ class NotebookView:
         )
         if result.speedup is not None:
             speedup = result.speedup, result.speedup_low, result.speedup_high
-            heading += f", {escape(format_speedup(*speedup, over=' over the default config'))}"
+            is_open = not result.record.status.is_terminal
+            heading += f", {escape(format_speedup(*speedup, over=' over the default config', is_open=is_open))}"
         rows = [
             _row(label, trial)
             for label, trial in (("best", result.best), ("default", result.baseline))

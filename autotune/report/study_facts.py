@@ -48,7 +48,8 @@ def speedup_word(found: Result, *, over: str = "") -> str:
     """`1.18× (95%: 1.14 to 1.22)` and `over`; a dash where there is none."""
     if found.speedup is None:
         return "–"
-    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times="×", over=over)
+    is_open = not found.record.status.is_terminal
+    return format_speedup(found.speedup, found.speedup_low, found.speedup_high, times="×", over=over, is_open=is_open)
 
 
 def counts_line(found: Result) -> str:

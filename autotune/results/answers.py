@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ def is_held(store: StudyReader, study_id: str) -> bool:
     return lease is not None and store.is_held(study_id) and not is_gone(lease.owner)
 
 
-def result_from(record: StudyRecord, found: Sequence[Trial]) -> Result:
+def result_from(record: StudyRecord, found: Iterable[Trial]) -> Result:
     """What a study and its trials come to."""
     trials = tuple(sorted(found, key=lambda trial: trial.number))
     weight = record.study.objective.stability_weight
@@ -160,8 +160,8 @@ def _launches(result: Result, name: str, options: Mapping[str, Any]) -> bool:
     return True
 
 
-def study_document(record: StudyRecord) -> dict[str, Any]:
-    """A study as plain JSON values. `cluster` is the one that the job is meant for; `at_hand`: the smaller one that runs proxies of it, or null.
+def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, Any]:
+    """A study as plain JSON values; `is_left`: it waits for another controller, as its message then says. `cluster` is the one that the job is meant for; `at_hand`: the smaller one that runs proxies of it, or null.
 
     `ray`: the Ray job that runs it, {job, url}, or null. `placed`: where the ranks are of the trials that run, or of the last that ran: {trial, node, ranks,
     gpus}; empty where the runner cannot tell.
@@ -173,7 +173,9 @@ def study_document(record: StudyRecord) -> dict[str, Any]:
         "name": study.name,
         "status": str(record.status),
         "wanted": str(record.wanted),
-        "message": record.message,
+        "message": (AGAIN_IN_PYTHON if study.runner.startswith(PASSED) else NO_CONTROLLER)
+        if is_left
+        else record.message,
         "model": study.workload.model.name,
         "cluster": study.workload.cluster.name,
         "at_hand": study.at_hand.name if study.at_hand is not None else None,
@@ -208,9 +210,7 @@ def document(result: Result, *, top: int = 0) -> dict[str, Any]:
     `best`, `baseline` and `configs` are trials with their configs' figures (`config_figures`); after the finals they hold the pooled measurement of
     `final_rounds` rounds, on which `speedup` rests.
     """
-    study = study_document(result.record)
-    if result.is_left:
-        study["message"] = AGAIN_IN_PYTHON if result.record.study.runner.startswith(PASSED) else NO_CONTROLLER
+    study = study_document(result.record, is_left=result.is_left)
     if not study["trials"]:
         study["trials"] = dict(Counter(str(t.status) for t in result.trials))
     exports = exports_of(result)
@@ -261,6 +261,13 @@ def export_document(
     on: str = "",
     trial: int | None = None,
 ) -> dict[str, Any]:
+    """`launch_document` of what the store knows of the study."""
+    return launch_document(result_of(store, study_id), trainer, options, on=on, trial=trial)
+
+
+def launch_document(
+    result: Result, trainer: str, options: Mapping[str, Any], *, on: str = "", trial: int | None = None
+) -> dict[str, Any]:
     """The best config of a study as a launch of that trainer: {trainer, config, argv, env, files, notes, tuned, job}. Nothing is written or started.
 
     `trial`: the config of this trial instead; then nothing is said of how it was measured, for it was not chosen.
@@ -274,7 +281,6 @@ def export_document(
     from autotune.trainers.schedulers import DEFAULT, job_of, scheduler, split_options
 
     target, starter = trainer_of(trainer), scheduler(on or DEFAULT)
-    result = result_of(store, study_id)
     config = _exported_config(result, trial)
     study = result.record.study
     own = study.trainer_options if target.name == study.trainer else {}

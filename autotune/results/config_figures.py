@@ -5,7 +5,7 @@
 
     figure = V_0 v / v_0
 
-v_0 of a final round is the default config's run in it. Of the search it is V_0 less what the default config's median speeds (mean of the logarithms of its runs)
+v_0 of a final round is the default config's run in it; where that was cancelled or failed, its run in the round before. Of the search it is V_0 less what the default config's median speeds (mean of the logarithms of its runs)
 gained from the search to the finals: one slow step among its few does not move all configs of the search against those of the finals.
 
 A machine does not stay as fast as it is, so measurements of different hours are compared by their ratios to the default config. A config that took part in
@@ -60,7 +60,7 @@ def with_figures(winner: Winner, trials: Sequence[Trial], stability_weight: floa
 def default_speed(trial: Trial, trials: Sequence[Trial]) -> float | None:
     """v_0: tokens per second of the default config around the time of this measurement; None where it was not measured.
 
-    Of a final trial: in the same round. Of any other, pooled ones included: what its reward is relative to.
+    Of a final trial: in the same round, or in the last one before it in which the default config was measured. Of any other, pooled ones included: what its reward is relative to.
     """
     default = baseline_of(trials)
     if default is None:
@@ -68,8 +68,8 @@ def default_speed(trial: Trial, trials: Sequence[Trial]) -> float | None:
     if trial.purpose is TrialPurpose.FINAL:
         finals = ended_finals(trials)
         mine, theirs = (measured_finals(config, finals) for config in (trial.config, default.config))
-        now = next((i for i, t in enumerate(mine) if t.number == trial.number), len(theirs))
-        return tokens_per_s(theirs[now]) if now < len(theirs) else None
+        now = next((i for i, t in enumerate(mine) if t.number == trial.number), None)
+        return tokens_per_s(theirs[min(now, len(theirs) - 1)]) if theirs and now is not None else None
     ratio = trial.reward.parts.get("tokens_per_s_ratio") if trial.reward is not None else None
     return tokens_per_s(trial) / ratio if ratio else tokens_per_s(default)
 

@@ -36,12 +36,24 @@ def best_document(
     metric: str | None = None,
     stability_weight: float | None = None,
 ) -> dict[str, Any]:
+    """`ranking_document` of what the store knows of the study. Raises `NotFoundError`."""
+    result = result_of(store, study_id)
+    return ranking_document(result, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight)
+
+
+def ranking_document(
+    result: Result,
+    *,
+    top: int = 1,
+    pareto: bool = False,
+    metric: str | None = None,
+    stability_weight: float | None = None,
+) -> dict[str, Any]:
     """The JSON contract of `document` with `configs`: the `top` best, or with `pareto` the front, each with its `merits`.
 
     `metric` and `stability_weight` rank again under another objective: then best, speedup and rewards are those of that objective. Raises
-    `NotFoundError`, and `SpecError` for an unknown metric.
+    `SpecError` for an unknown metric.
     """
-    result = result_of(store, study_id)
     asked = objective = result.record.study.objective
     if metric:
         asked = replace(asked, metric=one_of("metric", metric, METRICS))

@@ -77,7 +77,8 @@ class Result:
         if self.best is not None:
             facts.append(f"best {self.best.config}")
         if self.speedup is not None:
-            facts.append(format_speedup(self.speedup, self.speedup_low, self.speedup_high))
+            is_open = not record.status.is_terminal
+            facts.append(format_speedup(self.speedup, self.speedup_low, self.speedup_high, is_open=is_open))
         return f"Result({', '.join(facts)})"
 
     def _repr_html_(self) -> str:

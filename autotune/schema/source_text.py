@@ -22,6 +22,8 @@ LARGEST_CHARACTERS = 1 << 16
 """in longer texts no places are looked up: YAML's parser takes seconds for them"""
 WIDTH = 100
 """most characters of a line that an excerpt shows"""
+MOST_CARETS = 40
+"""carets under a long value: they show where it begins"""
 _BEFORE = 40
 """characters shown before the place, where its line is longer than `WIDTH`"""
 
@@ -146,5 +148,5 @@ def _excerpt(lines: list[str], number: int, column: int, length: int) -> str:
         if line.strip() or i == number:
             clean = "".join(c if c.isprintable() else " " for c in line)[from_column : from_column + WIDTH]
             shown.append(f"{i:>{width}} | {clean}".rstrip())
-    length = max(1, min(length, from_column + WIDTH - column + 1))
+    length = max(1, min(length, MOST_CARETS, from_column + WIDTH - column + 1))
     return "\n".join([*shown, f"{'':>{width}} | {'':>{column - 1 - from_column}}{'^' * length}"])

@@ -1,24 +1,28 @@
 """Views of studies: their results and figures, made once for each revision of a study and shared by all who look at it.
 
-A view is kept until its study changes or newer ones need its place. Requests that come while a view is being made wait for it. Threads may share it.
+A view is kept until newer ones need its place. When its study has changed, only the trials are read again that the events since then name. Requests that come
+while a view is being made wait for it. Threads may share it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from autotune.ports import Revision, ServiceStore
 from autotune.report.figures.source import FigureSource
 from autotune.results.figure import Figure
 from autotune.results.result import Result
-from autotune.spec import TrialStatus
+from autotune.spec import Trial, TrialStatus
 
 MOST_TRIALS = 50_000
 """trials of all views together, about 10 KB each; the view that was asked for longest ago is dropped first"""
 MOST_VIEWS = 500
 """views of studies"""
+MOST_EVENTS = 1000
+"""events since a view was made; after more of them all trials are read again"""
 
 
 @dataclass(slots=True)
@@ -46,6 +50,12 @@ class StudyViews:
 
         result, _ = self._seen(study_id)
         return replace(result, is_left=is_left(self._store, result.record))  # a lease runs out without a revision
+
+    def is_at_hand(self, study_id: str) -> bool:
+        """Whether the result is known as of the study's present revision, so that nothing has to be read for it. Raises `NotFoundError`."""
+        revision = self._store.revision(study_id)
+        view = self._views.get(revision.id)
+        return view is not None and view.result is not None and view.revision == revision
 
     def figures(self, study_id: str) -> tuple[Figure, ...]:
         """The study's figures as of its revision. Raises `NotFoundError`."""
@@ -93,11 +103,21 @@ class StudyViews:
         with view.lock:
             if view.result is None or view.revision != revision:
                 record = self._store.study(revision.id)
-                view.result, view.figures = result_from(record, self._store.trials(record.id)), None
+                view.result, view.figures = result_from(record, self._trials(view, revision)), None
                 view.revision = revision
             result = view.result
         self._drop_old(revision.id)
         return result, view
+
+    def _trials(self, view: _View, revision: Revision) -> Collection[Trial]:
+        """The study's trials as of that revision or later. Those that did not change since the view was made are taken from it."""
+        study, known, before = revision.id, view.result, view.revision
+        if known is None or before is None or not 0 <= revision.events - before.events <= MOST_EVENTS:
+            return self._store.trials(study)
+        events = self._store.events(study, after=before.events, limit=MOST_EVENTS)
+        changed = {e.data["number"] for e in events if e.kind.startswith(("trial.", "attempt.")) and "number" in e.data}
+        read = self._store.trials(study, numbers=changed) if changed else []
+        return {t.number: t for t in (*known.trials, *read)}.values()
 
     def _drop_old(self, newest: str) -> None:
         """Drops the views that were asked for longest ago while there are too many trials."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 DEFAULT_IS_BEST = "the default config is the best"
 
 
-def format_speedup(speedup: float, low: float | None, high: float | None, *, times: str = "x", over: str = "") -> str:
+def format_speedup(
+    speedup: float, low: float | None, high: float | None, *, times: str = "x", over: str = "", is_open: bool = False
+) -> str:
     """`1.18x (95%: 1.14 to 1.22)`; without the ends of an interval `1.18x`; `DEFAULT_IS_BEST` where it is the default config's own.
 
-    `times`: what stands behind the number. `over`: what stands behind it all.
+    `times`: what stands behind the number. `over`: what stands behind it all. `is_open`: the study goes on, so that the default config is the best so far only.
     """
     if speedup == low == high == 1.0:
-        return DEFAULT_IS_BEST
+        return DEFAULT_IS_BEST + (" so far" if is_open else "")
     interval = f" (95%: {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
     return f"{speedup:.2f}{times}{interval}{over}"

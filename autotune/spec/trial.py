@@ -23,6 +23,9 @@ from autotune.spec.measurement import Measurement
 from autotune.spec.plain import workload_from_dict, workload_to_dict
 from autotune.spec.workload import Workload
 
+MOST_NAMED = 12
+"""trials that a sentence names"""
+
 
 class TrialStatus(StrEnum):
     """The state of a trial."""
@@ -251,6 +254,7 @@ class Trial:
 
 
 def trial_numbers(numbers: Sequence[int]) -> str:
-    """`trial 7`, `trials 7 and 9`, `trials 3, 7 and 9`."""
-    *first, last = map(str, numbers)
+    """`trial 7`, `trials 7 and 9`, `trials 3, 7 and 9`; of many the first `MOST_NAMED`: `trials 3, 7, 9 and 5,312 others`."""
+    rest = len(numbers) - MOST_NAMED
+    *first, last = [*map(str, numbers[:MOST_NAMED]), f"{rest:,} others"] if rest > 1 else map(str, numbers)
     return f"trials {', '.join(first)} and {last}" if first else f"trial {last}"

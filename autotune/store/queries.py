@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -123,11 +123,13 @@ def claimable(connection: Connection, now: int, *, limit: int) -> list[StudyReco
     return _records(connection, connection.execute(query).all())
 
 
-def list_trials(connection: Connection, study_id: str) -> list[Trial]:
-    """All trials of a study by number."""
+def list_trials(connection: Connection, study_id: str, numbers: Collection[int] | None = None) -> list[Trial]:
+    """All trials of a study by number, or those of these numbers."""
     key, found = resolve(connection, study_id)
-    rows = connection.execute(select(trials).where(trials.c.study == key).order_by(trials.c.number))
-    return [read_trial(found, row) for row in rows]
+    query = select(trials).where(trials.c.study == key).order_by(trials.c.number)
+    if numbers is not None:
+        query = query.where(trials.c.number.in_(sorted(numbers)))
+    return [read_trial(found, row) for row in connection.execute(query)]
 
 
 def steps(connection: Connection, study_id: str, number: int, attempt: int | None) -> dict[str, list[float]]:

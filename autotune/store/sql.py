@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Unpack
 
@@ -123,10 +123,10 @@ class SqlStore:
         with self.database.read() as connection:
             return queries.claimable(connection, self.database.server_now_us(connection), limit=limit)
 
-    def trials(self, study_id: str) -> list[Trial]:
-        """All trials of a study by number."""
+    def trials(self, study_id: str, *, numbers: Collection[int] | None = None) -> list[Trial]:
+        """All trials of a study by number, or those of these numbers that there are."""
         with self.database.read() as connection:
-            return queries.list_trials(connection, study_id)
+            return queries.list_trials(connection, study_id, numbers)
 
     def events(self, study_id: str, *, after: int = 0, limit: int = 1000, newest: bool = False) -> list[HistoryEvent]:
         """History after that sequence number, in order: the first `limit` events, or with `newest` the last `limit`."""

@@ -8,6 +8,7 @@ const RETRY_MS = 3000;
 const GATHER_MS = 300; // events that come close together need one fetch
 const REST = 5; // a page that takes long to make is asked for less often: at most a sixth of the time goes into it
 const STEPS_MS = 2000; // steps of running trials are no events: their part of the page is fetched again after so long
+const LATE = ["results", "figures"]; // in the order in which they are fetched: the first holds the second
 const CONTROLS = "a[href], button, summary, [tabindex]";
 let pending = 0;
 let pause = 0;
@@ -24,24 +25,35 @@ function nameOf(control) {
   return [control.closest("[id]")?.id, control.tagName, control.name, control.getAttribute("href") ?? control.value, says].join(" ");
 }
 
+// New contents for a part of the page: open details and the focus stay.
+function fill(part, contents) {
+  const focus = part.contains(document.activeElement) ? document.activeElement : null;
+  const name = focus && nameOf(focus);
+  const before = detailsOf(part);
+  keepLate(part, contents);
+  part.replaceChildren(...contents.childNodes);
+  detailsOf(part).forEach((one, name) => (one.open = before.get(name)?.open ?? one.open));
+  if (focus) [...part.querySelectorAll(CONTROLS)].find((control) => nameOf(control) === name)?.focus({ preventScroll: true });
+}
+
+// A page of this service; null where it can't be had.
+async function pageAt(url) {
+  const answer = await fetch(url, { headers: { Accept: "text/html" } });
+  if (!answer.ok || answer.redirected) return null;
+  return new DOMParser().parseFromString(await answer.text(), "text/html");
+}
+
 async function refresh() {
   pending = 0;
   const began = performance.now();
-  const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-  if (!answer.ok || answer.redirected) return;
-  const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const found = await pageAt(location.href);
+  if (!found) return;
   const [old, next] = [document.querySelector("main"), found.querySelector("main")];
   if (typing(old)) return;
-  const focus = old.contains(document.activeElement) ? document.activeElement : null;
-  const name = focus && nameOf(focus);
-  const before = detailsOf(old);
-  keepFigures(old, next);
-  old.replaceChildren(...next.childNodes);
-  drawFigures().catch(() => {});
-  detailsOf(old).forEach((part, name) => (part.open = before.get(name)?.open ?? part.open));
-  if (focus) [...old.querySelectorAll(CONTROLS)].find((control) => nameOf(control) === name)?.focus({ preventScroll: true });
+  fill(old, next);
   document.title = found.title;
   pause = REST * (performance.now() - began);
+  await fetchLate();
 }
 
 // Whether someone is filling in a form of the page, which must not be taken away.
@@ -78,40 +90,43 @@ async function follow(url) {
   }
 }
 
-// The figures of a large study come after its page. Until new ones are there, the old ones stay.
-function keepFigures(old, next) {
-  const [before, after] = [old, next].map((main) => main.querySelector("#figures"));
-  if (after?.dataset.from && before?.querySelector("figure")) after.replaceChildren(...before.childNodes);
+// What is worked out of all trials of a large study comes after its page, each part from its own address. Until a new one is there, the old one stays.
+function keepLate(old, next) {
+  for (const id of LATE) {
+    const [before, after] = [old, next].map((part) => part.querySelector(`#${id}`));
+    if (after?.dataset.from && before && !before.querySelector(":scope > .waiting")) after.replaceChildren(...before.childNodes);
+  }
 }
 
-async function drawFigures() {
-  const part = document.querySelector("#figures[data-from]");
-  if (!part) return;
-  const began = performance.now();
-  const answer = await fetch(part.dataset.from, { headers: { Accept: "text/html" } });
-  if (!answer.ok || answer.redirected) return;
-  const found = new DOMParser().parseFromString(await answer.text(), "text/html");
-  const now = document.querySelector("#figures[data-from]");
-  const open = now && detailsOf(now);
-  now?.replaceChildren(...found.body.childNodes);
-  if (now) detailsOf(now).forEach((one, name) => (one.open = open.get(name)?.open ?? one.open));
-  pause += REST * (performance.now() - began);
+async function fetchLate() {
+  for (const id of LATE) {
+    const part = document.querySelector(`#${id}[data-from]`);
+    if (!part) continue;
+    const began = performance.now();
+    const found = await pageAt(part.dataset.from).catch(() => null);
+    const now = document.querySelector(`#${id}[data-from]`);
+    if (!now || typing(now)) continue;
+    const waiting = now.querySelector(":scope > .waiting");
+    if (!found) {
+      if (waiting) waiting.textContent = "This part of the page could not be had from the service. Load the page again.";
+      continue;
+    }
+    fill(now, found.body);
+    if (waiting && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
+    pause += REST * (performance.now() - began);
+  }
 }
 
 // Keeps the part of the page current that shows the running trials.
 async function followSteps() {
   const part = document.querySelector("#running[data-from]");
   if (!part?.querySelector("li") || part.contains(document.activeElement)) return;
-  const answer = await fetch(part.dataset.from, { headers: { Accept: "text/html" } });
-  if (!answer.ok || answer.redirected) return;
-  const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const found = await pageAt(part.dataset.from);
   const now = document.querySelector("#running[data-from]");
-  const open = detailsOf(now);
-  now.replaceChildren(...found.body.childNodes);
-  detailsOf(now).forEach((one, name) => (one.open = open.get(name)?.open ?? one.open));
+  if (found && now) fill(now, found.body);
 }
 
-drawFigures().catch(() => {});
+fetchLate();
 const { events, every } = document.querySelector("main").dataset;
 if (events) follow(events);
 if (events) setInterval(() => followSteps().catch(() => {}), STEPS_MS);

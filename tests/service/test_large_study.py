@@ -1,28 +1,124 @@
-"""The page of a study with more trials than its figures are waited for."""
+"""The page of a study with many trials: it is made without reading them, and after a change only those that changed are read."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import event
 
+from autotune.ports import Lease
+from autotune.results.answers import result_of
+from autotune.service.pages import study_page
 from autotune.service.pages.study_page import MOST_WAITED_FOR
 from autotune.service.pages.trial_table import PAGE
+from autotune.spec import Trial
+from autotune.store.in_memory import MemoryStore
+from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
 from tests.benchmarks.large_study import large_study
 from tests.service.running import Service
 
+SMALL = 12
+"""trials up to which a page waits, in these tests"""
+
+
+class CountedReads(MemoryStore):
+    """Notes which trials are read, and counts statements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+        self.statements = 0
+        event.listen(self.database.engine, "before_cursor_execute", self._count)
+
+    def _count(self, *_: Any) -> None:
+        self.statements += 1
+
+    def trials(self, study_id: str, *, numbers: Collection[int] | None = None) -> list[Trial]:
+        found = super().trials(study_id, numbers=numbers)
+        self.read += [t.number for t in found]
+        return found
+
+    def since(self) -> tuple[list[int], int]:
+        """(trials read, statements) since the last call."""
+        seen, self.read = (self.read, self.statements), []
+        self.statements = 0
+        return seen
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A service on a store that counts, for which `SMALL` trials are many."""
+    monkeypatch.setattr(study_page, "MOST_WAITED_FOR", SMALL)
+    with Service(tmp_path, store=CountedReads()) as running:
+        yield running
+
+
+def study_of(store: MemoryStore, num_trials: int, name: str) -> Lease:
+    """A running study with so many trials."""
+    lease = running_study(store, a_study(name))
+    for number in range(num_trials):
+        run_trial(store, lease, measured(pending(number), step_time_s=1.0 / (1 + number)))
+    return lease
+
+
+def test_a_page_reads_no_trial_and_after_a_change_only_those_that_changed(counted: Service) -> None:
+    store, http = counted.store, counted.http
+    lease, larger = study_of(store, SMALL + 1, "many"), study_of(store, 3 * SMALL, "more")
+    page, results = f"/studies/{lease.study}", f"/studies/{lease.study}/results"
+    store.since()
+    text = http.get(f"{page}?sort=-measured&page=2").text
+    trials, statements = store.since()
+    assert trials == []
+    assert f'data-from="{results}?sort=-measured&amp;page=2"' in text
+    assert "/static/live.js" in text
+    assert "<svg" not in text
+    assert http.get(f"/studies/{larger.study}").status_code == 200
+    assert store.since() == ([], statements), "the statements of a page do not grow with its study"
+    part = http.get(results).text
+    assert store.since()[0] == list(range(SMALL + 1)), "each trial once"
+    assert f'data-from="{page}/figures"' in part
+    assert "<svg" not in part
+    assert http.get(f"{page}/figures").text.count("<figure") >= 5
+    assert store.since()[0] == []
+    whole = http.get(page).text  # all is at hand now
+    assert f"{results}" not in whole
+    assert "<figure" in whole
+    assert part.split("<table>")[1].split("</table>")[0] in whole
+    assert store.since()[0] == []
+    run_trial(store, lease, measured(pending(SMALL + 1), step_time_s=1e-3))
+    assert results in http.get(page).text
+    assert store.since()[0] == []
+    assert f'<tr class="won">\n  <td class="n"><a href="{page}/trials/{SMALL + 1}">' in http.get(results).text
+    for path in ("/ranking", "/compare?trial=0+3", "/trials/3", "/export?trainer=torchtitan", "/report"):
+        http.get(f"{page}{path}")
+    http.get(f"/api/v1{page}")
+    http.get(f"/api/v1{page}/best")
+    assert store.since()[0] == [SMALL + 1]
+    assert repr(counted.service.views.result(lease.study)) == repr(result_of(store, lease.study))
+    known, stored = counted.service.views.result(lease.study).trials, store.trials(lease.study)
+    assert repr(known) == repr(tuple(stored))
+
+
+def test_a_browser_without_scripts_gets_the_whole_page(counted: Service) -> None:
+    lease = study_of(counted.store, SMALL + 1, "plain")
+    page = f"/studies/{lease.study}"
+    assert '<a href="?whole=1">' in counted.http.get(page).text
+    assert f'<a href="{page}/trials/0">' in counted.http.get(f"{page}?whole=1").text
+
 
 @pytest.mark.slow
-def test_the_figures_of_a_large_study_come_after_its_page(tmp_path: Path) -> None:
+def test_the_parts_of_a_large_study_come_after_its_page(tmp_path: Path) -> None:
     with Service(tmp_path) as service:
         study = large_study(service.store, MOST_WAITED_FOR + 100)
         page = service.http.get(f"/studies/{study}").text
-        assert f'data-from="/studies/{study}/figures"' in page
-        assert "/static/live.js" in page
-        assert "<svg" not in page
-        assert page.count(f'<a href="/studies/{study}/trials/') == PAGE
-        part = service.http.get(f"/studies/{study}/figures").text
-        assert part.count("<figure") >= 10
+        assert f'data-from="/studies/{study}/results"' in page
+        part = service.http.get(f"/studies/{study}/results").text
+        assert part.count(f'<a href="/studies/{study}/trials/') == PAGE
+        figures = service.http.get(f"/studies/{study}/figures").text
+        assert figures.count("<figure") >= 10
         again = service.http.get(f"/studies/{study}").text  # they are drawn now
-        assert again.count("<figure") == part.count("<figure")
+        assert again.count("<figure") == figures.count("<figure")
         assert "data-from" not in again

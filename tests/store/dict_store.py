@@ -12,7 +12,7 @@ import math
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
@@ -187,8 +187,9 @@ class DictStore:
         return found[offset : offset + limit]
 
     @locked
-    def trials(self, study_id: str) -> list[Trial]:
-        return [trial for _, trial in sorted(self._find(study_id).trials.items())]
+    def trials(self, study_id: str, *, numbers: Collection[int] | None = None) -> list[Trial]:
+        found = sorted(self._find(study_id).trials.items())
+        return [trial for number, trial in found if numbers is None or number in numbers]
 
     @locked
     def revision(self, study_id: str) -> Revision:

@@ -11,6 +11,8 @@ from autotune.results.figure import Column, Figure, table_of
 from autotune.spec import TrialStatus
 from autotune.study.controller.trial_index import ASKED
 
+NAMES = {"trials": "trials", "failed_trials": "failed trials", "wall_s": "wall time, s", "gpu_s": "GPU time, s"}
+"""limits as people read them, by their names in data"""
 Limit = tuple[str, str, float, float, Callable[[float], str]]
 """(name in data, label, spent, limit, how it is written)"""
 
@@ -43,10 +45,10 @@ def budget_spent(source: FigureSource) -> Figure | None:
         ),
         table=table_of(
             (
-                Column(name="limit", head="limit", is_number=False),
-                Column(name="spent", head="spent"),
-                Column(name="of", head="of"),
-                Column(name="left", head="left"),
+                Column(name="limit", head="limit", is_number=False, show=lambda name: NAMES[name]),
+                Column(name="spent", head="spent", show=_number),
+                Column(name="of", head="of", show=_number),
+                Column(name="left", head="left", show=_number),
                 Column(name="spent_share", head="share spent", show=lambda v: f"{v:.0%}", bar_of=1.0),
             ),
             [
@@ -71,6 +73,11 @@ def _limits(source: FigureSource) -> list[Limit]:
         used = float(record.result.get("gpu_s", 0.0)) or _gpu_s(source)
         limits.append(("gpu_s", "GPU time", used, budget.max_gpu_s, format_duration))
     return limits
+
+
+def _number(value: float) -> str:
+    """`3,600`, `41.2`, `0.5`."""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def _gpu_s(source: FigureSource) -> float:

@@ -1,6 +1,6 @@
 """The map of the feasible set: two knobs as a grid, the best config of each cell.
 
-The knobs are tp and pp, unless neither varies: then the first two that do. A cell stands for all configs with its two values. It shows the best measured
+The knobs are tp and pp, unless neither varies: then the first two that do, or the only one that does and pp. A cell stands for all configs with its two values. It shows the best measured
 speed where one was measured, else the best predicted one, and is refused where all of its configs ran, or are expected to run, out of memory.
 """
 
@@ -41,7 +41,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
     names = AXES if any(name in knobs for name in AXES) else tuple(knobs)[:2]
     if not names:
         return None
-    across, down = (*names, names[0])[:2]
+    across, down = (*names, *(name for name in AXES if name not in names))[:2]
     cells = _cells(source, across, down)
     columns = sorted({key[1] for key in cells}, key=order_of)
     rows = sorted({key[0] for key in cells}, key=order_of)
@@ -56,7 +56,7 @@ def feasible_map(source: FigureSource) -> Figure | None:
     return Figure(
         name="feasible_map",
         title="Map of the feasible set",
-        shows=f"The {total:,} legal configs by {down} and {across}: tokens per second of the best config of each cell, over all other knobs.",
+        shows=f"The {total:,} legal {'config' if total == 1 else 'configs'} by {down} and {across}: tokens per second of the best config of each cell, over all other knobs.",
         how_to_read="The more a cell stands out, the faster. A solid frame was measured, a dashed frame is only predicted; hatched cells run out of memory with every config. "
         "Empty places hold no legal config. A fast dashed cell is where the search has not been yet.",
         svg=tiles(

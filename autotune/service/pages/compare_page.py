@@ -31,9 +31,7 @@ async def compare_studies(request: Request) -> Response:
     asked = _distinct([name[:200] for name in request.query_params.getlist("study") if name], MOST_STUDIES, "studies")
 
     def load() -> dict[str, Any]:
-        from autotune import api
-
-        found = [api.result_of(service.store, name) for name in asked]
+        found = [service.views.result(name) for name in asked]
         listed = {r.id: r.study.name for r in (*(f.record for f in found), *service.store.studies(limit=LISTED))}
         heads = [{"label": f.record.study.name, "url": f"/studies/{f.record.id}"} for f in found]
         return {
@@ -55,10 +53,9 @@ async def compare_trials(request: Request) -> Response:
     numbers = _distinct([trial_number(word) for word in re.split(r"[\s,]+", words) if word], MOST_TRIALS, "trials")
 
     def load() -> dict[str, Any]:
-        from autotune import api
         from autotune.results.answers import trial_of
 
-        result = api.result_of(service.store, request.path_params["study_id"])
+        result = service.views.result(request.path_params["study_id"])
         chosen = numbers or list(dict.fromkeys(t.number for t in (result.baseline, result.best) if t is not None))
         trials = [trial_of(result, number) for number in chosen]
         url = f"/studies/{result.record.id}"

@@ -29,9 +29,8 @@ async def ranking(request: Request) -> Response:
     def load() -> dict[str, Any]:
         from autotune import api
 
-        return api.best_document(
-            service.store,
-            request.path_params["study_id"],
+        return api.ranking_document(
+            service.views.result(request.path_params["study_id"]),
             top=SHOWN,
             pareto=bool(asked["pareto"]),
             metric=asked["metric"] or None,

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, Response
 
+from autotune.ports import StudyRecord
 from autotune.report.figures.figure_html import figure_html, figures_html
 from autotune.report.figures.running_steps import running_steps, steps_left
 from autotune.report.notes import infeasible_line
@@ -31,45 +32,65 @@ router = APIRouter()
 SHOWN_EVENTS = 40
 """events of a study's history that its page shows, the newest first"""
 MOST_WAITED_FOR = 1000
-"""trials up to which a page waits for its figures: about a second"""
+"""trials up to which a page waits for what has to be worked out of all of them: a tenth of a second for its results, a second for its figures"""
+WHOLE = "whole"
+"""the parameter with which a browser without scripts asks for all of a page at once"""
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'"
 
 
 @router.get("/studies/{study_id}")
 @page
 async def study(request: Request) -> Response:
-    """One study: best config, trials, newest events, and buttons for the actions that are possible now."""
+    """One study: best config, trials, newest events, and buttons for the actions that are possible now.
+
+    What comes of all trials of a large study is not waited for, unless it is at hand: the page is made without reading any trial, and fetches it.
+    """
     service, caller = await visitor(request)
     study_id, query = request.path_params["study_id"], TrialQuery.of(request.query_params)
 
     def load() -> dict[str, Any]:
         from autotune import api
+        from autotune.results.answers import is_left
 
-        result = service.views.result(study_id)
-        document = api.document(result)
-        tools = tools_of(service, caller, result.record)
-        status = result.record.status
-        figures = "" if _is_large(service, result) else _figures(service, result)
-        may_act = tools["mine"] and not status.is_terminal
-        events = service.store.events(result.record.id, limit=SHOWN_EVENTS, newest=True)
+        record = service.store.study(study_id)
+        is_late = _is_large(record) and WHOLE not in request.query_params and not service.views.is_at_hand(record.id)
+        results = {} if is_late else _results(service, service.views.result(record.id), query)
+        tools, status = tools_of(service, caller, record), record.status
+        events = service.store.events(record.id, limit=SHOWN_EVENTS, newest=True)
+        document = api.study_document(record, is_left=is_left(service.store, record))
         return {
-            "document": document,
             "tools": tools,
-            "study": document["study"],
-            "table": trial_table(result, query),
-            "infeasible": infeasible_line(result.infeasible),
-            "figures": figures,
-            "scripted": not figures,
-            **_running(service, result),
-            "placed": placed_lines(document["study"]),
-            **_target(document["target"]),
-            "actions": _possible_actions(status, result.record.wanted) if may_act else [],
+            "study": document,
+            "trials": sum(record.trial_counts.values()),
+            "late": f"/studies/{record.id}/results{query.address()}".partition("#")[0] if is_late else "",
+            "whole": f"?{WHOLE}=1",
+            **results,
+            "scripted": is_late or not results["figures"],
+            "placed": placed_lines(document),
+            "actions": _possible_actions(status, record.wanted) if tools["mine"] and not status.is_terminal else [],
             "events": [event.to_dict() for event in reversed(events)],
             "refresh": 0 if status.is_terminal else REFRESH_S,
-            "events_url": f"/api/v1/studies/{result.record.id}/events?after={events[-1].sequence if events else 0}",
+            "events_url": f"/api/v1/studies/{record.id}/events?after={events[-1].sequence if events else 0}",
         }
 
     return render("study.html", caller=caller, said=said(request), **(await run_in_threadpool(load)))
+
+
+@router.get("/studies/{study_id}/results")
+@page
+async def results(request: Request) -> Response:
+    """The part of a study's page that is worked out of all its trials, which that of a large study fetches after the rest."""
+    service, caller = await visitor(request)
+    query = TrialQuery.of(request.query_params)
+
+    def load() -> dict[str, Any]:
+        from autotune import api
+
+        result = service.views.result(request.path_params["study_id"])
+        open_s = 0 if result.record.status.is_terminal else REFRESH_S
+        return {"study": api.study_document(result.record), "refresh": open_s, **_results(service, result, query)}
+
+    return render("study_results.html", caller=caller, **(await run_in_threadpool(load)))
 
 
 @router.get("/studies/{study_id}/figures")
@@ -127,9 +148,24 @@ def _figures_at(result: Result) -> str:
     return f"/api/v1/studies/{result.record.id}/figures"
 
 
-def _is_large(service: ServiceState, result: Result) -> bool:
-    """Whether the figures have to be drawn first, and take so long that the page is sent without them."""
-    return len(result.trials) > MOST_WAITED_FOR and not service.views.has_figures(result)
+def _is_large(record: StudyRecord) -> bool:
+    return sum(record.trial_counts.values()) > MOST_WAITED_FOR
+
+
+def _results(service: ServiceState, result: Result, query: TrialQuery) -> dict[str, Any]:
+    """The values of the template `study_results.html` beside the study's own. The figures of a large study are left out until they are drawn."""
+    from autotune import api
+
+    document = api.document(result)
+    is_drawn = service.views.has_figures(result) or not _is_large(result.record)
+    return {
+        "document": document,
+        "table": trial_table(result, query),
+        "infeasible": infeasible_line(result.infeasible),
+        "figures": _figures(service, result) if is_drawn else "",
+        **_running(service, result),
+        **_target(document["target"]),
+    }
 
 
 def _figures(service: ServiceState, result: Result) -> Markup:

@@ -147,7 +147,7 @@ async def status_of(
     def make(found: str) -> bytes:
         from autotune import api
 
-        return strict_json(api.document(api.result_of(service.store, found)))
+        return strict_json(api.document(service.views.result(found)))
 
     return (await service.response_cache.get(study_id, "status", make)).response(if_none_match)
 
@@ -194,9 +194,8 @@ def best(
     """
     from autotune import api
 
-    answer = api.best_document(
-        service.store, study_id, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight
-    )
+    result = service.views.result(study_id)
+    answer = api.ranking_document(result, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight)
     return StrictJSONResponse(answer)
 
 
@@ -212,7 +211,7 @@ def explain(
     """Why a trial won or lost: the parts of its reward, compared with the baseline and the runner-up (or the winner)."""
     from autotune import api
 
-    return StrictJSONResponse(api.explain(service.store, study_id, trial))
+    return StrictJSONResponse(api.explained(service.views.result(study_id), trial))
 
 
 @router.get("/studies/{study_id}/export/{trainer}", responses=responses(404, model=ExportAnswer))
@@ -255,7 +254,7 @@ def exported(
                 field="option",
             )
         options[key] = value
-    return api.export_document(service.store, study_id, trainer, options, on=on, trial=trial)
+    return api.launch_document(service.views.result(study_id), trainer, options, on=on, trial=trial)
 
 
 @router.post("/studies/{study_id}/{action}", responses=responses(404, 409, model=StudyAnswer))

@@ -15,6 +15,7 @@ from autotune.spec import (
     FailureKind,
     ParallelConfig,
     StandsFor,
+    StudyStatus,
     Trial,
     TrialPurpose,
     TrialStatus,
@@ -61,6 +62,34 @@ class TrialContract(StoreFixture):
         assert repr(ended) == repr(expected)  # nan is not equal to itself, its text is
         assert store.study(lease.study).trial_counts == {"COMPLETED": 1}
         assert told(store, lease.study)[-3:] == ["trial.asked", "trial.started", "trial.ended"]
+
+    def test_events_name_each_trial_that_changed(self, store: LeasedStore) -> None:
+        lease = running_study(store)
+        known, seen = dict[int, Trial](), 0
+
+        def read_again() -> set[int]:
+            nonlocal seen
+            new = store.events(lease.study, after=seen)
+            seen += len(new)
+            named = {event.data["number"] for event in new if event.kind.startswith(("trial.", "attempt."))}
+            known.update({t.number: t for t in store.trials(lease.study, numbers=named)})
+            assert repr(list(known.values())) == repr(store.trials(lease.study))  # nan is not equal to itself
+            return named
+
+        for number in range(4):
+            decide(store, lease, KeepTrial(trial=pending(number)))
+        assert read_again() == {0, 1, 2, 3}
+        decide(store, lease, launch(lease, 2, 1))
+        assert read_again() == {2}
+        decide(store, lease, CloseAttempt(number=2, attempt=1, failure=LOST), launch(lease, 2, 2))
+        assert read_again() == {2}
+        decide(store, lease, EndTrial(trial=measured(pending(2))))
+        assert read_again() == {2}
+        store.record_event(lease.study, "study.note", {"number": 3})
+        assert read_again() == set()
+        store.set_status(lease.study, StudyStatus.CANCELLED, expect=[StudyStatus.RUNNING], lease=lease)
+        assert read_again() == {0, 1, 3}
+        assert store.trials(lease.study, numbers=[7]) == []
 
     def test_a_proxy_comes_back_with_what_it_stands_for(self, store: LeasedStore) -> None:
         target = a_study(num_gpus=64)
