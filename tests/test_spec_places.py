@@ -14,6 +14,7 @@ from autotune import load_study
 from autotune.errors import AutotuneError, SpecError
 from autotune.schema import ReadDocument, read_spec
 from autotune.schema.reading import parse_text
+from autotune.schema.source_text import MOST_CARETS
 
 SPEC = """\
 name: mine
@@ -129,6 +130,14 @@ def test_json_on_one_long_line_shows_what_is_around_the_mistake() -> None:
     shown, carets = error.place.excerpt.splitlines()
     assert shown[carets.index("^") :].startswith('"max_trails": 4')
     assert len(shown) < 110
+
+
+def test_carets_under_a_long_value_show_where_it_begins(tmp_path: Path) -> None:
+    error = refused(tmp_path, f"name: {'n' * 300}\nmodel: gpt2-medium\n")
+    assert error.place is not None
+    line, carets = error.place.excerpt.splitlines()
+    assert carets.count("^") == MOST_CARETS < len(line)
+    assert line[carets.index("^") :].startswith("name: nnn")
 
 
 def test_a_document_stays_a_mapping_and_keeps_its_text_when_it_is_copied(tmp_path: Path) -> None:

@@ -174,9 +174,12 @@ def _plain(value: Any) -> Any:
 
 
 _NUMBERS = {float, int}
+_SCALARS = {float, int, str, bool, type(None)}
 
 
 def _back(value: Any) -> Any:
+    if type(value) in _SCALARS:  # most values, and far cheaper to ask than whether it is a mapping
+        return value
     if isinstance(value, Mapping):
         return float(value["nonfinite"]) if set(value) == {"nonfinite"} else dict(value)
     if isinstance(value, list):

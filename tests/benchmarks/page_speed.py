@@ -1,18 +1,22 @@
 """Time of the web pages with a large store: `python -m tests.benchmarks.page_speed [STUDIES [TRIALS]]`, by default 1,000 studies and one of 10,000 trials.
 
-    first      the first request after the service has started: everything is read and made
-    changed    after an event was added to the study, so that no view that was made before is right; median
+    first      the first request of its kind after the service has started, in the order of the table
+    changed    after a trial has ended, so that no view that was made before is right; median
     again      nothing has changed; median
-    paint      first contentful paint in Chromium, where it is installed, of a page that is asked for again; median
-    figures    from the start of the navigation until the figures are on the page, in Chromium, after an event was added; median
+    paint      first contentful paint in Chromium, where it is installed
+    results    from the start of the navigation until best config and trials are on the page, by the browser's clock; figures: until the figures are
 
-The service is a process of its own. Wall times of a request are from its start to its last byte, and CPU times are those of the service.
+Chromium sees a service that has just started, then one that has made all before, after a trial has ended, and when nothing has changed. The services are processes of
+their own. Wall times of a request are from its start to its last byte, and CPU times are those of the service; those of commands are of their process.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +28,7 @@ import httpx
 
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, open_store
+from autotune.testing.stores import measured, pending, run_trial
 from tests.benchmarks import large_store
 from tests.benchmarks.large_study import large_study
 from tests.benchmarks.service_load import cpu_s, served
@@ -32,6 +37,8 @@ from tests.browser.chromium import chromium, find_chromium, visit
 REPEATS = 5
 TRIALS_EACH = 10
 """trials of each of the small studies"""
+RESULTS = "document.querySelector('#trials table')"
+FIGURES = "document.querySelector('#figures figure svg')"
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 
 
@@ -56,55 +63,79 @@ def first(url: str, pid: int, path: str) -> tuple[float, float, int]:
         return time.perf_counter() - wall, cpu_s(pid) - cpu, len(answer.content)
 
 
-def painted(page: Any, path: str) -> float:
-    """Seconds until something is painted."""
+def seen(page: Any, path: str) -> tuple[float, float, float]:
+    """Seconds until something is painted, until the results are there, and until the figures are."""
     page.goto(path)
+    times_s = [
+        1e-3 * float(page.wait_for_function(f"{it} && performance.now()").json_value()) for it in (RESULTS, FIGURES)
+    ]
     page.wait_for_function(f"{PAINT} > 0")
-    return 1e-3 * float(page.evaluate(PAINT))
+    return 1e-3 * float(page.evaluate(PAINT)), times_s[0], times_s[1]
 
 
-def drawn(page: Any, path: str) -> float:
-    """Seconds until the figures are there."""
-    began = time.perf_counter()
-    page.goto(path)
-    page.wait_for_selector("#figures figure svg")
-    return time.perf_counter() - began
+def command(*words: str) -> tuple[float, float]:
+    """Wall and CPU seconds of a command in a process of its own."""
+    wall, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-c", "from autotune.cli import main; main()", *words], check=True, stdout=subprocess.DEVNULL
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.perf_counter() - wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def show(store: SqlStore, url: str, pid: int, study: str) -> None:
-    """The tables."""
+class Changes:
+    """Ends one more trial of the study at a time, as a controller would."""
 
-    def change() -> None:
-        store.record_event(study, "study.note", {"message": "changed"})
+    def __init__(self, store: SqlStore, study: str) -> None:
+        self._store, self._numbers = store, itertools.count(len(store.trials(study)))
+        self._lease = store.claim(study, "benchmark:1:1", lease_s=3600.0)
 
+    def __call__(self) -> None:
+        assert self._lease is not None
+        run_trial(self._store, self._lease, measured(pending(next(self._numbers)), step_time_s=100.0))
+
+
+def show_requests(url: str, pid: int, study: str, change: Changes) -> None:
+    """The table of requests."""
+    at = f"/studies/{study}"
     pages = {
         "studies": "/studies",
         "studies, page 15": "/studies?page=15",
-        "large study": f"/studies/{study}",
-        "its figures": f"/studies/{study}/figures",
-        "its trials, sorted and filtered": f"/studies/{study}?sort=-measured&where=tp%3D2&page=3",
-        "one of its trials": f"/studies/{study}/trials/77",
+        "the large study": at,
+        "its results": f"{at}/results",
+        "its figures": f"{at}/figures",
+        "its trials, sorted and filtered": f"{at}/results?sort=-measured&where=tp%3D2&page=3",
+        "one figure as CSV": f"/api/v1{at}/figures/best_so_far.csv",
+        "one of its trials": f"{at}/trials/77",
+        "its trials compared": f"{at}/compare?trial=0+77",
+        "its ranking": f"{at}/ranking?metric=cost",
+        "compared with another": f"/compare?study={study}&study=study-7",
+        "its report": f"{at}/report",
+        "status as JSON": f"/api/v1{at}",
+        "trials as JSON": f"/api/v1{at}/trials",
     }
     print("| page | first, wall (CPU) | changed, wall (CPU) | again, wall (CPU) | size |\n|---|---|---|---|---|")
     for name, path in pages.items():
         wall, cpu, size = first(url, pid, path)
         changed, again = requests(url, pid, path, change), requests(url, pid, path)
         cells = [f"{a:.2f} s ({b:.2f} s)" for a, b in ((wall, cpu), changed, again)]
-        print(f"| {name} | {' | '.join(cells)} | {size / 1024:.0f} KiB |", flush=True)
-    if find_chromium() is None:
-        return
-    print("| page in Chromium | first paint | figures |\n|---|---|---|")
-    with chromium() as browser, visit(browser, url) as seen:
-        for name in ("studies", "large study"):
-            times_s = statistics.median(painted(seen.page, pages[name]) for _ in range(REPEATS))
-            print(f"| {name} | {times_s:.2f} s |", end="")
-            if name == "studies":
-                print(" |")
-        times = []
-        for _ in range(3):
-            change()
-            times.append(drawn(seen.page, pages["large study"]))
-        print(f" {statistics.median(times):.2f} s |")
+        print(f"| {name} | {' | '.join(cells)} | {size / 1024:,.0f} KiB |", flush=True)
+
+
+def show_browser(url: str, study: str, change: Changes) -> None:
+    """The table of the browser."""
+    path = f"/studies/{study}"
+    print("| the large study in Chromium | first paint | results | figures |\n|---|---|---|---|")
+    with chromium() as browser:
+        for name, before, times in (("first", None, 1), ("changed", change, 3), ("again", None, 3)):
+            found = []
+            for _ in range(times):
+                if before is not None:
+                    before()
+                with visit(browser, url) as visited:
+                    found.append(seen(visited.page, path))
+            cells = [f"{statistics.median(column):.2f} s" for column in zip(*found, strict=True)]
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def main(num_studies: str = "1000", num_trials: str = "10000") -> None:
@@ -116,11 +147,19 @@ def main(num_studies: str = "1000", num_trials: str = "10000") -> None:
         large_store.fill(store, int(num_studies) - 1, TRIALS_EACH)
         for record in store.claimable(limit=int(num_studies)):  # this service would run them
             store.set_status(record.id, StudyStatus.CANCELLED, expect=[StudyStatus.QUEUED])
-        study = large_study(store, int(num_trials))
+        study = large_study(store, int(num_trials), status=StudyStatus.RUNNING)
         trials = sum(store.study(study).trial_counts.values())
         print(f"{num_studies} studies, one of {trials:,} trials; load {os.getloadavg()[0]:.1f}")
+        change = Changes(store, study)
+        if find_chromium() is not None:
+            with served(Path(folder), str(path), 1) as (url, _):
+                show_browser(url, study, change)
         with served(Path(folder), str(path), 1) as (url, pid):
-            show(store, url, pid, study)
+            show_requests(url, pid, study, change)
+        print("| command | wall (CPU) |\n|---|---|")
+        for words in (("status", study), ("report", study, "-o", str(Path(folder) / "report.html")), ("best", study)):
+            wall, cpu = command(*words, "--store", str(path))
+            print(f"| `autotune {words[0]} ID` | {wall:.1f} s ({cpu:.1f} s) |", flush=True)
         print(f"load {os.getloadavg()[0]:.1f}")
         store.close()
 

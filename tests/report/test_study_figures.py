@@ -14,7 +14,7 @@ from autotune.report.svg.bars import Bar, stacked_bars
 from autotune.report.svg.canvas import WIDTH
 from autotune.results.answers import result_from
 from autotune.reward import tokens_per_s
-from autotune.spec import MeasureSpec, StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.spec import MeasureSpec, SpaceSpec, StudyStatus, Trial, TrialPurpose, TrialStatus
 from tests.report.test_page import read
 from tests.report.worlds import record, trial, trials
 
@@ -109,6 +109,26 @@ def test_proxies_spend_the_budget_and_are_no_speed_of_the_target() -> None:
     assert all(row[4] is None for row in figures["feasible_map"].table.rows)
     assert len(figures["predicted_measured"].table.rows) == 3
     assert "of the 2 ranks" in figures["timeline"].shows
+
+
+def test_the_budget_is_written_for_people_and_kept_in_seconds() -> None:
+    table = {f.name: f for f in figures_of(result_from(record(elapsed_s=1234.5678), trials()))}["budget"].table
+    shown = {row[0]: row for row in table.shown_rows(9)}
+    assert shown["wall time, s"][1] == "1,235"
+    assert shown["trials"][1] == "4"
+    assert {row[0]: row[1] for row in table.rows}["wall_s"] == 1234.5678
+    assert not any("." in cell for row in shown.values() for cell in row[1:4])
+
+
+def test_the_map_of_a_space_with_one_knob_names_it_once() -> None:
+    """A single config beside which its fp32 reference ran."""
+    study = record().study
+    space = SpaceSpec(knobs={"precision": ("bf16",), "tp": (1,), "pp": (1,)}, world_sizes=(8,))
+    pair = [trial(0), replace(trial(1, precision="fp32"), purpose=TrialPurpose.REFERENCE)]
+    found = result_from(record(study=replace(study, space=space)), pair)
+    figure = {f.name: f for f in figures_of(found)}["feasible_map"]
+    assert "by pp and precision" in figure.shows
+    assert [column.name for column in figure.table.columns][:2] == ["pp", "precision"]
 
 
 def words_of(svg: str, width_of_letter: float) -> list[tuple[float, float, float, str]]:

@@ -63,6 +63,16 @@ def test_every_config_has_its_ratio_to_the_default_config_whenever_it_was_measur
     assert tokens_per_s(result.trials[3]) / default > 3.3  # as it was measured, on the machine of that time
 
 
+def test_a_final_run_whose_default_run_was_cancelled_is_held_against_the_one_before() -> None:
+    trials = study_on_a_machine_that_slows_down()
+    lost = replace(trials[7], status=TrialStatus.CANCELLED, measurement=None, reward=None)
+    found = result_from(record(), [*trials[:7], lost, *trials[8:]])
+    assert found.baseline is not None
+    for number, config in ((8, 1), (9, 2)):
+        ratio = tokens_per_s(found.shown[number]) / tokens_per_s(found.baseline)
+        assert ratio == pytest.approx(SPEEDS[config] * 3.0 / 3.15)  # the machine slowed on by 5% in between
+
+
 def test_the_winner_has_one_speed_in_its_row_its_card_and_its_speedup(result: Result) -> None:
     assert result.best is not None
     assert result.baseline is not None

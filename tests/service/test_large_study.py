@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from autotune.results.answers import result_of
 from autotune.service.pages import study_page
 from autotune.service.pages.study_page import MOST_WAITED_FOR
 from autotune.service.pages.trial_table import PAGE
-from autotune.spec import Trial
+from autotune.spec import Reward, Trial
 from autotune.store.in_memory import MemoryStore
 from autotune.testing.stores import a_study, measured, pending, run_trial, running_study
 from tests.benchmarks.large_study import large_study
@@ -88,7 +89,8 @@ def test_a_page_reads_no_trial_and_after_a_change_only_those_that_changed(counte
     assert "<figure" in whole
     assert part.split("<table>")[1].split("</table>")[0] in whole
     assert store.since()[0] == []
-    run_trial(store, lease, measured(pending(SMALL + 1), step_time_s=1e-3))
+    won = Reward(total=9.0, throughput=9.0, stability=1.0)
+    run_trial(store, lease, replace(measured(pending(SMALL + 1), step_time_s=1e-3), reward=won))
     assert results in http.get(page).text
     assert store.since()[0] == []
     assert f'<tr class="won">\n  <td class="n"><a href="{page}/trials/{SMALL + 1}">' in http.get(results).text

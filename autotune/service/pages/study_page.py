@@ -62,7 +62,9 @@ async def study(request: Request) -> Response:
             "tools": tools,
             "study": document,
             "trials": sum(record.trial_counts.values()),
-            "late": f"/studies/{record.id}/results{query.address()}".partition("#")[0] if is_late else "",
+            "late": f"/studies/{record.id}/results{query.address(page=query.page)}".partition("#")[0]
+            if is_late
+            else "",
             "whole": f"?{WHOLE}=1",
             **results,
             "scripted": is_late or not results["figures"],
