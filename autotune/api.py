@@ -37,6 +37,7 @@ from autotune.predictions import (
     estimate_of,
     plan_of,
     proxies_of,
+    target_of,
     what_if_of,
 )
 from autotune.profiling import profile_study
@@ -340,6 +341,7 @@ __all__ = [
     "run_study",
     "study_document",
     "submit_study",
+    "target_of",
     "trial_document",
     "tune",
     "what_if_of",

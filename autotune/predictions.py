@@ -24,6 +24,7 @@ from autotune.space.proxy import Proxy
 from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, Study
 from autotune.study import preflight
 from autotune.study.assembly import assemble
+from autotune.study.target_findings import TargetFindings
 
 if TYPE_CHECKING:
     from autotune.search.target_searcher import TargetSearcher
@@ -103,6 +104,12 @@ def proxies_of(study: Study, *, top: int = 10, store: KnowledgeStore | None = No
             }
         )
     return rows
+
+
+def target_of(study: Study, store: KnowledgeStore | None = None) -> dict[str, Any]:
+    """How a target's configs rank before any proxy ran, and what can be said of the first one (`autotune.study.target_findings`); empty for a study without a
+    target. Raises `InfeasibleError`."""
+    return TargetFindings(assemble(study, store).searcher())().get("target", {})
 
 
 def what_if_of(

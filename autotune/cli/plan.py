@@ -72,6 +72,7 @@ def plan(
         found = api.plan_of(study, top=top, store=database, profile=not no_profile, on_dry_run=_tell)
         not_here = api.cannot_run_here(study)
         proxies = api.proxies_of(study, top=top, store=database) if study.at_hand is not None and found.rows else []
+        target = api.target_of(study, database) if study.at_hand is not None and found.rows else {}
         sizes = api.what_if_of(study, _counts(gpus), tokens=train_tokens, store=database) if gpus else ()
         names = [word.strip() for word in (clusters or "").split(",") if word.strip()]
         compared = (
@@ -80,14 +81,14 @@ def plan(
     finally:
         database.close()
     document = found.to_dict() | {"cannot_run_here": not_here}
-    document |= {"proxies": proxies} if study.at_hand is not None else {}
+    document |= {"proxies": proxies, "target": target} if study.at_hand is not None else {}
     document |= {"what_if": [row.to_dict() for row in sizes]} if gpus else {}
     document |= {"clusters": [choice.to_dict() for choice in compared]} if clusters is not None else {}
     if json:
         emit(document)
     else:
         _print_plan(study, found, sizes)
-        _print_proxies(study, proxies)
+        _print_proxies(study, proxies, target)
         _print_clusters(compared)
         _print_source(found.source)
         if not_here:
@@ -160,9 +161,10 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
         out.print(table)
 
 
-def _print_proxies(study: Any, proxies: Any) -> None:
-    """Prints what would run on the cluster at hand for the best configs of a target, and what that cannot tell."""
-    from autotune.report.target_text import PROXY_HEADS, blind_words, proxy_rows
+def _print_proxies(study: Any, proxies: Any, findings: Any) -> None:
+    """Prints what would run on the cluster at hand for the best configs of a target, what that cannot tell, and what is known of the first config by now."""
+    from autotune.report.target_text import PROXY_HEADS, blind_words, proxy_rows, statement_sentence
+    from autotune.spec import ParallelConfig, config_label
 
     if not proxies:
         return
@@ -177,6 +179,9 @@ def _print_proxies(study: Any, proxies: Any) -> None:
     out.print(table)
     if unknown := blind_words(name for row in proxies if row["proxy"] for name in row["proxy"]["blind"]):
         out.print(f"proxies cannot tell: {', '.join(unknown)}")
+    out.print(
+        f"before any of them ran, {statement_sentence(findings)}: {config_label(ParallelConfig.from_dict(findings['configs'][0]['config']))}"
+    )
 
 
 def _print_clusters(compared: Any) -> None:

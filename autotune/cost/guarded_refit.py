@@ -10,7 +10,8 @@ priors are tried, and each is judged by what it says of every trial given all th
     score     sum_i log p(y_i | all other y)        p: normal, with `OUTLIER` of its weight spread wide, so that one wild trial decides nothing
               (leave-one-out densities: Rasmussen & Williams 2006, eq. 5.10 to 5.12; Geisser & Eddy 1979)
 
-The best score wins, of equal ones the first in this list. So trials that agree with the constants move them little, and trials that no constants explain
+The best score wins, of equal ones the first in this list, where constants are needed; what trials say of another workload is an average over all of them
+(`transferred`). So trials that agree with the constants move them little, and trials that no constants explain
 move none.
 """
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
+from scipy.special import log_softmax
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.refit import Conditioned, Measured, UncertainConstants, linearised, uncertain
@@ -37,6 +39,23 @@ OUTLIER, OUTLIER_SD = 0.05, 1.0
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Believed:
+    """What trials say by one of the priors."""
+
+    kind: str
+    """known, level, or refit and its width"""
+    score: float
+    """of the trials, each given all others"""
+    known: UncertainConstants
+    """the constants and the level given the trials"""
+    said: Conditioned | None
+    """the trials at the last linearisation; None without any"""
+    weight: float
+    """of this prior against the others, given the trials; all add up to one"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refitted:
     """What trials say about the constants."""
 
@@ -44,11 +63,10 @@ class Refitted:
     """known, level, or refit and its width"""
     known: UncertainConstants
     """the constants, the level, and what stays uncertain about them"""
-    elsewhere: UncertainConstants
-    """the same with what stays uncertain for other workloads: of a refit, the wide one where trials show that the constants are off, for what they do not show
-    may be off as far"""
     gain: float
     """by how much left-out trials are predicted better than by the constants that were given: difference of the scores per trial"""
+    believed: tuple[Believed, ...]
+    """each prior's answer; without trials that of the constants that were given"""
 
     @property
     def calibration(self) -> Calibration:
@@ -66,27 +84,29 @@ def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitte
     """The constants given these trials, by the prior that predicts left-out trials best; those that were given where there is no trial."""
     given = uncertain(constants)
     if not trials:
-        return Refitted(kind="known", known=given, elsewhere=given, gain=0.0)
+        alone = Believed(kind="known", score=0.0, known=given, said=None, weight=1.0)
+        return Refitted(kind="known", known=given, gain=0.0, believed=(alone,))
     levels = {"known": constants.level_sigma, "level": UNKNOWN_LEVEL}
     priors = {name: _level_only(given, sigma) for name, sigma in levels.items()}
-    refits = {f"refit {width:g}": replace(given, covariance=width**2 * given.covariance) for width in WIDTHS}
-    priors |= refits
-    found: dict[str, tuple[float, UncertainConstants]] = {}
+    priors |= {f"refit {width:g}": replace(given, covariance=width**2 * given.covariance) for width in WIDTHS}
+    found: dict[str, Believed] = {}
     for name, prior in priors.items():
         now, last = linearised(prior, trials)
-        found[name] = left_out_score(last), now
-    best = "known"
-    for name, (score, _) in found.items():
-        if score > found[best][0]:
-            best = name
+        found[name] = Believed(kind=name, score=left_out_score(last), known=now, said=last, weight=0.0)
+    best = max(found.values(), key=lambda b: b.score)
     count = sum(len(t.table) for t in trials)
-    narrow, *_, wide = refits
     return Refitted(
-        kind=best,
-        known=given if best == "known" else found[best][1],
-        elsewhere=found[narrow if best in ("known", narrow) else wide][1],
-        gain=(found[best][0] - found["known"][0]) / count,
+        kind=best.kind,
+        known=given if best.kind == "known" else best.known,
+        gain=(best.score - found["known"].score) / count,
+        believed=_weighed(list(found.values())),
     )
+
+
+def _weighed(answers: Sequence[Believed]) -> tuple[Believed, ...]:
+    """The answers with weights that are proportional to the exponential of their scores."""
+    weights = np.exp(log_softmax([b.score for b in answers]))
+    return tuple(replace(b, weight=float(w)) for b, w in zip(answers, weights, strict=True))
 
 
 def left_out_score(known: Conditioned) -> float:

@@ -18,7 +18,7 @@ slow, not the cluster. The result depends on prior and trials alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -29,7 +29,7 @@ from scipy.linalg import cho_factor, cho_solve
 from autotune.cost.calibration import Calibration, refit_values
 from autotune.cost.own_error import OwnError
 from autotune.cost.sensitivity import Sensitivity, sensitivity
-from autotune.spec import ConfigTable, Workload
+from autotune.spec import KNOBS, ConfigTable, Workload
 
 Array = NDArray[np.float64]
 
@@ -108,10 +108,9 @@ def linearised(prior: UncertainConstants, trials: Sequence[Measured]) -> tuple[U
     measured = np.log(np.concatenate([t.step_time_s for t in trials]))
     moved = np.zeros(len(prior.names) + 1)
     now = prior
+    rows_at = _sensitivities(trials)
     for _ in range(ROUNDS):
-        rows = Sensitivity.joined(
-            [sensitivity(t.workload, t.table, now.constants, now.names, k) for k, t in enumerate(trials)]
-        )
+        rows = rows_at(now)
         known = Conditioned.on(rows, measured - rows.log_step_s - now.log_level + rows.jacobian @ moved, prior)
         step = known.moved - moved
         moved = moved + step * min(1.0, STRIDE / max(float(np.abs(step).max()), 1e-9))
@@ -119,6 +118,28 @@ def linearised(prior: UncertainConstants, trials: Sequence[Measured]) -> tuple[U
         if float(np.abs(step).max()) < SETTLED:
             break
     return now, known
+
+
+def _sensitivities(trials: Sequence[Measured]) -> Callable[[UncertainConstants], Sensitivity]:
+    """The rows of all trials, in their order, by constants. Workloads that differ in nothing but their global batch, which each config has of its own, are looked
+    at together. Knobs of a study's own are left out of the coordinates: other studies do not have them."""
+    alike: dict[str, list[int]] = {}
+    for k, trial in enumerate(trials):
+        alike.setdefault(f"{replace(trial.workload, global_batch_size=1)!r} {tuple(trial.table.knobs)}", []).append(k)
+    groups = [
+        (trials[some[0]].workload, ConfigTable.concatenate([trials[k].table for k in some])) for some in alike.values()
+    ]
+    numbers = [np.repeat(some, [len(trials[k].table) for k in some]) for some in alike.values()]
+    order = np.argsort(np.concatenate(numbers), kind="stable")
+
+    def at(known: UncertainConstants) -> Sensitivity:
+        found = [sensitivity(workload, table, known.constants, known.names) for workload, table in groups]
+        rows = Sensitivity.joined(
+            [replace(f, workloads=n, points=f.points[:, : len(KNOBS)]) for f, n in zip(found, numbers, strict=True)]
+        )
+        return rows.take(order)
+
+    return at
 
 
 @final
@@ -162,6 +183,15 @@ class Conditioned:
         2006, eq. 5.12)."""
         precision = np.diag(cho_solve(self.factor, np.eye(len(self.own)), check_finite=False))
         return self.own / precision, 1.0 / precision
+
+    def covariance_of(self, rows: Sensitivity, others: Sensitivity) -> Array:
+        """Covariance of the errors of configs with those of others, of what neighbours share, shape (N, m)."""
+        own, spread = self.prior.own_error, self.prior.covariance
+        ours, theirs = (
+            some.jacobian @ spread @ self.rows.jacobian.T + own.covariance(some, self.rows) for some in (rows, others)
+        )
+        before = rows.jacobian @ spread @ others.jacobian.T + own.covariance(rows, others)
+        return np.asarray(before - ours @ cho_solve(self.factor, theirs.T, check_finite=False))
 
     def errors_of(self, rows: Sensitivity) -> tuple[Array, Array, Array]:
         """Of the next measurements of configs at the same linearisation: mean of log(measured / predicted), its standard deviation, and the part of it that

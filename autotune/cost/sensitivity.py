@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.layout import layout_of
+from autotune.cost.profiled_work import profiled_work
 from autotune.cost.stages import stages_of
 from autotune.cost.step_time import time_parts
 from autotune.cost.traits import traits_of
@@ -27,6 +29,9 @@ Array = NDArray[np.float64]
 
 STEP = 0.04
 """difference of a constant's log"""
+
+DEPTH = ("name", "source", "num_layers", "num_dense_layers", "dense_ffn_hidden_size", "mtp_layers")
+"""of a model: what may differ between models whose layers are the same"""
 
 
 @final
@@ -44,6 +49,8 @@ class Sensitivity:
     """coordinates of the configs, shape (n, d)"""
     workloads: NDArray[np.intp]
     """number of each config's workload, shape (n,)"""
+    layers: NDArray[np.int64]
+    """a number for what a rank's layers are: the same where trainer, GPU, sequence and the shape of a layer are, shape (n,)"""
 
     @classmethod
     def joined(cls, several: Sequence[Sensitivity]) -> Sensitivity:
@@ -66,7 +73,12 @@ def step_times(workload: Workload, table: ConfigTable) -> Callable[[Calibration]
     """The time parts of the configs by constants; what no constant changes is computed once."""
     traits = traits_of(workload.trainer)
     layout, stages = layout_of(workload, table), stages_of(workload.model, table, traits.split)
-    return lambda constants: time_parts(workload, table, layout, stages, constants, traits)
+
+    def at(constants: Calibration) -> TimeParts:
+        work = profiled_work(workload, table, constants)
+        return time_parts(workload, table, layout, stages, constants, traits, work)
+
+    return at
 
 
 def sensitivity(
@@ -86,4 +98,11 @@ def sensitivity(
         own_sigma=np.asarray(time_sigma(here, constants, experts=workload.model.num_experts > 0)),
         points=table.coordinates(),
         workloads=np.full(len(table), number, dtype=np.intp),
+        layers=np.full(len(table), _layers_of(workload), dtype=np.int64),
     )
+
+
+def _layers_of(workload: Workload) -> int:
+    """The same for workloads whose layers are alike, however many these are."""
+    shape = [getattr(workload.model, f.name) for f in fields(workload.model) if f.name not in DEPTH]
+    return crc32(f"{shape} {workload.seq_len} {workload.cluster.gpu.name} {workload.trainer} {workload.peft}".encode())

@@ -1,21 +1,83 @@
-"""What trials of other workloads leave unknown about the step times of a workload of which nothing was measured.
+"""What trials of other workloads say about the step times of a workload of which nothing was measured.
 
-    var log t = J C J' + s^2        J: derivatives of log t by constants and level        C: their covariance given the trials (`refit`)        s: own error
+    log t = log f(theta) + level + e        theta, level: refitted (`refit`)        e: the config's own error, as far as those of the trials resemble it (`own_error`)
+    variance                                of constants, level and own error, given the trials
 
-A constant that the trials do not depend on keeps its prior width in C. So the interval of a config on many nodes stays wide, however often one node was measured.
+A constant that the trials do not depend on keeps its prior width, so the interval of a config on many nodes stays wide, however often one node was measured. What is
+wrong about one config is wrong about it in a smaller job of the same degrees too, so own errors are carried over.
+
+Which prior is right is not known after a few trials. So the answers of all are averaged, each with the weight that left-out trials give it (`guarded_refit`;
+pseudo-Bayesian model averaging: Geisser & Eddy 1979; Yao et al. 2018, section 3.4).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 
-from autotune.cost.refit import Array, UncertainConstants
-from autotune.cost.sensitivity import sensitivity
-from autotune.spec import ConfigTable, Workload
+from autotune.cost.guarded_refit import Believed, Refitted
+from autotune.cost.refit import LEAST_SIGMA, Array
+from autotune.cost.sensitivity import Sensitivity, sensitivity
+from autotune.spec import KNOBS, ConfigTable, Workload
 
 
-def transferred_sigma(workload: Workload, table: ConfigTable, known: UncertainConstants) -> Array:
-    """Standard deviation of the log step time of each config, shape (N,). `known`: the constants given the trials (`Refitted.elsewhere`)."""
-    rows = sensitivity(workload, table, known.constants, known.names)
-    shared = np.einsum("nk,kl,nl->n", rows.jacobian, known.covariance, rows.jacobian)
-    return np.asarray(np.sqrt(np.maximum(shared, 0.0) + rows.own_sigma**2))
+def transferred_mean(workload: Workload, table: ConfigTable, found: Refitted) -> Array:
+    """Mean of the log step time of each config, shape (N,)."""
+    return np.asarray(sum(b.weight * _mean(b, _rows(workload, table, b, ())) for b in found.believed))
+
+
+def transferred_sigma(workload: Workload, table: ConfigTable, found: Refitted) -> Array:
+    """Standard deviation of the log step time of each config, shape (N,)."""
+    return _mixed(workload, table, found, lambda mean: mean, _variance)
+
+
+def transferred_difference(workload: Workload, table: ConfigTable, found: Refitted, pick: int) -> Array:
+    """Standard deviation of the difference of each config's log step time from that of config `pick`, shape (N,); 0 for itself."""
+
+    def variance(believed: Believed, rows: Sensitivity) -> Array:
+        own = _variance(believed, rows)
+        both = own + own[pick] - 2.0 * _covariance(believed, rows, rows.take([pick]))[:, 0]
+        return np.where(np.arange(len(own)) == pick, 0.0, np.maximum(both, LEAST_SIGMA**2))
+
+    return _mixed(workload, table, found, lambda mean: mean - mean[pick], variance)
+
+
+def _mixed(
+    workload: Workload, table: ConfigTable, found: Refitted, of: Callable[[Array], Array], variance: Callable[[Believed, Sensitivity], Array]
+) -> Array:  # fmt: skip
+    """Standard deviation of a mixture of normals, one for each prior."""
+    rows = [_rows(workload, table, b, b.known.names) for b in found.believed]
+    weights = np.array([[b.weight] for b in found.believed])
+    means = np.stack([of(_mean(b, r)) for b, r in zip(found.believed, rows, strict=True)])
+    variances = np.stack([variance(b, r) for b, r in zip(found.believed, rows, strict=True)])
+    apart = means - (weights * means).sum(axis=0)
+    return np.asarray(np.sqrt((weights * (variances + apart**2)).sum(axis=0)))
+
+
+def _rows(workload: Workload, table: ConfigTable, believed: Believed, names: tuple[str, ...]) -> Sensitivity:
+    rows = sensitivity(workload, table, believed.known.constants, names, number=-1)
+    return replace(rows, points=rows.points[:, : len(KNOBS)])
+
+
+def _mean(believed: Believed, rows: Sensitivity) -> Array:
+    mean = rows.log_step_s + believed.known.log_level
+    if believed.said is None:
+        return mean
+    return np.asarray(mean + believed.known.own_error.covariance(rows, believed.said.rows) @ believed.said.own)
+
+
+def _variance(believed: Believed, rows: Sensitivity) -> Array:
+    if believed.said is not None:
+        return np.asarray(believed.said.errors_of(rows)[1] ** 2)
+    shared = np.einsum("nk,kl,nl->n", rows.jacobian, believed.known.covariance, rows.jacobian)
+    return np.asarray(shared + rows.own_sigma**2)
+
+
+def _covariance(believed: Believed, rows: Sensitivity, others: Sensitivity) -> Array:
+    """Of the log step times of configs with others of them, shape (N, m)."""
+    said, known = believed.said, believed.known
+    if said is not None:
+        return said.covariance_of(rows, others)
+    return np.asarray(rows.jacobian @ known.covariance @ others.jacobian.T + known.own_error.covariance(rows, others))

@@ -36,14 +36,7 @@ def target_sentences(target: Mapping[str, Any]) -> list[str]:
     ran = f"{target['proxies']} {'proxy' if target['proxies'] == 1 else 'proxies'}"
     sizes = f"{target['num_gpus']:,} GPUs, {target['times']:g} times those of {target['at_hand']}"
     said = [f"target {target['cluster']} ({sizes}): ranked by the cost model and {ran} on {target['at_hand']}"]
-    statement = target["statement"]
-    if statement is not None:
-        said.append(
-            f"the first config is within {statement['within']:.0%} of the best one with {statement['confidence']:.0%} confidence, "
-            f"by {statement['replays']:,} replays of published sweeps"
-        )
-    else:
-        said.append(f"how close the first config is to the best one is not stated: {target['no_statement']}")
+    said.append(statement_sentence(target))
     said.append(f"one trial on the target is expected to gain {target['gain_of_a_real_trial']:.1%}")
     if target["configs"] and (stalls := target["configs"][0].get("stall_probability", 0.0)):
         slow = format_duration(target["configs"][0]["stalled_step_time_s"])
@@ -55,6 +48,17 @@ def target_sentences(target: Mapping[str, Any]) -> list[str]:
     for reason, count in target["without_proxy"].items():
         said.append(f"{count:,} of the configs that may win have no proxy here: {reason}")
     return said
+
+
+def statement_sentence(target: Mapping[str, Any]) -> str:
+    """How close the first config is to the best one, or why that is not said."""
+    statement = target["statement"]
+    if statement is None:
+        return f"how close the first config is to the best one is not stated: {target['no_statement']}"
+    return (
+        f"the first config is within {statement['within']:.0%} of the best one with {statement['confidence']:.0%} confidence, "
+        f"by {statement['replays']:,} replays of published sweeps"
+    )
 
 
 def blind_words(names: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from autotune.cost.guarded_refit import Refitted, guarded_refit, measured_worklo
 from autotune.cost.refit import Measured
 from autotune.search.searcher import Problem
 
-MOST_WORKLOADS = 10
+MOST_WORKLOADS = 30
 """workloads of the history that are looked at, the first ones"""
 MOST_CONFIGS = 20
 """configs of each of them that are looked at, the first ones; a refit to many more takes seconds"""

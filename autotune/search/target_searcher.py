@@ -4,10 +4,11 @@
     proxy     a small job on the cluster at hand that stands for one of them (`autotune.space.proxy`); several configs may share one
     pick      the config of the greatest expected throughput among those that are expected to fit
 
-The model of the target's throughput is that of the Bayesian search (`surrogate.Posterior`): proxies teach it as trials of other workloads do. The next proxy
-is that of the config with the greatest expected improvement over the pick, so one is run only where it may change the ranking:
+Proxies teach the constants of the cost model and the own errors of configs that do the same work on a rank (`autotune.cost.transferred`); what they teach about memory
+and failures is the Bayesian search's (`surrogate.Posterior`). The next proxy is that of the config with the greatest expected improvement over the pick, so one is run only
+where it may change the ranking:
 
-    EI = E max(y - y_pick, 0)        y: log throughput of a config        y_pick: mean of the pick's
+    EI = E max(y - y_pick, 0)        y: log throughput of a config        y_pick: the pick's; what both share does not count
 
 Once no config with an expected improvement of `worth` lacks its proxy, no further proxy is asked for. What proxies cannot tell stays as uncertain as it was, so
 improvements that only a trial on the target would find stay in `real_gain`. A proxy that fails for memory, and the peak of one that does not, tell which other
@@ -16,7 +17,6 @@ proxies run here: one that was expected to run out of memory may be run later, a
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost import estimate
-from autotune.cost.refit import UncertainConstants
-from autotune.cost.transferred import transferred_sigma
+from autotune.cost.guarded_refit import Refitted
+from autotune.cost.transferred import transferred_difference, transferred_mean, transferred_sigma
 from autotune.errors import ConfigError, SpecError
 from autotune.search.first_pick import likely_shortfall
 from autotune.search.history import history_refit, with_refit
@@ -42,6 +42,8 @@ Array = NDArray[np.float64]
 
 WORTH = 0.01
 """expected relative gain below which a proxy is not worth a trial, unless the budget's `min_gain` says otherwise"""
+RANKED = 4000
+"""configs, by the expected throughput, whose uncertainty is worked out"""
 LOOKED_AT = 200
 """configs, by expected improvement, whose proxies are looked for"""
 FITS = 0.5
@@ -56,7 +58,7 @@ class Standing:
     log_tokens_per_s: Array
     """mean of the log throughput"""
     sd: Array
-    """its standard deviation beside what all configs share"""
+    """standard deviation of its difference from the pick's; 0 for the pick, and for all but the first `RANKED`"""
     runs: Array
     """probability that the config runs on the target"""
     improvement: Array
@@ -67,27 +69,20 @@ class Standing:
     """probability that sends between stages stall on the target (`autotune.cost.stalls`), which `log_tokens_per_s` does not count"""
     stalled_factor: Array
     """step time then, over that without a stall"""
-    constants: UncertainConstants
-    """of the cost model, with what the trials leave unknown about the target"""
+    refitted: Refitted
+    """what the trials say about the constants of the cost model"""
 
     @property
     def shortfall(self) -> float:
         """How far the pick may be behind the best config: 90% quantile of the log of the ratio, by the model (`first_pick`)."""
         pick = int(self.order[0])
-        rivals = np.flatnonzero((self.runs >= FITS) & (np.arange(len(self.runs)) != pick))
+        rivals = np.array([i for i in self.order[1:RANKED] if self.runs[i] >= FITS], dtype=np.intp)
         return likely_shortfall(self.log_tokens_per_s, self.sd, pick, rivals)
 
     @property
     def real_gain(self) -> float:
         """Expected relative gain of one trial on the target: of the best config to try there, the pick or another."""
-        if len(self.order) < 2:
-            return 0.0
-        pick, second = self.order[0], self.order[1]
-        # if the pick itself turns out slower than the second, the second is taken: the same improvement, seen from the other side
-        other = log_expected_improvement(
-            self.log_tokens_per_s[[second]], self.sd[[pick]], float(self.log_tokens_per_s[pick])
-        )
-        return float(max(math.expm1(math.exp(float(other[0]))), self.improvement[self.order[1:]].max()))
+        return float(self.improvement[self.order[1:]].max(initial=0.0))
 
 
 @final
@@ -216,7 +211,7 @@ class TargetSearcher(Searcher):
 
     def sigma_of(self, indices: NDArray[np.intp]) -> Array:
         """Standard deviation of the log step time of these configs, with what all configs share and what no proxy tells."""
-        return transferred_sigma(self.space.workload, self.space.table.take(indices), self.standing.constants)
+        return transferred_sigma(self.space.workload, self.space.table.take(indices), self.standing.refitted)
 
     @property
     def _evidence(self) -> tuple[tuple[Workload, Trial], ...]:
@@ -241,20 +236,25 @@ class TargetSearcher(Searcher):
         refit = history_refit(problem)
         refitted = with_refit(problem, refit)
         posterior = Posterior(refitted)
-        everything, nothing = np.arange(len(self.space)), np.array([], dtype=np.intp)
-        log_weights, means, sds = posterior.score(everything, nothing)
-        weights = np.exp(log_weights)[:, None]
-        mean = (weights * means).sum(axis=0)
-        sd = np.sqrt((weights * (sds**2 + means**2)).sum(axis=0) - mean**2)
+        everything, table = np.arange(len(self.space)), self.space.table
+        workload = self.space.workload
+        log_step_s = transferred_mean(workload, table, refit)
+        mean = np.log(table.global_batch_size * float(workload.seq_len)) - log_step_s
         runs = np.exp(posterior.log_runs(everything))
         stalls, factor = self._stalls(refitted.predict(), mean)
         worth = mean + np.log(np.maximum(runs, 1e-12)) - stalls * np.log(factor)
         order = np.lexsort((-worth, runs < FITS))
-        pick = float(mean[order[0]])
-        gained = np.expm1(np.exp(np.minimum(log_expected_improvement(mean, np.maximum(sd, 1e-9), pick), 0.0)))
+        near = order[:RANKED]
+        sd, gained = np.zeros(len(table)), np.zeros(len(table))
+        sd[near] = transferred_difference(workload, table.take(near), refit, 0)
+        gained[near] = np.expm1(
+            np.exp(
+                np.minimum(log_expected_improvement(mean[near], np.maximum(sd[near], 1e-9), float(mean[order[0]])), 0.0)
+            )
+        )
         standing = Standing(
             log_tokens_per_s=mean, sd=sd, runs=runs, improvement=gained * runs, order=order, stall_probability=stalls, stalled_factor=factor,
-            constants=refit.elsewhere,
+            refitted=refit,
         )  # fmt: skip
         return standing, posterior
 
@@ -293,11 +293,19 @@ class TargetSearcher(Searcher):
 
     def _chance(self, index: int) -> float:
         """Probability that the proxy of a config does not run out of memory, given the trials so far."""
-        mark, proxy = self._mark(index), self._stands(index)
         _, posterior = self._known
-        if mark not in self._fits and isinstance(proxy, Proxy):
-            self._fits[mark] = float(posterior.fits(proxy.workload, [proxy.config])[0])
-        return self._fits[mark]
+        if self._mark(index) not in self._fits:
+            # of all that are looked at: together they cost little more than one; memory does not depend on the batch of the workload
+            alike: dict[str, dict[str, Proxy]] = {}
+            for i in {index, *self._by_improvement()}:
+                mark, proxy = self._mark(i), self._stands(i)
+                if isinstance(proxy, Proxy):
+                    alike.setdefault(repr(replace(proxy.workload, global_batch_size=1)), {})[mark] = proxy
+            for some in alike.values():
+                proxies = list(some.values())
+                fits = posterior.fits(proxies[0].workload, [proxy.config for proxy in proxies])
+                self._fits |= dict(zip(some, fits.tolist(), strict=True))
+        return self._fits[self._mark(index)]
 
     def _mark(self, index: int) -> str:
         """What tells the proxy of a config from others; empty where it has none."""

@@ -6,7 +6,7 @@
 A proxy keeps what decides how fast one rank works, and gives up what needs many ranks:
 
     kept        tensor, context and expert degrees, micro-batch, accumulation, sequence length, precision, recomputation, and every other knob
-    pipeline    one stage, with the layers of the fullest one (`stage_model`); or all stages, where there are ranks for all of them (`whole_pipeline`)
+    pipeline    one stage, with the layers of the fullest one (`stage_model`); where several nodes are held and have ranks for all stages, all of them
     dp          as many ranks as are held, at most the target's
     batch       global batch = micro_batch_size * accumulation_steps * dp
     sharding    ZeRO over the ranks that there are, none where there is one; shards of the target's size wherever one copy of them fits (HSDP)
@@ -32,7 +32,7 @@ import numpy as np
 from autotune.errors import ConfigError, SpecError
 from autotune.space.constraint import why_not
 from autotune.space.stage_model import fullest_stage, stage_model
-from autotune.spec import ClusterSpec, ParallelConfig, Workload
+from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Workload
 from autotune.trainers.whole_experts import keeps_experts_whole
 
 ONE_STAGE: Mapping[str, Any] = {"pp": 1, "pp_schedule": "1f1b", "virtual_stages": 1, "pp_split": "layers"}
@@ -103,22 +103,21 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
 """All of them, the most general first."""
 
 
-def why_no_proxy(
-    target: Workload, config: ParallelConfig, held: ClusterSpec, *, whole_pipeline: bool = False
-) -> str | None:
+def why_no_proxy(target: Workload, config: ParallelConfig, held: ClusterSpec) -> str | None:
     """Why a config of the target has no proxy on the cluster at hand, in words with a remedy; None when it has one."""
     try:
-        proxy_of(target, config, held, whole_pipeline=whole_pipeline)
+        proxy_of(target, config, held)
     except (ConfigError, SpecError) as error:
         return str(error)
     return None
 
 
-def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec, *, whole_pipeline: bool = False) -> Proxy:
+def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Proxy:
     """The training on the cluster `held` that stands for `config` of `target`.
 
-    `whole_pipeline`: keep all stages and the whole model. That also tells what the pipeline costs, and needs tp * cp * pp ranks. Raises `ConfigError` with
-    law, values and remedy where there is no proxy, or where the config is not legal on the target; `SpecError` where the model cannot be cut.
+    On several nodes that have tp * cp * pp ranks it keeps all stages and the whole model: that also tells what a pipeline over nodes costs, which no single stage
+    does. Raises `ConfigError` with law, values and remedy where there is no proxy, or where the config is not legal on the target; `SpecError` where the model
+    cannot be cut.
     """
     broken = why_not(target, config)
     if broken:
@@ -131,9 +130,26 @@ def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec, *, who
                 law.reason(target, config, held), remedy=law.remedy(target, config, held), field=law.field
             )
     model = target.model
-    if config.pp > 1 and not whole_pipeline:
+    if config.pp > 1:
+        found = _legal(target, config, model, config, held) if held.num_nodes > 1 else ""
+        if isinstance(found, Proxy):
+            return found
         model = stage_model(model, fullest_stage(model, config, target.trainer))
-    kept = config if whole_pipeline else replace(config, **ONE_STAGE)
+    found = _legal(target, config, model, replace(config, **ONE_STAGE), held)
+    if isinstance(found, Proxy):
+        return found
+    raise ConfigError(
+        f"a proxy must be legal on {held.name}, but no number of data-parallel ranks makes it so with tp={config.tp}, cp={config.cp}, ep={config.ep}"
+        + (f": {found}" if found else ""),
+        remedy="hold more GPUs",
+        field="cluster",
+    )
+
+
+def _legal(
+    target: Workload, config: ParallelConfig, model: ModelSpec, kept: ParallelConfig, held: ClusterSpec
+) -> Proxy | str:
+    """The proxy of `config` with the other degrees of `kept` and as many data-parallel ranks as may be; why there is none, empty where the ranks do not suffice."""
     reason = ""
     for dp in _data_ranks(kept, held):
         asked = _with_data_ranks(kept, dp)
@@ -142,13 +158,7 @@ def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec, *, who
         if not broken:
             return Proxy(workload=workload, config=asked, blind=_blind(target, config, workload, asked))
         reason = reason or broken
-    stages = f", pp={kept.pp}" if kept.pp > 1 else ""
-    raise ConfigError(
-        f"a proxy must be legal on {held.name}, but no number of data-parallel ranks makes it so with tp={kept.tp}, cp={kept.cp}, ep={kept.ep}{stages}"
-        + (f": {reason}" if reason else ""),
-        remedy="hold more GPUs, or run a proxy of one stage" if kept.pp > 1 else "hold more GPUs",
-        field="cluster",
-    )
+    return reason
 
 
 def _least_ranks(target: Workload, config: ParallelConfig) -> int:

@@ -186,6 +186,7 @@ class Study:
         if self.at_hand is not None:
             _check_target(self.workload.cluster, self.at_hand, self.objective)
             _check_searcher_of_proxies(self.searcher)
+            _check_no_baseline(self.baseline)
 
 
 def _check_searcher_of_proxies(searcher: str) -> None:
@@ -195,6 +196,16 @@ def _check_searcher_of_proxies(searcher: str) -> None:
             f"a study with a target chooses its proxies by what they are expected to change about the target's ranking, which no searcher does, but searcher={searcher}",
             remedy="leave `searcher` out; a study on the target itself, without `target`, takes any",
             field="searcher",
+        )
+
+
+def _check_no_baseline(baseline: ParallelConfig | None) -> None:
+    """Raises `SpecError` for a default config that nothing would be compared with."""
+    if baseline is not None:
+        raise SpecError(
+            f"proxies are different trainings, of which none is compared with a default config, but baseline={baseline}",
+            remedy="leave `baseline` out, or name the config under `enqueue` so that its proxy runs first; a study on the target itself takes a baseline",
+            field="baseline",
         )
 
 

@@ -13,7 +13,7 @@ from autotune.cost import Calibration
 from autotune.cost.bounds import ceiling
 from autotune.cost.refit import uncertain
 from autotune.cost.sensitivity import Sensitivity
-from autotune.spec import catalog
+from autotune.spec import KNOBS, catalog
 from tests.benchmarks.accuracy_page import COLUMNS, FIGURE, PAGE, ROWS, shipped_rows, summary
 from tests.benchmarks.fit_cost_model import CONSTANTS, timed_files
 from tests.benchmarks.held_out import FREE, Judged
@@ -74,7 +74,7 @@ def made_up(level: float, rows: int = 60) -> Judged:
     jacobian[:, -1] = 1.0
     sensitivity = Sensitivity(
         log_step_s=np.zeros(rows), jacobian=jacobian, own_sigma=np.full(rows, 0.05), workloads=np.zeros(rows, dtype=np.intp),
-        points=100.0 * np.arange(rows)[:, None],
+        points=100.0 * np.arange(rows)[:, None] * np.ones(len(KNOBS)), layers=np.zeros(rows, dtype=np.int64),
     )  # fmt: skip
     return Judged(
         **text, seq_len=np.full(rows, 4096), gpus=np.full(rows, 8), measured_s=np.exp(level + own), predicted_s=np.ones(rows),

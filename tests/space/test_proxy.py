@@ -63,42 +63,44 @@ HELD = ("h100-sxm-1x8", "h100-sxm-2x8", "h100-sxm-1x4")
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[Workload, ParallelConfig, ClusterSpec, bool]:
-    """A config of a space on 128 GPUs, what is held, and whether the pipeline is kept."""
+def asked(draw: st.DrawFn) -> tuple[Workload, ParallelConfig, ClusterSpec]:
+    """A config of a space on 128 GPUs, and what is held."""
     space = SPACES[draw(st.sampled_from(sorted(SPACES)))]
     config = space[draw(st.integers(0, len(space) - 1))]
-    return space.workload, config, catalog.cluster(draw(st.sampled_from(HELD))), draw(st.booleans())
+    return space.workload, config, catalog.cluster(draw(st.sampled_from(HELD)))
 
 
 @st.composite
-def proxied(draw: st.DrawFn) -> tuple[Workload, ParallelConfig, Proxy, bool]:
+def proxied(draw: st.DrawFn) -> tuple[Workload, ParallelConfig, Proxy]:
     """One that has a proxy."""
-    meant, config, held, whole = draw(asked())
-    assume(why_no_proxy(meant, config, held, whole_pipeline=whole) is None)
-    return meant, config, proxy_of(meant, config, held, whole_pipeline=whole), whole
+    meant, config, held = draw(asked())
+    assume(why_no_proxy(meant, config, held) is None)
+    return meant, config, proxy_of(meant, config, held)
 
 
 @settings(max_examples=100, deadline=None)
 @given(asked())
 def test_only_what_needs_more_ranks_than_are_held_is_refused(
-    found: tuple[Workload, ParallelConfig, ClusterSpec, bool],
+    found: tuple[Workload, ParallelConfig, ClusterSpec],
 ) -> None:
-    meant, config, held, whole = found
+    meant, config, held = found
     expert_ranks = (
         config.ep if meant.trainer == "megatron" else config.ep * config.tp
     )  # megatron lends its tensor-parallel ranks
-    stages = config.pp if whole else 1
-    fits = max(config.tp * config.cp, expert_ranks) * stages <= held.num_gpus and config.tp <= held.gpus_per_node
-    assert (why_no_proxy(meant, config, held, whole_pipeline=whole) is None) == fits
+    fits = max(config.tp * config.cp, expert_ranks) <= held.num_gpus and config.tp <= held.gpus_per_node
+    assert (why_no_proxy(meant, config, held) is None) == fits
 
 
 @settings(max_examples=150, deadline=None)
 @given(proxied())
 def test_a_proxy_is_legal_and_keeps_all_that_decides_the_speed_of_one_rank(
-    found: tuple[Workload, ParallelConfig, Proxy, bool],
+    found: tuple[Workload, ParallelConfig, Proxy],
 ) -> None:
-    meant, config, proxy, whole = found
+    meant, config, proxy = found
     ours, mine = proxy.workload, proxy.config
+    whole = mine.pp == config.pp
+    ranks = max(config.tp * config.cp, config.ep * (1 if meant.trainer == "megatron" else config.tp)) * config.pp
+    assert whole == (config.pp == 1 or (ours.cluster.num_nodes > 1 and ranks <= ours.cluster.num_gpus))
     assert why_not(ours, mine) is None
     assert mine.global_batch_size == ours.global_batch_size
     assert mine.world_size <= ours.cluster.num_gpus
@@ -125,10 +127,10 @@ ALL_READ = Calibration(tensor_hop_s=5e-6, cast_bytes=1.0, time_sigma=0.05)
 @settings(max_examples=25, deadline=None)
 @given(proxied())
 def test_the_blind_constants_are_those_that_change_the_target_and_not_the_proxy(
-    found: tuple[Workload, ParallelConfig, Proxy, bool],
+    found: tuple[Workload, ParallelConfig, Proxy],
 ) -> None:
     """Against the cost model's own derivatives."""
-    meant, config, proxy, _ = found
+    meant, config, proxy = found
     names = uncertain(ALL_READ).names
     there = sensitivity(meant, ConfigTable.of([config]), ALL_READ, names).jacobian[0, :-1]
     here = sensitivity(proxy.workload, ConfigTable.of([proxy.config]), ALL_READ, names).jacobian[0, :-1]
@@ -180,13 +182,13 @@ def test_what_has_no_proxy_is_refused_with_law_values_and_remedy(asked: dict[str
     assert said in str(reason)
 
 
-def test_a_whole_pipeline_needs_ranks_for_all_stages() -> None:
-    meant, held = target("llama-8b"), catalog.cluster("h100-sxm-1x8")
-    proxy = proxy_of(meant, config(tp=2, pp=4), held, whole_pipeline=True)
-    assert (proxy.config.pp, proxy.config.dp, proxy.workload.model) == (4, 1, meant.model)
+def test_several_nodes_with_ranks_for_all_stages_run_the_whole_pipeline() -> None:
+    meant, held = target("llama-8b"), catalog.cluster("h100-sxm-2x8")
+    proxy = proxy_of(meant, config(tp=2, pp=4), held)
+    assert (proxy.config.pp, proxy.config.dp, proxy.workload.model) == (4, 2, meant.model)
     assert "send_host_s" not in proxy.blind
-    reason = why_no_proxy(meant, config(tp=4, pp=4), held, whole_pipeline=True)
-    assert "run a proxy of one stage" in str(reason)
+    assert proxy_of(meant, config(tp=8, pp=4), held).config.pp == 1
+    assert proxy_of(meant, config(tp=2, pp=4), catalog.cluster("h100-sxm-1x8")).config.pp == 1
 
 
 def test_zero_shards_as_it_did_where_a_copy_fits_and_not_at_all_on_one_rank() -> None:
