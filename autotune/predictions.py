@@ -109,7 +109,8 @@ def proxies_of(study: Study, *, top: int = 10, store: KnowledgeStore | None = No
 def target_of(study: Study, store: KnowledgeStore | None = None) -> dict[str, Any]:
     """How a target's configs rank before any proxy ran, and what can be said of the first one (`autotune.study.target_findings`); empty for a study without a
     target. Raises `InfeasibleError`."""
-    return TargetFindings(assemble(study, store).searcher())().get("target", {})
+    found: dict[str, Any] = TargetFindings(assemble(study, store).searcher())().get("target", {})
+    return found
 
 
 def what_if_of(

@@ -47,11 +47,13 @@ def transferred_difference(workload: Workload, table: ConfigTable, found: Refitt
 def _mixed(
     workload: Workload, table: ConfigTable, found: Refitted, of: Callable[[Array], Array], variance: Callable[[Believed, Sensitivity], Array]
 ) -> Array:  # fmt: skip
-    """Standard deviation of a mixture of normals, one for each prior."""
+    """Standard deviation of a mixture of normals, one for each prior. That constants are known, or all but a level, was judged by the trials; what these do not tell
+    may be off as clusters are, so the width of the first refit stands for both."""
     rows = [_rows(workload, table, b, b.known.names) for b in found.believed]
     weights = np.array([[b.weight] for b in found.believed])
     means = np.stack([of(_mean(b, r)) for b, r in zip(found.believed, rows, strict=True)])
-    variances = np.stack([variance(b, r) for b, r in zip(found.believed, rows, strict=True)])
+    known = [variance(b, r) for b, r in zip(found.believed, rows, strict=True) if b.known.names]
+    variances = np.stack([known[0]] * (len(means) - len(known)) + known)
     apart = means - (weights * means).sum(axis=0)
     return np.asarray(np.sqrt((weights * (variances + apart**2)).sum(axis=0)))
 
