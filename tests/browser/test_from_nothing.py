@@ -61,14 +61,13 @@ def check_job_and_back(page: Any, study: str) -> None:
     link = page.get_by_text("Ray job").get_by_role("link")
     job = link.inner_text()
     link.click()
-    page.get_by_label("Authentication Token").fill(own_token()[1])
+    page.get_by_label("Authentication Token", exact=True).fill(own_token()[1])
     page.get_by_role("button", name="Submit").click()
-    page.get_by_text(job).first.wait_for()
-    page.get_by_text("SUCCEEDED").first.wait_for()
-    shown = page.locator("body").inner_text()
-    assert study in shown
-    page.goto(study)
-    page.get_by_role("heading", name="first").wait_for()
+    metadata = page.get_by_text('"autotune_study"').first.inner_text()
+    assert page.url.endswith(f"/jobs/{job}")
+    page.goto(json.loads(metadata)["url"])
+    assert page.url == study
+    page.locator("h1", has_text="first").wait_for()
 
 
 @pytest.mark.parametrize("runner", ["local", "ray"])
