@@ -56,8 +56,10 @@ class ScrapeTargets:
 
 
 def write(name: str, targets: Targets) -> None:
-    """Replaces a file as a whole: Prometheus reads it at any time."""
+    """Replaces a file as a whole: Prometheus reads it at any time, as whatever user may enter the data folder."""
     folder = own_folder(FOLDER)
+    folder.chmod(0o755)
     part = folder / f"{name}.part"
     part.write_text(json.dumps(targets, indent=1))
+    part.chmod(0o644)
     part.replace(folder / f"{name}.json")

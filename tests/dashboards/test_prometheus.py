@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -155,6 +156,8 @@ def test_the_files_for_prometheus_name_the_service_and_the_nodes_of_ray(tmp_path
         ray = data_folder() / "prometheus" / "ray.json"
         until(ray.exists)
         assert json.loads(ray.read_text()) == nodes
+        assert (stat.S_IMODE(ray.stat().st_mode), stat.S_IMODE(ray.parent.stat().st_mode)) == (0o644, 0o755)
+        assert stat.S_IMODE(data_folder().stat().st_mode) == 0o700, "who may read them is decided by the data folder"
         told = json.loads((data_folder() / "prometheus" / "service.json").read_text())
     assert told == [
         {"targets": ["127.0.0.1:8600"], "labels": {"job": "autotune", "__metrics_path__": "/api/v1/metrics"}}
