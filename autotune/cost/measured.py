@@ -74,7 +74,8 @@ def _number(row: Mapping[str, Any], name: str) -> float:
 
 def _matmul(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, half_size: float) -> dict[str, float]:
     """Efficiency and half size from the precision that was measured most; the intercept is where the sum of inverses vanishes. How 16 bits compare
-    is the median over the shapes that were measured in both."""
+    is the median over the shapes that were measured in both. Where larger products are no faster, as on a GPU at its limit of power, the median counts, not
+    the fastest: a training step runs large ones without a pause."""
     if not rows:
         return {}
     by_precision: dict[str, dict[tuple[float, ...], float]] = {}
@@ -92,9 +93,12 @@ def _matmul(rows: Sequence[Mapping[str, Any]], cluster: ClusterSpec, half_size: 
     points = [(sum(1.0 / side for side in shape), seconds) for shape, seconds in shapes.items()]
     slope, intercept = _line(points)
     fastest = min(y for _, y in points)
-    intercept = min(
-        max(intercept, 0.5 * fastest), fastest
-    )  # beyond the largest shape measured, trust at most twice its rate
+    # beyond the largest shape, trust at most twice its rate
+    intercept = (
+        min(max(intercept, 0.5 * fastest), fastest)
+        if slope > 0
+        else float(np.median([seconds for _, seconds in points]))
+    )
     return {
         "matmul_efficiency": 1.0 / intercept,
         "half_factor": factor,

@@ -51,6 +51,20 @@ def test_one_disturbed_measurement_does_not_matter() -> None:
     assert c.matmul_efficiency == pytest.approx(0.6, rel=0.1)
 
 
+def test_a_gpu_at_its_limit_of_power_is_as_fast_as_its_large_matmuls() -> None:
+    rates = {
+        (4096, 4096, 1024): 0.65,
+        (4096, 8192, 5120): 0.62,
+        (4096, 8192, 8192): 0.49,
+        (4096, 28672, 8192): 0.48,
+        (8192, 57344, 4096): 0.46,
+    }
+    rows = [matmul(*shape, efficiency=rate, half=0.0) for shape, rate in rates.items()]
+    c = Calibration.from_measurements({"matmul": rows}, cluster=cluster())
+    assert c.matmul_efficiency == pytest.approx(0.49, rel=1e-3)
+    assert c.half_size == 0.0
+
+
 def test_ranks_that_slow_each_other_down_count_by_their_total_rate() -> None:
     where = ClusterSpec.of("cpu", num_nodes=1, gpus_per_node=4)
     shared = [{"ranks": 1, "flops_per_s": 5e10}, {"ranks": 2, "flops_per_s": 5e10}, {"ranks": 4, "flops_per_s": 2.5e10}]
