@@ -183,6 +183,11 @@ def _compare(
     }
 
 
+def _word(value: object) -> str:
+    """A knob's value as specs write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _speech(
     trial: Trial, worth: Reward, objective: Objective, against: Mapping[str, Mapping[str, Any]], whose: str
 ) -> list[str]:
@@ -190,7 +195,9 @@ def _speech(
     for name, other in against.items():
         ratio = other["speed_ratio"]
         speed = f"{ratio:.2f} times as fast as" if ratio >= 1 else f"slower ({ratio:.2f} times the speed) than"
-        changed = ", ".join(f"{knob} {a} -> {b}" for knob, (a, b) in other["config_changes"].items()) or "nothing"
+        changed = (
+            ", ".join(f"{n} {_word(a)} -> {_word(b)}" for n, (a, b) in other["config_changes"].items()) or "nothing"
+        )
         text.append(f"trial {trial.number} is {speed} the {name} (trial {other['number']}); it changes {changed}")
         text.append(
             f"its reward is {abs(other['total_difference']):.3f} {'higher' if other['total_difference'] >= 0 else 'lower'}, "

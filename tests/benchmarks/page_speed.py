@@ -37,8 +37,7 @@ from tests.browser.chromium import chromium, find_chromium, visit
 REPEATS = 5
 TRIALS_EACH = 10
 """trials of each of the small studies"""
-RESULTS = "document.querySelector('#trials table')"
-FIGURES = "document.querySelector('#figures figure svg')"
+RESULTS, FIGURES = "#trials table", "#figures figure svg"
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 
 
@@ -66,11 +65,14 @@ def first(url: str, pid: int, path: str) -> tuple[float, float, int]:
 def seen(page: Any, path: str) -> tuple[float, float, float]:
     """Seconds until something is painted, until the results are there, and until the figures are."""
     page.goto(path)
-    times_s = [
-        1e-3 * float(page.wait_for_function(f"{it} && performance.now()").json_value()) for it in (RESULTS, FIGURES)
-    ]
-    page.wait_for_function(f"{PAINT} > 0")
+    times_s = [_now_s(page, selector) for selector in (RESULTS, FIGURES)]
     return 1e-3 * float(page.evaluate(PAINT)), times_s[0], times_s[1]
+
+
+def _now_s(page: Any, selector: str) -> float:
+    """Seconds since the start of the navigation, once there is such an element."""
+    page.wait_for_selector(selector, state="attached")
+    return 1e-3 * float(page.evaluate("performance.now()"))
 
 
 def command(*words: str) -> tuple[float, float]:

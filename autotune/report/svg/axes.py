@@ -10,6 +10,7 @@ from autotune.report.svg.canvas import (
     BOTTOM,
     HEIGHT,
     LEFT,
+    LETTER,
     RIGHT,
     TOP,
     WIDTH,
@@ -104,7 +105,10 @@ def plot(
     for value in y.shown_ticks(low_y, high_y, 5):
         out.append(f'<path class="grid" d="M{LEFT:g} {at_y(value):.1f}H{right:g}"/>')
         out.append(text("tick", LEFT - 8, at_y(value) + 4, y.format(value), "end"))
-    out += [text("tick", at_x(v), bottom + 18, x.format(v), "middle") for v in x.shown_ticks(low_x, high_x, 5)]
+    for value in x.shown_ticks(low_x, high_x, 5):
+        words = x.format(value)
+        middle = min(at_x(value), WIDTH - LETTER * len(words) / 2)  # the last one is not cut
+        out.append(text("tick", middle, bottom + 18, words, "middle"))
     out.append(f'<path class="axis" d="M{LEFT:g} {bottom:g}H{right:g}"/>')
     out.append(text("name", (LEFT + right) / 2, HEIGHT - 8, x.label, "middle"))
     out.append(text("name", 4, 11, y.label))

@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from autotune.report.svg.canvas import TOP, WIDTH, Format, open_figure, shortened, text, ticks
+from autotune.report.svg.canvas import LETTER, TOP, WIDTH, Format, open_figure, shortened, text, ticks
 
 ROW, LEFT, RIGHT = 34.0, 134.0, 88.0
 """height of a row; least width of the labels and of the notes"""
 BAR = 20.0
 """height of a bar"""
-LETTER = 8.2
-"""width of a letter in the larger type of narrow pages"""
 MOST_LETTERS = 20
 """of a label"""
 KEY_ROW = 20.0

@@ -76,10 +76,10 @@ def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]
     figures = [Markup(figure_html(f, csv=f"{url}/{f.name}.csv")) for f in trial_figures(source)]
     events = events_of_trial(service.store, study.id, number)
     asked = next((str(e.data.get("reason") or "") for e in events if e.kind == "trial.asked"), "")
-    explanation = api.explained(result, number)
+    is_open = shown.status in (TrialStatus.PENDING, TrialStatus.RUNNING)
+    explanation = api.explained(result, number) if not is_open else {"text": []}
     numbers = [t.number for t in result.shown]
     at = numbers.index(number)
-    is_open = shown.status in (TrialStatus.PENDING, TrialStatus.RUNNING)
     return {
         "study": {"id": study.id, "name": study.study.name, "trainer": study.study.trainer},
         "trial": shown.to_dict(),
