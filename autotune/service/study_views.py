@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from autotune.ports import Revision, ServiceStore
-from autotune.report.figures.source import FigureSource
+from autotune.report.figures import FIGURES, FigureSource, running_steps
 from autotune.results.figure import Figure
 from autotune.results.result import Result
 from autotune.spec import Trial, TrialStatus
@@ -21,6 +21,8 @@ MOST_TRIALS = 50_000
 """trials of all views together, about 10 KB each; the view that was asked for longest ago is dropped first"""
 MOST_VIEWS = 500
 """views of studies"""
+RUNNING = "running_steps"
+"""the figure of the running trials, which changes without a revision"""
 MOST_EVENTS = 1000
 """events since a view was made; after more of them all trials are read again"""
 
@@ -33,7 +35,10 @@ class _View:
     """held while it is made"""
     revision: Revision | None = None
     result: Result | None = None
-    figures: tuple[Figure, ...] | None = None
+    source: FigureSource | None = None
+    """what its figures are drawn from"""
+    figures: dict[str, Figure | None] = field(default_factory=dict)
+    """those that were drawn, by name; None: there is nothing to show"""
 
 
 class StudyViews:
@@ -59,32 +64,30 @@ class StudyViews:
 
     def figures(self, study_id: str) -> tuple[Figure, ...]:
         """The study's figures as of its revision. Raises `NotFoundError`."""
-        from autotune.report.figures import figures_of
-
         result, view = self._seen(study_id)
-        with view.lock:
-            if view.result is result and view.figures is not None:
-                return view.figures
-            drawn = figures_of(result)
-            if view.result is result:
-                view.figures = drawn
-            return drawn
+        return tuple(figure for name in FIGURES if (figure := self._drawn(result, view, name)) is not None)
+
+    def figure(self, study_id: str, name: str) -> Figure | None:
+        """One figure of the study, drawn without the others; None where there is nothing to show. Raises `NotFoundError`."""
+        result, view = self._seen(study_id)
+        if name == RUNNING:
+            return running_steps(self.running(result))
+        return self._drawn(result, view, name) if name in FIGURES else None
 
     def has_figures(self, result: Result) -> bool:
         """Whether the figures of this result are drawn already."""
         view = self._views.get(result.record.id)
+        known = view.result if view is not None else None
         return (
             view is not None
-            and view.figures is not None
-            and view.result is not None
-            and view.result.trials is result.trials
+            and known is not None
+            and known.trials is result.trials
+            and len(view.figures) == len(FIGURES)
         )
 
     def figures_now(self, study_id: str) -> tuple[Figure, ...]:
         """The study's figures, first that of its running trials where it has any. Raises `NotFoundError`."""
-        from autotune.report.figures.running_steps import running_steps
-
-        figure = running_steps(self.running(self.result(study_id)))
+        figure = self.figure(study_id, RUNNING)
         return (() if figure is None else (figure,)) + self.figures(study_id)
 
     def running(self, result: Result) -> FigureSource:
@@ -92,6 +95,15 @@ class StudyViews:
         study = result.record.id
         numbers = [t.number for t in result.shown if t.status is TrialStatus.RUNNING]
         return FigureSource(result=result, steps={number: self._store.steps(study, number) for number in numbers})
+
+    def _drawn(self, result: Result, view: _View, name: str) -> Figure | None:
+        """The figure of the result, kept as long as the view is that of the result."""
+        with view.lock:
+            if view.result is not result or view.source is None:
+                return FIGURES[name](FigureSource(result=result))
+            if name not in view.figures:
+                view.figures[name] = FIGURES[name](view.source)
+            return view.figures[name]
 
     def _seen(self, study_id: str) -> tuple[Result, _View]:
         from autotune.results.answers import result_from
@@ -103,7 +115,8 @@ class StudyViews:
         with view.lock:
             if view.result is None or view.revision != revision:
                 record = self._store.study(revision.id)
-                view.result, view.figures = result_from(record, self._trials(view, revision)), None
+                view.result = result_from(record, self._trials(view, revision))
+                view.source, view.figures = FigureSource(result=view.result), {}
                 view.revision = revision
             result = view.result
         self._drop_old(revision.id)

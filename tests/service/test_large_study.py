@@ -82,6 +82,8 @@ def test_a_page_reads_no_trial_and_after_a_change_only_those_that_changed(counte
     assert store.since()[0] == list(range(SMALL + 1)), "each trial once"
     assert f'data-from="{page}/figures"' in part
     assert "<svg" not in part
+    assert http.get(f"/api/v1{page}/figures/best_so_far.csv").text.startswith("trial,")
+    assert not counted.service.views.has_figures(counted.service.views.result(lease.study)), "one is drawn alone"
     assert http.get(f"{page}/figures").text.count("<figure") >= 5
     assert store.since()[0] == []
     whole = http.get(page).text  # all is at hand now

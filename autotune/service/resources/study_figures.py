@@ -95,10 +95,9 @@ async def figure_drawing(study_id: StudyId, name: FigureName, service: TheServic
 
 async def _figure(service: ServiceState, study_id: str, name: str) -> Figure:
     """The figure of that name. Raises `NotFoundError`."""
-    found = {figure.name: figure for figure in await run_in_threadpool(service.views.figures_now, study_id)}
-    if name not in found:
+    figure = await run_in_threadpool(service.views.figure, study_id, name)
+    if figure is None:
+        known = ", ".join(f.name for f in await run_in_threadpool(service.views.figures_now, study_id))
         needs = f"; it needs {MISSING[name][1]}" if name in MISSING else ""
-        raise NotFoundError(
-            f"study {study_id} has no figure {name!r}{needs}", remedy=f"it has {', '.join(found) or 'none yet'}"
-        )
-    return found[name]
+        raise NotFoundError(f"study {study_id} has no figure {name!r}{needs}", remedy=f"it has {known or 'none yet'}")
+    return figure
