@@ -12,7 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from autotune.ports import Revision, ServiceStore
-from autotune.report.figures import FIGURES, FigureSource, running_steps
+from autotune.report.figures import FIGURES
+from autotune.report.figures.running_steps import running_steps
+from autotune.report.figures.source import FigureSource
 from autotune.results.figure import Figure
 from autotune.results.result import Result
 from autotune.spec import Trial, TrialStatus
