@@ -9,7 +9,7 @@ SQLite
                  inside one keeps others from writing until it continues or dies.
 
     Main file    After a durable transaction, at most once a second, the WAL is copied into the main file, so that a plain copy of it is no empty store.
-    Read-only    A file that this user may not write is opened for reading.
+    Read-only    A file that this user may not write, or beside which no file may be made, is opened for reading.
     Deleted      A file that was deleted, replaced or emptied while it was open is neither read nor written any more: what is written there would be lost.
 
 PostgreSQL runs at READ COMMITTED. Each write begins with an UPDATE of the study's row, which serves as the study's lock.
@@ -84,9 +84,7 @@ class Database:
         self.location = location
         self._write_lock = threading.RLock() if location.is_sqlite else None
         self._is_memory = location.is_sqlite and location.path is None
-        self.is_read_only = (
-            location.path is not None and location.path.exists() and not os.access(location.path, os.W_OK)
-        )
+        self.is_read_only = location.path is not None and _is_read_only(location.path)
         self._opened: os.stat_result | None = None
         self._version = ""
         self._checkpointed_s = 0.0
@@ -200,6 +198,11 @@ class Database:
     def close(self) -> None:
         """Closes all connections. Idempotent."""
         self.engine.dispose()
+
+
+def _is_read_only(path: Path) -> bool:
+    """Whether this user may not write the file, or may make no WAL beside it."""
+    return path.exists() and not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -48,14 +48,16 @@ sys.exit(code)
 """
 
 
-def test_a_read_only_file_can_be_listed_and_not_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o444, 0o644])
+def test_a_read_only_file_or_folder_can_be_listed_and_not_written(tmp_path: Path, mode: int) -> None:
+    """`mode`: of the file. A file is read-only also where nothing may be made beside it."""
     folder = tmp_path / "archive"
     folder.mkdir()
     path = folder / "store.db"
     with closing(open_store(path)) as store:
         study = store.submit(a_study("archived"), {}).id
     for each in (path, folder):
-        each.chmod(0o555 if each.is_dir() else 0o444)
+        each.chmod(0o555 if each.is_dir() else mode)
     try:
         done = subprocess.run(
             [*without_override(), sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=120
