@@ -54,8 +54,12 @@ def check(
     happened twice, and no terminal state changed). Of the newest studies, or those that an option names, it replays whether each decision follows
     from what the controller knew. It says what it did not check.
     """
+    import os
     from functools import partial
 
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # replays multiply small matrices, for which threads cost twice the time; numpy reads it when it is imported
     from autotune.cli.store_check import Asked, Teller, document, show
     from autotune.store.examination import examine
     from autotune.study.replay import replay_study

@@ -111,6 +111,14 @@ def twice_asked(seen: Seen) -> Seen:
     return with_trial(seen, second, config=seen.trials[first].config)
 
 
+def test_a_config_that_is_searched_again_because_the_machine_changed_is_no_fault(truth: Seen) -> None:
+    twice = twice_asked(truth)
+    first = next(t.number for t in twice.trials if t.purpose is TrialPurpose.SEARCH)
+    changed = replace(truth.events[-1], kind="machine.changed", data={"again": [first]})
+    for seen, times in ((twice, 1), (replace(twice, events=[*twice.events, changed]), 0)):
+        assert sum("was searched 2 times" in said for said in violations(seen, None)) == times
+
+
 PLANTED: dict[str, tuple[Callable[[Seen], Seen], str]] = {
     "a gap in the history": (lambda s: replace(s, events=[*s.events[:9], *s.events[10:]]), "event 10 is numbered 11"),
     "a trial that is lost": (lambda s: replace(s, trials=s.trials[:-1]), "acknowledged as ended but is lost"),
