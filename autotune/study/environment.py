@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 from collections.abc import Mapping
@@ -15,18 +16,31 @@ LIBRARIES = ("numpy", "scipy", "optuna", "cmaes", "torch")
 """distributions that searchers compute with, where they are installed"""
 RELEASE = "autotune"
 """key of the release"""
+DECIDING = ("cost", "reward", "search", "space", "spec", "study", "trainers")
+"""rooms of the package whose code and data decide"""
 
 
 @functools.cache
 def environment() -> Mapping[str, str]:
     """Versions by name, and the processor with the number of its cores, which decide how floating-point sums are ordered."""
-    found = {RELEASE: autotune.__version__, "processor": f"{_processor()}, {os.cpu_count()} cores"}
+    release = f"{autotune.__version__} (code {code_in(Path(autotune.__file__).parent)})"
+    found = {RELEASE: release, "processor": f"{_processor()}, {os.cpu_count()} cores"}
     for name in LIBRARIES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
     return found
+
+
+def code_in(package: Path) -> str:
+    """Fingerprint of what decides: between two releases, as in a checkout, it changes under one version."""
+    found = hashlib.blake2b(digest_size=4)
+    for path in sorted(path for room in DECIDING for path in (package / room).rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            found.update(b"%b %d\n" % (path.relative_to(package).as_posix().encode(), path.stat().st_size))
+            found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune import api
+from autotune import api, study
 from autotune.cost import calibration_for
 from autotune.ports import AttemptQueued, Replayed, RunnerEvent, TrialRequest
 from autotune.registry import runner_class
@@ -20,6 +20,7 @@ from autotune.spec import TrialPurpose
 from autotune.store import MemoryStore, SqlStore, open_store
 from autotune.store.examination import Progress, changed_studies, examine
 from autotune.study.deletion import delete_study
+from autotune.study.environment import RELEASE, code_in, environment
 from autotune.study.replay import replay_study
 from autotune.testing.stores import a_study
 from tests.small_studies import QUIET, spec
@@ -155,6 +156,20 @@ def test_decisions_of_releases_that_kept_no_beginnings_are_not_replayed(store_of
         found = replayed(store)
     assert found.followed == 0 < found.decisions
     assert found.not_checked == ("decisions of releases that did not keep what their controllers began with",)
+
+
+def test_code_that_changes_between_releases_is_another_release(tmp_path: Path) -> None:
+    for room, name in (("cost", "constants.json"), ("search", "random.py"), ("cli", "best.py")):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / name).write_text("1")
+    before = code_in(tmp_path)
+    (tmp_path / "cli" / "best.py").write_text("2")
+    (tmp_path / "search" / "__pycache__").mkdir()
+    (tmp_path / "search" / "__pycache__" / "random.pyc").write_text("compiled")
+    assert code_in(tmp_path) == before
+    (tmp_path / "cost" / "constants.json").write_text("2")
+    assert code_in(tmp_path) != before
+    assert environment()[RELEASE].endswith(f"(code {code_in(Path(study.__file__).parents[1])})")
 
 
 def test_the_examination_says_how_far_it_is(store_of: Callable[[], SqlStore]) -> None:
