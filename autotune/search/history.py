@@ -12,8 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from autotune.cost import calibration_for, estimate
+from autotune.cost.correction import moved
 from autotune.cost.guarded_refit import Refitted, guarded_refit, measured_workloads
 from autotune.cost.refit import Measured
+from autotune.cost.transferred import transferred_mean
+from autotune.cost.uncertainty import config_sigma
 from autotune.search.searcher import Problem
 
 MOST_WORKLOADS = 30
@@ -25,11 +28,19 @@ CHECKED = 16
 
 
 def informed(problem: Problem) -> Problem:
-    """The problem with the constants that its history speaks for; the same where the history has none of its kind, where these constants are no better, or
-    where the estimate that was given is not made of them."""
+    """The problem with the constants that its history speaks for, and where proxies of its configs ran, with the times that these lead to (`transferred`); the
+    same where the history has none of its kind, where these constants are no better, or where the estimate that was given is not made of them."""
     if not problem.history or not _is_made_of_its_constants(problem):
         return problem
-    return with_refit(problem, history_refit(problem))
+    found = history_refit(problem)
+    refitted = with_refit(problem, found)
+    if not any(b.said for b in found.believed) or not any(trial.stands_for for _, trial in problem.history):
+        return refitted
+    predicted, workload, table = refitted.predict(), problem.space.workload, problem.space.table
+    center = transferred_mean(workload, table, found) - np.log(np.asarray(predicted.step_time_s))
+    shared = np.asarray(predicted.level_sigma)
+    carried = moved(predicted, center, np.hypot(config_sigma(predicted), shared), shared)
+    return replace(refitted, estimate=carried, times_are_learnt=True)
 
 
 def history_refit(problem: Problem) -> Refitted:

@@ -51,6 +51,8 @@ class Problem:
     """what the reward measures"""
     history: tuple[tuple[Workload, Trial], ...] = ()
     """trials of earlier studies, each with its workload"""
+    times_are_learnt: bool = False
+    """whether the estimate is what the history's step times say, so that nothing is to be learnt from these again"""
     enqueue: tuple[ParallelConfig, ...] = ()
     """configs to try first"""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autotune import api
@@ -14,8 +16,9 @@ from autotune.report import html_report
 from autotune.report.target_text import BLIND_WORDS, target_rows, target_sentences
 from autotune.results.explanations import explained
 from autotune.results.result import Result
+from autotune.search.history import informed
 from autotune.space import SearchSpace, why_not
-from autotune.spec import StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
 from autotune.study.assembly import assemble, history_of
 from autotune.study.target_findings import TargetFindings
@@ -202,6 +205,36 @@ def test_a_target_of_which_nothing_has_a_proxy_here_is_refused_before_anything_s
     asked = target_spec(cluster="h100-sxm-1x1", space={"tp": [2], "precision": ["bf16"], "micro_batch_size": [1]})
     with pytest.raises(InfeasibleError, match="has a proxy on h100-sxm-1x1"):
         assemble(api.load_study(asked))
+
+
+def test_the_plan_says_how_far_the_first_config_may_be_behind_before_any_proxy_ran() -> None:
+    found = api.target_of(api.load_study(target_spec()))
+    assert found["proxies"] == 0
+    assert found["statement"]["confidence"] == 0.9
+    assert api.target_of(api.load_study(spec())) == {}
+
+
+def test_a_default_config_that_nothing_would_be_compared_with_is_refused() -> None:
+    default = {"dp": 32, "micro_batch_size": 8, "precision": "bf16"}
+    with pytest.raises(SpecError, match="none is compared with a default config") as refused:
+        api.load_study(target_spec(baseline=default))
+    assert refused.value.field == "baseline"
+
+
+def test_a_study_on_the_target_begins_with_the_times_that_its_proxies_lead_to(kept: Store, ended: Result) -> None:
+    on_the_target = api.load_study(target_spec(cluster="h100-sxm-4x8"))
+    record = kept.submit(on_the_target, {})
+    assembly = assemble(on_the_target)
+    problem = replace(
+        assembly.searcher().problem, history=tuple(history_of(on_the_target, kept, before=record.created_at))
+    )
+    found = informed(problem)
+    assert found.times_are_learnt
+    ranked = {
+        ParallelConfig.from_dict(row["config"]): row["step_time_s"] for row in ended.record.result["target"]["configs"]
+    }
+    times = dict(zip(problem.space, np.asarray(found.predict().step_time_s).tolist(), strict=True))
+    assert [times[config] for config in ranked] == pytest.approx(list(ranked.values()), rel=1e-6)
 
 
 def test_a_searcher_that_would_not_choose_the_proxies_is_refused() -> None:

@@ -73,7 +73,7 @@ class Posterior:
         )
 
     def _fit(self) -> None:
-        timed = [p for p in self._data if p.has_time]
+        timed = [p for p in self._data if p.has_time and (p.workload == 0 or not self._problem.times_are_learnt)]
         sized = [p for p in self._data if p.has_memory]
         rows = _joined([training_data.time_rows(p.estimate, p.point, p.workload) for p in timed], self._time_rows)
         weights = (self._transfer_weights, self._residual_weights)
