@@ -32,6 +32,8 @@ Array = NDArray[np.float64]
 CONFIDENCE = 0.9
 FARTHEST = 32
 """times the GPUs at hand beyond which nothing is said of the first pick: proxies on 8 GPUs predicted nothing of 512 in published sweeps"""
+WORTH_SAYING = 0.5
+"""greatest part of the throughput that a statement may leave open"""
 RIVALS = 500
 """configs, those most likely to be better than the pick, that are looked at"""
 POINTS = 41
@@ -77,6 +79,11 @@ def statement(
             "try it and a config without a pipeline over nodes on the target"
         )
     within = -math.expm1(-shortfall * found[place - 1])
+    if within > WORTH_SAYING:
+        return (
+            f"with a confidence of {CONFIDENCE:.0%} no more could be said than that it is within {within:.0%} of the best one, which helps nobody: run more proxies, "
+            "or proxies on more GPUs"
+        )
     return Statement(within=within, confidence=CONFIDENCE, replays=len(found))
 
 

@@ -40,8 +40,14 @@ def test_proxies_and_small_expectations_make_it_sharper() -> None:
         assert (said.confidence, said.replays) == (0.9, 19)
         return said.within
 
-    assert within(0.1) < within(0.2) < within(0.2, with_proxies=False)
+    assert within(0.1) < within(0.15) < within(0.15, with_proxies=False)
     assert within(0.1) == pytest.approx(1.0 - np.exp(-0.1 * 1.8))
+
+
+def test_what_leaves_half_the_speed_open_is_not_said() -> None:
+    said = statement(0.9, with_proxies=False, stall_probability=0.0, times=8.0, scores=SCORES)
+    assert isinstance(said, str)
+    assert "which helps nobody" in said
 
 
 def test_a_stall_that_is_likelier_than_the_doubt_leaves_nothing_to_say() -> None:
