@@ -73,7 +73,7 @@ def test_every_panel_has_data_at_every_scrape_of_a_study_that_calibrates_its_clu
     monkeypatch.setenv("AUTOTUNE_DATA", str(tmp_path))
     with (
         served(tmp_path, "--runner", "ray") as (_, url),
-        prometheus(tmp_path) as client,
+        prometheus(tmp_path, every_s=5) as client,
         Client(url) as asking,
     ):
         began_s = time.time()
