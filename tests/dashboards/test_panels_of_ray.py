@@ -77,7 +77,7 @@ def test_every_panel_has_data_at_every_scrape_of_a_study_that_calibrates_its_clu
         Client(url) as asking,
     ):
         began_s = time.time()
-        fails = real("never-ends", calibrate=False, min_steps=100_000, max_steps=100_000, trial_timeout_s=15)
+        fails = real("never-ends", calibrate=False, min_steps=100_000, max_steps=100_000, trial_timeout_s=10)
         failing, study = (asking.submit(asked)["study"]["id"] for asked in (fails, real("trains")))
         ends_s = {each: ended_s(asking.wait(each, timeout_s=LONG_S)) for each in (study, failing)}
         assert asking.status(study)["study"]["status"] == "COMPLETED"
@@ -93,4 +93,4 @@ def test_every_panel_has_data_at_every_scrape_of_a_study_that_calibrates_its_clu
             assert len(times) == round(times[-1] - times[0]) + 1, f"{text} has gaps"
             assert times[-1] > end_s - 1.0, f"{text} ends before its study"
         trials = samples(client, f'ray_autotune_trials_total{{study="{study}"}}', start=began_s, end=ends_s[study])
-        assert len(set(trials.values())) >= 3, "they move while the study runs"
+        assert len(set(trials.values())) >= 2, "they move while the study runs"
