@@ -61,7 +61,7 @@ def ranking_document(
         asked = replace(asked, stability_weight=stability_weight)
     answer = document(result, top=top)
     answer["objective"] = {"metric": asked.metric, "stability_weight": asked.stability_weight}
-    ranked = _ranked(result, asked)
+    ranked = _ranked(result, asked) if asked != objective else []  # by its own objective they are ranked already
     if asked != objective:
         answer |= _under(result, ranked)
         answer["configs"] = [{"rank": i, **trial_document(t)} for i, t in enumerate(ranked[:top], 1)]

@@ -16,6 +16,7 @@ measurement what it is held against.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,11 @@ def stability(measurement: Measurement) -> float:
     """All parts as one number in [0, 1]; 0 when a hard gate is broken."""
     if diverged(measurement) is not None:
         return 0.0
-    parts = stability_parts(measurement)
+    return stability_of(stability_parts(measurement))
+
+
+def stability_of(parts: Mapping[str, float]) -> float:
+    """The parts of a measurement that broke no hard gate as one number."""
     return math.prod((float(value ** STABILITY_PARTS[name].exponent) for name, value in parts.items()), start=1.0)
 
 

@@ -18,7 +18,7 @@ import math
 
 from autotune.reward.goodput import efficiency, study_noise_scale
 from autotune.reward.price import token_cost
-from autotune.reward.stability import diverged, stability, stability_parts
+from autotune.reward.stability import diverged, stability_of, stability_parts
 from autotune.spec import Measurement, Objective, ParallelConfig, Reward, Workload
 
 DIVERGED_CEILING = -10.0
@@ -61,7 +61,7 @@ def reward(
         throughput = -math.log(terms["cost_ratio"])
     else:
         throughput = math.log(ratio)
-    steady = stability(measurement)
+    steady = stability_of(parts)  # no hard gate is broken
     w = objective.stability_weight
     total = max((1.0 - w) * throughput + w * steady, DIVERGED_CEILING)
     return Reward(total=total, throughput=throughput, stability=steady, parts=parts | terms)
