@@ -180,7 +180,7 @@ def _print_proxies(study: Any, proxies: Any, findings: Any) -> None:
     if unknown := blind_words(name for row in proxies if row["proxy"] for name in row["proxy"]["blind"]):
         out.print(f"proxies cannot tell: {', '.join(unknown)}")
     out.print(
-        f"before any of them ran, {statement_sentence(findings)}: {config_label(ParallelConfig.from_dict(findings['configs'][0]['config']))}"
+        f"before any of them ran, the first config is {config_label(ParallelConfig.from_dict(findings['configs'][0]['config']))}; {statement_sentence(findings)}"
     )
 
 
