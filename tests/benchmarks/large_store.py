@@ -1,7 +1,8 @@
-"""A large store: `python -m tests.benchmarks.large_store sqlite|postgresql [STUDIES [TRIALS]]`, by default 10,000 studies x 50 trials x 20 steps.
+"""A large store: `python -m tests.benchmarks.large_store sqlite|postgresql [STUDIES [TRIALS [queries|upkeep|copies]]]`, by default all of 10,000 studies x 50 trials x 20 steps.
 
     queries    medians of wall and of this process's CPU time, and the slowest of the repeats; after a warm-up of one
-    upkeep     deletion of studies, check, backup while four processes write, restore; the last three once each
+    upkeep     deletion of studies, and a check, once
+    copies     backup while four processes write, and restore; once each
 
 PostgreSQL is a server started for this, with its packaged settings. The rows are written in bulk, in the store's own format: each of 2,000 different trials
 stands in many studies, at a speed of its own; the three fastest of a study are its finalists. Assumes a disk with room for three such stores (SQLite: about 1.1 GiB each).
@@ -15,6 +16,7 @@ import json
 import multiprocessing
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +27,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Table, insert, select, update
+from sqlalchemy import Table, func, insert, select, update
 
 from autotune.results.answers import past_studies
 from autotune.results.best_known import best_known
@@ -208,8 +210,8 @@ def timed(what: Callable[[], Any]) -> tuple[float, float, Any]:
     return time.perf_counter() - began_s, time.process_time() - used_s, found
 
 
-def show_upkeep(store: SqlStore, address: str, folder: Path) -> None:
-    """What operators do."""
+def show_upkeep(store: SqlStore) -> None:
+    """What operators do in a store."""
     print("| upkeep | wall | CPU | |\n|---|---|---|---|")
     ended = [record.id for record in store.studies(status=StudyStatus.COMPLETED)]
     taken = [timed(partial(store.delete, study_id))[:2] for study_id in ended]
@@ -217,6 +219,11 @@ def show_upkeep(store: SqlStore, address: str, folder: Path) -> None:
     print(f"| delete a study | {wall_ms:.1f} ms | {cpu_ms:.1f} ms | median of {len(ended)} |", flush=True)
     wall_s, cpu_s, faults = timed(lambda: maintenance.check(store))
     print(f"| check | {wall_s:.1f} s | {cpu_s:.1f} s | {len(faults)} faults |", flush=True)
+
+
+def show_copies(store: SqlStore, address: str, folder: Path, new_database: Callable[[], str]) -> None:
+    """What operators do with the whole of a store. `new_database`: of the same server, for what is restored."""
+    print("| copies | wall | CPU | |\n|---|---|---|---|")
     copy = folder / "backup"
     with writers(address) as written:
         before = written.value
@@ -224,26 +231,37 @@ def show_upkeep(store: SqlStore, address: str, folder: Path) -> None:
         rate = (written.value - before) / wall_s
     note = f"{copy.stat().st_size / 2**20:.0f} MiB; {rate:.0f} trials/s were written meanwhile"
     print(f"| backup while {WRITERS} processes write | {wall_s:.1f} s | {cpu_s:.1f} s | {note} |", flush=True)
-    if not store.database.is_sqlite:
-        return
-    store.close()
-    wall_s, cpu_s, restored = timed(lambda: restoring.restore(find_location(address), copy))
-    note = f"{restored.studies:,} studies, {restored.trials:,} trials"
-    print(f"| restore | {wall_s:.1f} s | {cpu_s:.1f} s | {note} |", flush=True)
+    if store.database.is_sqlite:
+        store.close()
+        wall_s, cpu_s, restored = timed(lambda: restoring.restore(find_location(address), copy))
+        counted = [restored.studies, restored.trials]
+    else:
+        place = find_location(new_database()).url.set(drivername="postgresql").render_as_string(hide_password=False)
+        wall_s, cpu_s, _ = timed(lambda: subprocess.run(["pg_restore", f"--dbname={place}", str(copy)], check=True))
+        with contextlib.closing(open_store(place)) as again, again.database.read() as connection:
+            counted = [connection.scalar(select(func.count()).select_from(table)) or 0 for table in (studies, trials)]
+    print(f"| restore | {wall_s:.1f} s | {cpu_s:.1f} s | {counted[0]:,} studies, {counted[1]:,} trials |", flush=True)
 
 
-def main(kind: str = "sqlite", num_studies: str = str(STUDIES), num_trials: str = str(TRIALS)) -> None:
+def main(
+    kind: str = "sqlite", num_studies: str = str(STUDIES), num_trials: str = str(TRIALS), part: str = "all"
+) -> None:
     """Prints the tables."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        address = str(folder / "store.db")
+        new_database: Callable[[], str] = partial(str, folder / "store.db")
         if kind == "postgresql":
-            address = stack.enter_context(postgres_server(fsync=True)).new_database()
+            new_database = stack.enter_context(postgres_server(fsync=True)).new_database
+        address = new_database()
         store = stack.enter_context(contextlib.closing(open_store(address)))
         took_s, _, _ = timed(lambda: fill(store, int(num_studies), int(num_trials)))
         print(f"{kind}: {num_studies} studies x {num_trials} trials, written in {took_s:.0f} s")
-        show_queries(store, int(num_studies))
-        show_upkeep(store, address, folder)
+        if part in ("all", "queries"):
+            show_queries(store, int(num_studies))
+        if part in ("all", "upkeep"):
+            show_upkeep(store)
+        if part in ("all", "copies"):
+            show_copies(store, address, folder, new_database)
 
 
 if __name__ == "__main__":
