@@ -34,6 +34,8 @@ FARTHEST = 32
 """times the GPUs at hand beyond which nothing is said of the first pick: proxies on 8 GPUs predicted nothing of 512 in published sweeps"""
 WORTH_SAYING = 0.5
 """greatest part of the throughput that a statement may leave open"""
+NO_RIVAL = 1e-3
+"""d below which the model sees no config that could be better; scores are shares of d, and nothing follows from a share of nothing"""
 RIVALS = 500
 """configs, those most likely to be better than the pick, that are looked at"""
 POINTS = 41
@@ -70,6 +72,8 @@ def statement(
             f"the target has {times:g} times the GPUs at hand, and beyond {FARTHEST} times nothing can be said of the first pick: run proxies on more GPUs, up to a "
             "quarter of the target's"
         )
+    if shortfall < NO_RIVAL:
+        return "no other config is expected to fit in memory and to come near it; replays do not tell how often that is right, a trial of another config on the target does"
     found = sorted((scores or _kept_scores())["with_proxies" if with_proxies else "without"])
     level = CONFIDENCE / (1.0 - stall_probability)
     place = math.ceil((len(found) + 1) * level)

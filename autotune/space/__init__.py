@@ -17,7 +17,7 @@ from autotune.space.constraint import LAWS, legal, reasons, why_not
 from autotune.space.enumeration import MAX_CONFIGS
 from autotune.space.launchable import Launchable, why_not_in
 from autotune.space.law import Law
-from autotune.space.proxy import Proxy, proxy_of, why_no_proxy
+from autotune.space.proxy import Proxy, proxy_of
 from autotune.space.space import SearchSpace, why_outside
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "legal",
     "proxy_of",
     "reasons",
-    "why_no_proxy",
     "why_not",
     "why_not_in",
     "why_outside",

@@ -29,7 +29,7 @@ from typing import Any, final
 
 import numpy as np
 
-from autotune.errors import ConfigError, SpecError
+from autotune.errors import ConfigError
 from autotune.space.constraint import why_not
 from autotune.space.stage_model import fullest_stage, stage_model
 from autotune.spec import ClusterSpec, ModelSpec, ParallelConfig, Workload
@@ -101,15 +101,6 @@ PROXY_LAWS: tuple[ProxyLaw, ...] = (
     ),
 )  # fmt: skip
 """All of them, the most general first."""
-
-
-def why_no_proxy(target: Workload, config: ParallelConfig, held: ClusterSpec) -> str | None:
-    """Why a config of the target has no proxy on the cluster at hand, in words with a remedy; None when it has one."""
-    try:
-        proxy_of(target, config, held)
-    except (ConfigError, SpecError) as error:
-        return str(error)
-    return None
 
 
 def proxy_of(target: Workload, config: ParallelConfig, held: ClusterSpec) -> Proxy:

@@ -26,7 +26,7 @@ import numpy as np
 import autotune.search
 from autotune.cost import Calibration
 from autotune.search import Problem
-from autotune.search.first_pick import Statement, statement
+from autotune.search.first_pick import NO_RIVAL, Statement, statement
 from autotune.search.target_searcher import TargetSearcher
 from autotune.space import SearchSpace
 from tests.benchmarks.few_for_many import STATES, Task, constants_in, constants_of, tasks, with_proxies
@@ -93,10 +93,11 @@ def document(replays: Sequence[Replay], every: int, seeds: int) -> dict[str, Any
 
 
 def scores_of(replays: Sequence[Replay]) -> dict[str, list[float]]:
-    """The scores with proxies and without, of picks that did not stall."""
+    """The scores with proxies and without, of picks that have a rival and did not stall."""
+    scored = [r for r in replays if r.shortfall >= NO_RIVAL and not r.stalled]
     names = {"with_proxies": True, "without": False}
     return {
-        name: sorted(round(max(r.score, 0.0), 4) for r in replays if r.with_proxies is proxies and not r.stalled)
+        name: sorted(round(max(0.0, r.score), 4) for r in scored if r.with_proxies is proxies)
         for name, proxies in names.items()
     }
 

@@ -50,6 +50,12 @@ def test_what_leaves_half_the_speed_open_is_not_said() -> None:
     assert "which helps nobody" in said
 
 
+def test_a_pick_without_a_rival_is_not_said_to_be_the_best() -> None:
+    said = statement(3e-7, with_proxies=False, stall_probability=0.0, times=8.0, scores=SCORES)
+    assert isinstance(said, str)
+    assert "no other config" in said
+
+
 def test_a_stall_that_is_likelier_than_the_doubt_leaves_nothing_to_say() -> None:
     said = statement(0.1, with_proxies=True, stall_probability=0.12, times=8.0, scores=SCORES)
     assert isinstance(said, str)

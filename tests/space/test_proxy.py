@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from autotune.cost import Calibration
 from autotune.cost.refit import uncertain
 from autotune.cost.sensitivity import sensitivity
-from autotune.errors import SpecError
+from autotune.errors import ConfigError, SpecError
 from autotune.space import SearchSpace, why_not
-from autotune.space.proxy import ONE_STAGE, Proxy, proxy_of, why_no_proxy
+from autotune.space.proxy import ONE_STAGE, Proxy, proxy_of
 from autotune.space.stage_model import fullest_stage, stage_model
 from autotune.spec import (
     FIELDS,
@@ -74,8 +75,10 @@ def asked(draw: st.DrawFn) -> tuple[Workload, ParallelConfig, ClusterSpec]:
 def proxied(draw: st.DrawFn) -> tuple[Workload, ParallelConfig, Proxy]:
     """One that has a proxy."""
     meant, config, held = draw(asked())
-    assume(why_no_proxy(meant, config, held) is None)
-    return meant, config, proxy_of(meant, config, held)
+    try:
+        return meant, config, proxy_of(meant, config, held)
+    except (ConfigError, SpecError):
+        reject()
 
 
 @settings(max_examples=100, deadline=None)
@@ -88,7 +91,8 @@ def test_only_what_needs_more_ranks_than_are_held_is_refused(
         config.ep if meant.trainer == "megatron" else config.ep * config.tp
     )  # megatron lends its tensor-parallel ranks
     fits = max(config.tp * config.cp, expert_ranks) <= held.num_gpus and config.tp <= held.gpus_per_node
-    assert (why_no_proxy(meant, config, held) is None) == fits
+    with contextlib.nullcontext() if fits else pytest.raises((ConfigError, SpecError)):
+        assert proxy_of(meant, config, held).config.tp == config.tp
 
 
 @settings(max_examples=150, deadline=None)
@@ -178,8 +182,9 @@ def test_more_nodes_tell_more() -> None:
     ],
 )  # fmt: skip
 def test_what_has_no_proxy_is_refused_with_law_values_and_remedy(asked: dict[str, Any], held: str, said: str) -> None:
-    reason = why_no_proxy(target("llama-8b"), config(**asked), catalog.cluster(held))
-    assert said in str(reason)
+    with pytest.raises(ConfigError) as refused:
+        proxy_of(target("llama-8b"), config(**asked), catalog.cluster(held))
+    assert said in str(refused.value)
 
 
 def test_several_nodes_with_ranks_for_all_stages_run_the_whole_pipeline() -> None:
