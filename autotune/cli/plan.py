@@ -88,7 +88,7 @@ def plan(
         emit(document)
     else:
         _print_plan(study, found, sizes)
-        _print_proxies(study, proxies, target)
+        _print_proxies(study, found, proxies, target)
         _print_clusters(compared)
         _print_source(found.source)
         if not_here:
@@ -161,7 +161,7 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
         out.print(table)
 
 
-def _print_proxies(study: Any, proxies: Any, findings: Any) -> None:
+def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
     """Prints what would run on the cluster at hand for the best configs of a target, what that cannot tell, and what is known of the first config by now."""
     from autotune.report.target_text import PROXY_HEADS, blind_words, proxy_rows, statement_sentence
     from autotune.spec import ParallelConfig, config_label
@@ -179,8 +179,10 @@ def _print_proxies(study: Any, proxies: Any, findings: Any) -> None:
     out.print(table)
     if unknown := blind_words(name for row in proxies if row["proxy"] for name in row["proxy"]["blind"]):
         out.print(f"proxies cannot tell: {', '.join(unknown)}")
+    first = ParallelConfig.from_dict(findings["configs"][0]["config"])
+    counted = "counting that sends between nodes may stall, and what earlier studies measured, "
     out.print(
-        f"before any of them ran, the first config is {config_label(ParallelConfig.from_dict(findings['configs'][0]['config']))}; {statement_sentence(findings)}"
+        f"before any of them ran, {'' if first == found.rows[0].config else counted}the first config is {config_label(first)}; {statement_sentence(findings)}"
     )
 
 

@@ -10,6 +10,8 @@ where it may change the ranking:
 
     EI = E max(y - y_pick, 0)        y: log throughput of a config        y_pick: the pick's; what both share does not count
 
+Both are with the loss that stalls are expected to cost (`autotune.cost.stalls`), because no proxy tells whether sends stall on the target.
+
 Once no config with an expected improvement of `worth` lacks its proxy, no further proxy is asked for. What proxies cannot tell stays as uncertain as it was, so
 improvements that only a trial on the target would find stay in `real_gain`. A proxy that fails for memory, and the peak of one that does not, tell which other
 proxies run here: one that was expected to run out of memory may be run later, and one that was expected to run may not be.
@@ -62,7 +64,7 @@ class Standing:
     runs: Array
     """probability that the config runs on the target"""
     improvement: Array
-    """expected improvement over the pick, relative"""
+    """expected improvement over the pick, relative; both with what stalls are expected to cost"""
     order: NDArray[np.intp]
     """all configs, by the expected log throughput with runs that fail or stall, best first; those that are not expected to run last"""
     stall_probability: Array
@@ -203,11 +205,9 @@ class TargetSearcher(Searcher):
                 self._ranked = None
 
     def trials_of(self, index: int) -> list[int]:
-        """Numbers of the measured trials whose proxy is also that of this config."""
-        proxy = self.proxy_at(index)
-        mark = _mark(proxy) if isinstance(proxy, Proxy) else ""
-        measured = [t for _, t in self.trials if t.is_measured and t.stands_for is not None]
-        return [t.number for t in measured if t.stands_for and _mark_of(t.stands_for.workload, t.config) == mark]
+        """Numbers of the trials, measured or failed, whose proxy is also that of this config."""
+        mark = self._mark(index)
+        return [t.number for _, t in self.trials if t.stands_for and _mark_of(t.stands_for.workload, t.config) == mark]
 
     def sigma_of(self, indices: NDArray[np.intp]) -> Array:
         """Standard deviation of the log step time of these configs, with what all configs share and what no proxy tells."""
@@ -242,16 +242,13 @@ class TargetSearcher(Searcher):
         mean = np.log(table.global_batch_size * float(workload.seq_len)) - log_step_s
         runs = np.exp(posterior.log_runs(everything))
         stalls, factor = self._stalls(refitted.predict(), mean)
-        worth = mean + np.log(np.maximum(runs, 1e-12)) - stalls * np.log(factor)
-        order = np.lexsort((-worth, runs < FITS))
+        expected = mean - stalls * np.log(factor)
+        order = np.lexsort((-expected - np.log(np.maximum(runs, 1e-12)), runs < FITS))
         near = order[:RANKED]
         sd, gained = np.zeros(len(table)), np.zeros(len(table))
         sd[near] = transferred_difference(workload, table.take(near), refit, 0)
-        gained[near] = np.expm1(
-            np.exp(
-                np.minimum(log_expected_improvement(mean[near], np.maximum(sd[near], 1e-9), float(mean[order[0]])), 0.0)
-            )
-        )
+        improved = log_expected_improvement(expected[near], np.maximum(sd[near], 1e-9), float(expected[order[0]]))
+        gained[near] = np.expm1(np.exp(np.minimum(improved, 0.0)))
         standing = Standing(
             log_tokens_per_s=mean, sd=sd, runs=runs, improvement=gained * runs, order=order, stall_probability=stalls, stalled_factor=factor,
             refitted=refit,

@@ -37,7 +37,8 @@ TRIALS = (
     "its other rows in the interval after trials that were drawn among the rows within twice the best, and their median error. *Fastest 1*: after the trial that is predicted",
     "fastest. *Default 1*: after the default config (data parallelism alone) or the row that comes nearest; *default and 1*: and the trial that is then predicted fastest, as a study",
     "goes. *Studies*: those with more rows than trials. *Mixed*: trials of any GPU count and batch, and of other models of the cluster where a file has few rows of each, which",
-    "no study does.",
+    "no study does. What configs share whose ranks run the same kernels came later (q of [Error bars](mathematics/cost-model.md#error-bars)), and is not in these lines: with it, files",
+    "that no pair was fitted on have medians 0.6 points lower to 0.1 higher; 82% of BigScience are inside after three trials instead of 88%, and 89% of Alpa after one instead of 100%.",
 )
 
 

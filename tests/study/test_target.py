@@ -17,8 +17,9 @@ from autotune.report.target_text import BLIND_WORDS, target_rows, target_sentenc
 from autotune.results.explanations import explained
 from autotune.results.result import Result
 from autotune.search.history import informed
+from autotune.search.target_searcher import TargetSearcher
 from autotune.space import SearchSpace, why_not
-from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.spec import Failure, FailureKind, ParallelConfig, StandsFor, StudyStatus, Trial, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
 from autotune.study.assembly import assemble, history_of
 from autotune.study.target_findings import TargetFindings
@@ -249,3 +250,28 @@ def test_the_study_of_the_machine_at_hand_is_one_proxy() -> None:
     assert found.study.at_hand is None
     assert found.study.workload.cluster.name == "h100-sxm-1x8"
     assert list(SearchSpace.of(found.study.workload, found.space.table)) == [found.baseline]
+
+
+def test_proxies_stand_for_what_may_win_with_stalls_counted_and_failed_ones_are_named() -> None:
+    pipelines = {"tp": [2], "pp": [1, 4], "micro_batch_size": [1, 4], "zero_stage": [1, 3], "recompute": ["none", "full"],
+                 "precision": ["bf16"], "pp_schedule": ["1f1b", "interleaved_1f1b"], "virtual_stages": [1, 4]}  # fmt: skip
+    far = {"cluster": "a100-80gb-16x8", "global_batch_size": 512}
+    asked = target_spec(model="gpt-neox-20b", cluster="a100-80gb-1x8", target=far, space=pipelines)
+    searcher = assemble(api.load_study(asked)).searcher()
+    assert isinstance(searcher, TargetSearcher)
+    standing = searcher.standing
+    faster = standing.log_tokens_per_s > standing.log_tokens_per_s[standing.order[0]]
+    stalls = standing.stall_probability * np.log(standing.stalled_factor) > 0.4
+    assert (faster & stalls).any(), (
+        "a pipeline over nodes that is faster than the first config as long as nothing stalls"
+    )
+    assert standing.improvement[stalls].max() < 0.01, "which no proxy could find out"
+    (config,) = searcher.ask(1)
+    proxy = searcher.proxy_for(config)
+    index = searcher.space.index_of(config)
+    assert index is not None
+    assert not stalls[index]
+    failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message="out of memory")
+    searcher.tell([Trial(number=7, config=proxy.config, status=TrialStatus.FAILED, failure=failure,
+                         stands_for=StandsFor(config=config, workload=proxy.workload))])  # fmt: skip
+    assert searcher.trials_of(index) == [7]
