@@ -88,7 +88,8 @@ def infeasible_line(counts: Mapping[str, int]) -> str:
     named = ranked if len(ranked) <= SHOWN_REASONS + 1 else ranked[:SHOWN_REASONS]
     rest = sum(n for _, n in ranked[len(named) :])
     reasons = [f"{reason} ({n:,})" for reason, n in named] + ([f"other reasons ({rest:,})"] if rest else [])
-    return f"{sum(counts.values()):,} combinations cannot be run here: {', '.join(reasons)}"
+    total = sum(counts.values())
+    return f"{total:,} {'combination' if total == 1 else 'combinations'} cannot be run here: {', '.join(reasons)}"
 
 
 def gist_of(trial: Trial) -> str:

@@ -311,7 +311,7 @@ def trial_of(result: Result, number: int) -> Trial:
     if found is None:
         raise NotFoundError(
             f"study {result.record.id} has no trial {number}",
-            remedy=f"its {len(result.trials)} trials are numbered from 0",
+            remedy=f"its {len(result.trials):,} trials are numbered from 0",
         )
     return found
 
@@ -326,7 +326,7 @@ def _length_notes(
     launch, longer = (target.launch(workload, config, {**options, "steps": n}) for n in (steps, steps + 1))
     if launch == longer:
         return ()
-    return (f"it trains {steps} steps, as a trial may; give --option steps=N for your whole training",)
+    return (f"it trains {steps} steps, as a trial may; give the option steps=N for your whole training",)
 
 
 def standings_of(result: Result) -> list[Trial]:

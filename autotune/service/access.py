@@ -98,7 +98,7 @@ class Gate:
                 remedy="set AUTOTUNE_TOKEN, or send Authorization: Bearer TOKEN; `autotune token create` makes a token",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        request.state.caller = caller.name  # for the audit of refusals
+        request.state.caller = caller  # for the audit of refusals and the page that shows one
         limiter = self._writes if changes else self._rate
         if wait := limiter.wait_s(caller.key):
             raise too_many("this caller sends too many requests", wait)

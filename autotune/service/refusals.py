@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autotune.errors import StoreError
 from autotune.ports import AuditLog
+from autotune.service.access import Caller
 from autotune.service.options import Rate
 from autotune.service.rates import Limiter
 
@@ -60,7 +61,8 @@ class Refusals:
             "address": (scope.get("client") or ("",))[0],
             "untold": self._omitted,
         }
-        actor = str(scope.get("state", {}).get("caller", STRANGER))
+        caller: Caller | None = scope.get("state", {}).get("caller")
+        actor = caller.name if caller else STRANGER
         try:
             await run_in_threadpool(self._store.record_audit, actor, "refused", "", data)
         except StoreError as error:  # the response is sent already; the next line counts this refusal

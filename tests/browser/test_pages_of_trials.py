@@ -160,6 +160,8 @@ def test_a_reader_sees_all_pages_and_no_button_that_changes_anything(
         check_quiet(seen, tuning)
         page.goto("/submit")
         assert "scope submit" in page.inner_text("main")
+        assert "New study" not in page.inner_text("header")
+        assert "bob (read)" in page.inner_text("header")
 
 
 def test_without_scripts_the_button_checks_the_spec(browser: Any, tuning: Service) -> None:

@@ -116,7 +116,7 @@ def test_export_writes_a_launch(run, write, tmp_path):
     done = run("export", study, "--to", "megatron", "-o", tmp_path / "launch")
     assert done.code == 0, done.err
     assert "torchrun" in done.out
-    assert "it trains 50 steps, as a trial may; give --option steps=N" in done.err
+    assert "it trains 50 steps, as a trial may; give the option steps=N" in done.err
     whole = run("export", study, "--to", "megatron", "--option", "steps=7000")
     assert "--train-iters=7000" in whole.out.replace("--train-iters 7000", "--train-iters=7000")
     assert "as a trial may" not in whole.err

@@ -108,6 +108,7 @@ def test_a_trial_on_a_gpu_that_heat_held_down_says_so() -> None:
 
 def test_infeasible_configs_are_one_line_with_the_most_frequent_reasons() -> None:
     assert infeasible_line({}) == ""
+    assert infeasible_line({"megatron_compile": 1}).startswith("1 combination cannot be run here: ")
     assert infeasible_line({"megatron_compile": 4, "tp_heads": 1000}) == (
         "1,004 combinations cannot be run here: tp does not divide num_attention_heads (1,000), megatron cannot run this compile (4)"
     )

@@ -109,8 +109,10 @@ def test_a_page_reads_no_trial_and_after_a_change_only_those_that_changed(counte
 def test_a_browser_without_scripts_gets_the_whole_page(counted: Service) -> None:
     lease = study_of(counted.store, SMALL + 1, "plain")
     page = f"/studies/{lease.study}"
-    assert '<a href="?whole=1">' in counted.http.get(page).text
-    assert f'<a href="{page}/trials/0">' in counted.http.get(f"{page}?whole=1").text
+    assert '<a href="?sort=-measured&amp;whole=1">' in counted.http.get(f"{page}?sort=-measured").text
+    whole = counted.http.get(f"{page}?sort=-measured&whole=1").text
+    assert f'<a href="{page}/trials/0">' in whole
+    assert 'aria-sort="descending"' in whole
 
 
 @pytest.mark.slow

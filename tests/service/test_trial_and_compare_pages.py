@@ -101,7 +101,9 @@ def test_an_export_is_shown_and_downloaded_and_says_what_it_needs(
     guarded: Service, study: str, rae: dict[str, str]
 ) -> None:
     url = f"/studies/{study}/export"
-    assert "torchrun" in guarded.http.get(url, headers=rae).text
+    first = guarded.http.get(url, headers=rae).text
+    assert "torchrun" in first
+    assert "give the option steps=N" in first
     asked: dict[str, Any] = {"trainer": "megatron", "on": "slurm", "options": "steps=7", "trial": "1"}
     page = guarded.http.get(url, params=asked, headers=rae)
     assert "sbatch job.sbatch" in page.text
@@ -112,6 +114,9 @@ def test_an_export_is_shown_and_downloaded_and_says_what_it_needs(
         answer = guarded.http.get(url, params=wrong, headers=rae)
         assert answer.status_code in (404, 422), wrong
         assert 'role="alert"' in answer.text
+        assert "Give it under Options" not in answer.text
+    lacking = guarded.http.get(url, params={"trainer": "command"}, headers=rae).text
+    assert "Give it under Options: <code>argv=VALUE</code>" in lacking
 
 
 def test_a_ranking_follows_the_objective_that_was_asked_for(guarded: Service, study: str, rae: dict[str, str]) -> None:

@@ -172,7 +172,7 @@ def test_the_job_set_holds_what_its_schema_asks_for() -> None:
 def test_an_image_is_asked_for_and_a_launch_that_is_too_large_is_refused() -> None:
     made = job("kubernetes")
     assert NO_IMAGE in made["files"]["job.yaml"]
-    assert any("--option image=NAME" in remark for remark in made["notes"])
+    assert any("the option image=NAME" in remark for remark in made["notes"])
     assert not any("--option image" in remark for remark in job("kubernetes", image="x")["notes"])
     with pytest.raises(ExportError, match="a ConfigMap holds at most"):
         job("kubernetes", Launch(argv=("run",), files={"large.txt": "x" * (1 << 20)}))

@@ -65,7 +65,7 @@ async def study(request: Request) -> Response:
             "late": f"/studies/{record.id}/results{query.address(page=query.page)}".partition("#")[0]
             if is_late
             else "",
-            "whole": f"?{WHOLE}=1",
+            "whole": f"?{request.url.include_query_params(**{WHOLE: 1}).query}",
             **results,
             "scripted": is_late or not results["figures"],
             "placed": placed_lines(document),

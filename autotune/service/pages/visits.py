@@ -33,9 +33,11 @@ def page(handler: Handler) -> Handler:
             if error.status == 401:
                 back = request.url.path if request.method == "GET" else "/studies"
                 return RedirectResponse(f"/login?next={quote(back)}", status_code=303)
-            return render("error.html", status=error.status, error=error)
+            return render("error.html", status=error.status, error=error, caller=getattr(request.state, "caller", None))
         except AutotuneError as error:
-            return render("error.html", status=status_of(error), error=error)
+            return render(
+                "error.html", status=status_of(error), error=error, caller=getattr(request.state, "caller", None)
+            )
 
     return shown
 

@@ -250,7 +250,7 @@ def exported(
         if not sign or not key:
             raise SpecError(
                 f"an option must be KEY=VALUE, but one is {pair[:80]!r}",
-                remedy="e.g. option=data_path=/data",
+                remedy="e.g. data_path=/data",
                 field="option",
             )
         options[key] = value

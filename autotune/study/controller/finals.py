@@ -218,7 +218,8 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
         best = ours = against
         notes.append("nothing that was tried is faster than the default config by more than the noise between runs")
     if not rounds:
-        notes.append("no final round was finished: the winner and the speedup rest on one measurement each")
+        if {t.config for t in (*ranked, against) if t is not None} != {best.config}:
+            notes.append("without a finished final round the winner and the speedup rest on one measurement each")
     elif baseline is not None and against is baseline:
         notes.append("the baseline was not measured again: the speedup rests on one measurement each")
         ours = next(t for t in first_measurements(trials, study) if t.config == best.config)

@@ -67,7 +67,7 @@ class Kubernetes(Scheduler):
         lines = heading(
             launch,
             "Needs the JobSet controller (jobset.sigs.k8s.io). Start it: " + self.start(launch, shape),
-            *([] if options["image"] else [f"Replace {NO_IMAGE}, or export again with --option image=NAME."]),
+            *([] if options["image"] else [f"Replace {NO_IMAGE}, or export again with the option image=NAME."]),
         )
         return {MANIFEST: "\n".join([*lines, to_yaml_documents(config_map, job_set)])}
 
@@ -77,7 +77,7 @@ class Kubernetes(Scheduler):
 
     def notes(self, launch: Launch, shape: JobShape, options: Mapping[str, Any]) -> tuple[str, ...]:
         """What must be set or be in the image."""
-        missing = () if options["image"] else (f"replace {NO_IMAGE} in {MANIFEST}, or give --option image=NAME",)
+        missing = () if options["image"] else (f"replace {NO_IMAGE} in {MANIFEST}, or give the option image=NAME",)
         where = f" in {launch.cwd}" if launch.cwd not in ("", ".") else ""
         return (*missing, f"the image must hold the program{where} and its libraries; only the launch's files are sent")
 

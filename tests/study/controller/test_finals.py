@@ -81,6 +81,12 @@ def test_there_are_no_finals_without_two() -> None:
     assert participants(FIRST[1:3], STUDY) == (A, B)
 
 
+def test_one_measurement_each_is_told_where_there_is_more_than_one_config() -> None:
+    assert "one measurement each" in "".join(decide(FIRST, STUDY).notes)
+    assert decide(FIRST[:1], STUDY).notes == ()
+    assert decide(FIRST[1:2], STUDY).notes == ()
+
+
 def test_rounds_are_played_to_and_fro() -> None:
     who, played = (BASELINE, A, B), list[Trial]()
     three = study(measure=MeasureSpec(finalists=2, final_rounds=3))
