@@ -243,12 +243,7 @@ def past_studies(
     simulated is left out unless its `runner` is named. `filters`: further ones of `HistoryReader.best`: cluster, trainer, num_gpus, measured_after.
     """
     filters |= {"runner": runner, "without_runner": "" if runner else SIMULATED}
-    if model:
-        found = confirmed_best(store, model=model, limit=limit, **filters)
-    else:
-        each = [record.study.workload for record, _ in store.best(one_each=True, limit=limit, **filters)]
-        of_each = [filters | {"model": w.model.name, "cluster": w.cluster.name} for w in each]
-        found = [confirmed_best(store, limit=1, **names)[0] for names in of_each]
+    found = confirmed_best(store, model=model, one_each=not model, limit=limit, **filters)
     return [{"study": study_document(record), "best": trial_document(trial)} for record, trial in found]
 
 

@@ -1,6 +1,6 @@
 """The measured configs of a model and cluster across all studies, best first, and what evidence they are.
 
-Order: by tokens per second and GPU of the cluster (`confirmed`). Where the question names an objective: by its reward among the measurements of one workload, the
+Order: by the tokens per second and GPU of the cluster at which they stand (`autotune.reward.standing`). Where the question names an objective: by its reward among the measurements of one workload, the
 fastest one's, relative to the default config there, so that the results of several studies are compared by one measure.
 """
 
@@ -12,18 +12,24 @@ from typing import Any
 from autotune import reward
 from autotune.errors import AutotuneError
 from autotune.ports import HistoryReader, StudyRecord
-from autotune.results.confirmed import MOST_CONFIGS, confirmed_first
+from autotune.results.confirmed import confirmed_best
 from autotune.results.question import Asked
 from autotune.space import SearchSpace, default_config
 from autotune.spec import Objective, ParallelConfig, Trial
 from autotune.spec.study import SIMULATED
 
+MOST_CONFIGS = 1000
+"""measured configs of one workload that are looked at"""
+
 
 def measured_configs(store: HistoryReader, asked: Asked, **names: Any) -> list[tuple[StudyRecord, Trial]]:
     """All measured configs of that model and cluster (or workload), best first."""
     without = "" if asked.runner else SIMULATED
-    found = store.best(limit=MOST_CONFIGS, without_runner=without, **asked.measured_filters, **names)
-    return _by_objective(found, asked.objective) if found and asked.objective is not None else confirmed_first(found)
+    filters = {"limit": MOST_CONFIGS, "without_runner": without, **asked.measured_filters, **names}
+    if asked.objective is None:
+        return confirmed_best(store, **filters)
+    found = store.best(**filters)
+    return _by_objective(found, asked.objective) if found else []
 
 
 def _by_objective(pairs: list[tuple[StudyRecord, Trial]], objective: Objective) -> list[tuple[StudyRecord, Trial]]:

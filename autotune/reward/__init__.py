@@ -6,6 +6,7 @@ evidence.py      priors for what few steps tell                          run_noi
 equal_tokens.py  loss at equal tokens, where the data differ             autocorrelation.py  what steps that resemble their neighbours tell
 goodput.py       gradient noise scale, efficiency of a batch             price.py         cost of a token
 machine_level.py by which factor the machine was faster or slower in each trial
+standing.py      at what speed a measured config stands among those of all studies
 explanation.py   why a trial won or lost, in words                       ranking.py       who competes, Pareto front
 """
 
@@ -34,6 +35,7 @@ from autotune.reward.price import TokenCost, token_cost
 from autotune.reward.ranking import asked_again, competes, counted_once, merits, pareto
 from autotune.reward.run_noise import RunNoise, squares_of_rounds, steady_rounds, undisturbed, within_run_variance
 from autotune.reward.stability import diverged, spikes, stability, stability_parts
+from autotune.reward.standing import speeds_in_finals, standing
 from autotune.reward.total import DIVERGED_CEILING, reward
 from autotune.reward.trial_score import by_reward, first_measured, reference_of, rerank, score, tokens_per_s
 
@@ -73,10 +75,12 @@ __all__ = [
     "reward",
     "score",
     "slowed",
+    "speeds_in_finals",
     "spikes",
     "squares_of_rounds",
     "stability",
     "stability_parts",
+    "standing",
     "steady_rounds",
     "study_noise_scale",
     "token_cost",

@@ -1,38 +1,72 @@
-"""For each workload and config, the measured trial that represents it (table `records`). Updated as trials end, so that `best` is one short index scan.
+"""For each workload and config, the measured trial that represents it and the speed at which it stands (table `records`). Updated as trials and studies end, so
+that `best` is one short index scan.
 
 A config that was measured more than once is represented by the trial with the median throughput (the lower one of two). With the fastest trial
 instead, a config would look better the more often it is measured. Simulated measurements count only where there is no real one.
+
+It stands at what the finals of that trial's study say (`autotune.reward.standing`): at the trial's throughput until the study has ended.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+import json
+from collections.abc import Mapping
+from typing import Any
 
+from sqlalchemy import Connection, select, text
+
+from autotune.reward import speeds_in_finals, standing
 from autotune.spec.study import SIMULATED
 from autotune.store.database import lock
+from autotune.store.rows import config_key
+from autotune.store.tables import trials
 
 _CHOOSE = text(
     """
-    INSERT INTO records (workload, config_key, trial, throughput, model, cluster, trainer)
     WITH measured AS (
-        SELECT t.key, t.workload, t.config_key, t.throughput,
-            CASE WHEN s.runner = :simulated THEN 1 ELSE 0 END AS simulated
+        SELECT t.key, t.study, t.throughput, CASE WHEN s.runner = :simulated THEN 1 ELSE 0 END AS simulated
         FROM trials AS t JOIN studies AS s ON s.key = t.study
         WHERE t.workload = :workload AND t.config_key = :config_key AND t.throughput IS NOT NULL
     ), counted AS (
         SELECT * FROM measured WHERE simulated = (SELECT min(simulated) FROM measured)
     )
-    SELECT c.workload, c.config_key, c.key, c.throughput, w.model, w.cluster, w.trainer
-    FROM counted AS c JOIN workloads AS w ON w.key = c.workload
-    WHERE true
+    SELECT c.key AS trial, c.throughput, w.model, w.cluster, w.trainer, w.num_gpus, p.result
+    FROM counted AS c JOIN workloads AS w ON w.key = :workload JOIN specs AS p ON p.study = c.study
     ORDER BY c.throughput, c.key
     LIMIT 1 OFFSET (SELECT (count(*) - 1) / 2 FROM counted)
-    ON CONFLICT (workload, config_key) DO UPDATE SET trial = excluded.trial, throughput = excluded.throughput
+    """
+)
+_KEEP = text(
+    """
+    INSERT INTO records (workload, config_key, trial, throughput, standing, model, cluster, trainer)
+    VALUES (:workload, :config_key, :trial, :throughput, :standing, :model, :cluster, :trainer)
+    ON CONFLICT (workload, config_key)
+    DO UPDATE SET trial = excluded.trial, throughput = excluded.throughput, standing = excluded.standing
     """
 )
 
 
 def keep_record(connection: Connection, workload: int, config_key: int) -> None:
-    """Chooses the representative of the config again, after one of its trials was measured."""
+    """Chooses the representative of the config again, after one of its trials was measured or deleted, or a study in which it was measured has ended."""
     lock(connection, f"record {config_key}")  # two studies may measure the same config at once
-    connection.execute(_CHOOSE, {"workload": workload, "config_key": config_key, "simulated": SIMULATED})
+    config = {"workload": workload, "config_key": config_key}
+    chosen = connection.execute(_CHOOSE, {**config, "simulated": SIMULATED}).mappings().first()
+    if chosen is not None:
+        stands = standing(
+            config_key, chosen["throughput"], finals_per_gpu(json.loads(chosen["result"]), chosen["num_gpus"])
+        )
+        connection.execute(_KEEP, {**config, **chosen, "standing": stands})
+
+
+def keep_records(connection: Connection, study: int) -> None:
+    """Does so for all configs that the study with that key measured, after its result was written."""
+    measured = select(trials.c.workload, trials.c.config_key).where(
+        trials.c.study == study, trials.c.throughput.is_not(None)
+    )
+    for row in connection.execute(measured.distinct().order_by(trials.c.config_key)).all():
+        keep_record(connection, row.workload, row.config_key)
+
+
+def finals_per_gpu(result: Mapping[str, Any], num_gpus: int) -> dict[int, float]:
+    """By config key, tokens per second and GPU of the cluster in a study's finals, the winner's first. `result`: of its record."""
+    return {config_key(config): speed / num_gpus for config, speed in speeds_in_finals(result).items()}

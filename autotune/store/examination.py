@@ -17,10 +17,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, Table, and_, bindparam, case, func, select, text
 
 from autotune.errors import StoreError
-from autotune.ports import HistoryEvent, Replay, Replayed
+from autotune.ports import HistoryEvent, Replay, Replayed, StudyRecord
+from autotune.reward import standing
 from autotune.spec import Trial
 from autotune.spec.study import SIMULATED
 from autotune.store import laws, queries
+from autotune.store.best_trials import finals_per_gpu
 from autotune.store.checksums import SEALED, changed_kinds, is_filled
 from autotune.store.database import to_us
 from autotune.store.rows import read_event, read_trial
@@ -32,6 +34,13 @@ MOST_NAMED = 20
 """rows of a study that are named one by one; of more the number is said"""
 
 _COUNTERS: Select[Any] = select(studies.c.num_trials, studies.c.num_events).where(studies.c.key == bindparam("of_key"))
+
+_STANDING: Select[Any] = (
+    select(trials.c.number, records.c.config_key, records.c.throughput, records.c.standing)
+    .join(records, records.c.trial == trials.c.key)
+    .where(trials.c.study == bindparam("of_key"))
+    .order_by(trials.c.number)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +192,7 @@ def _study(store: SqlStore, key: int, study_id: str, replay: Replay | None, prog
             record = queries.study(connection, study_id)
             counters = connection.execute(_COUNTERS, {"of_key": key}).one()
             rows = read_rows(connection, key)
+            stand = connection.execute(_STANDING, {"of_key": key}).all()
         sound, filled, changed = rows_changed(rows, study_id)
         faults += changed[:MOST_NAMED]
         if (more := len(changed) - MOST_NAMED) > 0:
@@ -192,6 +202,7 @@ def _study(store: SqlStore, key: int, study_id: str, replay: Replay | None, prog
         faults += laws.broken_laws(record, asked, lines)
         faults += _count_faults(counters, rows, study_id)
         faults += _figure_faults(rows, asked, lines)
+        faults += _standing_faults(stand, record)
         replay_s = time.monotonic()
         if replay is not None:
             replayed = replay(record, asked, lines)
@@ -241,6 +252,14 @@ def _figure_faults(rows: Rows, asked: Sequence[Trial], lines: Sequence[HistoryEv
         ):
             if (figure := row._mapping[name]) != written:
                 yield f"study {trial.study}: trial {row.number}: it is ranked with the {name} {figure}, but ended with {written}"
+
+
+def _standing_faults(rows: Sequence[Row[Any]], record: StudyRecord) -> Iterator[str]:
+    """Configs that a trial of the study represents, and that do not stand where its finals put them."""
+    speeds = finals_per_gpu(record.result, record.study.workload.cluster.num_gpus)
+    for row in rows:
+        if row.standing != (due := standing(row.config_key, row.throughput, speeds)):
+            yield f"study {record.id}: trial {row.number}: its config stands at {row.standing}, but by the finals at {due}"
 
 
 def _record_faults(store: SqlStore) -> Iterator[str]:

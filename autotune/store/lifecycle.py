@@ -15,6 +15,7 @@ from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import Lease, StudyFields
 from autotune.spec import StudyStatus, Wanted
 from autotune.store import locking
+from autotune.store.best_trials import keep_records
 from autotune.store.database import Database, now_us
 from autotune.store.history import append
 from autotune.store.rows import clean, json_text
@@ -93,6 +94,7 @@ def set_status(
     connection.execute(update(studies).where(studies.c.key == study.key).values(**columns))
     if "result" in fields:
         connection.execute(update(specs).where(specs.c.study == study.key).values(result=json_text(fields["result"])))
+        keep_records(connection, study.key)
     if str(status) != study.status or clean(message) != study.message:
         lines.append((f"study.{status.lower()}", {"from": study.status, "message": message}))
     if lines:

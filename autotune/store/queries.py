@@ -162,12 +162,12 @@ def best(
     measured_after: datetime | None = None,
     **filters: Any,
 ) -> list[tuple[StudyRecord, Trial]]:
-    """Representatives of configs, by tokens per second and GPU of the cluster, best first. See `autotune.ports.HistoryReader.best`.
+    """Representatives of configs, by the tokens per second and GPU of the cluster at which they stand, best first. See `autotune.ports.HistoryReader.best`.
 
     `filters`: gpu, num_gpus, seq_len, owner, workload; those that are empty or None do not count.
     """
-    picked = select(records.c.trial, records.c.throughput).order_by(records.c.throughput.desc(), records.c.trial)
-    picked = picked.limit(limit)
+    order = (records.c.standing.desc(), records.c.throughput.desc(), records.c.trial)
+    picked = select(records.c.trial).order_by(*order)
     for column, value in ((records.c.model, model), (records.c.cluster, cluster), (records.c.trainer, trainer)):
         picked = picked.where(column == value) if value else picked
     columns: dict[str, Any] = {
@@ -189,23 +189,22 @@ def best(
     if measured_after is not None:
         picked = picked.where(trials.c.ended_us > to_us(measured_after))
     if one_each:
-        place = func.row_number().over(
-            partition_by=(records.c.model, records.c.cluster), order_by=(records.c.throughput.desc(), records.c.trial)
-        )
-        places = picked.add_columns(place.label("place")).order_by(None).limit(None).subquery()
+        each = select(workloads.c.model, workloads.c.cluster).distinct().subquery()
+        here = (records.c.model == each.c.model) & (records.c.cluster == each.c.cluster)
+        first = picked.where(here).limit(1).correlate(each).scalar_subquery()
+        firsts = select(first.label("trial")).select_from(each).subquery()
         picked = (
-            select(places.c.trial, places.c.throughput)
-            .join(trials, trials.c.key == places.c.trial)
+            select(firsts.c.trial)
+            .join(records, records.c.trial == firsts.c.trial)
+            .join(trials, trials.c.key == firsts.c.trial)
             .join(studies, studies.c.key == trials.c.study)
-            .where(places.c.place == 1)
-            .order_by(studies.c.created_us.desc(), places.c.throughput.desc(), places.c.trial)
-            .limit(limit)
+            .order_by(studies.c.created_us.desc(), *order)
         )
     # the trials' documents are fetched for those that were picked: sorting would drag all of them along
-    order = {trial: at for at, trial in enumerate(connection.scalars(picked))}
+    places = {trial: at for at, trial in enumerate(connection.scalars(picked.limit(limit)))}
     query = select(trials, studies.c.id.label("study_id")).join(studies, studies.c.key == trials.c.study)
-    rows = connection.execute(query.where(trials.c.key.in_(sorted(order)))).all()
-    rows = sorted(rows, key=lambda row: order[row.key])
+    rows = connection.execute(query.where(trials.c.key.in_(sorted(places)))).all()
+    rows = sorted(rows, key=lambda row: places[row.key])
     of = {record.id: record for record in _by_key(connection, {row.study for row in rows})}
     return [(of[row.study_id], read_trial(row.study_id, row)) for row in rows]
 

@@ -244,7 +244,7 @@ class SqlStore:
         measured_after: datetime | None = None,
         limit: int = 10,
     ) -> list[tuple[StudyRecord, Trial]]:
-        """Best measured trials across all studies by tokens per second and GPU of the cluster, one for each workload and config."""
+        """Best measured trials across all studies by the tokens per second and GPU at which they stand, one for each workload and config."""
         with self.database.read() as connection:
             return queries.best(
                 connection,

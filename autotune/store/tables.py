@@ -6,7 +6,7 @@
     trials      a config in a study, with the workload that it ran; columns for what is asked about, one packed document for the evidence
     attempts    launches of trials, each with its packed series of step metrics
     events      append-only history, numbered from 1 without gaps in each study
-    records     for each workload and config, the measured trial that stands for it: what `best` reads
+    records     for each workload and config, the measured trial that represents it, and the speed at which it stands: what `best` reads
     submissions idempotency keys        calibrations, profiles, reference_losses   made once, for all studies
     notes, tags what people write on studies
     tokens      hashed access tokens    audit   who did what
@@ -225,14 +225,17 @@ records = Table(
     Column("workload", Integer, ForeignKey("workloads.key"), nullable=False),
     Column("config_key", BigInteger, nullable=False),
     Column("trial", Integer, ForeignKey("trials.key"), nullable=False, index=True),
-    Column("throughput", Float, nullable=False, index=True),
+    Column("throughput", Float, nullable=False),
+    Column(
+        "standing", Float, nullable=False, server_default="0", index=True
+    ),  # the throughput at which the config stands
     Column("model", Text, nullable=False),
     Column("cluster", Text, nullable=False),
     Column("trainer", Text, nullable=False),
     PrimaryKeyConstraint("workload", "config_key"),
-    Index("ix_records_model_cluster", "model", "cluster", "throughput"),
-    Index("ix_records_model", "model", "throughput"),
-    Index("ix_records_cluster", "cluster", "throughput"),
+    Index("ix_records_model_cluster", "model", "cluster", "standing"),
+    Index("ix_records_model", "model", "standing"),
+    Index("ix_records_cluster", "cluster", "standing"),
     **NARROW,
 )
 

@@ -12,11 +12,11 @@ from autotune import api, registry
 from autotune.errors import CatalogError, NotFoundError, SpecError
 from autotune.ports import Store
 from autotune.report import html_report
-from autotune.results.confirmed import confirmed_first
-from autotune.reward import slowed, tokens_per_s
+from autotune.reward import tokens_per_s
 from autotune.space import SearchSpace
-from autotune.spec import Failure, FailureKind, Objective, TrialPurpose, TrialStatus
+from autotune.spec import Failure, FailureKind, Objective, StudyStatus, TrialPurpose, TrialStatus
 from autotune.store import MemoryStore
+from autotune.testing.stores import measured, pending, run_trial, running_study
 from tests.small_studies import spec
 
 
@@ -140,23 +140,22 @@ def test_history_names_the_winner_that_its_study_names(finished: tuple[Store, st
         assert told["measurement"]["tokens_per_s"] == pytest.approx(result.best.measurement.tokens_per_s, rel=0.01)
 
 
-def test_no_config_of_a_study_stands_before_its_winner(finished: tuple[Store, str]) -> None:
+def test_a_config_of_the_finals_is_shown_at_their_speed() -> None:
     """The fastest of many that were measured once was lucky."""
-    store, study_id = finished
-    (_, lucky), (record, second), *_ = store.best(runner="simulated", limit=3)
-    assert lucky.measurement is not None
+    store = MemoryStore()
+    lease = running_study(store)
+    lucky, second = measured(pending(0), step_time_s=0.1), measured(pending(1), step_time_s=0.2)
+    for trial in (lucky, second):
+        run_trial(store, lease, trial)
     speed = 0.9 * tokens_per_s(second)
     finals = [{"number": second.number, "config": second.config.to_dict(), "tokens_per_s": speed}]
-    ended = replace(record, result={**record.result, "finals": finals})
-    elsewhere = replace(record, id="other", result={})
-    slower = replace(lucky, measurement=slowed(lucky.measurement, 1.05 * tokens_per_s(lucky) / speed))
-    shown = confirmed_first([(ended, lucky), (ended, second), (elsewhere, slower)])
-    assert [(r.id, t.config) for r, t in shown] == [
-        (study_id, second.config),
-        (study_id, lucky.config),
-        ("other", slower.config),
-    ]
-    assert tokens_per_s(shown[0][1]) == pytest.approx(speed)
+    ending = {"finals": finals, "stop_reason": "the budget is spent"}
+    store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease, result=ending)
+    shown = [row["best"] for row in api.past_studies(store, model="tiny")]
+    assert [row["number"] for row in shown] == [second.number, lucky.number]
+    assert [row["measurement"]["tokens_per_s"] for row in shown] == pytest.approx([speed, tokens_per_s(lucky)])
+    assert [row["best"] for row in api.past_studies(store)] == shown[:1]
+    store.close()
 
 
 def test_without_a_model_the_best_of_each_is_told(finished: tuple[Store, str]) -> None:

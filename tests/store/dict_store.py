@@ -40,6 +40,7 @@ from autotune.ports import (
     StudyRecord,
     Token,
 )
+from autotune.reward import speeds_in_finals, standing
 from autotune.spec import (
     Failure,
     ParallelConfig,
@@ -263,7 +264,7 @@ class DictStore:
         found = [(speed, kept, trial) for speed, kept, trial in self._representatives() if matches(kept)]
         if measured_after is not None:
             found = [row for row in found if row[2].ended_at is not None and row[2].ended_at > measured_after]
-        found.sort(key=lambda row: -row[0])
+        found.sort(key=lambda row: (-stands_at(*row), -row[0]))
         if one_each:
             first: dict[tuple[str, str], tuple[float, Kept, Trial]] = {}
             for row in found:
@@ -647,6 +648,13 @@ class DictStore:
             real = [row for row in rows if row[1].record.study.runner != SIMULATED] or rows
             chosen.append(sorted(real, key=lambda row: row[0])[(len(real) - 1) // 2])
         return chosen
+
+
+def stands_at(speed: float, kept: Kept, trial: Trial) -> float:
+    """The tokens per second and GPU of the cluster at which the trial's config stands."""
+    num_gpus = kept.record.study.workload.cluster.num_gpus
+    speeds = {config: found / num_gpus for config, found in speeds_in_finals(kept.record.result).items()}
+    return standing(trial.config, speed, speeds)
 
 
 class DictAnnotations:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from autotune.errors import StoreCorruptError, StoreVersionError
 from autotune.spec import ParallelConfig, StudyStatus, TrialStatus, Wanted
-from autotune.store import SqlStore, maintenance, open_store, schema
+from autotune.store import SqlStore, maintenance, open_store
 from autotune.store.rows import config_key
 from autotune.store.schema import HEAD
 from autotune.store.tables import metadata
@@ -149,26 +149,53 @@ def test_an_upgrade_reads_from_the_status_what_people_wanted(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_version_7_store_gets_the_index_by_which_its_studies_are_deleted(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+def test_a_version_7_store_learns_where_its_configs_stand_and_gets_the_index_by_which_studies_are_deleted(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
     server: PostgresServer | None = request.getfixturevalue("server") if kind == "postgresql" else None
     address = server.new_database() if server else str(tmp_path / "old.db")
-    with monkeypatch.context() as older:
-        older.setattr(schema, "HEAD", "0007")
-        with closing(open_store(address)) as store:
-            studies = [running_study(store, a_study(name)) for name in ("deleted", "stays")]
-            for lease in studies:
-                run_trial(store, lease, measured(pending(0)))
-                store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease)
-            before = [store.trials(lease.study) for lease in studies]
-            assert ["ix_records_trial" in str(change) for change in difference(store)] == [True]
+    every = text("SELECT * FROM records ORDER BY trial")
+    with closing(open_store(address)) as store:
+        studies = [ended_study(store, name) for name in ("deleted", "stays")]
+        found, before = store.best(), [store.trials(study) for study in studies]
+        assert [trial.number for _, trial in found] == [2, 2, 0, 0, 1, 1, 3, 3]
+        with store.database.write() as connection:
+            stood = connection.execute(every).mappings().all()
+            for statement in back_to_version_7():
+                connection.execute(text(statement))
+        assert len(difference(store)) > 1
     with closing(open_store(address)) as store:
         assert difference(store) == []
-        assert [store.trials(lease.study) for lease in studies] == before
-        store.delete(studies[0].study)
-        assert [record.id for record, _ in store.best()] == [studies[1].study]
         assert maintenance.check(store) == []
+        assert (store.best(), [store.trials(study) for study in studies]) == (found, before)
+        with store.database.read() as connection:
+            assert connection.execute(every).mappings().all() == stood
+        store.delete(studies[0])
+        assert {record.id for record, _ in store.best()} == {studies[1]}
+        assert maintenance.check(store) == []
+
+
+def ended_study(store: SqlStore, name: str) -> str:
+    """A study of a model of that name: four trials, each slower than the one before, and finals that the third of them won before the second."""
+    lease = running_study(store, a_study(name, model=name))
+    trials = [measured(pending(number), step_time_s=0.1 * (number + 1)) for number in range(4)]
+    for trial in trials:
+        run_trial(store, lease, trial)
+    finals = [{"config": trials[number].config.to_dict(), "tokens_per_s": 32 * 1024 / 0.35} for number in (2, 1)]
+    status = [StudyStatus.RUNNING]
+    store.set_status(lease.study, StudyStatus.COMPLETED, expect=status, lease=lease, result={"finals": finals})
+    return lease.study
+
+
+def back_to_version_7() -> Iterator[str]:
+    """What undoes the upgrades since then."""
+    sorted_by = {"throughput": (), "model_cluster": ("model", "cluster"), "model": ("model",), "cluster": ("cluster",)}
+    for name in ("trial", "standing", "model_cluster", "model", "cluster"):
+        yield f"DROP INDEX ix_records_{name}"
+    yield "ALTER TABLE records DROP COLUMN standing"
+    for name, columns in sorted_by.items():
+        yield f"CREATE INDEX ix_records_{name} ON records ({', '.join([*columns, 'throughput'])})"
+    yield "UPDATE autotune_version SET version_num = '0007'"
 
 
 def test_an_upgrade_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
-from autotune.ports import Store
+from autotune.ports import Lease, LeasedStore, ServiceStore, Store, StudyFields
 from autotune.spec import (
     ParallelConfig,
     StandsFor,
+    StudyStatus,
     TrialPurpose,
     TrialStatus,
 )
@@ -26,6 +27,11 @@ from autotune.testing.stores.sample_studies import (
     running_study,
 )
 from autotune.testing.stores.store_fixture import StoreFixture
+
+
+def end(store: LeasedStore, lease: Lease, **fields: Unpack[StudyFields]) -> None:
+    """The study COMPLETED, with these fields."""
+    store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease, **fields)
 
 
 class KnowledgeContract(StoreFixture):
@@ -62,6 +68,48 @@ class KnowledgeContract(StoreFixture):
         again = running_study(store, a_study("again"))
         run_trial(store, again, measured(pending(0, config), step_time_s=0.42))
         assert [(r.id, t.number) for r, t in store.best()] == [(again.study, 0)]
+
+    def test_no_config_stands_before_the_winner_of_its_study(self, store: Store) -> None:
+        lucky, good, tied, slow = (ParallelConfig(dp=8, micro_batch_size=size) for size in (1, 2, 4, 8))
+        lease, other = running_study(store), running_study(store, a_study("other"))
+        for number, (config, step_time_s) in enumerate(((lucky, 0.1), (good, 0.2), (tied, 0.4), (slow, 0.5))):
+            run_trial(store, lease, measured(pending(number, config), step_time_s=step_time_s))
+        elsewhere = ParallelConfig(pp=8)
+        run_trial(store, other, measured(pending(0, elsewhere), step_time_s=0.3))
+
+        def ranks(**wanted: Any) -> list[ParallelConfig]:
+            return [trial.config for _, trial in store.best(**wanted)]
+
+        assert ranks() == [lucky, good, elsewhere, tied, slow], "before the end each stands at its measurement"
+        shown = {good: 32 * 1024 / 0.35, tied: 32 * 1024 / 0.35}
+        finals = [{"config": config.to_dict(), "tokens_per_s": speed} for config, speed in shown.items()]
+        end(store, lease, result={"finals": finals})
+        assert ranks() == [elsewhere, good, lucky, tied, slow]
+        assert ranks(limit=2) == [elsewhere, good]
+        assert ranks(one_each=True) == [elsewhere]
+        last = running_study(store, a_study("last"))
+        for number, step_time_s in enumerate((0.6, 0.7)):
+            run_trial(store, last, measured(pending(number, slow), step_time_s=step_time_s))
+        run_trial(store, last, measured(pending(2, good), step_time_s=0.25))
+        assert ranks() == [good, elsewhere, lucky, tied, slow], "its median is of a study that still runs"
+
+    def test_a_config_stands_where_the_study_of_its_median_puts_it(self, store: ServiceStore) -> None:
+        config, steady = ParallelConfig(dp=8), ParallelConfig(pp=8)
+        first, again = running_study(store), running_study(store, a_study("again"))
+        run_trial(store, first, measured(pending(0, config), step_time_s=0.3))
+        run_trial(store, first, measured(pending(1, steady), step_time_s=0.4))
+        run_trial(store, again, measured(pending(0, config), step_time_s=0.35))
+        final = {"config": config.to_dict(), "tokens_per_s": 32 * 1024 / 0.5}
+        end(store, first, result={"finals": [final]})
+
+        def ranks() -> list[tuple[str, ParallelConfig]]:
+            return [(record.id, trial.config) for record, trial in store.best()]
+
+        assert ranks() == [(again.study, config), (first.study, steady)]
+        end(store, again, result={"finals": [{**final, "tokens_per_s": 32 * 1024 / 0.6}]})
+        assert ranks() == [(first.study, steady), (again.study, config)]
+        store.delete(again.study)
+        assert ranks() == [(first.study, config), (first.study, steady)]
 
     def test_the_best_since_a_moment(self, store: Store) -> None:
         lease = running_study(store)

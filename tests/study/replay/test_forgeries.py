@@ -219,6 +219,7 @@ RANKED: dict[str, str] = {
     "UPDATE trials SET reward = reward + 1 WHERE number = 3": "trial 3: it is ranked with the reward",
     "UPDATE trials SET failure = 'HANG' WHERE number = 3": "trial 3: it is ranked with the failure HANG",
     "UPDATE records SET throughput = throughput / 2": "is ranked with the throughput",
+    "UPDATE records SET standing = throughput * 1.1": "its config stands at",
 }
 """figures that only queries read, and what is said of them"""
 
