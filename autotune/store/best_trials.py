@@ -48,7 +48,8 @@ _KEEP = text(
 
 def keep_record(connection: Connection, workload: int, config_key: int) -> None:
     """Chooses the representative of the config again, after one of its trials was measured or deleted, or a study in which it was measured has ended."""
-    lock(connection, f"record {config_key}")  # two studies may measure the same config at once
+    # two studies may measure the same config at once, or one ends: one lock for all of a workload, which nobody can take in another order
+    lock(connection, f"records of workload {workload}")
     config = {"workload": workload, "config_key": config_key}
     chosen = connection.execute(_CHOOSE, {**config, "simulated": SIMULATED}).mappings().first()
     if chosen is not None:

@@ -29,11 +29,12 @@ def delete_study(connection: Connection, study_id: str, learners: Sequence[str])
     for table in (tags, notes, submissions, events, attempts, trials, specs):
         connection.execute(delete(table).where(table.c.study == study.key))
     connection.execute(delete(studies).where(studies.c.key == study.key))
-    for workload, config_key in configs:
-        keep_record(connection, workload, config_key)
     for learner in learners:
         line = (
             "history.deleted",
             {"study": study_id, "message": f"study {study_id}, from which this one learnt, was deleted"},
         )
         append(connection, locking.find(connection, learner).key, [line])
+    # after the learners: a controller too writes to its study before it waits for the records
+    for workload, config_key in configs:
+        keep_record(connection, workload, config_key)
