@@ -257,7 +257,7 @@ def explain(
     if json:
         emit(document)
         return
-    for sentence in document["text"]:
+    for sentence in [*document["text"], *document.get("notes", ())]:
         print(sentence)
     heads, rows = reward_rows(document)
     if rows:

@@ -14,7 +14,7 @@ from autotune.spec import Trial, TrialPurpose
 
 
 def explain(store: StudyReader, study_id: str, number: int | None = None) -> dict[str, Any]:
-    """Why a trial (None: the winner) won or lost, as `autotune.reward.Explanation`'s plain values. Raises `NotFoundError`."""
+    """Why a trial (None: the winner) won or lost: `autotune.reward.Explanation`'s plain values and, of the winner, the study's `notes`. Raises `NotFoundError`."""
     return explained(result_of(store, study_id), number)
 
 
@@ -37,7 +37,7 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
     ]
     runner_up = next(iter(others), None) if won else result.best
     study = result.record.study
-    return reward.explain(
+    explanation = reward.explain(
         trial,
         baseline=result.baseline,
         other=runner_up,
@@ -47,7 +47,8 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
         profiles=_profiles(result.shown),
         trials=result.shown,
         can_win=reward.competes(trial, study),
-    ).to_dict()
+    )
+    return {**explanation.to_dict(), "notes": list(result.notes) if won else []}
 
 
 def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:

@@ -206,6 +206,7 @@ class ExplainAnswer(Answer):
     against: Plain = Field(description="baseline, runner-up or winner: number, config_changes, speed_ratio, reward")
     step_parts_s: Plain
     step_parts_source: str
+    notes: list[str] = Field(description="of the winner: how sure it is, and what it rests on; empty for other trials")
 
 
 class KnownConfig(Answer):

@@ -67,8 +67,11 @@ def test_every_trial_can_be_explained(finished: tuple[Store, str]) -> None:
     store, study_id = finished
     winner = api.explain(store, study_id)
     assert set(winner["against"]) == {"baseline", "runner-up"}
-    for trial in api.result_of(store, study_id).trials:
+    result = api.result_of(store, study_id)
+    assert result.best is not None
+    for trial in result.trials:
         explained = api.explain(store, study_id, trial.number)
+        assert explained["notes"] == (list(result.notes) if trial.config == result.best.config else [])
         json.dumps(explained, allow_nan=False)
         assert explained["text"]
     with pytest.raises(NotFoundError, match="no trial 99"):

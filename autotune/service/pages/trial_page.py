@@ -77,7 +77,7 @@ def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]
     events = events_of_trial(service.store, study.id, number)
     asked = next((str(e.data.get("reason") or "") for e in events if e.kind == "trial.asked"), "")
     is_open = shown.status in (TrialStatus.PENDING, TrialStatus.RUNNING)
-    explanation = api.explained(result, number) if not is_open else {"text": []}
+    explanation = api.explained(result, number) if not is_open else {"text": [], "notes": []}
     numbers = [t.number for t in result.shown]
     at = numbers.index(number)
     return {
@@ -90,7 +90,7 @@ def _values(service: ServiceState, study_id: str, number: int) -> dict[str, Any]
         "outcome": shown.reason if shown.reason != asked and not is_open else "",
         "knobs": _knobs(shown, result.baseline),
         "figures": figures,
-        "explanation": explanation["text"],
+        "explanation": [*explanation["text"], *explanation["notes"]],
         "reward": reward_rows(explanation),
         "lost": [e.data["failure"] for e in events if e.kind == "attempt.ended" and e.data.get("failure")],
         "launch": _launch(service, study.id, study.study.trainer, number),
