@@ -6,6 +6,7 @@ nobody holds the study. Each change is a compare-and-set. A terminal status neve
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -93,12 +94,20 @@ def set_status(
         lines += cancel_open(connection, study, f"the study is {status}")
     connection.execute(update(studies).where(studies.c.key == study.key).values(**columns))
     if "result" in fields:
-        connection.execute(update(specs).where(specs.c.study == study.key).values(result=json_text(fields["result"])))
-        keep_records(connection, study.key)
+        _write_result(connection, study.key, json_text(fields["result"]))
     if str(status) != study.status or clean(message) != study.message:
         lines.append((f"study.{status.lower()}", {"from": study.status, "message": message}))
     if lines:
         append(connection, study.key, lines)
+
+
+def _write_result(connection: Connection, study: int, result: str) -> None:
+    """Replaces the result of the study with that key. A controller does so at each decision, so that configs are placed anew only where the finals changed."""
+    of_study = specs.c.study == study
+    before = connection.scalar(select(specs.c.result).where(of_study))
+    connection.execute(update(specs).where(of_study).values(result=result))
+    if json.loads(before or "{}").get("finals") != json.loads(result).get("finals"):
+        keep_records(connection, study)
 
 
 def _locked(connection: Connection, study_id: str) -> Row[Any]:

@@ -1,0 +1,54 @@
+"""The records of the best follow the finals of a study, and cost nothing while there are none."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+
+from autotune.ports import Lease
+from autotune.spec import StudyStatus
+from autotune.store import SqlStore, open_store
+from autotune.testing.stores.sample_studies import a_study, measured, pending, run_trial, running_study
+
+
+def study_of(store: SqlStore, name: str, num_trials: int) -> Lease:
+    """A running study of a model of that name, each trial of which is slower than the one before."""
+    lease = running_study(store, a_study(name, model=name))
+    for number in range(num_trials):
+        run_trial(store, lease, measured(pending(number), step_time_s=0.1 * (number + 1)))
+    return lease
+
+
+def write(store: SqlStore, lease: Lease, result: dict[str, Any]) -> None:
+    store.set_status(lease.study, StudyStatus.RUNNING, expect=[StudyStatus.RUNNING], lease=lease, result=result)
+
+
+def test_a_decision_costs_the_same_in_a_study_of_any_size(tmp_path: Path) -> None:
+    with closing(open_store(str(tmp_path / "store.db"))) as store:
+        statements = list[str]()
+        small, large = study_of(store, "small", 1), study_of(store, "large", 12)
+        event.listen(store.database.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+        write(store, small, {"gpu_s": 1.0})
+        of_small = [*statements]
+        statements.clear()
+        write(store, large, {"gpu_s": 1.0})
+        assert statements == of_small
+        assert any(statement.startswith("UPDATE specs") for statement in statements)
+
+
+def test_configs_stand_where_the_finals_put_them_until_there_are_none(tmp_path: Path) -> None:
+    with closing(open_store(str(tmp_path / "store.db"))) as store:
+        lease = study_of(store, "model", 3)
+        finals = [{"config": pending(2).config.to_dict(), "tokens_per_s": 32 * 1024 / 0.2}]
+
+        def order() -> list[int]:
+            return [trial.number for _, trial in store.best(model="model")]
+
+        assert order() == [0, 1, 2]
+        write(store, lease, {"finals": finals})
+        assert order()[0] == 2
+        write(store, lease, {"gpu_s": 2.0})
+        assert order() == [0, 1, 2]
