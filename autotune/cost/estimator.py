@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -54,10 +54,14 @@ def estimate(
     table.check_counts()
     if len(table) <= BLOCK:
         return _block(workload, table, constants)
-    blocks = [
-        _block(workload, table.take(slice(start, start + BLOCK)), constants) for start in range(0, len(table), BLOCK)
-    ]
-    return _joined(blocks)
+    whole = None
+    for start in range(0, len(table), BLOCK):
+        block = _block(workload, table.take(slice(start, start + BLOCK)), constants)
+        if whole is None:
+            whole = _empty_like(block, len(table))
+        _write(whole, start, block)
+    assert whole is not None
+    return whole
 
 
 def _lawful(workload: Workload, configs: Iterable[ParallelConfig]) -> ConfigTable:
@@ -127,15 +131,23 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     )
 
 
-def _joined(blocks: list[Estimate]) -> Estimate:
-    def join(kind: type, rows: list[Any]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for f in fields(kind):
-            columns = [getattr(row, f.name) for row in rows]
-            if isinstance(columns[0], TimeParts | MemoryParts):
-                values[f.name] = type(columns[0])(**join(type(columns[0]), columns))
-            else:
-                values[f.name] = np.concatenate(columns)
-        return values
+Columns = TypeVar("Columns", Estimate, TimeParts, MemoryParts)
 
-    return Estimate(**join(Estimate, list(blocks)))
+
+def _empty_like(block: Columns, rows: int) -> Columns:
+    """The same columns with so many rows, not filled in."""
+    values = [(f.name, getattr(block, f.name)) for f in fields(block)]
+    columns: dict[str, Any] = {
+        name: np.empty(rows) if isinstance(value, np.ndarray) else _empty_like(value, rows) for name, value in values
+    }
+    return type(block)(**columns)
+
+
+def _write(whole: Columns, start: int, block: Columns) -> None:
+    """Copies a block while it is still in the processor's cache."""
+    for f in fields(block):
+        to, value = getattr(whole, f.name), getattr(block, f.name)
+        if isinstance(value, np.ndarray):
+            to[start : start + len(value)] = value
+        else:
+            _write(to, start, value)

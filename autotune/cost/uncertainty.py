@@ -46,11 +46,12 @@ def upper_end(center: Column, sigma: Column, stalled: Column, chance: Column) ->
             np.broadcast_to(column, high.shape)[rows] for column in (center, stalled, np.maximum(sigma, 1e-9))
         )
         low_log, high_log = np.log(high[rows]), np.log(interval(stall, own)[1])
+        places, shares = (np.log(at), np.log(stall)), (1.0 - chance[rows], chance[rows])
         for _ in range(BISECTIONS):
             middle = 0.5 * (low_log + high_log)
-            plain, waiting = (normal_cdf((np.log(place) - middle) / own) for place in (at, stall))
-            above = (1.0 - chance[rows]) * plain + chance[rows] * waiting
-            low_log, high_log = np.where(above > TAIL, middle, low_log), np.where(above > TAIL, high_log, middle)
+            plain, waiting = (normal_cdf((place - middle) / own) for place in places)
+            above = shares[0] * plain + shares[1] * waiting > TAIL
+            low_log, high_log = np.where(above, middle, low_log), np.where(above, high_log, middle)
         high[rows] = np.exp(high_log)
     return high
 
