@@ -57,9 +57,8 @@ def check(
     import os
     from functools import partial
 
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", "1"
-    )  # replays multiply small matrices, for which threads cost twice the time; numpy reads it when it is imported
+    # replays multiply small matrices, for which threads cost twice the time; numpy reads it when it is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     from autotune.cli.store_check import Asked, Teller, document, show
     from autotune.store.examination import examine
     from autotune.study.replay import replay_study

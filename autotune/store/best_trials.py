@@ -45,9 +45,18 @@ _KEEP = text(
     """
 )
 
+_REPRESENTED = text(
+    """
+    SELECT r.workload, r.config_key, r.throughput, r.standing, w.num_gpus
+    FROM trials AS t JOIN records AS r ON r.trial = t.key JOIN workloads AS w ON w.key = r.workload
+    WHERE t.study = :study
+    """
+)
+_PLACE = text("UPDATE records SET standing = :standing WHERE workload = :workload AND config_key = :config_key")
+
 
 def keep_record(connection: Connection, workload: int, config_key: int) -> None:
-    """Chooses the representative of the config again, after one of its trials was measured or deleted, or a study in which it was measured has ended."""
+    """Chooses the representative of the config again, after one of its trials was measured or deleted."""
     # two studies may measure the same config at once, or one ends: one lock for all of a workload, which nobody can take in another order
     lock(connection, f"records of workload {workload}")
     config = {"workload": workload, "config_key": config_key}
@@ -59,13 +68,21 @@ def keep_record(connection: Connection, workload: int, config_key: int) -> None:
         connection.execute(_KEEP, {**config, **chosen, "standing": stands})
 
 
-def keep_records(connection: Connection, study: int) -> None:
-    """Does so for all configs that the study with that key measured, after its result was written."""
-    measured = select(trials.c.workload, trials.c.config_key).where(
-        trials.c.study == study, trials.c.throughput.is_not(None)
-    )
-    for row in connection.execute(measured.distinct().order_by(trials.c.config_key)).all():
-        keep_record(connection, row.workload, row.config_key)
+def place_anew(connection: Connection, study: int, result: Mapping[str, Any]) -> None:
+    """The configs that trials of the study with that key represent stand where its new result puts them. Which trial represents a config stays as it is."""
+    workloads_of = select(trials.c.workload).where(trials.c.study == study, trials.c.throughput.is_not(None)).distinct()
+    for workload in sorted(connection.scalars(workloads_of)):
+        lock(connection, f"records of workload {workload}")
+    rows = connection.execute(_REPRESENTED, {"study": study}).all()
+    speeds = {num_gpus: finals_per_gpu(result, num_gpus) for num_gpus in {row.num_gpus for row in rows}}
+    placed = [(row, standing(row.config_key, row.throughput, speeds[row.num_gpus])) for row in rows]
+    moved = [
+        {"workload": row.workload, "config_key": row.config_key, "standing": stands}
+        for row, stands in placed
+        if stands != row.standing
+    ]
+    if moved:
+        connection.execute(_PLACE, moved)
 
 
 def finals_per_gpu(result: Mapping[str, Any], num_gpus: int) -> dict[int, float]:

@@ -24,7 +24,7 @@ def delete_study(connection: Connection, study_id: str, learners: Sequence[str])
     measured = select(trials.c.workload, trials.c.config_key).where(
         trials.c.study == study.key, trials.c.throughput.is_not(None)
     )
-    configs = connection.execute(measured.distinct().order_by(trials.c.config_key)).all()
+    configs = connection.execute(measured.distinct().order_by(trials.c.workload, trials.c.config_key)).all()
     connection.execute(delete(records).where(tuple_(records.c.workload, records.c.config_key).in_(measured)))
     for table in (tags, notes, submissions, events, attempts, trials, specs):
         connection.execute(delete(table).where(table.c.study == study.key))

@@ -16,7 +16,7 @@ from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import Lease, StudyFields
 from autotune.spec import StudyStatus, Wanted
 from autotune.store import locking
-from autotune.store.best_trials import keep_records
+from autotune.store.best_trials import place_anew
 from autotune.store.database import Database, now_us
 from autotune.store.history import append
 from autotune.store.rows import clean, json_text
@@ -107,7 +107,7 @@ def _write_result(connection: Connection, study: int, result: str) -> None:
     before = connection.scalar(select(specs.c.result).where(of_study))
     connection.execute(update(specs).where(of_study).values(result=result))
     if json.loads(before or "{}").get("finals") != json.loads(result).get("finals"):
-        keep_records(connection, study)
+        place_anew(connection, study, json.loads(result))
 
 
 def _locked(connection: Connection, study_id: str) -> Row[Any]:

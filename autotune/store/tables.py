@@ -226,9 +226,7 @@ records = Table(
     Column("config_key", BigInteger, nullable=False),
     Column("trial", Integer, ForeignKey("trials.key"), nullable=False, index=True),
     Column("throughput", Float, nullable=False),
-    Column(
-        "standing", Float, nullable=False, server_default="0", index=True
-    ),  # the throughput at which the config stands
+    Column("standing", Float, nullable=False, server_default="0", index=True),
     Column("model", Text, nullable=False),
     Column("cluster", Text, nullable=False),
     Column("trainer", Text, nullable=False),

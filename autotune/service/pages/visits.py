@@ -33,13 +33,16 @@ def page(handler: Handler) -> Handler:
             if error.status == 401:
                 back = request.url.path if request.method == "GET" else "/studies"
                 return RedirectResponse(f"/login?next={quote(back)}", status_code=303)
-            return render("error.html", status=error.status, error=error, caller=getattr(request.state, "caller", None))
+            return _failed(request, error.status, error)
         except AutotuneError as error:
-            return render(
-                "error.html", status=status_of(error), error=error, caller=getattr(request.state, "caller", None)
-            )
+            return _failed(request, status_of(error), error)
 
     return shown
+
+
+def _failed(request: Request, status: int, error: Exception) -> Response:
+    """The page that shows an error, with the links that its caller may follow."""
+    return render("error.html", status=status, error=error, caller=getattr(request.state, "caller", None))
 
 
 async def visitor(request: Request) -> tuple[ServiceState, Caller]:
