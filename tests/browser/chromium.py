@@ -66,3 +66,10 @@ def visit(browser: Any, url: str, **options: Any) -> Iterator[Visit]:
         yield found
     finally:
         context.close()
+
+
+def follow(page: Any, link: Any) -> None:
+    """Clicks what leads to another page, a link or a button, and waits until all of that page is there: a click alone returns when its first bytes are."""
+    page.wait_for_load_state()  # or the load of the page that is left would be taken for it
+    with page.expect_event("load"):
+        link.click()

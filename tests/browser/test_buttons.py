@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from autotune.spec import Wanted
-from tests.browser.chromium import Visit, visit
+from tests.browser.chromium import Visit, follow, visit
 from tests.service.running import Service, bearer, slow_spec, spec, until
 
 
@@ -47,7 +47,7 @@ def test_the_buttons_of_a_study_act_and_say_what_happened(browser: Any, tuning: 
         assert page.url.endswith("/login?next=/best")  # nobody has logged in yet
         log_in(seen, token)
         until(lambda: status_of(tuning, study) == "RUNNING")
-        page.get_by_role("link", name="slow").click()
+        follow(page, page.get_by_role("link", name="slow"))
         assert actions_of(page) == {"Pause", "Stop", "Cancel"}
 
         for button, wanted in (
@@ -56,8 +56,7 @@ def test_the_buttons_of_a_study_act_and_say_what_happened(browser: Any, tuning: 
             ("Stop", Wanted.STOP),
             ("Cancel", Wanted.CANCEL),
         ):
-            page.get_by_role("button", name=button, exact=True).click()
-            page.wait_for_load_state()
+            follow(page, page.get_by_role("button", name=button, exact=True))
             assert "failed" not in page.inner_text("h1"), page.inner_text("main")
             assert tuning.store.study(study).wanted is wanted
             page.reload()
@@ -107,7 +106,7 @@ def test_filters_pages_and_links_lead_where_they_say(browser: Any, tuning: Servi
         page.get_by_label("Model").fill("gpt2-medium")
         page.get_by_role("button", name="Show").click()
         page.get_by_role("link", name="seen").first.click()
-        page.get_by_role("link", name="Report with figures").click()
+        follow(page, page.get_by_role("link", name="Report with figures"))
         assert page.locator("svg").count() > 0
         page.go_back()
         page.get_by_text("History: the newest events").click()
@@ -125,7 +124,7 @@ def test_a_wrong_token_is_refused_in_words(browser: Any, tuning: Service) -> Non
     with visit(browser, tuning.url) as seen:
         seen.page.goto("/login")
         seen.page.get_by_label("Token").fill("at_000000000000_wrong")
-        seen.page.get_by_role("button", name="Log in").click()
+        follow(seen.page, seen.page.get_by_role("button", name="Log in"))
         assert "unknown, expired or revoked" in seen.page.get_by_role("alert").inner_text()
 
 
@@ -147,8 +146,7 @@ def test_the_form_of_another_site_is_refused(browser: Any, tuning: Service) -> N
         log_in(seen, token)
         evil = f'<form method="post" action="{tuning.url}/studies/{study}/act"><button name="action" value="cancel">Win</button></form>'
         seen.page.goto(f"data:text/html,{evil}")
-        seen.page.get_by_role("button", name="Win").click()
-        seen.page.wait_for_load_state()
+        follow(seen.page, seen.page.get_by_role("button", name="Win"))
         assert "The request failed" in seen.page.content() or "Log in" in seen.page.content()
     assert status_of(tuning, study) != "CANCELLED"
     tuning.http.post(f"/api/v1/studies/{study}/cancel", headers=bearer(token))

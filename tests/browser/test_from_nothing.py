@@ -17,7 +17,7 @@ import pytest
 
 from autotune import cli
 from autotune.service.ray_cluster import own_token
-from tests.browser.chromium import Visit, visit
+from tests.browser.chromium import Visit, follow, visit
 from tests.browser.test_buttons import buttons_of, log_in
 from tests.service.served import served
 
@@ -93,7 +93,7 @@ def test_two_people_and_a_study_of_real_trials(
         page.evaluate("window.kept = true")
 
         log_in(his, bob)
-        other.get_by_role("link", name="first").click()
+        follow(other, other.get_by_role("link", name="first"))
         assert buttons_of(other) == {"Log out"}
         for seen in (page, other):
             seen.locator("h1 .status.COMPLETED").wait_for(timeout=300_000)
@@ -102,7 +102,7 @@ def test_two_people_and_a_study_of_real_trials(
 
         best = other.locator("tr.won a").first
         number = best.inner_text()
-        best.click()
+        follow(other, best)
         other.get_by_role("heading", name=f"Trial {number} ").wait_for()
         assert other.locator("figure svg").count() >= 3
         other.get_by_role("link", name="Files, other trainers, schedulers").click()
@@ -112,7 +112,7 @@ def test_two_people_and_a_study_of_real_trials(
             other.get_by_role("link", name="Download all files (.zip)").click()
         assert "launch/launch.sh" in zipfile.ZipFile(io.BytesIO(got.value.path().read_bytes())).namelist()
 
-        page.get_by_role("link", name="Report with figures").click()
+        follow(page, page.get_by_role("link", name="Report with figures"))
         assert page.locator("figure svg").count() >= 8
         check_alone(hers, url)
         check_alone(his, url)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.chromium import Visit, visit
+from tests.browser.chromium import Visit, follow, visit
 from tests.browser.test_buttons import buttons_of, log_in, status_of, submitted
 from tests.service.running import Service, spec, until
 
@@ -69,7 +69,7 @@ def test_a_new_study_is_checked_while_it_is_typed_and_followed_to_its_launch(bro
         with page.expect_download() as got:
             page.get_by_role("link", name="All rows as CSV").first.click()
         assert got.value.suggested_filename == "step_times.csv"
-        page.get_by_role("link", name="Compare with the default config").click()
+        follow(page, page.get_by_role("link", name="Compare with the default config"))
         assert "micro_batch_size" in page.locator("table.compared").first.inner_text()
         page.get_by_text("What is the same").click()
         page.get_by_label("Trials, by number").fill("1 2")
@@ -97,8 +97,7 @@ def test_the_owner_tags_notes_ranks_copies_and_deletes(browser: Any, tuning: Ser
         page.get_by_label("Tags to add, separated by spaces").fill("night h100")
         page.keyboard.press("Enter")
         page.get_by_text("The tags are changed.").wait_for()
-        page.get_by_role("button", name="Remove the tag h100").click()
-        page.wait_for_load_state()
+        follow(page, page.get_by_role("button", name="Remove the tag h100"))
         assert tuning.store.study(study).tags == ("night",)
         page.get_by_text("Notes", exact=True).click()
         page.get_by_label("New note").fill("slower than last week")
@@ -119,7 +118,7 @@ def test_the_owner_tags_notes_ranks_copies_and_deletes(browser: Any, tuning: Ser
         page.get_by_role("button", name="Compare").click()
         page.get_by_role("heading", name="What differs").wait_for()
         page.get_by_role("link", name="short-lived").click()
-        page.get_by_role("link", name="night").click()
+        follow(page, page.get_by_role("link", name="night"))
         assert page.locator("tbody tr").count() == 1
         page.get_by_role("link", name="short-lived").click()
         page.get_by_role("link", name="Copy into a new study").click()
@@ -170,7 +169,7 @@ def test_without_scripts_the_button_checks_the_spec(browser: Any, tuning: Servic
         log_in(seen, tuning.token("submit"))
         page.goto("/submit")
         page.get_by_label("Spec, in YAML").fill(TYPED.replace("gpt2-medium", "gpt2-medum"))
-        page.get_by_role("button", name="Check").click()
+        follow(page, page.get_by_role("button", name="Check"))
         assert "Line 2, column 1" in page.inner_text("main")
         assert "gpt2-medium" in page.locator(".problems").inner_text()
         page.get_by_label("Spec, in YAML").fill(TYPED)
