@@ -19,7 +19,7 @@ from autotune.cost.profile_compose import ELEMENT_BYTES, Composer, layouts, stag
 from autotune.cost.profile_replay import Peak, Peaks
 from autotune.cost.profile_runs import LATER_STAGE, ProfileRun, has_later_stages, kind_of
 from autotune.cost.profile_templates import Sketch, Templates, aligned_sketch, message_of, sketch_of, templates_of
-from autotune.cost.profile_weights import ProfiledWeight
+from autotune.cost.profile_weights import ProfiledWeight, weights_of
 from autotune.cost.profile_work import Work
 from autotune.cost.profile_work_read import work_of
 from autotune.errors import DryRunError
@@ -302,7 +302,7 @@ def profile_of(runs: Sequence[tuple[ProfileRun, DryRun]], fingerprint: str) -> P
         optimizer=asked.workload.optimizer,
         templates=templates,
         degrees={kind: tuple(tp for tp, _, _ in found) for kind, found in sketches.items()},
-        weights=_weights([(asked.config.tp, run.trace) for asked, run in runs if run.trace and not asked.pp_rank]),
+        weights=weights_of([(asked.config.tp, run.trace) for asked, run in runs if run.trace and not asked.pp_rank]),
         work={kind: _work(templates, kind, found) for kind, found in worked.items()},
         runs=tuple(f"L={len(asked.recompute)} s={asked.workload.seq_len} {asked.config}" for asked, _ in runs),
     )
@@ -316,29 +316,3 @@ def _work(templates: Mapping[str, Templates], kind: str, found: Sequence[tuple[i
     work = work_of(sorted(found, key=lambda one: one[0]))
     later = templates.get(kind + LATER_STAGE)
     return work if later is None else work.with_message(later.message)
-
-
-def _weights(traces: Sequence[tuple[int, MemoryTrace]]) -> tuple[ProfiledWeight, ...]:
-    by_tp = dict(traces)
-    tp, trace = min(by_tp.items(), key=lambda item: item[0])
-    other = max(by_tp.items(), key=lambda item: item[0])[1]
-    places = [place for place, w in enumerate(trace.weights) if w.layer >= 0]
-    found = []
-    for place, (weight, cut) in enumerate(zip(trace.weights, other.weights, strict=True)):
-        if weight.layer > 0:
-            continue
-        dims = [i for i, (a, b) in enumerate(zip(weight.shape, cut.shape, strict=True)) if a != b]
-        if weight.is_cut and not dims:  # one degree was run, and for that one any dimension will do
-            dims = [0]
-        shape = list(weight.shape)
-        if tp > 1 and dims:
-            shape[dims[0]] *= tp
-        found.append(
-            ProfiledWeight(
-                layer=weight.layer == 0,
-                is_first=weight.layer < 0 and (not places or place < places[0]),
-                shape=tuple(shape),
-                cut_dim=dims[0] if dims else -1,
-            )
-        )
-    return tuple(found)

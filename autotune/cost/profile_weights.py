@@ -7,12 +7,19 @@ and the protocol by which a step's passes ask for levels. All levels are bytes a
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from autotune.errors import DryRunError
+from autotune.spec import MemoryTrace
+
+SHOWN_LAYER = 1
+"""The layer whose weights stand for those of all. The first may differ a little (ModernBERT's lacks a norm): checks tell by how much."""
 
 
 @final
@@ -94,6 +101,45 @@ class RankShapes:
         """Elements of all."""
         edges = sum(w.numel for w in (*self.first, *self.last))
         return edges + self.layers * sum(w.numel for w in self.layer)
+
+
+def weights_of(traces: Sequence[tuple[int, MemoryTrace]]) -> tuple[ProfiledWeight, ...]:
+    """The weights of a model, of whose layers one stands for all, from traces by tensor-parallel degree: two degrees show what is cut.
+
+    Raises `DryRunError` where layers between the first and the last differ.
+    """
+    by_tp = dict(traces)
+    tp, trace = min(by_tp.items(), key=lambda item: item[0])
+    other = max(by_tp.items(), key=lambda item: item[0])[1]
+    shapes = defaultdict[int, list[tuple[int, ...]]](list)
+    for weight in trace.weights:
+        shapes[weight.layer].append(tuple(weight.shape))
+    for layer in range(SHOWN_LAYER + 1, max(shapes, default=0)):
+        if shapes[layer] != shapes[SHOWN_LAYER]:
+            raise DryRunError(
+                "the layers between a model's first and last must have weights of the same shapes for a profile, "
+                f"but those of layer {layer} are not those of layer {SHOWN_LAYER}"
+            )
+    places = [place for place, w in enumerate(trace.weights) if w.layer >= 0]
+    found = []
+    for place, (weight, cut) in enumerate(zip(trace.weights, other.weights, strict=True)):
+        if weight.layer not in (-1, SHOWN_LAYER):
+            continue
+        dims = [i for i, (a, b) in enumerate(zip(weight.shape, cut.shape, strict=True)) if a != b]
+        if weight.is_cut and not dims:  # one degree was run, and for that one any dimension will do
+            dims = [0]
+        shape = list(weight.shape)
+        if tp > 1 and dims:
+            shape[dims[0]] *= tp
+        found.append(
+            ProfiledWeight(
+                layer=weight.layer == SHOWN_LAYER,
+                is_first=weight.layer < 0 and (not places or place < places[0]),
+                shape=tuple(shape),
+                cut_dim=dims[0] if dims else -1,
+            )
+        )
+    return tuple(found)
 
 
 Mark = tuple[float, int]

@@ -12,7 +12,8 @@ import pytest
 from autotune.cost.profile import Profile, profile_of
 from autotune.cost.profile_runs import ProfileRun
 from autotune.cost.profile_templates import sketch_of, templates_of
-from autotune.spec import ModelSpec, ParallelConfig, Workload, catalog
+from autotune.errors import DryRunError
+from autotune.spec import DryRun, ModelSpec, ParallelConfig, Workload, catalog
 from autotune.spec.plain import dry_run_from_dict
 
 DOCUMENT: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "own_model.json").read_text(encoding="utf-8"))
@@ -25,8 +26,7 @@ def workload(layers: int, seq_len: int, config: ParallelConfig) -> Workload:
     return Workload(model=model, cluster=cluster, seq_len=seq_len, global_batch_size=config.global_batch_size)
 
 
-@pytest.fixture(scope="module")
-def profile() -> Profile:
+def recorded_runs() -> list[tuple[ProfileRun, DryRun]]:
     pairs = []
     for recorded in DOCUMENT["runs"]:
         config, run = ParallelConfig.parse(recorded["config"]), dry_run_from_dict(recorded["run"])
@@ -37,7 +37,12 @@ def profile() -> Profile:
             recompute=run.trace.recompute,
         )
         pairs.append((asked, run))
-    return profile_of(pairs, "")
+    return pairs
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return profile_of(recorded_runs(), "")
 
 
 def test_the_runs_from_which_it_is_read_are_composed(profile: Profile) -> None:
@@ -92,3 +97,29 @@ def test_the_gradient_of_a_tied_embedding_comes_behind_the_layers_where_weights_
     found = templates_of(sketch_of(trace, **sizes, sharded=True, element_bytes=2))
     assert [size for size, _ in found.edges["head_backward"].marks_at(1.0)].count(4.0 * rows * 64) == 1
     assert found.edges["end"].marks_at(1.0) == ()
+
+
+def _with_odd(layer: int) -> list[tuple[ProfileRun, DryRun]]:
+    """The runs of a model of whose layers one begins with another weight."""
+    found = []
+    for asked, run in recorded_runs():
+        assert run.trace is not None
+        weights = list(run.trace.weights)
+        place = next(place for place, weight in enumerate(weights) if weight.layer == layer)
+        weights[place] = replace(weights[place], shape=(1 << 20,))
+        found.append((asked, replace(run, trace=replace(run.trace, weights=tuple(weights)))))
+    return found
+
+
+def test_the_weights_of_all_layers_are_those_of_one_between_the_first_and_the_last() -> None:
+    """As are the moments of their gradients: ModernBERT's first layer has one norm less."""
+    for edge in (0, 5):
+        errors = [check.error for check in profile_of(_with_odd(edge), "").checks]
+        assert errors == pytest.approx([0.0, 0.0], abs=1e-3)
+
+
+def test_layers_that_differ_make_no_profile() -> None:
+    with pytest.raises(
+        DryRunError, match=r"the same shapes for a profile, but those of layer 2 are not those of layer 1"
+    ):
+        profile_of(_with_odd(2), "")
