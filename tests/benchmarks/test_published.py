@@ -7,7 +7,8 @@ import pytest
 
 from autotune.cost import estimate
 from tests.benchmarks.published import FILES
-from tests.benchmarks.published.rows import COLUMNS
+from tests.benchmarks.published.rows import COLUMNS, read
+from tests.benchmarks.published.unseen import unseen
 
 ROWS = {
     "nanotron": 927,
@@ -44,3 +45,16 @@ def test_a_file_is_read_whole(name: str) -> None:
 def test_reserved_memory_is_at_least_what_was_allocated() -> None:
     for block in FILES["simumax"]():
         assert (block.peak_memory_bytes >= block.allocated_bytes).all()
+
+
+def test_runs_that_nothing_was_fitted_to_have_addresses_and_figures() -> None:
+    rows = read("published_unseen")
+    assert all(row["url"].startswith("https://") and row["assumed"] for row in rows if row["trainer"] != "torchtitan")
+    sources = unseen()
+    assert sum(len(block.table) for blocks in sources.values() for block in blocks) == len(rows)
+    for block in (block for blocks in sources.values() for block in blocks):
+        assert block.table.world_size.max() <= block.workload.cluster.num_gpus
+        timed = np.isfinite(block.tokens_per_s_per_gpu)
+        assert (timed | np.isfinite(block.peak_memory_bytes) | np.isfinite(block.allocated_bytes) | block.failed).all()
+        assert not (timed & block.failed).any()
+        assert np.isfinite(np.asarray(estimate(block.workload, block.table).step_time_s)).all()

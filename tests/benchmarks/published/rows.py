@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.spec import ClusterSpec, ConfigTable, LinkSpec, ModelSpec, ParallelConfig, Workload
+from autotune.spec import ClusterSpec, ConfigTable, LinkSpec, ModelSpec, ParallelConfig, Peft, Workload
 
 DATA = Path(__file__).parent.parent / "data"
 GIB = 2.0**30
@@ -42,6 +42,8 @@ class Run:
     where: str
     """the cluster and its software, in words: rows with equal words were measured on the same"""
     gpus_per_node: int = 8
+    peft: Peft | None = None
+    """the adapters that are trained; None: all weights"""
     inter_node: LinkSpec | None = None
     """network between the nodes, where the source states it; None: the usual one of the GPU"""
     peak_memory_bytes: float = math.nan
@@ -129,9 +131,9 @@ def printed_config(r: dict[str, str], **others: Any) -> ParallelConfig:
 
 def blocks_of(runs: Iterable[Run]) -> list[Block]:
     """The runs, grouped."""
-    groups: Mapping[tuple[str, str, int, str, str], list[Run]] = defaultdict(list)
+    groups: Mapping[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run.model.name, run.gpu, run.seq_len, run.where, run.trainer].append(run)
+        groups[run.model.name, run.gpu, run.seq_len, run.where, run.trainer, run.peft].append(run)
     return [
         Block(
             workload=Workload(
@@ -140,6 +142,7 @@ def blocks_of(runs: Iterable[Run]) -> list[Block]:
                 seq_len=members[0].seq_len,
                 global_batch_size=members[0].config.global_batch_size,
                 trainer=members[0].trainer,
+                peft=members[0].peft,
             ),
             where=members[0].where,
             table=ConfigTable.of([r.config for r in members]),

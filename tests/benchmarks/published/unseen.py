@@ -1,0 +1,89 @@
+"""Published runs that nothing was fitted to or chosen by: other clusters, trainers, models and GPUs, to judge the cost model blind.
+
+Each row has the address of its source and, in `assumed`, what the source does not print. Trainers are named as a user of that program would name them here: a program that is not
+registered is a `command`. Clusters are presets.
+
+    model            catalog name, or a name with its shape in the next columns
+    tflops_per_gpu   FLOPs of the model (arXiv 2104.04473, equation 3, without recomputation), or of the hardware with the repeated forward pass: four thirds of them
+    mem_kind         allocated, reserved, device (nvidia-smi, with the CUDA context), or unknown
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Peft
+from autotune.spec.catalog import model as catalog_model
+from tests.benchmarks.published.rows import GIB, Block, Run, blocks_of, number, printed_model, read, whole
+
+UNITS = {"GiB": GIB, "GB": 1e9, "MiB": 2.0**20}
+WHOLE = ("tp", "pp", "dp", "cp", "ep", "dp_replicas", "virtual_stages", "zero_stage")
+WORDS = ("pp_schedule", "pp_split", "precision", "recompute", "loss", "cp_style", "dispatcher")
+FLAGS = ("sequence_parallel", "async_tp", "compile")
+HARDWARE_FLOPS = 4.0 / 3.0
+
+
+def unseen() -> dict[str, list[Block]]:
+    """The rows of every source, by its name."""
+    runs: dict[str, list[Run]] = defaultdict(list)
+    for r in read("published_unseen"):
+        runs[r["source"]].append(_run(r))
+    return {name: blocks_of(rows) for name, rows in runs.items()}
+
+
+def _run(r: dict[str, str]) -> Run:
+    model, config = _model(r), _config(r)
+    seq_len = whole(r["seq_len"])
+    peak = number(r["peak_mem"]) * UNITS.get(r["mem_unit"], math.nan)
+    allocated = r["mem_kind"] == "allocated"
+    adapters = Peft(method=r["peft"], rank=whole(r["peft_rank"]), targets=r["peft_targets"]) if r["peft"] else None
+    return Run(
+        model=model,
+        gpu=r["gpu"],
+        gpus_per_node=whole(r["gpus_per_node"]),
+        seq_len=seq_len,
+        trainer=r["trainer"],
+        peft=adapters,
+        config=config,
+        tokens_per_s_per_gpu=_speed(r, model, config, seq_len),
+        peak_memory_bytes=math.nan if allocated else peak,
+        allocated_bytes=peak if allocated else math.nan,
+        failed=r["oom"] == "1",
+        cell=f"{r['model']} {r['peft']}",
+        where=f"{r['gpu']}; {r['software']}",
+    )
+
+
+def _model(r: dict[str, str]) -> ModelSpec:
+    if not r["layers"]:
+        return catalog_model(r["model"])
+    return printed_model(
+        {**r, "model_name": r["model"]},
+        vocab_size=whole(r["vocab"]),
+        num_kv_heads=whole(r["kv_heads"], 0),
+        ffn_hidden_size=whole(r["ffn_hidden"], 0),
+        gated_mlp=r["gated"] == "1",
+        tied_embeddings=r["tied"] == "1",
+    )
+
+
+def _config(r: dict[str, str]) -> ParallelConfig:
+    values: dict[str, object] = {name: whole(r[name], KNOBS[name].default) for name in WHOLE}
+    values |= {name: r[name] for name in WORDS if r[name]}
+    values |= {name: r[name] == "1" for name in FLAGS}
+    return ParallelConfig(micro_batch_size=whole(r["micro_batch"]), accumulation_steps=whole(r["accum"]), **values)  # type: ignore[arg-type]
+
+
+def _speed(r: dict[str, str], model: ModelSpec, config: ParallelConfig, seq_len: int) -> float:
+    """Tokens/s per GPU; nan where the source prints no time."""
+    if r["step_time_s"]:
+        return config.global_batch_size * seq_len / float(r["step_time_s"]) / config.world_size
+    if not r["tflops_per_gpu"]:
+        return number(r["tokens_per_s_per_gpu"])
+    embedding = model.vocab_size * model.hidden_size * (0 if model.tied_embeddings else 1)
+    multiplied = model.num_parameters - embedding
+    per_token = 6.0 * multiplied + 12.0 * model.num_layers * model.num_attention_heads * model.head_dim * seq_len
+    return (
+        float(r["tflops_per_gpu"]) * 1e12 / (per_token * (HARDWARE_FLOPS if r["flops_counted"] == "hardware" else 1.0))
+    )
