@@ -69,7 +69,12 @@ def best(
             "--global-batch-size", min=1, help="Across studies: sequences per step, used where nothing was measured."
         ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, max=1000, help="Number of configs to show.")] = 1,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            "--top", min=1, max=1000, help="Number of configs to show. Default: 1; of a target's ranking, 10."
+        ),
+    ] = None,
     pareto: Annotated[
         bool,
         typer.Option(
@@ -115,21 +120,22 @@ def best(
         )
     if not study and pareto:
         raise SpecError("--pareto needs a study, but none is given", remedy="run `autotune best ID --pareto`")
-    if pareto and top > 1:
+    if pareto and top is not None and top > 1:
         raise SpecError(
             f"--pareto shows all configs of the front, but --top {top} is given too", remedy="leave one of them out"
         )
     with open_source(store, url) as source:
         if study:
             tell_namesakes(source, study)
-            document = source.best(study, top=top, pareto=pareto, metric=metric, stability_weight=stability_weight)
+            document = source.best(study, top=top or 1, pareto=pareto, metric=metric, stability_weight=stability_weight)
         else:
             days = asked.pop("days")
             after = datetime.now(UTC) - timedelta(days=days) if days is not None else None
             document = source.best_across(
-                **asked, measured_after=after, metric=metric, stability_weight=stability_weight, top=top
+                **asked, measured_after=after, metric=metric, stability_weight=stability_weight, top=top or 1
             )
-    target = document.get("target")
+    if (target := document.get("target")) is not None and top:
+        target = document["target"] = {**target, "configs": target["configs"][:top]}
     found = document["best"] is not None or target is not None
     if json:
         emit(document)

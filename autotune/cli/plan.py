@@ -180,7 +180,9 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
     if unknown := blind_words(name for row in proxies if row["proxy"] for name in row["proxy"]["blind"]):
         out.print(f"proxies cannot tell: {', '.join(unknown)}")
     first = ParallelConfig.from_dict(findings["configs"][0]["config"])
-    counted = "counting that sends between nodes may stall, and what earlier studies measured, "
+    counted = (
+        "counting the odds that a run fails or that sends between nodes stall, and what earlier studies measured, "
+    )
     out.print(
         f"before any of them ran, {'' if first == found.rows[0].config else counted}the first config is {config_label(first)}; {statement_sentence(findings)}"
     )

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune import reward
+from autotune.errors import SpecError
 from autotune.ports import StudyReader
 from autotune.results.answers import document, result_of, trial_document
 from autotune.results.result import Result
@@ -52,13 +53,18 @@ def ranking_document(
     """The JSON contract of `document` with `configs`: the `top` best, or with `pareto` the front, each with its `merits`.
 
     `metric` and `stability_weight` rank again under another objective: then best, speedup and rewards are those of that objective. Raises
-    `SpecError` for an unknown metric.
+    `SpecError` for an unknown metric, and where the study has a target: its proxies are not compared.
     """
     asked = objective = result.record.study.objective
     if metric:
         asked = replace(asked, metric=one_of("metric", metric, METRICS))
     if stability_weight is not None:
         asked = replace(asked, stability_weight=stability_weight)
+    if result.record.study.at_hand is not None and (pareto or asked != objective):
+        raise SpecError(
+            "a study with a target has one ranking, by throughput: its proxies are different trainings, of which none is compared with another",
+            remedy="leave --pareto, --metric and --stability-weight out",
+        )
     answer = document(result, top=top)
     answer["objective"] = {"metric": asked.metric, "stability_weight": asked.stability_weight}
     ranked = _ranked(result, asked) if asked != objective else []  # by its own objective they are ranked already

@@ -113,7 +113,7 @@ def parse_study(
     def broken_by(config: ParallelConfig) -> str | None:
         return why_not(workload, config) or launchable.why_not(workload, config)
 
-    if baseline is not None and (broken := broken_by(baseline)):
+    if baseline is not None and job.at_hand is None and (broken := broken_by(baseline)):
         raise SpecError(broken, field="baseline")
     left_out: list[str] = []
     for i, (guess, config) in enumerate(zip(asked.enqueue, tuple(enqueue), strict=True)):

@@ -58,7 +58,7 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
 
 def nearest(word: object, known: Iterable[str]) -> str:
     """ "did you mean X?", or nothing when no known word is near. A word that begins a few of them, as h100 does h100-sxm, is taken for one of these,
-    and a name that trainers use for one of them is taken for it."""
+    a name that trainers use for one of them is taken for it, and at last a word within the name of only one, as batch in global_batch_size."""
     known = list(known)
     begun = [name for name in known if name.startswith((f"{word}-", f"{word}_"))]
     if 1 <= len(begun) <= 4:
@@ -68,4 +68,6 @@ def nearest(word: object, known: Iterable[str]) -> str:
     if len(meant) == 1:
         return f"did you mean {meant[0]}?"
     close = difflib.get_close_matches(str(word), known, n=1, cutoff=NEAR if len(str(word)) > 3 else NEAR_SHORT)
-    return f"did you mean {close[0]}?" if close else ""
+    if not close:
+        close = [name for name in known if str(word) in name.split("_")]
+    return f"did you mean {close[0]}?" if len(close) == 1 else ""

@@ -44,6 +44,13 @@ def test_later_questions_agree_with_tune(run, write):
     assert top[0]["config"] == tuned["best"]["config"]
 
 
+def test_as_many_configs_of_a_target_are_shown_as_asked_for(run, write):
+    run("tune", write(target="a100-40gb-2x8", searcher="bayesian"), "--max-trials", 1)
+    ranks = [row["rank"] for row in run("best", "small", "--top", 2, "--json").document["target"]["configs"]]
+    assert ranks == [1, 2]
+    assert len(run("best", "small", "--json").document["target"]["configs"]) > 2
+
+
 def test_best_across_history_by_model_and_cluster(run, write):
     run("tune", write())
     asked = ("best", "--model", "gpt2-small", "--cluster", "a100-40gb-1x8", "--json")

@@ -79,6 +79,8 @@ def test_a_word_without_a_meaning_has_none() -> None:
         ("fp9", ["fp8", "bf16"], "did you mean fp8?"),
         ("nope", ["noise", "none_of_these"], ""),
         ("max_time", ["max_trials", "max_wall_s"], ""),
+        ("batch", ["seq_len", "global_batch_size"], "did you mean global_batch_size?"),
+        ("time", ["warmup_time_limit", "setup_time_limit"], ""),
     ],
 )
 def test_only_a_name_that_is_near_is_suggested(word: str, known: list[str], suggested: str) -> None:

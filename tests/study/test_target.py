@@ -117,6 +117,12 @@ def test_the_export_launches_the_first_pick_on_the_target(ended: Result, kept: S
     assert of_trial["config"] == ended.trials[0].stands_for.config.to_dict()
 
 
+@pytest.mark.parametrize("other", [{"pareto": True}, {"metric": "cost"}, {"stability_weight": 0.9}])
+def test_proxies_have_no_other_order(ended: Result, other: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="a study with a target has one ranking, by throughput"):
+        api.ranking_document(ended, **other)
+
+
 def test_people_read_what_is_known_and_what_is_not(ended: Result) -> None:
     document = api.document(ended)
     assert document["study"]["at_hand"] == "h100-sxm-1x8"
