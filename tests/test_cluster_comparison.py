@@ -69,7 +69,7 @@ def test_a_gpu_type_alone_has_as_many_gpus_in_nodes_of_its_own_size() -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["h100"], "h100-nvl, h100-pcie or h100-sxm"),
+        (["h100"], "h100-nvl, h100-pcie, h100-sxm or h100-sxm-96gb"),
         (["h100-sxm-2x8", "h100-sxm"], "named twice"),
         ([], "1 to 100 clusters"),
         (["h100-sxm-2by8"], "no GPU is called"),

@@ -217,7 +217,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"space": {"micro_batch": 1}}, "space.micro_batch", "did you mean micro_batch_size?"),
     ({"cluster": {"gpu": {"nme": "x"}}}, "cluster.gpu.nme", "did you mean name?"),
     ({"model": "gpt-medium"}, "model", "did you mean gpt2-medium?"),
-    ({"cluster": {"gpu": "h100"}}, "gpu", "did you mean h100-nvl, h100-pcie or h100-sxm?"),
+    ({"cluster": {"gpu": "h100"}}, "gpu", "did you mean h100-nvl, h100-pcie, h100-sxm or h100-sxm-96gb?"),
     ({"space": "laptp"}, "space", "did you mean laptop?"),
     ({"searcher": "baysian"}, "searcher", "did you mean bayesian?"),
     ({"trainer": "megatrn"}, "trainer", "did you mean megatron?"),

@@ -92,7 +92,7 @@ def rank_memories(
         saved = saved + np.where(lossy, final_norm, 0.0) + np.maximum(once - at_loss, 0.0)
         parts |= {"activations": constants.activation_factor * saved, "logits": np.where(lossy, logits, 0.0)}
         parts["optimizer"] = parts["optimizer"] + np.maximum(
-            states.in_step(own) - parts["activations"] - parts["logits"], 0.0
+            states.in_step(own, traits) - parts["activations"] - parts["logits"], 0.0
         )
         shapes = sum(np.where(n > 0, kind.weights.shapes, 0.0) for n, kind in zip(counts, kinds, strict=True))
         framework = constants.framework_bytes * np.where(graph, 2.0, 1.0) + placeholder * (head + shapes)

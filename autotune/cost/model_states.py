@@ -24,7 +24,7 @@ from autotune.cost.flops import layer_matmuls
 from autotune.cost.host_link import is_offloaded
 from autotune.cost.layout import Column, Layout
 from autotune.cost.parameters import LayerWeights, layer_weights
-from autotune.cost.trainable import adapter_weights, frozen_bytes
+from autotune.cost.trainable import FROZEN_EDGE_BYTES, adapter_weights, frozen_bytes
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
 
@@ -68,6 +68,9 @@ class StateBytes:
     size: Column
     """of an activation"""
     weight: Column
+    """of a layer"""
+    edge_weight: Column
+    """of an embedding or output projection"""
     gathered: Column
     """of copies in 16 bits that are whole on every rank, beside the weights"""
     gradient: Column
@@ -93,17 +96,20 @@ class StateBytes:
         sharded = rank.dense / self.shards + rank.experts / self.expert_shards
         edge = rank.edge * np.where(self.zero >= 1, 1.0 / self.shards, 1.0)
         states = self.states * (np.where(self.zero >= 1, sharded, whole) - edge) + self.edge_states * edge
+        held = np.where(self.gathers, sharded, whole)
+        ends = np.where(self.gathers, rank.edge / self.shards, rank.edge)
         return {
-            "weights": self.weight * np.where(self.gathers, sharded, whole) + self.gathered * whole,
+            "weights": self.weight * (held - ends) + self.edge_weight * ends + self.gathered * whole,
             "gradients": self.gradient * np.where(self.cuts_gradients, sharded, whole),
             "optimizer": states,
         }
 
-    def in_step(self, rank: StageWeights) -> Column:
+    def in_step(self, rank: StageWeights, traits: Traits) -> Column:
         """Bytes that live only in the optimizer's step, when activations and logits are gone."""
         whole = rank.dense + rank.experts
         sharded = rank.dense / self.shards + rank.experts / self.expert_shards
-        return self.step * np.where(self.zero >= 1, sharded, whole)
+        held = np.where(self.zero >= 1, sharded, whole)
+        return self.step * np.where(self.zero >= 3, np.minimum(held, traits.step_weights), held)
 
     def buffers(self, rank: StageWeights, constants: Calibration, traits: Traits) -> Column:
         """Bytes of gathered layers and of reductions.
@@ -131,17 +137,20 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         np.where(zero == 2, 2.0, np.where(zero < 2, 2.0 * traits.casts_weights, 0.0)),
         0.0,
     )
+    weight = np.where(master, _weight_bytes(table, traits), 4.0)
     values = {
-        "weight": np.where(master, _weight_bytes(table, traits), 4.0),
+        "weight": weight,
+        "edge_weight": weight,
         "gathered": cast,
-        "gradient": np.where(master, traits.gradient_bytes, 4.0),
+        "gradient": np.where(master, _gradient_bytes(table, traits), 4.0),
         "states": np.where(away, 0.0, layer_moments + main),
         "edge_states": np.where(away, 0.0, edge_moments + main),
         "step": np.where(away | ~master, 0.0, traits.step_bytes),
     }
     if workload.peft is not None:
         kept = np.where(away, ADAPTER_BYTES / 2.0, ADAPTER_BYTES) * _adapter_share(workload, layout)
-        values = {**dict.fromkeys(values, np.zeros_like(size)), "weight": frozen_bytes(workload) + kept}
+        frozen = {"weight": frozen_bytes(workload) + kept, "edge_weight": np.full_like(size, FROZEN_EDGE_BYTES)}
+        values = {**dict.fromkeys(values, np.zeros_like(size)), **frozen}
     return StateBytes(
         **values,
         size=size,
@@ -180,6 +189,12 @@ def _weight_bytes(table: ConfigTable, traits: Traits) -> Column:
         held = {"none": 2.0, "beside": 2.0 + narrow, "primary": narrow if narrow >= 2.0 else 2.0 + narrow}
         found = np.where(table.is_word("precision", precision), held[traits.narrow_weights], found)
     return found
+
+
+def _gradient_bytes(table: ConfigTable, traits: Traits) -> Column:
+    """Bytes of a weight's gradient beside fp32 masters: the buffer holds what is reduced, under fp16 as under bf16."""
+    halved = min(traits.gradient_bytes, traits.fp16_reduce_bytes)
+    return np.where(table.is_word("precision", "fp16"), halved, traits.gradient_bytes)
 
 
 def _moments(workload: Workload, traits: Traits) -> tuple[float, float]:

@@ -1,8 +1,9 @@
 """What fine-tuning trains: all weights, or low-rank adapters beside frozen ones (Hu et al., arXiv 2106.09685).
 
 An adapter of rank r beside a matrix of (k, n) is one of (k, r) and one of (r, n). The backward pass of a frozen matrix computes the gradient of its input and
-none of its weights. QLoRA keeps the frozen matrices in 4 bits with a scale for every 64 weights, `FOUR_BITS` bytes each with double quantization
-(Dettmers et al., arXiv 2305.14314, section 3), and writes them in 16 bits before each use.
+none of its weights. QLoRA keeps the frozen matrices of the layers in 4 bits with a scale for every 64 weights, `FOUR_BITS` bytes each with double quantization
+(Dettmers et al., arXiv 2305.14314, section 3), and writes them in 16 bits before each use. Embedding and output projection stay in 16 bits: libraries replace the
+linear modules of the layers, and none of them the head (bitsandbytes in transformers: `llm_int8_skip_modules`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from autotune.spec import ModelSpec, Peft, Workload
 
 FOUR_BITS = 0.516
 """bytes of a weight in 4 bits, its share of the scales included"""
+FROZEN_EDGE_BYTES = 2.0
+"""bytes of a frozen weight of the embedding or the output projection"""
 UNPACKED_BYTES = FOUR_BITS + 2.0
 """bytes that are read and written to make a weight of 16 bits out of one of 4 bits"""
 
 
 def frozen_bytes(workload: Workload) -> float:
-    """Bytes in which a frozen weight is kept and gathered."""
+    """Bytes in which a frozen weight of a layer is kept and gathered."""
     return FOUR_BITS if workload.peft is not None and workload.peft.method == "qlora" else 2.0
 
 

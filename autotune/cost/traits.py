@@ -5,6 +5,7 @@ They come from the code and documentation of the training loops. Quantities that
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from autotune.trainers.layer_split import layer_split
@@ -19,7 +20,7 @@ class Traits:
     reduce_bytes: float = 4.0
     """bytes per weight that the gradient reduction carries under mixed precision"""
     fp16_reduce_bytes: float = 4.0
-    """the same under fp16"""
+    """the same under fp16, and the most that the gradient buffer has there: what is reduced is the buffer itself"""
     master_weights: bool = True
     """whether fp32 master weights exist beside 16-bit weights; otherwise weights are fp32 and cast where they are used"""
     split: str = "even"
@@ -72,6 +73,8 @@ class Traits:
     pipeline, else as 'each'; or at the 'end' of the step, where ZeRO-2 cuts none of them at the peak"""
     step_bytes: float = 0.0
     """bytes per weight of an fp32 copy of 16-bit gradients that the optimizer's step makes"""
+    step_weights: float = math.inf
+    """weights of a rank that the optimizer steps over at once under ZeRO-3 (DeepSpeed: `sub_group_size`)"""
     expandable_segments: bool = False
     """the trainer sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves little fragmentation"""
     selective: str = "scores"
@@ -109,6 +112,7 @@ TRAITS = {
         loss="parallel",
         bucket_weights=5e8,
         step_bytes=4.0,
+        step_weights=1e9,
     ),
     "torchtitan": Traits(
         master_weights=False,
@@ -137,12 +141,12 @@ TRAITS = {
 }
 """traits by trainer; a trainer that is not listed has those of `native`. composer, nemo, internevo and alpa are loops of published runs, no trainers
 
-gradients    Megatron-LM accumulates in fp32 with bf16 (`--accumulate-allreduce-grads-in-fp32`); NVIDIA's performance recipes reduce in bf16
+gradients    Megatron-LM accumulates in fp32 with bf16 (`--accumulate-allreduce-grads-in-fp32`, which bf16 implies and fp16 does not); NVIDIA's performance recipes reduce in bf16
              (`grad_reduce_in_fp32 = False` in Megatron-Bridge's scripts/performance); DeepSpeed keeps them in 16 bits
 8 bits       Megatron-LM keeps bf16 weights and TransformerEngine caches them in both layouts; the recipes gather 8-bit weights (`fp8_param_gather`)
 reduction    Alpa compiles a step into one program, which XLA reduces at its end; Accelerate, HF Trainer and Lightning accumulate under FSDP without
              reducing (`no_sync`, `GradientAccumulationPlugin.sync_each_batch` is off by default), as do torch's pipeline schedules and the native loop
-step         DeepSpeed's and InternEvo's ZeRO optimizers cast the flat gradients to fp32 for their step
+step         DeepSpeed's and InternEvo's ZeRO optimizers cast the flat gradients to fp32 for their step; DeepSpeed's ZeRO-3 those of one group of weights at a time
 loss         Megatron-Bridge fuses by TransformerEngine; llm-foundry uses flash-attn's kernel, and its MPT models compute
              LanguageCrossEntropy and LanguagePerplexity of every micro-batch (`train_metrics` of ComposerMPTCausalLM); InternEvo casts its output to fp32 (NaiveAMPModel)
 """

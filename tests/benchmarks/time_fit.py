@@ -45,7 +45,7 @@ STEPS = 20
 """steps of the least-squares fit"""
 FAMILIES = {
     "a100": ["a100-40gb", "a100-80gb", "a800"],
-    "h100": ["h100-sxm", "h200-sxm", "h800", "gh200"],
+    "h100": ["h100-sxm", "h100-sxm-96gb", "h200-sxm", "h800", "gh200"],
     "blackwell": ["b200-sxm", "gb200-nvl72"],
     "blackwell_ultra": ["b300-sxm", "gb300-nvl72"],
 }

@@ -8,7 +8,7 @@ Rows: `published/unseen.py`. Each is predicted by the constants that ship, for a
     median, p90, bias   of |predicted / measured - 1|, and the median of measured / predicted - 1
     inside              share of rows in the 90% interval before any trial
     after one           the same median and share for the other rows of a cluster and software, after one trial of it (each row in turn)
-    ran, called         rows that ran, and those of them with P(OOM) > 0.5
+    ran, called         rows that ran, and those of them with P(OOM) > 0.5; a row that does not print its recomputation is judged by the one that fits better
     failed, called      rows that ran out of memory
     reserved, allocated   median of predicted over printed peak less 1, where the source prints the one (or does not say which) or the other
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,12 +74,13 @@ class Source:
         )  # fmt: skip
 
 
-def judge(name: str, blocks: Sequence[Block]) -> Source:
-    """The rows of one source, by the constants that ship."""
+def judge(name: str, blocks: Sequence[Block], recomputed: Sequence[Block]) -> Source:
+    """The rows of one source, by the constants that ship. `recomputed`: with full recomputation where none is printed: calls are of the one that fits better."""
     folds = [(b, calibration_for(b.workload)) for b in blocks]
     timed = judged(folds) if any(np.isfinite(b.tokens_per_s_per_gpu).any() for b in blocks) else None
     left, inside = after_one(timed) if timed is not None else (np.empty(0), np.empty(0, dtype=bool))
-    memory = fit_memory.judge(name, [(b, None) for b in blocks])
+    memory, again = (fit_memory.judge(name, [(b, None) for b in several]) for several in (blocks, recomputed))
+    memory = replace(memory, probability=np.minimum(memory.probability, again.probability))
     return Source(name=name, timed=timed, left=left, left_inside=inside, memory=memory, peaks=peak_errors(blocks))
 
 
@@ -174,8 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", action="store_true", help="every row, in the order of the sources")
     options = parser.parse_args(arguments)
-    sources = unseen()
-    found = [judge(name, blocks) for name, blocks in sources.items()]
+    sources, recomputed = unseen(), unseen(recompute="full")
+    found = [judge(name, blocks, recomputed[name]) for name, blocks in sources.items()]
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
     for cells in (*(s.cells() for s in found), total(found)):
         print("| " + " | ".join(cells) + " |")

@@ -131,6 +131,27 @@ def test_frozen_weights_have_no_gradients_and_four_bits_take_a_quarter() -> None
     assert qlora.weights < 0.4 * lora.weights
 
 
+def test_adapters_on_four_bits_leave_embedding_and_output_projection_in_sixteen() -> None:
+    where = replace(workload(trainer="hf_trainer"), peft=Peft(method="qlora", rank=8))
+    wider = replace(where, model=replace(MODEL, vocab_size=2 * MODEL.vocab_size))
+    more = parts(wider, ParallelConfig()).weights - parts(where, ParallelConfig()).weights
+    assert more == pytest.approx(2.0 * (1 if MODEL.tied_embeddings else 2) * MODEL.vocab_size * MODEL.hidden_size)
+
+
+def test_megatron_keeps_gradients_of_fp16_in_fp16() -> None:
+    """`--accumulate-allreduce-grads-in-fp32` is implied by bf16 alone."""
+    where = workload(trainer="megatron")
+    half, brain = (parts(where, ParallelConfig(precision=p)).gradients for p in ("fp16", "bf16"))
+    assert brain == 2 * half
+
+
+def test_deepspeed_steps_over_a_group_of_weights_at_a_time_under_zero_3_alone() -> None:
+    big = replace(workload(trainer="deepspeed"), model=catalog.model("llama-8b"))
+    third, first = (parts(big, ParallelConfig(dp=2, zero_stage=stage)).optimizer for stage in (3, 1))
+    states = 12.0 * catalog.model("llama-8b").num_parameters / 2
+    assert 0.999 * states < third < states + 4e9 < first
+
+
 def test_more_visits_and_experts_need_more_memory_and_expert_parallelism_less() -> None:
     where = workload(EXPERTS, trainer="megatron")
     one, two = (estimate(where, ParallelConfig(dp=8, ep=ep)) for ep in (1, 4))

@@ -57,7 +57,7 @@ def test_every_model_can_be_read(name: str) -> None:
 NOMINAL_GB = {
     "v100-16gb": 16, "v100-32gb": 32, "t4": 16, "a30": 24, "a40": 48, "l40": 48, "rtx-a6000": 48, "rtx-pro-6000": 96,
     "a100-40gb": 40, "a100-80gb": 80, "a800": 80, "h100-sxm": 80, "h100-pcie": 80, "h100-nvl": 94, "h200-sxm": 141, "gh200": 96,
-    "h800": 80, "h20": 96, "b200-sxm": 180, "gb200-nvl72": 186, "b300-sxm": 270, "gb300-nvl72": 279, "l4": 24, "a10": 24, "l40s": 48,
+    "h800": 80, "h20": 96, "b200-sxm": 180, "gb200-nvl72": 186, "b300-sxm": 270, "gb300-nvl72": 279, "l4": 24, "a10": 24, "a10g": 24, "l40s": 48, "h100-sxm-96gb": 96,
     "rtx-4090": 24, "rtx-5090": 32, "rtx-6000-ada": 48, "mi300x": 192, "mi325x": 256, "mi355x": 288,
 }  # fmt: skip
 """memory as the product's name or datasheet states it"""
@@ -143,8 +143,8 @@ def test_a_gpu_of_ones_own_gets_default_links() -> None:
         (catalog.model, "lama-8b", "did you mean llama-8b?"),
         (catalog.model, "../models/gpt2-small", "did you mean gpt2-small?"),
         (catalog.model, "bert", f"`autotune models` lists all {len(catalog.model_names())}"),
-        (catalog.gpu, "h100", "did you mean h100-nvl, h100-pcie or h100-sxm?"),
-        (catalog.cluster, "h100-1x8", "did you mean h100-nvl, h100-pcie or h100-sxm?"),
+        (catalog.gpu, "h100", "did you mean h100-nvl, h100-pcie, h100-sxm or h100-sxm-96gb?"),
+        (catalog.cluster, "h100-1x8", "did you mean h100-nvl, h100-pcie, h100-sxm or h100-sxm-96gb?"),
         (catalog.cluster, "h100-sxm", "did you mean h100-sxm-"),
         (catalog.cluster, "local", "write GPU-NODESxGPUS"),
         (catalog.cluster, "h100-sxm-99999999999999x8", "write GPU-NODESxGPUS"),

@@ -47,7 +47,7 @@ def reading_of(
         "pp": keys.count("parallelism.pipeline_parallel_degree") or 1,
         "cp": keys.count("parallelism.context_parallel_degree") or 1,
     }
-    dp, stage, replicas = _data_parallel(keys, degrees["cp"])
+    dp, stage, replicas = _data_parallel(keys, degrees["cp"], degrees["pp"])
     knobs: dict[str, Any] = {
         **degrees,
         "ep": keys.count("parallelism.expert_parallel_degree") or 1,
@@ -100,12 +100,15 @@ def reading_of(
     )
 
 
-def _data_parallel(keys: KeyReader, cp: int) -> tuple[int | None, int, int]:
-    """(dp, ZeRO stage, copies of the shards); dp is None where it is what the ranks leave."""
+def _data_parallel(keys: KeyReader, cp: int, pp: int) -> tuple[int | None, int, int]:
+    """(dp, ZeRO stage, copies of the shards); dp is None where it is what the ranks leave. By default a pipeline keeps weights gathered between its
+    micro-batches (`get_fsdp_reshard_after_forward_policy`)."""
     replicas = keys.count("parallelism.data_parallel_replicate_degree") or 1
     shards = keys.find("parallelism.data_parallel_shard_degree")
     keys.drop("parallelism.data_parallel_shard_degree")
-    policy = keys.word("parallelism.fsdp_reshard_after_forward", {"always": 3, "never": 2, "default": 3}) or 3
+    usual = 2 if pp > 1 else 3
+    stages = {"always": 3, "never": 2, "default": usual}
+    policy = keys.word("parallelism.fsdp_reshard_after_forward", stages) or usual
     if shards in (None, -1):
         return None, policy, replicas
     sharded = shards * cp > 1 or replicas == 1

@@ -24,11 +24,11 @@ FLAGS = ("sequence_parallel", "async_tp", "compile")
 HARDWARE_FLOPS = 4.0 / 3.0
 
 
-def unseen() -> dict[str, list[Block]]:
-    """The rows of every source, by its name."""
+def unseen(recompute: str = "none") -> dict[str, list[Block]]:
+    """The rows of every source, by its name. `recompute`: of rows that do not print it."""
     runs: dict[str, list[Run]] = defaultdict(list)
     for r in read("published_unseen"):
-        runs[r["source"]].append(_run(r))
+        runs[r["source"]].append(_run({**r, "recompute": r["recompute"] or recompute}))
     return {name: blocks_of(rows) for name, rows in runs.items()}
 
 

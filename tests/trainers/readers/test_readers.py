@@ -26,6 +26,17 @@ torchrun ${LAUNCH[@]} pretrain_gpt.py \\
 """
 
 
+@pytest.mark.parametrize(
+    ("pp", "policy", "stage"), [(1, "default", 3), (4, "default", 2), (4, "always", 3), (1, "never", 2), (4, "", 2)]
+)
+def test_by_default_torchtitan_keeps_weights_gathered_in_a_pipeline(pp: int, policy: str, stage: int) -> None:
+    said = f'fsdp_reshard_after_forward = "{policy}"' if policy else ""
+    text = f"[parallelism]\npipeline_parallel_degree = {pp}\ndata_parallel_shard_degree = 2\n{said}\n"
+    assert (
+        trainer("torchtitan").read_config(PresentConfiguration(files={"job.toml": text})).knobs["zero_stage"] == stage
+    )
+
+
 def test_all_trainers_but_the_users_own_program_read_a_configuration() -> None:
     assert {name for name in trainer_names() if not trainer(name).can_import} <= {"command", "ray_train", *FOREIGN}
 
