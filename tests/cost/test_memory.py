@@ -147,7 +147,8 @@ def test_megatron_keeps_gradients_of_fp16_in_fp16() -> None:
 
 def test_deepspeed_steps_over_a_group_of_weights_at_a_time_under_zero_3_alone() -> None:
     big = replace(workload(trainer="deepspeed"), model=catalog.model("llama-8b"))
-    third, first = (parts(big, ParallelConfig(dp=2, zero_stage=stage)).optimizer for stage in (3, 1))
+    lean = ParallelConfig(dp=2, recompute="full", loss="fused")
+    third, first = (parts(big, replace(lean, zero_stage=stage)).optimizer for stage in (3, 1))
     states = 12.0 * catalog.model("llama-8b").num_parameters / 2
     assert 0.999 * states < third < states + 4e9 < first
 
