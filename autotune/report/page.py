@@ -36,6 +36,7 @@ from autotune.report.target_text import HEADS, TEXT_COLUMNS, target_rows, target
 from autotune.report.terminal import speeds_line
 from autotune.results.answers import result_from
 from autotune.results.explanations import explained
+from autotune.results.figure import Figure
 from autotune.results.rankings import front_documents
 from autotune.results.result import Result
 from autotune.results.target import target_of
@@ -49,14 +50,18 @@ MAX_SPEC = 20_000
 def html_report(record: StudyRecord, trials: Sequence[Trial]) -> str:
     """The page of a study, running or finished."""
     found = result_from(record, trials)
-    study = record.study
-    title = f"{study.name}: autotune report"
+    return report_page(found, figures_of(found))
+
+
+def report_page(found: Result, figures: Sequence[Figure]) -> str:
+    """The page of a result, with figures that were drawn of it (`figures_of`)."""
+    title = f"{found.record.study.name}: autotune report"
     body = [
         _head(found),
         _answer(found),
         _target(found),
         "<h2>Figures</h2>",
-        figures_html(figures_of(found), is_open=not record.status.is_terminal),
+        figures_html(figures, is_open=not found.record.status.is_terminal),
         _rewards(found),
         _trials(found),
         _failures(found),

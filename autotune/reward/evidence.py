@@ -83,7 +83,7 @@ def slowing(times: Series) -> float:
     """Step time at the end of a run over that in its middle, >= 1, by the median slope between any two steps (Theil 1950, Sen 1968), which a slow tail or
     quick first steps do not move. The growth is the mean of a posterior whose prior holds steps that do not become slower."""
     n, middle = len(times), float(np.median(times))
-    blocks = np.array([float(np.median(block)) for block in np.array_split(times, min(n, MOST_BLOCKS))])
+    blocks = times if n <= MOST_BLOCKS else np.array([np.median(part) for part in np.array_split(times, MOST_BLOCKS)])
     i, j = np.triu_indices(len(blocks), k=1)
     growing = (
         float(np.median((blocks[j] - blocks[i]) / (j - i))) * (len(blocks) - 1) / 2 / middle if middle > 0 else 0.0

@@ -150,7 +150,7 @@ class MachineLevels:
 def at_first_level(trials: Sequence[Trial], stability_weight: float) -> list[Trial]:
     """All trials of a study as they would have come out at the machine's first level, but final measurements."""
     levels = MachineLevels(trials)
-    return [levels.seen(trial, stability_weight) for trial in trials]
+    return [levels.seen(trial, stability_weight) for trial in trials] if levels.is_uneven else list(trials)
 
 
 def at_level(trial: Trial, level: float, stability_weight: float) -> Trial:

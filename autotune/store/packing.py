@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from pydantic_core import from_json
 
 from autotune.errors import StoreCorruptError
 from autotune.ports import StepsReported
@@ -47,11 +48,19 @@ def unpack_document(packed: bytes) -> dict[str, Any]:
     try:
         if packed[:1] != b"\x01":
             raise ValueError(f"unknown packing {packed[:1]!r}")
-        return json.loads(zlib.decompressobj(zdict=_KEYS).decompress(packed[1:]))  # type: ignore[no-any-return]
+        return _read(zlib.decompressobj(zdict=_KEYS).decompress(packed[1:]))  # type: ignore[no-any-return]
     except (ValueError, zlib.error) as error:
         raise StoreCorruptError(
             f"a trial's document cannot be read: {error}", remedy="run `autotune store check`, restore a backup"
         ) from error
+
+
+def _read(text: bytes) -> Any:
+    """The values of `json.loads`, in a third of its time: it was most of what the trials of a large study take to read."""
+    try:
+        return from_json(text)
+    except ValueError:  # half a surrogate pair, as of a file's name in a message: only `json` reads it
+        return json.loads(text)
 
 
 def append_steps(packed: bytes, report: StepsReported) -> bytes:

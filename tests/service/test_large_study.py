@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import event
 
 from autotune.ports import Lease
+from autotune.report.figures import FIGURES
 from autotune.results.answers import result_of
 from autotune.service.pages import study_page
 from autotune.service.pages.study_page import MOST_WAITED_FOR
@@ -104,6 +105,17 @@ def test_a_page_reads_no_trial_and_after_a_change_only_those_that_changed(counte
     assert repr(counted.service.views.result(lease.study)) == repr(result_of(store, lease.study))
     known, stored = counted.service.views.result(lease.study).trials, store.trials(lease.study)
     assert repr(known) == repr(tuple(stored))
+
+
+def test_the_report_shows_the_figures_that_are_drawn_already(counted: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, drawn = study_of(counted.store, SMALL + 1, "reported").study, list[str]()
+    for name, draw in list(FIGURES.items()):
+        monkeypatch.setitem(FIGURES, name, lambda source, name=name, draw=draw: drawn.append(name) or draw(source))  # type: ignore[arg-type]
+    page = counted.http.get(f"/studies/{study}/figures").text
+    assert drawn == list(FIGURES)
+    report = counted.http.get(f"/studies/{study}/report").text
+    assert report.count("<svg") == page.count("<svg")
+    assert drawn == list(FIGURES), "each once"
 
 
 def test_a_browser_without_scripts_gets_the_whole_page(counted: Service) -> None:

@@ -127,10 +127,10 @@ async def report(request: Request) -> Response:
     service, _ = await visitor(request)
 
     def load() -> str:
-        from autotune.report import html_report
+        from autotune.report.page import report_page
 
         result = service.views.result(request.path_params["study_id"])
-        return html_report(result.record, result.trials)
+        return report_page(result, service.views.figures(result.record.id))
 
     return HTMLResponse(await run_in_threadpool(load), headers={"Content-Security-Policy": REPORT_POLICY})
 
