@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 
 from autotune.client import AsyncClient, Client
 from autotune.client import operations as module
+from autotune.client.operations import Operations
 from autotune.errors import AutotuneError, NotFoundError, ServiceError, SpecError, StoreUnavailableError
 from autotune.results.answers import result_from
 from autotune.results.records import record_document
@@ -117,6 +120,28 @@ def test_an_empty_name_is_refused_before_anything_is_asked(client_of: Any) -> No
         with pytest.raises(NotFoundError, match="no trainer is called ''"):
             client.export("x", "")
         assert service.asked == []
+
+
+@both
+def test_a_name_leads_to_no_other_address(client_of: Any) -> None:
+    """Dots are refused, because they shorten an address on its way; everything else is quoted."""
+    methods = [
+        name for name, method in vars(Operations).items() if "study_id" in getattr(method, "__annotations__", {})
+    ]
+    with Script(OK, OK) as service, client_of(service.url) as client:
+        for name, study in itertools.product(["stream", "result", *methods], (".", "..")):
+            more = {"act": ["stop"], "add_note": ["text"], "remove_note": [1], "export": ["native"]}.get(name, [])
+            with pytest.raises(NotFoundError, match=f"nothing is called '{re.escape(study)}'"):
+                list(getattr(client, name)(study, *more))
+        with pytest.raises(NotFoundError, match=r"nothing is called '\.\.'"):
+            client.export("x", "..")
+        assert service.asked == []
+        client.status("../best?a=1#\ud800%2e")
+        client.act("a b", "/")
+        assert [path for _, path, *_ in service.asked] == [
+            "/api/v1/studies/..%2Fbest%3Fa%3D1%23%3F%252e",
+            "/api/v1/studies/a%20b/%2F",
+        ]
 
 
 @both

@@ -91,10 +91,10 @@ def list_studies(
     from autotune.cli.named_study import interval_of
     from autotune.cli.source import open_source
     from autotune.spec import StudyStatus
-    from autotune.spec.checks import one_of
+    from autotune.spec.checks import member_of
     from autotune.spec.speedup import format_speedup
 
-    wanted = StudyStatus(one_of("--status", status.upper(), list(StudyStatus))) if status else None
+    wanted = member_of("--status", status, StudyStatus) if status else None
     filters: dict[str, Any] = {"model": model, "cluster": cluster, "tag": tag, **({"status": wanted} if wanted else {})}
     with open_source(store, url) as source:
         document = source.studies(limit=limit, **filters)
@@ -107,7 +107,7 @@ def list_studies(
     for s in document["studies"]:
         speedup = format_speedup(s["speedup"], *interval_of(s)) if s.get("speedup") else ""
         created = str(s["created_at"])[:19].replace("T", " ")
-        trials = str(sum(s["trials"].values()))
+        trials = f"{sum(s['trials'].values()):,}"
         table.add_row(s["id"], s["name"], s["status"], s["model"], s["cluster"], trials, speedup, created)
     if document["studies"]:
         consoles()[0].print(table)

@@ -259,12 +259,16 @@ def _waited(url: str, study_id: str, timeout_s: float, poll_s: float) -> Script[
 
 
 def of(study_id: str, *parts: str) -> str:
-    """The path of a study, or of something below it. Raises `NotFoundError` for an empty name, which would be another path."""
+    """The path of a study, or of something below it. Raises `NotFoundError` for a name that would lead to another path: an empty one, `.` and `..`."""
     if not study_id:
         raise NotFoundError(
             "the name of the study is empty", remedy="`studies()` lists ids and names", field="study_id"
         )
-    return "/".join(["/studies", *(quote(str(part), safe="") for part in (study_id, *parts))])
+    names = [str(part) for part in (study_id, *parts)]
+    for name in names:
+        if name in (".", ".."):  # however they are quoted, an address is shortened by them on its way
+            raise NotFoundError(f"nothing is called {name!r}", remedy="`studies()` lists ids and names of studies")
+    return "/".join(["/studies", *(quote(name, safe="", errors="replace") for name in names)])
 
 
 def _given(params: Mapping[str, Any]) -> dict[str, Any]:

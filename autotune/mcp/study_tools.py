@@ -25,7 +25,7 @@ from autotune.mcp.tool_answers import (
 )
 from autotune.results.answers import trial_of
 from autotune.spec import StudyStatus, Trial
-from autotune.spec.checks import one_of
+from autotune.spec.checks import member_of
 
 if TYPE_CHECKING:
     from autotune.cli.source import Source
@@ -48,7 +48,7 @@ class StudyTools:
         """Studies, newest first."""
         filters: dict[str, Any] = {"model": model} if model else {}
         if status:
-            filters["status"] = StudyStatus(one_of("status", status.upper(), list(StudyStatus)))
+            filters["status"] = member_of("status", status, StudyStatus)
         found = self._source.studies(limit=limit, **filters)["studies"]
         return [
             StudySummary(

@@ -88,7 +88,7 @@ def _answer(found: Result) -> str:
         ("step time", step),
         ("peak memory", memory),
         *([("model FLOPs utilization", mfu)] if mfu != "–" else []),
-        ("trials", f"{len(found.shown)}"),
+        ("trials", f"{len(found.shown):,}"),
     ]
     boxes = "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in cards

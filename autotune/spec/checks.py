@@ -5,9 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from enum import StrEnum
+from typing import TypeVar
 
 from autotune.errors import SpecError
 from autotune.spec.usual_names import meant_by
+
+Member = TypeVar("Member", bound=StrEnum)
 
 MAX_COUNT = 1 << 40
 """upper bound of counts, to catch typing errors"""
@@ -54,6 +58,11 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
             field=name,
         )
     return value
+
+
+def member_of(name: str, value: str, kind: type[Member]) -> Member:
+    """The member of `kind` that `value` names, in capitals or small letters."""
+    return kind(one_of(name, value.upper(), list(kind)))
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

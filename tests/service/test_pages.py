@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from autotune import api
+from autotune import api, assets
 from autotune.service.access import COOKIE
+from autotune.service.pages.rendering import render
 from autotune.spec.speedup import format_speedup
 from autotune.store import history, locking
 from tests.service.running import Service, slow_spec, spec, until
@@ -141,6 +142,34 @@ def test_the_page_of_a_long_study_shows_its_newest_events(service: Service) -> N
         history.append(connection, locking.find(connection, study).key, lines)
     page = service.http.get(f"/studies/{study}").text
     assert re.findall(r">note (\d+)<", page) == [str(number) for number in range(1100, 1060, -1)]
+
+
+def test_studies_are_found_by_status_in_capitals_or_small_letters(service: Service) -> None:
+    with service.client() as client:
+        ended, waiting = (client.submit(spec(name=name))["study"]["id"] for name in ("ended", "waiting"))
+        client.cancel(ended)
+        for word in ("cancelled", "CANCELLED", "Cancelled"):
+            page = service.http.get("/studies", params={"status": word}).text
+            assert '<option value="CANCELLED" selected>cancelled</option>' in page
+            assert f"/studies/{ended}" in page
+            assert f"/studies/{waiting}" not in page
+            found = {s["id"] for s in client.studies(status=word)["studies"]}
+            assert ended in found
+            assert waiting not in found
+
+
+def test_pages_write_counts_in_groups_of_three_digits(service: Service) -> None:
+    with service.client() as client:
+        study = client.submit(spec(name="counted"))["study"]
+    listed = {**study, "trials": {"COMPLETED": 12_000, "FAILED": 345}}
+    values = {
+        "asked": dict.fromkeys(("status", "model", "cluster", "owner", "tag"), ""),
+        "wanted": None,
+        "statuses": [],
+    }
+    assert b'<td class="n">12,345</td>' in render("studies.html", studies=[listed], more=False, page=1, **values).body
+    for template in (assets.dashboards() / "web").glob("*.html"):
+        assert "format(" not in template.read_text().replace("|format(", ""), "there is one filter for it: thousands"
 
 
 def test_pages_say_what_went_wrong(service: Service) -> None:

@@ -41,6 +41,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "count": format_count,
+        "thousands": "{:,}".format,
         "bytes": format_bytes,
         "duration": format_duration,
         "speedup": format_speedup,

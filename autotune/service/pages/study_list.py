@@ -12,7 +12,7 @@ from autotune.service.pages.flash import said
 from autotune.service.pages.rendering import render
 from autotune.service.pages.visits import REFRESH_S, page, visitor
 from autotune.spec import StudyStatus
-from autotune.spec.checks import one_of
+from autotune.spec.checks import member_of
 
 router = APIRouter()
 
@@ -32,7 +32,7 @@ async def studies(request: Request) -> Response:
     """Studies, newest first."""
     service, caller = await visitor(request)
     asked = {name: request.query_params.get(name, "")[:200] for name in ("status", "model", "cluster", "owner", "tag")}
-    status = StudyStatus(one_of("status", asked["status"], list(StudyStatus))) if asked["status"] else None
+    status = member_of("status", asked["status"], StudyStatus) if asked["status"] else None
     number = request.query_params.get("page", "1")
     at = int(number) if number.isascii() and number.isdigit() and 0 < len(number) < 9 else 1
     filters: dict[str, Any] = {name: value for name, value in asked.items() if name != "status"}
@@ -49,6 +49,7 @@ async def studies(request: Request) -> Response:
         said=said(request),
         caller=caller,
         asked=asked,
+        wanted=status,
         page=at,
         statuses=list(StudyStatus),
         refresh=REFRESH_S,

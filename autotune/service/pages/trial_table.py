@@ -20,7 +20,7 @@ from autotune.errors import SpecError
 from autotune.report.notes import brief_note, note_of
 from autotune.results.result import Result
 from autotune.spec import FIELDS, Trial, TrialPurpose, TrialStatus, config_label
-from autotune.spec.checks import nearest, one_of
+from autotune.spec.checks import member_of, nearest, one_of
 
 PAGE = 50
 """trials of a page"""
@@ -60,7 +60,7 @@ class TrialQuery:
         return cls(
             sort=one_of("sort", sort.removeprefix("-"), list(COLUMNS)),
             descending=sort.startswith("-"),
-            status=one_of("status", status, [str(s) for s in TrialStatus]) if status else "",
+            status=member_of("status", status, TrialStatus) if status else "",
             where=values.get("where", "")[:200],
             page=max(1, int(number)) if is_number else 1,
         )

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import BeforeValidator
 from starlette.responses import Response
 
 from autotune.errors import NotFoundError, SpecError
@@ -115,7 +116,7 @@ def submitted(
 def studies(
     service: TheService,
     caller: Reader,
-    status: StudyStatus | None = None,
+    status: Annotated[StudyStatus | None, BeforeValidator(str.upper)] = None,
     model: Word = "",
     cluster: Word = "",
     owner: Word = "",
