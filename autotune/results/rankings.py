@@ -63,7 +63,7 @@ def ranking_document(
     if result.record.study.at_hand is not None and (pareto or asked != objective):
         raise SpecError(
             "a study with a target has one ranking, by throughput: its proxies are different trainings, of which none is compared with another",
-            remedy="leave --pareto, --metric and --stability-weight out",
+            remedy="leave pareto, metric and stability_weight out",
         )
     answer = document(result, top=top)
     answer["objective"] = {"metric": asked.metric, "stability_weight": asked.stability_weight}

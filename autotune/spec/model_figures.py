@@ -23,6 +23,8 @@ QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "glm", "seed_oss"})
 """families whose query, key and value projections have biases where the file does not say"""
 QKV_BIAS_KEYS = ("attention_bias", "qkv_bias", "use_qkv_bias")
 """keys under which families say so"""
+NORM_TOPK = frozenset({"qwen2_moe", "qwen3_moe", "olmoe"})
+"""families whose `norm_topk_prob` says whether the weights of the chosen experts are made to add up to 1"""
 QK_NORM = frozenset({"qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma3_text"})
 """families that normalize queries and keys"""
 
@@ -40,6 +42,10 @@ class ModelFigures:
     """biases of the query, key and value projections"""
     qk_norm: bool = False
     """queries and keys are normalized"""
+    router_loss: float | None = None
+    """weight of the loss that balances the load of the experts"""
+    softmax_over_all: bool = False
+    """the chosen experts keep the weights of a softmax over all experts, which then add up to less than 1"""
     rotary_scaling: str = ""
     """kind of rotary scaling for long contexts; empty: none"""
 
@@ -70,6 +76,8 @@ def figures_of(model: ModelSpec) -> ModelFigures | None:
         ),
         qkv_bias=bool(next((document[key] for key in QKV_BIAS_KEYS if key in document), family in QKV_BIAS)),
         qk_norm=family in QK_NORM,
+        router_loss=_first(document, "router_aux_loss_coef"),
+        softmax_over_all=family in NORM_TOPK and not document.get("norm_topk_prob", False),
         rotary_scaling="" if kind == "default" else kind,
     )
 

@@ -200,7 +200,8 @@ class Trainer(ABC):
             return
         if figures is not None and workload.model.source and not self._knows(figures.family):
             message = (
-                f"the trainer {self.name} would train another model than this config.json means; it knows {self._known}"
+                f"the trainer {self.name} would train another model than this config.json means; it knows {self._known}; "
+                "where a plain model of the same sizes will do, give them in the place of the file"
             )
             yield Limit(knob="model.family", value=figures.family, message=message)
         for name, what in UNCOMMON_SHAPES.items():

@@ -165,6 +165,28 @@ def test_a_model_that_a_trainer_cannot_tie_keeps_its_figures() -> None:
     assert "scaling_factor=32.0" in found.files["autotune_model.py"]
 
 
+QWEN_EXPERTS = {
+    **QWEN,
+    "model_type": "qwen3_moe",
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "router_aux_loss_coef": 0.001,
+}
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_experts_of_qwen_are_routed_in_megatron_as_their_file_says(normalized: bool, tmp_path: Path) -> None:
+    asked = study(tmp_path, {**QWEN_EXPERTS, "norm_topk_prob": normalized})
+    argv = launch("megatron", asked).argv
+    for name, value in (("num-experts", "128"), ("moe-router-topk", "8"), ("moe-ffn-hidden-size", "768")):
+        assert argv[argv.index(f"--{name}") + 1] == value
+    assert argv[argv.index("--moe-aux-loss-coeff") + 1] == "0.001"
+    assert "--qk-layernorm" in argv
+    assert ("--moe-router-pre-softmax" in argv) == (not normalized)
+
+
 def test_what_sets_a_family_of_the_catalog_apart_is_named_where_the_trainer_does_not_know_it() -> None:
     notes = launch("torchtitan", of_catalog("qwen2.5-7b"), hf_assets_path="assets").notes
     assert any("without what else sets qwen2 apart; it knows llama" in note for note in notes)

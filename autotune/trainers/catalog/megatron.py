@@ -36,7 +36,7 @@ class MegatronTrainer(Trainer):
     """Megatron-LM's GPT pretraining."""
 
     name = "megatron"
-    families = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "gpt2"})
+    families = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt2"})
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
     checked_against = "Megatron-LM with Megatron Core 0.16.1"
     rotary_scalings = frozenset({"llama3"})
@@ -201,6 +201,12 @@ def _model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
             flags["norm-epsilon"] = figures.norm_epsilon
         flags |= {"add-qkv-bias": True} if figures.qkv_bias and model.gated_mlp else {}
         flags |= {"qk-layernorm": True} if figures.qk_norm else {}
+        if model.num_experts and figures.router_loss is not None:
+            flags["moe-aux-loss-coeff"] = figures.router_loss
+    if model.experts_per_token == 1 or (
+        figures and figures.softmax_over_all
+    ):  # of one expert alone it is 1, which nothing trains
+        flags["moe-router-pre-softmax"] = True
     if scaling := llama3_scaling(model):
         flags |= {"use-rope-scaling": True, "rope-scaling-factor": scaling["factor"]}
     return flags
