@@ -282,6 +282,22 @@ def test_mistakes_are_answered_with_place_and_remedy(change: dict[str, Any], fie
     assert "\n" not in str(error.value)
 
 
+def test_a_program_that_keeps_everything_in_bf16_is_said_so_in_the_workload() -> None:
+    argv = [
+        "./train",
+        "--batch={micro_batch_size}",
+        "--accum={accumulation_steps}",
+        "--dtype={precision}",
+        "--ranks={dp}",
+    ]
+    asked: dict[str, Any] = {"seq_len": 128, "global_batch_size": 16, "pure_bf16": True}
+    space = {"micro_batch_size": [1, 2], "precision": ["bf16"]}
+    found = study(workload=asked, space=space, trainer={"kind": "command", "argv": argv})
+    assert found.workload.pure_bf16
+    with pytest.raises(SpecError, match="pure_bf16"):
+        study(workload={**asked, "pure_bf16": "yes"})
+
+
 def test_times_tokens_bytes_and_rates_may_have_units() -> None:
     found = study(
         workload={"seq_len": "2Ki", "global_batch_size": 512, "document_len": "1Ki"},

@@ -7,6 +7,8 @@ optimizer     bytes per weight beside the fp32 master weight
 adamw         two moments in fp32 (8), or as the trainer keeps them       muon         one moment (4); adamw's for embeddings and the output projection
 adamw_8bit    two moments in 8 bits with a scale per 256 (2.03)            adafactor    sums over rows and columns (4 (1/n + 1/k))        sgd    none
 
+Where nothing is kept in fp32 (`Workload.pure_bf16`), weights and gradients take 2 bytes each and moments half of the above, those in 8 bits as before.
+
 With adapters the model's weights are frozen (`trainable.py`): no gradients and no states; the adapters are trained in fp32.
 """
 
@@ -28,6 +30,7 @@ from autotune.cost.trainable import FROZEN_EDGE_BYTES, adapter_weights, frozen_b
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
 
+BF16_BYTES = 2.0
 ADAPTER_BYTES = 16.0
 """weight, gradient and two moments in fp32"""
 NARROW_BYTES = {"fp8": 2.0, "mxfp8": 2.0, "nvfp4": 1.125}
@@ -143,18 +146,27 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         "edge_weight": weight,
         "gathered": cast,
         "gradient": np.where(master, _gradient_bytes(table, traits), 4.0),
-        "states": np.where(away, 0.0, layer_moments + main),
-        "edge_states": np.where(away, 0.0, edge_moments + main),
+        "states": layer_moments + main,
+        "edge_states": edge_moments + main,
         "step": np.where(away | ~master, 0.0, traits.step_bytes),
     }
+    if workload.pure_bf16:
+        whole = dict.fromkeys(("weight", "edge_weight", "gradient"), np.full_like(size, BF16_BYTES))
+        halves = {name: values[name] - main for name in ("states", "edge_states")}
+        if workload.optimizer != "adamw_8bit":
+            halves = {name: value / 2.0 for name, value in halves.items()}
+        kept_gathered = np.where(fsdp & (zero == 2), BF16_BYTES, 0.0)
+        values = {**values, **whole, **halves, "gathered": kept_gathered, "step": np.zeros_like(size)}
     if workload.peft is not None:
-        kept = np.where(away, ADAPTER_BYTES / 2.0, ADAPTER_BYTES) * _adapter_share(workload, layout)
+        adapter = ADAPTER_BYTES / 2.0 if workload.pure_bf16 else ADAPTER_BYTES
+        kept = np.where(away, adapter / 2.0, adapter) * _adapter_share(workload, layout)
         frozen = {"weight": frozen_bytes(workload) + kept, "edge_weight": np.full_like(size, FROZEN_EDGE_BYTES)}
         values = {**dict.fromkeys(values, np.zeros_like(size)), **frozen}
+    values |= {name: np.where(away, 0.0, values[name]) for name in ("states", "edge_states")}
     return StateBytes(
         **values,
         size=size,
-        reduction=np.where(mixed, traits.reduce_bytes, 4.0),
+        reduction=np.where(mixed, BF16_BYTES if workload.pure_bf16 else traits.reduce_bytes, 4.0),
         zero=zero,
         cuts_gradients=cuts_gradients(layout, traits),
         shards=layout.shard_group.size,

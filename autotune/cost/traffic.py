@@ -118,7 +118,7 @@ def data_step_s(
     cluster = workload.cluster
     size = element_bytes(table)
     half = np.where(table.is_word("precision", "fp16"), traits.fp16_reduce_bytes, traits.reduce_bytes)
-    reduce_bytes = np.where(size < 4, half, 4.0)
+    reduce_bytes = size if workload.pure_bf16 else np.where(size < 4, half, 4.0)
     shards, copies = layout.shard_group, layout.replica_group
     expert_shards = layout.expert_shard_group
 
@@ -136,7 +136,7 @@ def data_step_s(
         between = 2.0 * ring_bytes_s(copies, own_shard, cluster, constants)
         reduce = reduce + between + 2.0 * ring_latency_s(copies, cluster, constants) * per_collective
     # without 16-bit weights beside them, ZeRO-1 gathers the fp32 weights that it has updated
-    gathered_bytes = size if traits.master_weights else np.where(layout.zero == 1, 4.0, size)
+    gathered_bytes = size if traits.master_weights or workload.pure_bf16 else np.where(layout.zero == 1, 4.0, size)
     gather = ring(weights.dense * gathered_bytes, weights.experts * gathered_bytes)
     frozen = ring(weights.frozen_dense * weights.frozen_bytes, weights.frozen_experts * weights.frozen_bytes)
     alone = layout.data_group.size == 1

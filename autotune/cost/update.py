@@ -24,13 +24,18 @@ from autotune.spec import Workload
 
 UPDATE_BYTES = {"adamw": 28.0, "sgd": 16.0, "adamw_8bit": 16.0, "muon": 20.0, "adafactor": 16.0}
 """bytes per weight that an update moves"""
+EIGHT_BIT_SAVED = 6.0
+"""of them where gradients and weights are in bf16 and moments in one byte each: three times 2 bytes; with moments in bf16 too it is half of all"""
 NEWTON_SCHULZ_STEPS = 5.0
 
 
 def update_bytes(workload: Workload, inner: Column, edges: Column) -> Column:
     """Bytes that the update of a rank's weights moves. `inner`: weights of layers, `edges`: of embedding and output projection."""
     outside = "adamw" if workload.optimizer == "muon" else workload.optimizer
-    return inner * UPDATE_BYTES[workload.optimizer] + edges * UPDATE_BYTES[outside]
+    moved = inner * UPDATE_BYTES[workload.optimizer] + edges * UPDATE_BYTES[outside]
+    if not workload.pure_bf16:
+        return moved
+    return moved - (inner + edges) * EIGHT_BIT_SAVED if workload.optimizer == "adamw_8bit" else moved / 2.0
 
 
 def orthogonal_s(workload: Workload, layout: Layout, constants: Calibration, layers: Column, shards: Column) -> Column:

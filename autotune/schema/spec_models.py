@@ -147,6 +147,9 @@ class WorkloadDocument(Document):
     peft: PeftDocument | None = Field(
         default=None, description="adapters that are trained alone; all weights when left out"
     )
+    pure_bf16: StrictBool = Field(
+        default=False, description="whether the program keeps weights, gradients and moments all in bf16"
+    )
 
 
 class ObjectiveDocument(Document):

@@ -33,6 +33,16 @@ def _has_precision(workload: Workload, table: ConfigTable) -> Mask:
     return mask
 
 
+_WITH_BF16 = ("bf16", "fp8", "mxfp8", "nvfp4")
+"""precisions in which weights may be kept in bf16"""
+
+
+def _goes_with_bf16(workload: Workload, table: ConfigTable) -> Mask:
+    if not workload.pure_bf16:
+        return np.ones(len(table), dtype=np.bool_)
+    return np.asarray(np.logical_or.reduce([table.is_word("precision", word) for word in _WITH_BF16]))
+
+
 STEP_LAWS: tuple[Law, ...] = (
     Law(
         name="pp_split",
@@ -161,6 +171,15 @@ STEP_LAWS: tuple[Law, ...] = (
         reason=lambda w, c: (
             f"the GPU must support the precision, but {w.cluster.gpu.name} has {_precisions(w)} and precision={c.precision}; "
             f"use {_precisions(w).replace(', ', ' or ')}"
+        ),
+    ),
+    Law(
+        name="pure_bf16",
+        broken="the precision is not one of weights in bf16",
+        fields=("precision",),
+        check=_goes_with_bf16,
+        reason=lambda w, c: (
+            f"pure_bf16 keeps all weights in bf16, but precision={c.precision}; use {' or '.join(_WITH_BF16)}, or leave pure_bf16 out"
         ),
     ),
 )

@@ -57,6 +57,9 @@ class Workload:
     """mean tokens of the documents that are packed into a sequence and do not attend to each other; 0: a sequence is one document"""
     peft: Peft | None = None
     """what fine-tuning trains instead of all weights; None: all weights"""
+    pure_bf16: bool = False
+    """whether the program keeps weights, gradients and moments all in bf16, and nothing in fp32 (weights that are loaded in bf16 and trained as they are;
+    bf16-true of Lightning)"""
 
     def __post_init__(self) -> None:
         for name, kind in (("model", ModelSpec), ("cluster", ClusterSpec)):
@@ -85,6 +88,9 @@ class Workload:
                 remedy="Peft(method='lora', rank=16, targets='all')",
                 field="peft",
             )
+
+        if not isinstance(self.pure_bf16, bool):
+            raise SpecError(f"pure_bf16 must be true or false, but is {self.pure_bf16!r}", field="pure_bf16")
 
     @property
     def global_batch_sizes(self) -> tuple[int, ...]:

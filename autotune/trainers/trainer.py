@@ -73,6 +73,8 @@ class Trainer(ABC):
     """whether it can be told that sequences are packed of documents that do not attend to each other (`Workload.document_len`)"""
     peft_methods: ClassVar[frozenset[str]] = frozenset()
     """methods of `Workload.peft` that it can be told"""
+    trains_pure_bf16: ClassVar[bool] = False
+    """whether it can be told to keep weights, gradients and moments all in bf16 (`Workload.pure_bf16`)"""
     no_adapters: ClassVar[str] = "its launches set up none"
     """why it cannot be told others"""
 
@@ -185,6 +187,9 @@ class Trainer(ABC):
         if workload.document_len and not self.packs_documents:
             message = f"the trainer {self.name} attends over whole sequences"
             yield Limit(knob="workload.document_len", value=workload.document_len, message=message, nearest=0)
+        if workload.pure_bf16 and not self.trains_pure_bf16:
+            message = f"launches of the trainer {self.name} keep weights or moments in fp32; command with a program of yours need not"
+            yield Limit(knob="workload.pure_bf16", value=True, message=message, nearest=False)
         if workload.peft is not None and workload.peft.method not in self.peft_methods:
             message = (
                 f"the trainer {self.name} cannot be told to train adapters alone in this way ({self.no_adapters}); "

@@ -138,6 +138,44 @@ def test_adapters_on_four_bits_leave_embedding_and_output_projection_in_sixteen(
     assert more == pytest.approx(2.0 * (1 if MODEL.tied_embeddings else 2) * MODEL.vocab_size * MODEL.hidden_size)
 
 
+@pytest.mark.parametrize("trainer", ["command", "megatron"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_program_that_keeps_all_in_bf16_needs_eight_bytes_per_weight(trainer: str, stage: int) -> None:
+    """Weights, gradients and two moments of 2 bytes each; FSDP that keeps weights gathered (ZeRO 2 without master weights) has them twice."""
+    pure = replace(workload(trainer=trainer), pure_bf16=True)
+    config = ParallelConfig(dp=4, zero_stage=stage) if stage else ParallelConfig()
+    found, weights = parts(pure, config), MODEL.num_parameters
+    shards = 4 if stage else 1
+    assert found.optimizer == pytest.approx(4 * weights / shards, rel=0.01)
+    assert found.gradients == pytest.approx(2 * weights / (shards if stage >= 2 else 1), rel=0.01)
+    gathered = 2 * weights if stage == 2 and trainer == "command" else 0
+    whole = stage < 2 or (stage == 2 and trainer == "megatron")
+    assert found.weights == pytest.approx(2 * weights / (1 if whole else shards) + gathered, rel=0.01)
+    offloaded = parts(pure, replace(config, offload="optimizer"))
+    assert offloaded.optimizer == 0
+
+
+def test_adapters_and_eight_bit_moments_of_a_program_in_bf16() -> None:
+    pure = replace(workload(trainer="command"), pure_bf16=True)
+    assert parts(replace(pure, optimizer="adamw_8bit"), ParallelConfig()).optimizer == pytest.approx(
+        2.03 * MODEL.num_parameters, rel=0.01
+    )
+    mixed, half = (
+        parts(replace(workload(trainer="command"), peft=Peft(rank=64), pure_bf16=p), ParallelConfig()).weights
+        for p in (False, True)
+    )
+    frozen = 2.0 * MODEL.num_parameters
+    assert half - frozen == pytest.approx((mixed - frozen) / 2, rel=0.01)
+
+
+def test_steps_of_a_program_in_bf16_reduce_and_update_half_as_many_bytes() -> None:
+    where = workload(trainer="command")
+    config = ParallelConfig(dp=8, micro_batch_size=1, accumulation_steps=1)
+    mixed, pure = (estimate(replace(where, pure_bf16=p), config).time_parts_s for p in (False, True))
+    assert pure.optimizer == pytest.approx(mixed.optimizer / 2)
+    assert pure.compute == mixed.compute
+
+
 def test_megatron_keeps_gradients_of_fp16_in_fp16() -> None:
     """`--accumulate-allreduce-grads-in-fp32` is implied by bf16 alone."""
     where = workload(trainer="megatron")

@@ -68,12 +68,15 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
         "accumulation_steps=3 and pp=2",
     ),
     ("precision", {"precision": "tf32"}, "use fp32 or fp16"),
+    ("pure_bf16", {"precision": "fp16"}, "precision=fp16; use bf16 or fp8"),
 ]
 
 
 @pytest.mark.parametrize(("law", "values", "words"), BROKEN)
 def test_a_broken_law_says_law_values_and_remedy(law: str, values: dict[str, Any], words: str) -> None:
-    work = workload(cluster="v100-32gb-1x1") if law == "precision" else workload()
+    work = (
+        workload(cluster="v100-32gb-1x1") if law == "precision" else replace(workload(), pure_bf16=law == "pure_bf16")
+    )
     found = next(one for one in LAWS if one.name == law)
     config = ParallelConfig(**values)
     assert not found.check(work, ConfigTable.of([config]))[0]

@@ -92,6 +92,14 @@ def test_a_trainer_without_adapters_says_why(name: str) -> None:
     assert "native for lora" in said
 
 
+@pytest.mark.parametrize("name", trainer_names())
+def test_programs_alone_may_keep_everything_in_bf16(name: str) -> None:
+    limits = trainer(name).limits(replace(WORKLOAD, pure_bf16=True), ParallelConfig(dp=8, accumulation_steps=8))
+    said = [limit.message for limit in limits if limit.knob == "workload.pure_bf16"]
+    assert (not said) == (name in ("command", "ray_train"))
+    assert all("command with a program of yours" in message for message in said)
+
+
 def test_lines_are_cut_and_without_colours() -> None:
     assert clean("\x1b[31mred\x1b[0m") == "red"
     assert len(clean("x" * 10**6)) == MAX_LINE

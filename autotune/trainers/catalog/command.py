@@ -90,6 +90,7 @@ class CommandTrainer(Trainer):
     optimizers = frozenset(OPTIMIZERS)  # the workload says what the program does by itself
     packs_documents = True
     peft_methods = frozenset(PEFT_METHODS)
+    trains_pure_bf16 = True
     options = (
         Option(
             name="argv",

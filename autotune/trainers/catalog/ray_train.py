@@ -35,6 +35,7 @@ class RayTrainTrainer(Trainer):
     optimizers = frozenset(OPTIMIZERS)
     packs_documents = True
     peft_methods = frozenset(PEFT_METHODS)
+    trains_pure_bf16 = True
     options = (SAME_DATA,)
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:

@@ -44,6 +44,8 @@ class Run:
     gpus_per_node: int = 8
     peft: Peft | None = None
     """the adapters that are trained; None: all weights"""
+    pure_bf16: bool = False
+    """whether nothing is kept in fp32"""
     inter_node: LinkSpec | None = None
     """network between the nodes, where the source states it; None: the usual one of the GPU"""
     peak_memory_bytes: float = math.nan
@@ -133,7 +135,7 @@ def blocks_of(runs: Iterable[Run]) -> list[Block]:
     """The runs, grouped."""
     groups: Mapping[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run.model.name, run.gpu, run.seq_len, run.where, run.trainer, run.peft].append(run)
+        groups[run.model.name, run.gpu, run.seq_len, run.where, run.trainer, run.peft, run.pure_bf16].append(run)
     return [
         Block(
             workload=Workload(
@@ -143,6 +145,7 @@ def blocks_of(runs: Iterable[Run]) -> list[Block]:
                 global_batch_size=members[0].config.global_batch_size,
                 trainer=members[0].trainer,
                 peft=members[0].peft,
+                pure_bf16=members[0].pure_bf16,
             ),
             where=members[0].where,
             table=ConfigTable.of([r.config for r in members]),

@@ -45,6 +45,7 @@ def _run(r: dict[str, str]) -> Run:
         seq_len=seq_len,
         trainer=r["trainer"],
         peft=adapters,
+        pure_bf16=r["pure_bf16"] == "1",
         config=config,
         tokens_per_s_per_gpu=_speed(r, model, config, seq_len),
         peak_memory_bytes=math.nan if allocated else peak,
