@@ -1,6 +1,6 @@
 """Laws of the mesh: how many ranks there are, and what tensor, context, data and expert parallelism can be cut into.
 
-Sources: Megatron-LM argument checks (heads, kv heads, ffn, context parallelism), DeepSpeed (no ZeRO 2 or 3 under a pipeline), DeepSpeed-Ulysses
+Sources: Megatron-LM argument checks (heads, kv heads, ffn, context parallelism), DeepSpeed (no ZeRO 2 or 3 under a pipeline; torchtitan has ZeRO 2 there), DeepSpeed-Ulysses
 (arXiv 2309.14509: whole heads per rank), PyTorch's HYBRID_SHARD (copies of shards), Megatron-Core (experts over tp * cp * dp ranks where
 they stay whole).
 """
@@ -14,6 +14,7 @@ import numpy as np
 
 from autotune.space.law import Law, Mask, divides, divisors, listed, product
 from autotune.spec import ConfigTable, ParallelConfig, Workload
+from autotune.trainers.sharded_pipelines import shards_in_pipelines
 from autotune.trainers.whole_experts import keeps_experts_whole
 
 _WRONG_WORLD_SIZE = "the cluster or the space does not allow this number of ranks, tp * pp * dp * cp"
@@ -151,9 +152,12 @@ MESH_LAWS: tuple[Law, ...] = (
         name="zero_pipeline",
         broken="ZeRO 2 or 3 under a pipeline",
         fields=("pp", "zero_stage"),
-        check=lambda w, t: (t.zero_stage <= 1) | (t.pp == 1),
+        check=lambda w, t: (t.zero_stage <= 1 + shards_in_pipelines(w.trainer)) | (t.pp == 1),
         reason=lambda w, c: (
-            "under a pipeline every micro-batch would reduce-scatter its gradients (ZeRO 2) and gather its weights (ZeRO 3) again, "
+            f"under a pipeline every micro-batch would gather its weights again (ZeRO 3), so zero_stage must be at most 2 with pp > 1 under {w.trainer}, "
+            f"but zero_stage={c.zero_stage} and pp={c.pp}; use zero_stage=2, or pp=1"
+            if shards_in_pipelines(w.trainer)
+            else "under a pipeline every micro-batch would reduce-scatter its gradients (ZeRO 2) and gather its weights (ZeRO 3) again, "
             f"so zero_stage must be 0 or 1 with pp > 1, but zero_stage={c.zero_stage} and pp={c.pp}; use zero_stage=1, or pp=1"
         ),
     ),

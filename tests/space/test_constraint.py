@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from autotune.space import LAWS, Law, legal, reasons, why_not
 from autotune.spec import FIELDS, KNOBS, PRECISIONS, ConfigTable, ModelSpec, ParallelConfig, Workload, catalog
+from autotune.trainers import trainer
 
 DENSE = ModelSpec(name="dense", num_layers=8, hidden_size=96, num_attention_heads=12, num_kv_heads=6, vocab_size=50257)
 EXPERTS = ModelSpec(
@@ -89,6 +90,31 @@ def test_a_broken_law_says_law_values_and_remedy(law: str, values: dict[str, Any
 def test_every_law_is_broken_above() -> None:
     assert {law for law, _, _ in BROKEN} == {law.name for law in LAWS}
     assert len({law.name for law in LAWS}) == len(LAWS)
+
+
+def test_torchtitan_shards_gradients_and_optimizer_beside_pipeline_stages() -> None:
+    """Its published runs of Llama 3.1 405B on 512 H100 have FSDP 8, TP 8 and PP 8."""
+    published = ParallelConfig(
+        tp=8,
+        pp=8,
+        dp=8,
+        micro_batch_size=4,
+        accumulation_steps=8,
+        zero_stage=2,
+        sequence_parallel=True,
+        pp_split="edges",
+    )
+    where = Workload(
+        model=catalog.model("llama-405b"),
+        cluster=catalog.cluster("h100-sxm-96gb-64x8"),
+        seq_len=8192,
+        global_batch_size=256,
+        trainer="torchtitan",
+    )
+    assert why_not(where, published) is None
+    assert not trainer("torchtitan").limits(where, published, {"hf_assets_path": "/assets"})
+    assert "use zero_stage=2" in str(why_not(where, replace(published, zero_stage=3)))
+    assert "use zero_stage=1" in str(why_not(replace(where, trainer="megatron"), published))
 
 
 def test_experts_that_stay_whole_may_lie_on_the_ranks_of_tensor_parallelism_too() -> None:
