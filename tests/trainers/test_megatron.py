@@ -13,6 +13,7 @@ from autotune.spec import ParallelConfig
 from autotune.testing.knobs import varied_configs
 from autotune.testing.trainers import EXPERTS, GPT, MODEL, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer
+from autotune.trainers.present_configuration import PresentConfiguration
 from tests.trainers.released_names import released_names
 
 ITERATION = (
@@ -148,6 +149,34 @@ class TestMegatron(TrainerContract):
         assert flag(launch, "--moe-router-topk") == "2"
         assert flag(launch, "--expert-model-parallel-size") == "4"
         assert flag(launch, "--moe-grouped-gemm") is True
+
+    @pytest.mark.parametrize(("stage", "name"), [(0, "muon"), (1, "dist_muon")])
+    def test_muon_shards_by_whole_matrices_or_not_at_all(self, stage: int, name: str) -> None:
+        workload, config = (
+            replace(WORKLOAD, optimizer="muon"),
+            ParallelConfig(dp=8, micro_batch_size=8, zero_stage=stage),
+        )
+        launch = trainer("megatron").launch(workload, config)
+        assert flag(launch, "--optimizer") == name
+        for other in ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"):
+            assert not flag(launch, other), "its checks refuse it"
+        read = trainer("megatron").read_config(PresentConfiguration(argv=launch.argv))
+        assert (read.optimizer, read.knobs["zero_stage"]) == ("muon", stage)
+
+    @pytest.mark.parametrize(
+        "knobs",
+        [
+            {"zero_stage": 3},
+            {"zero_stage": 1, "dp_replicas": 2},
+            {"zero_stage": 1, "offload": "optimizer"},
+            {"precision": "fp16"},
+        ],
+    )
+    def test_what_muon_does_not_train_with_is_refused(self, knobs: dict[str, Any]) -> None:
+        config = ParallelConfig(dp=8, micro_batch_size=8, **knobs)
+        refused = {limit.knob for limit in trainer("megatron").limits(replace(WORKLOAD, optimizer="muon"), config)}
+        assert refused == {list(knobs)[-1]}
+        assert not trainer("megatron").limits(WORKLOAD, config)
 
     def test_a_dataset_needs_its_tokenizer(self) -> None:
         config = ParallelConfig(dp=8, micro_batch_size=8)

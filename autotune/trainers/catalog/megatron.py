@@ -6,7 +6,7 @@ global_batch_size / (micro_batch_size * dp). ZeRO 1 is the distributed optimizer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -42,6 +42,7 @@ class MegatronTrainer(Trainer):
     rotary_scalings = frozenset({"llama3"})
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
     no_adapters = "pretrain_gpt.py has none"
+    optimizers = frozenset({"adamw", "sgd", "muon"})
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
         "recompute", "zero_stage", "sequence_parallel", "pp_schedule", "virtual_stages", "compile",
@@ -90,7 +91,7 @@ class MegatronTrainer(Trainer):
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Megatron Core's rules (`megatron_core.py`), and fp8 without Transformer Engine."""
         c = effective(config)
-        limits = core_limits(workload, c)
+        limits = (*core_limits(workload, c), *(_muon_limits(c) if workload.optimizer == "muon" else ()))
         if options["transformer_impl"] == "transformer_engine":
             return limits
         needing = {"precision": (c.precision in NARROW, "bf16"), "async_tp": (c.async_tp, False)}
@@ -117,7 +118,7 @@ class MegatronTrainer(Trainer):
         )
         flags: dict[str, Any] = {
             **_model_flags(workload.model, workload.seq_len),
-            **_parallel_flags(c, overlap=options["overlap"]),
+            **_parallel_flags(c, overlap=options["overlap"], optimizer=workload.optimizer),
             **_module_flags(workload, c),
             **_training_flags(workload, c, options),
             **_data_flags(workload.model, options),
@@ -132,6 +133,8 @@ class MegatronTrainer(Trainer):
             notes.append(
                 "of the model's rotary scaling only the factor is carried over: its other figures are not Llama 3.1's"
             )
+        if workload.optimizer == "muon":
+            notes.append("Muon comes from NVIDIA's package emerging_optimizers, which must be installed")
         if options["entrypoint"] == "pretrain_gpt.py":
             notes.append(
                 "run it in a checkout of Megatron-LM, or set the option entrypoint to the path of pretrain_gpt.py"
@@ -212,7 +215,20 @@ def _model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
     return flags
 
 
-def _parallel_flags(c: ParallelConfig, *, overlap: bool) -> dict[str, Any]:
+def _muon_limits(c: ParallelConfig) -> Iterator[Limit]:
+    """What release 0.16 asserts of Muon, which updates whole matrices: its own form of ZeRO 1 (dist_muon) gives each rank some of them."""
+    if c.zero_stage > 1:
+        yield Limit(knob="zero_stage", value=c.zero_stage, message="Megatron-FSDP does not train with Muon", nearest=1)
+    for knob, nearest in (("dp_replicas", 1), ("offload", "none")):
+        value = getattr(c, knob)
+        if value != nearest and value != "activations":
+            message = "it belongs to the distributed optimizer, which Muon does not use"
+            yield Limit(knob=knob, value=value, message=message, nearest=nearest)
+    if c.precision == "fp16":
+        yield Limit(knob="precision", value="fp16", message="Muon does not scale the loss", nearest="bf16")
+
+
+def _parallel_flags(c: ParallelConfig, *, overlap: bool, optimizer: str) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "tensor-model-parallel-size": c.tp,
         "pipeline-model-parallel-size": c.pp,
@@ -225,6 +241,8 @@ def _parallel_flags(c: ParallelConfig, *, overlap: bool) -> dict[str, Any]:
         flags["num-virtual-stages-per-pipeline-rank"] = c.virtual_stages
     if c.sequence_parallel:
         flags["sequence-parallel"] = True
+    if optimizer == "muon":  # it takes neither the distributed optimizer nor the overlap
+        return flags
     if c.zero_stage == 1:
         flags["use-distributed-optimizer"] = True
     elif c.zero_stage >= 2:
@@ -262,7 +280,7 @@ def _training_flags(workload: Workload, c: ParallelConfig, options: Mapping[str,
         "micro-batch-size": c.micro_batch_size,
         "global-batch-size": c.global_batch_size,
         "train-iters": options["steps"],
-        "optimizer": "adam" if workload.optimizer == "adamw" else "sgd",
+        "optimizer": _optimizer(workload, c),
         "lr": options["learning_rate"],
         "min-lr": f"{options['learning_rate'] / 10:g}",
         "lr-decay-style": "cosine",
@@ -287,6 +305,12 @@ def _training_flags(workload: Workload, c: ParallelConfig, options: Mapping[str,
     elif c.recompute == "full":
         flags |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
     return flags
+
+
+def _optimizer(workload: Workload, c: ParallelConfig) -> str:
+    if workload.optimizer == "muon":
+        return "dist_muon" if c.zero_stage else "muon"
+    return "adam" if workload.optimizer == "adamw" else "sgd"
 
 
 def _data_flags(model: ModelSpec, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,8 @@ MODEL = {
 """flags with a size, by our fields"""
 STRATEGIES = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3, "no_shard": 0}
 """ZeRO stage of Megatron-FSDP's sharding strategies"""
+OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
+"""values of optimizer"""
 RECIPES = {"mxfp8": "mxfp8", "delayed": "fp8", "tensorwise": "fp8", "blockwise": "fp8"}
 """values of fp8-recipe"""
 LAUNCHER = frozenset(
@@ -79,7 +81,7 @@ def read(present: PresentConfiguration) -> Reading:
         model=model,
         seq_len=keys.count("seq-length"),
         global_batch_size=batch or batch_of(knobs),
-        optimizer=keys.word("optimizer", {"adam": "adamw", "sgd": "sgd"}) or "",
+        optimizer=keys.word("optimizer", OPTIMIZERS) or "",
         options={option: value for option, value in options.items() if value is not None},
         settings=keys.left,
         remarks=(*remarks, *keys.remarks),
@@ -171,7 +173,7 @@ def _precision(keys: KeyReader, *, tf32: bool) -> str:
 
 
 def _zero(keys: KeyReader) -> int:
-    sharded = keys.flag("use-distributed-optimizer")
+    sharded = keys.flag("use-distributed-optimizer") or keys.find("optimizer") == "dist_muon"
     if keys.flag("use-megatron-fsdp"):
         keys.drop("no-gradient-accumulation-fusion", "ckpt-format")
         stage: int = keys.word("data-parallel-sharding-strategy", STRATEGIES) or 0
