@@ -10,10 +10,10 @@ It stands at what the finals of that trial's study say (`autotune.reward.standin
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, bindparam, select, text
 
 from autotune.reward import speeds_in_finals, standing
 from autotune.spec.study import SIMULATED
@@ -21,21 +21,25 @@ from autotune.store.database import lock
 from autotune.store.rows import config_key
 from autotune.store.tables import trials
 
+AT_ONCE = 1000
+"""configs of one statement: databases limit the number of its values"""
+
 _CHOOSE = text(
     """
     WITH measured AS (
-        SELECT t.key, t.study, t.throughput, CASE WHEN s.runner = :simulated THEN 1 ELSE 0 END AS simulated
+        SELECT t.key, t.study, t.config_key, t.throughput, CASE WHEN s.runner = :simulated THEN 1 ELSE 0 END AS simulated
         FROM trials AS t JOIN studies AS s ON s.key = t.study
-        WHERE t.workload = :workload AND t.config_key = :config_key AND t.throughput IS NOT NULL
-    ), counted AS (
-        SELECT * FROM measured WHERE simulated = (SELECT min(simulated) FROM measured)
+        WHERE t.workload = :workload AND t.config_key IN :config_keys AND t.throughput IS NOT NULL
+    ), sorted AS (
+        SELECT *, min(simulated) OVER (PARTITION BY config_key) AS counted,
+            count(*) OVER alike AS num, row_number() OVER (alike ORDER BY throughput, key) AS place
+        FROM measured WINDOW alike AS (PARTITION BY config_key, simulated)
     )
-    SELECT c.key AS trial, c.throughput, w.model, w.cluster, w.trainer, w.num_gpus, p.result
-    FROM counted AS c JOIN workloads AS w ON w.key = :workload JOIN specs AS p ON p.study = c.study
-    ORDER BY c.throughput, c.key
-    LIMIT 1 OFFSET (SELECT (count(*) - 1) / 2 FROM counted)
+    SELECT c.config_key, c.key AS trial, c.throughput, w.model, w.cluster, w.trainer, w.num_gpus, p.result
+    FROM sorted AS c JOIN workloads AS w ON w.key = :workload JOIN specs AS p ON p.study = c.study
+    WHERE c.simulated = c.counted AND c.place = (c.num + 1) / 2
     """
-)
+).bindparams(bindparam("config_keys", expanding=True))
 _KEEP = text(
     """
     INSERT INTO records (workload, config_key, trial, throughput, standing, model, cluster, trainer)
@@ -55,17 +59,27 @@ _REPRESENTED = text(
 _PLACE = text("UPDATE records SET standing = :standing WHERE workload = :workload AND config_key = :config_key")
 
 
-def keep_record(connection: Connection, workload: int, config_key: int) -> None:
-    """Chooses the representative of the config again, after one of its trials was measured or deleted."""
+def keep_records(connection: Connection, workload: int, config_keys: Sequence[int]) -> None:
+    """Chooses the representatives of these configs again, after trials of theirs were measured or deleted."""
     # two studies may measure the same config at once, or one ends: one lock for all of a workload, which nobody can take in another order
     lock(connection, f"records of workload {workload}")
-    config = {"workload": workload, "config_key": config_key}
-    chosen = connection.execute(_CHOOSE, {**config, "simulated": SIMULATED}).mappings().first()
-    if chosen is not None:
-        stands = standing(
-            config_key, chosen["throughput"], finals_per_gpu(json.loads(chosen["result"]), chosen["num_gpus"])
-        )
-        connection.execute(_KEEP, {**config, **chosen, "standing": stands})
+    for first in range(0, len(config_keys), AT_ONCE):
+        asked = {"workload": workload, "config_keys": config_keys[first : first + AT_ONCE], "simulated": SIMULATED}
+        chosen = connection.execute(_CHOOSE, asked).all()
+        speeds = {
+            result: finals_per_gpu(json.loads(result), num_gpus)
+            for result, num_gpus in {(row.result, row.num_gpus) for row in chosen}
+        }
+        kept = [
+            {
+                **row._mapping,
+                "workload": workload,
+                "standing": standing(row.config_key, row.throughput, speeds[row.result]),
+            }
+            for row in chosen
+        ]
+        if kept:
+            connection.execute(_KEEP, kept)
 
 
 def place_anew(connection: Connection, study: int, result: Mapping[str, Any]) -> None:

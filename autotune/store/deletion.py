@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from sqlalchemy import Connection, delete, select, tuple_
 
 from autotune.errors import ConflictError
 from autotune.store import locking
-from autotune.store.best_trials import keep_record
+from autotune.store.best_trials import keep_records
 from autotune.store.history import append
 from autotune.store.tables import attempts, events, notes, records, specs, studies, submissions, tags, trials
 
@@ -36,5 +37,5 @@ def delete_study(connection: Connection, study_id: str, learners: Sequence[str])
         )
         append(connection, locking.find(connection, learner).key, [line])
     # after the learners: a controller too writes to its study before it waits for the records
-    for workload, config_key in configs:
-        keep_record(connection, workload, config_key)
+    for workload, of_workload in groupby(configs, key=lambda row: row.workload):
+        keep_records(connection, workload, [row.config_key for row in of_workload])

@@ -18,7 +18,7 @@ from autotune.errors import ConflictError, NotFoundError
 from autotune.ports import Lease, StepsReported
 from autotune.spec import Failure, Trial, TrialStatus
 from autotune.store import locking
-from autotune.store.best_trials import keep_record
+from autotune.store.best_trials import keep_records
 from autotune.store.checksums import resealed, sealed
 from autotune.store.database import now_us
 from autotune.store.history import Line, append
@@ -192,7 +192,7 @@ def end_trial(connection: Connection, lease: Lease, trial: Trial) -> None:
     if row.attempts:
         _close(connection, study, trial.number, trial.failure, now)
     if columns["throughput"] is not None:
-        keep_record(connection, row.workload, row.config_key)
+        keep_records(connection, row.workload, [row.config_key])
     append(connection, study.key, [("trial.ended", _ending(trial, columns["throughput"], row.attempts))])
 
 

@@ -1,8 +1,9 @@
-"""A large store: `python -m tests.benchmarks.large_store sqlite|postgresql [STUDIES [TRIALS [queries|upkeep|copies]]]`, by default all of 10,000 studies x 50 trials x 20 steps.
+"""A large store: `python -m tests.benchmarks.large_store sqlite|postgresql [STUDIES [TRIALS [queries|upkeep|copies|upgrade]]]`, by default all of 10,000 studies x 50 trials x 20 steps.
 
     queries    medians of wall and of this process's CPU time, and the slowest of the repeats; after a warm-up of one
     upkeep     deletion of studies, and a check, once
     copies     backup while four processes write, and restore; once each
+    upgrade    of an SQLite store from version 0008, as its first process of a newer release does it, with the backup that it makes first; once
 
 PostgreSQL is a server started for this, with its packaged settings. The rows are written in bulk, in the store's own format: each of 2,000 different trials
 stands in many studies, at a speed of its own; the three fastest of a study are its finalists. Assumes a disk with room for three such stores (SQLite: about 1.1 GiB each).
@@ -15,6 +16,7 @@ import itertools
 import json
 import multiprocessing
 import random
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -36,6 +38,7 @@ from autotune.spec import StudyStatus
 from autotune.store import SqlStore, maintenance, open_store, restoring
 from autotune.store.checksums import sealed
 from autotune.store.location import find_location
+from autotune.store.migrations.versions import v0009
 from autotune.store.packing import pack_document, unpack_document
 from autotune.store.tables import attempts, events, specs, studies, trials, workloads
 from autotune.study.assembly import history_of
@@ -243,6 +246,22 @@ def show_copies(store: SqlStore, address: str, folder: Path, new_database: Calla
     print(f"| restore | {wall_s:.1f} s | {cpu_s:.1f} s | {counted[0]:,} studies, {counted[1]:,} trials |", flush=True)
 
 
+def show_upgrade(path: Path) -> None:
+    """The upgrade of a store in which `records` had no column `standing`."""
+    sorted_by = {name: [*columns, "throughput"] for name, columns in v0009.INDEXES.items()}
+    with contextlib.closing(sqlite3.connect(path)) as older:
+        for name, columns in sorted_by.items():
+            older.execute(f"DROP INDEX {name}")
+            older.execute(f"CREATE INDEX {name.replace('standing', 'throughput')} ON records({', '.join(columns)})")
+        older.execute("ALTER TABLE records DROP COLUMN standing")
+        older.execute(f"UPDATE autotune_version SET version_num = '{v0009.down_revision}'")
+        older.commit()
+    wall_s, cpu_s, (before, after) = timed(lambda: restoring.migrate(find_location(str(path)), dry_run=False))
+    print(
+        f"| upgrade from {before} to {after} | {wall_s:.1f} s | {cpu_s:.1f} s | {path.stat().st_size / 2**20:.0f} MiB |"
+    )
+
+
 def main(
     kind: str = "sqlite", num_studies: str = str(STUDIES), num_trials: str = str(TRIALS), part: str = "all"
 ) -> None:
@@ -262,6 +281,9 @@ def main(
             show_upkeep(store)
         if part in ("all", "copies"):
             show_copies(store, address, folder, new_database)
+        if part == "upgrade":
+            store.close()
+            show_upgrade(Path(address))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from sqlalchemy import delete, insert, select, update
 
 from autotune.spec import ParallelConfig
 from autotune.store import SqlStore
-from autotune.store.best_trials import keep_record
+from autotune.store.best_trials import keep_records
 from autotune.store.packing import pack_document, unpack_document
 from autotune.store.rows import config_key
 from autotune.store.tables import attempts, events, records, specs, studies, trials
@@ -83,5 +83,5 @@ class Forger:
             connection.execute(update(studies).values(self.study | counts))
             connection.execute(update(specs).values(result=json.dumps(self.result)))
             for row in self.trials:
-                keep_record(connection, row["workload"], row["config_key"])
+                keep_records(connection, row["workload"], [row["config_key"]])
             seal_all(connection)
