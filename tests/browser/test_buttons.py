@@ -30,12 +30,21 @@ def status_of(service: Service, study: str) -> str:
 
 def buttons_of(page: Any) -> set[str]:
     """The names of all buttons that the page shows."""
-    return {button.inner_text() for button in page.get_by_role("button").all()}
+    return set(
+        page.get_by_role("button").all_inner_texts()
+    )  # in one step: a page that follows a study changes meanwhile
 
 
 def actions_of(page: Any) -> set[str]:
     """The names of the buttons that act on the study that the page shows."""
-    return {button.inner_text() for button in page.locator("form.actions button").all()}
+    return set(page.locator("form.actions button").all_inner_texts())
+
+
+def is_silent(seen: Visit, time_ms: float) -> bool:
+    """Whether the page asks for nothing in so long."""
+    asked = len(seen.requests)
+    seen.page.wait_for_timeout(time_ms)
+    return len(seen.requests) == asked
 
 
 def test_the_buttons_of_a_study_act_and_say_what_happened(browser: Any, tuning: Service) -> None:
@@ -88,10 +97,7 @@ def test_the_page_of_a_running_study_follows_it_without_a_reload(browser: Any, t
         assert page.evaluate("window.kept")
         assert page.locator("details[open]").count() == 1
         until(lambda: tuning.service.streams == 0)
-        page.wait_for_timeout(1000)  # the last events are gathered into one more request
-        loaded = len(seen.requests)
-        page.wait_for_timeout(3500)
-        assert len(seen.requests) == loaded  # the study has ended: nothing is asked any more
+        until(lambda: is_silent(seen, 3500))  # once the last events have come: the study has ended
         assert seen.complaints == []
 
 

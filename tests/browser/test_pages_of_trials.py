@@ -121,7 +121,7 @@ def test_the_owner_tags_notes_ranks_copies_and_deletes(browser: Any, tuning: Ser
         follow(page, page.get_by_role("link", name="night"))
         assert page.locator("tbody tr").count() == 1
         page.get_by_role("link", name="short-lived").click()
-        page.get_by_role("link", name="Copy into a new study").click()
+        follow(page, page.get_by_role("link", name="Copy into a new study"))
         assert "name: short-lived" in page.get_by_label("Spec, in YAML").input_value()
         page.get_by_text("configs are legal").wait_for()
         page.go_back()
