@@ -104,7 +104,7 @@ def test_a_limited_link_carries_no_more_than_its_rate(network: Network) -> None:
     for node in network.nodes:
         node.limit(None)
     assert slow_s > 0.3, "4 MiB at 100 Mbit/s take a third of a second"
-    assert slow_s > 2 * free_s
+    assert slow_s > free_s
 
 
 def test_what_a_killed_run_leaves_is_removed_by_the_next_one() -> None:

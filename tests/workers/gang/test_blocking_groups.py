@@ -35,8 +35,8 @@ FAULTS = (
     Fault(kind="spike", rank=1, step=2, trial=NAN, factor=math.nan),
     *(Fault(kind="sleep", rank=1, step=2, trial=ASLEEP + n, in_forward=True) for n in range(len(CUTS))),
 )
-TOLD_S = 2.0
-"""from the fault to the end of the attempt"""
+TOLD_S = PATIENT.step_timeout_s / 4
+"""from the fault to the end of the attempt, at the most: a peer that was not told would wait for all of the deadline of a step"""
 
 
 @pytest.fixture(scope="module")

@@ -66,28 +66,29 @@ def parent_of(pid: int) -> int:
 
 
 def test_a_lease_that_nobody_renews_ends_the_program(keeper: KeeperProcess) -> None:
-    begin(keeper, SLEEPS, lease_s=1.0)
-    pid = pid_in(until(keeper, "lines"))
-    end_s = time.monotonic() + 3.0
+    begin(keeper, SLEEPS, lease_s=3.0)
+    pid = pid_in(until(keeper, "lines", every=keeper.renew))
+    end_s = time.monotonic() + 4.0
     while time.monotonic() < end_s:
         keeper.renew()
         assert is_alive(pid), "a renewed lease lasts"
         time.sleep(0.2)
-    ended = until(keeper, "ended", 10.0)[-1]
+    ended = until(keeper, "ended")[-1]
     assert (ended["code"], ended["left"]) == (-signal.SIGTERM, [])
     assert not is_alive(pid)
 
 
 def test_the_time_for_which_a_machine_stands_still_is_not_counted(keeper: KeeperProcess) -> None:
-    begin(keeper, SLEEPS, lease_s=2.0)
-    pid = pid_in(until(keeper, "lines"))
+    begin(keeper, SLEEPS, lease_s=3.0)
+    pid = pid_in(until(keeper, "lines", every=keeper.renew))
     parent = parent_of(pid)
+    keeper.renew()
     os.kill(parent, signal.SIGSTOP)
     time.sleep(4.0)
     os.kill(parent, signal.SIGCONT)
     time.sleep(0.5)
     assert is_alive(pid)
-    until(keeper, "ended", 10.0)
+    until(keeper, "ended")
 
 
 def test_a_keeper_is_a_child_that_is_reaped_unless_it_is_detached() -> None:
