@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import event
 
 from autotune.ports import Lease
 from autotune.spec import StudyStatus
-from autotune.store import SqlStore, open_store
+from autotune.store import SqlStore, best_trials, open_store
 from autotune.testing.stores.sample_studies import a_study, measured, pending, run_trial, running_study
 
 
@@ -52,3 +54,30 @@ def test_configs_stand_where_the_finals_put_them_until_there_are_none(tmp_path: 
         assert order()[0] == 2
         write(store, lease, {"gpu_s": 2.0})
         assert order() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("at_once", [2, 1000])
+def test_a_deletion_chooses_for_all_configs_at_once_who_represents_them(
+    address: str, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Of each config the median trial of those that are left, a simulated one only where there is no other; nobody for a config that was measured nowhere else."""
+    monkeypatch.setattr(best_trials, "AT_ONCE", at_once)
+    with closing(open_store(address)) as store:
+        numbers = {"middle": 5, "slow": 4, "fast": 3, "fastest": 2}  # the first trials of each
+        for name, seconds in {"middle": 0.2, "slow": 0.3, "fast": 0.1, "fastest": 0.05}.items():
+            runner = "simulated" if name == "fastest" else "ray"
+            lease = running_study(store, replace(a_study(name, model="model"), runner=runner))
+            for number in range(numbers[name]):
+                run_trial(store, lease, measured(pending(number), step_time_s=seconds))
+            store.set_status(lease.study, StudyStatus.COMPLETED, expect=[StudyStatus.RUNNING], lease=lease)
+
+        def standing() -> dict[int, str]:
+            return {trial.number: record.study.name for record, trial in store.best(model="model", limit=10)}
+
+        assert standing() == {0: "middle", 1: "middle", 2: "middle", 3: "slow", 4: "middle"}
+        store.delete(store.study("middle").id)
+        assert standing() == {0: "slow", 1: "slow", 2: "slow", 3: "slow"}
+        store.delete(store.study("slow").id)
+        assert standing() == {0: "fast", 1: "fast", 2: "fast"}
+        store.delete(store.study("fast").id)
+        assert standing() == {0: "fastest", 1: "fastest"}
