@@ -23,10 +23,11 @@ from autotune.space import Launchable, SearchSpace
 from autotune.space.proxy import Proxy
 from autotune.spec import ClusterSpec, ConfigTable, Estimate, ParallelConfig, Study
 from autotune.study import preflight
-from autotune.study.assembly import assemble
+from autotune.study.assembly import Assembly, assemble
 from autotune.study.target_findings import TargetFindings
 
 if TYPE_CHECKING:
+    from autotune.search import Searcher
     from autotune.search.target_searcher import TargetSearcher
 
 
@@ -71,10 +72,31 @@ def proxies_of(study: Study, *, top: int = 10, store: KnowledgeStore | None = No
     `proxy`: {config, model, num_layers, global_batch_size, cluster, step_time_s, blind}, or null where `reason` says why there is none. Proxies that
     several configs share are listed with the first of them; `shared_with` is its rank. Raises `InfeasibleError`.
     """
+    proxies: list[dict[str, Any]] = few_for_many_of(study, top=top, store=store)["proxies"]
+    return proxies
+
+
+def target_of(study: Study, store: KnowledgeStore | None = None) -> dict[str, Any]:
+    """How a target's configs rank before any proxy ran, and what can be said of the first one (`autotune.study.target_findings`); empty for a study without a
+    target. Raises `InfeasibleError`."""
+    return {} if study.at_hand is None else _target(assemble(study, store).searcher())
+
+
+def few_for_many_of(study: Study, *, top: int = 10, store: KnowledgeStore | None = None) -> dict[str, Any]:
+    """What a plan shows of a study with a target: {proxies, target}, as `proxies_of` and `target_of` give them. Raises `InfeasibleError`."""
     if study.at_hand is None:
-        return []
+        return {"proxies": [], "target": {}}
     found = assemble(study, store)
     searcher = cast("TargetSearcher", found.searcher())
+    return {"proxies": _proxies(found, searcher, top), "target": _target(searcher)}
+
+
+def _target(searcher: Searcher) -> dict[str, Any]:
+    target: dict[str, Any] = TargetFindings(searcher)()["target"]
+    return target
+
+
+def _proxies(found: Assembly, searcher: TargetSearcher, top: int) -> list[dict[str, Any]]:
     rows, first = list[dict[str, Any]](), list[tuple[Proxy, int]]()
     for row in plan(found.space, calibration=found.calibration, top=top).rows:
         index = found.space.index_of(row.config)
@@ -104,13 +126,6 @@ def proxies_of(study: Study, *, top: int = 10, store: KnowledgeStore | None = No
             }
         )
     return rows
-
-
-def target_of(study: Study, store: KnowledgeStore | None = None) -> dict[str, Any]:
-    """How a target's configs rank before any proxy ran, and what can be said of the first one (`autotune.study.target_findings`); empty for a study without a
-    target. Raises `InfeasibleError`."""
-    found: dict[str, Any] = TargetFindings(assemble(study, store).searcher())().get("target", {})
-    return found
 
 
 def what_if_of(

@@ -71,8 +71,8 @@ def plan(
     try:
         found = api.plan_of(study, top=top, store=database, profile=not no_profile, on_dry_run=_tell)
         not_here = api.cannot_run_here(study)
-        proxies = api.proxies_of(study, top=top, store=database) if study.at_hand is not None and found.rows else []
-        target = api.target_of(study, database) if study.at_hand is not None and found.rows else {}
+        meant = study.at_hand is not None and bool(found.rows)
+        proxied = api.few_for_many_of(study, top=top, store=database) if meant else {"proxies": [], "target": {}}
         sizes = api.what_if_of(study, _counts(gpus), tokens=train_tokens, store=database) if gpus else ()
         names = [word.strip() for word in (clusters or "").split(",") if word.strip()]
         compared = (
@@ -81,14 +81,14 @@ def plan(
     finally:
         database.close()
     document = found.to_dict() | {"cannot_run_here": not_here}
-    document |= {"proxies": proxies, "target": target} if study.at_hand is not None else {}
+    document |= proxied if study.at_hand is not None else {}
     document |= {"what_if": [row.to_dict() for row in sizes]} if gpus else {}
     document |= {"clusters": [choice.to_dict() for choice in compared]} if clusters is not None else {}
     if json:
         emit(document)
     else:
         _print_plan(study, found, sizes)
-        _print_proxies(study, found, proxies, target)
+        _print_proxies(study, found, proxied["proxies"], proxied["target"])
         _print_clusters(compared)
         _print_source(found.source)
         if not_here:

@@ -18,6 +18,7 @@ slow, not the cluster. The result depends on prior and trials alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -28,7 +29,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from autotune.cost.calibration import Calibration, refit_values
 from autotune.cost.own_error import OwnError
-from autotune.cost.sensitivity import Sensitivity, sensitivity
+from autotune.cost.sensitivity import Sensitivity, sensitivity, step_times
 from autotune.spec import KNOBS, ConfigTable, Workload
 
 Array = NDArray[np.float64]
@@ -39,12 +40,12 @@ LEAST_SIGMA = 0.02
 """smallest standard deviation of a measurement: repeats of one config differ by this much"""
 WEIGHINGS = 8
 """repetitions of weighing the trials; the weights settle within a few"""
-ROUNDS = 6
+ROUNDS = 16
 """Gauss-Newton steps at most"""
-STRIDE = 1.0
-"""greatest change of the log of a constant in one of them: farther away the derivatives are others"""
-SETTLED = 0.01
-"""a step that moves no log of a constant by more than this is the last"""
+PARTS = (1.0, 0.5, 0.25, 0.125, 0.0625)
+"""of a Gauss-Newton step, of which the one that fits best is taken: farther away the derivatives are others"""
+SETTLED = 0.02
+"""a step that makes the trials more probable by less than this, in log density, is not taken"""
 
 
 @final
@@ -106,23 +107,31 @@ def refit(prior: UncertainConstants, trials: Sequence[Measured]) -> UncertainCon
 def linearised(prior: UncertainConstants, trials: Sequence[Measured]) -> tuple[UncertainConstants, Conditioned]:
     """The constants given these trials, and what the trials say at the last linearisation. There must be a trial."""
     measured = np.log(np.concatenate([t.step_time_s for t in trials]))
-    moved = np.zeros(len(prior.names) + 1)
-    now = prior
-    rows_at = _sensitivities(trials)
+    rows_at, log_step_s_at = _looked_at(trials)
+    moved, now = np.zeros(len(prior.names) + 1), prior
+    left = measured - log_step_s_at(now)
     for _ in range(ROUNDS):
         rows = rows_at(now)
-        known = Conditioned.on(rows, measured - rows.log_step_s - now.log_level + rows.jacobian @ moved, prior)
-        step = known.moved - moved
-        moved = moved + step * min(1.0, STRIDE / max(float(np.abs(step).max()), 1e-9))
-        now = replace(prior.at(moved), covariance=known.covariance)
-        if float(np.abs(step).max()) < SETTLED:
+        known = Conditioned.on(rows, left - now.log_level + rows.jacobian @ moved, prior)
+        before, least = known.misfit(moved, left - now.log_level), math.inf
+        for part in PARTS:
+            to = moved + part * (known.moved - moved)
+            there = prior.at(to)
+            over = measured - log_step_s_at(there)
+            misfit = known.misfit(to, over - there.log_level)
+            if misfit < least:
+                least, best = misfit, (to, there, over)
+        if least > before - SETTLED:
             break
-    return now, known
+        moved, now, left = best
+    return replace(now, covariance=known.covariance), known
 
 
-def _sensitivities(trials: Sequence[Measured]) -> Callable[[UncertainConstants], Sensitivity]:
-    """The rows of all trials, in their order, by constants. Workloads that differ in nothing but their global batch, which each config has of its own, are looked
-    at together. Knobs of a study's own are left out of the coordinates: other studies do not have them."""
+def _looked_at(
+    trials: Sequence[Measured],
+) -> tuple[Callable[[UncertainConstants], Sensitivity], Callable[[UncertainConstants], Array]]:
+    """The rows of all trials, and the logs of their predicted step times alone, in their order, by constants. Workloads that differ in nothing but their global
+    batch, which each config has of its own, are looked at together. Knobs of a study's own are left out of the coordinates: other studies do not have them."""
     alike: dict[str, list[int]] = {}
     for k, trial in enumerate(trials):
         alike.setdefault(f"{replace(trial.workload, global_batch_size=1)!r} {tuple(trial.table.knobs)}", []).append(k)
@@ -131,15 +140,19 @@ def _sensitivities(trials: Sequence[Measured]) -> Callable[[UncertainConstants],
     ]
     numbers = [np.repeat(some, [len(trials[k].table) for k in some]) for some in alike.values()]
     order = np.argsort(np.concatenate(numbers), kind="stable")
+    times = [step_times(workload, table) for workload, table in groups]
 
-    def at(known: UncertainConstants) -> Sensitivity:
+    def rows_at(known: UncertainConstants) -> Sensitivity:
         found = [sensitivity(workload, table, known.constants, known.names) for workload, table in groups]
         rows = Sensitivity.joined(
             [replace(f, workloads=n, points=f.points[:, : len(KNOBS)]) for f, n in zip(found, numbers, strict=True)]
         )
         return rows.take(order)
 
-    return at
+    def log_step_s_at(known: UncertainConstants) -> Array:
+        return np.asarray(np.log(np.concatenate([at(known.constants).total for at in times]))[order])
+
+    return rows_at, log_step_s_at
 
 
 @final
@@ -158,13 +171,16 @@ class Conditioned:
     prior: UncertainConstants
     factor: tuple[Array, bool]
     """Cholesky factor of A"""
+    own_factor: tuple[Array, bool]
+    """Cholesky factor of E"""
 
     @classmethod
     def on(cls, rows: Sensitivity, errors: Array, prior: UncertainConstants) -> Conditioned:
         """`errors`: y, log(measured / predicted) of each trial, at the prior mean of the constants."""
         own = prior.own_error
         across = rows.jacobian @ prior.covariance
-        smooth = across @ rows.jacobian.T + own.covariance(rows, rows)
+        shared = own.covariance(rows, rows)
+        smooth = across @ rows.jacobian.T + shared
         noise = np.maximum(own.alone(rows), LEAST_SIGMA) ** 2
         weights = np.ones(len(errors))
         for _ in range(WEIGHINGS):
@@ -175,8 +191,13 @@ class Conditioned:
         return cls(
             moved=across.T @ solved,
             covariance=prior.covariance - across.T @ cho_solve(factor, across, check_finite=False),
-            own=solved, rows=rows, prior=prior, factor=factor,
+            own=solved, rows=rows, prior=prior, factor=factor, own_factor=cho_factor(shared + np.diag(noise / weights), lower=True, check_finite=False),
         )  # fmt: skip
+
+    def misfit(self, moved: Array, left: Array) -> float:
+        """Negative log density of constants that lie `moved` from the prior and of what they leave of the trials, `left`, up to a constant."""
+        own = left @ cho_solve(self.own_factor, left, check_finite=False)
+        return 0.5 * float(own + moved @ np.linalg.solve(self.prior.covariance, moved))
 
     def left_out(self) -> tuple[Array, Array]:
         """Of each trial's log(measured / predicted), given all others: how far it lies from its mean, and its variance; shape (n,) each (Rasmussen & Williams

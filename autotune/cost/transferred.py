@@ -12,7 +12,7 @@ pseudo-Bayesian model averaging: Geisser & Eddy 1979; Yao et al. 2018, section 3
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,10 @@ import numpy as np
 from autotune.cost.guarded_refit import Believed, Refitted
 from autotune.cost.refit import LEAST_SIGMA, Array
 from autotune.cost.sensitivity import Sensitivity, sensitivity
-from autotune.spec import KNOBS, ConfigTable, Workload
+from autotune.spec import KNOBS, ConfigTable, ParallelConfig, Workload
+
+NEGLIGIBLE = 0.02
+"""weight of a prior below which it is not asked what a measurement would tell"""
 
 
 def transferred_mean(workload: Workload, table: ConfigTable, found: Refitted) -> Array:
@@ -44,6 +47,26 @@ def transferred_difference(workload: Workload, table: ConfigTable, found: Refitt
     return _mixed(workload, table, found, lambda mean: mean - mean[pick], variance)
 
 
+def transferred_gain(
+    workload: Workload,
+    table: ConfigTable,
+    found: Refitted,
+    pick: int,
+    others: Sequence[tuple[Workload, ParallelConfig]],
+) -> Array:
+    """By how much the variance of each config's difference from config `pick` would fall if one of M configs of other workloads were measured, shape (N, M)."""
+    known = [b for b in found.believed if b.known.names]
+    sure = sum(b.weight for b in found.believed if not b.known.names)
+    weights = [b.weight + sure * (b is known[0]) for b in known]
+    fallen = np.zeros((len(table), len(others)))
+    for believed, weight in zip(known, weights, strict=True):
+        if weight >= NEGLIGIBLE:
+            ours, theirs = _rows(workload, table, believed, believed.known.names), _rows_of(others, believed)
+            shared = _covariance(believed, ours, theirs)
+            fallen += weight * (shared - shared[pick]) ** 2 / (_variance(believed, theirs) + LEAST_SIGMA**2)
+    return fallen
+
+
 def _mixed(
     workload: Workload, table: ConfigTable, found: Refitted, of: Callable[[Array], Array], variance: Callable[[Believed, Sensitivity], Array]
 ) -> Array:  # fmt: skip
@@ -61,6 +84,20 @@ def _mixed(
 def _rows(workload: Workload, table: ConfigTable, believed: Believed, names: tuple[str, ...]) -> Sensitivity:
     rows = sensitivity(workload, table, believed.known.constants, names, number=-1)
     return replace(rows, points=rows.points[:, : len(KNOBS)])
+
+
+def _rows_of(configs: Sequence[tuple[Workload, ParallelConfig]], believed: Believed) -> Sensitivity:
+    """Configs of several workloads, in their order; those of workloads that differ in their global batch alone are looked at together."""
+    alike: dict[str, list[int]] = {}
+    for k, (workload, _) in enumerate(configs):
+        alike.setdefault(repr(replace(workload, global_batch_size=1)), []).append(k)
+    rows = [
+        _rows(configs[some[0]][0], ConfigTable.of([configs[k][1] for k in some]), believed, believed.known.names)
+        for some in alike.values()
+    ]
+    joined = Sensitivity.joined(rows)
+    apart = replace(joined, workloads=joined.workloads - 1)
+    return apart.take(np.argsort(np.concatenate(list(alike.values())), kind="stable"))
 
 
 def _mean(believed: Believed, rows: Sensitivity) -> Array:

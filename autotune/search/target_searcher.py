@@ -5,10 +5,12 @@
     pick      the config of the greatest expected throughput among those that are expected to fit
 
 Proxies teach the constants of the cost model and the own errors of configs that do the same work on a rank (`autotune.cost.transferred`); what they teach about memory
-and failures is the Bayesian search's (`surrogate.Posterior`). The next proxy is that of the config with the greatest expected improvement over the pick, so one is run only
-where it may change the ranking:
+and failures is the Bayesian search's (`surrogate.Posterior`). Proxies are of two kinds by turns. The first, third, ... is that of the config with the greatest expected
+improvement over the pick: it may be the best one. The second, fourth, ... is the one that is expected to leave least to gain over the pick, whichever config it stands for: it
+tells most about the constants by which the others are compared (stepwise uncertainty reduction: Bect et al. 2012; here with the means as they are predicted).
 
-    EI = E max(y - y_pick, 0)        y: log throughput of a config        y_pick: the pick's; what both share does not count
+    EI = E max(y - y_pick, 0)                y: log throughput of a config        y_pick: the pick's; what both share does not count
+    argmin_j sum_i P(i runs) (EI_i | j)      j: proxies
 
 Both are with the loss that stalls are expected to cost (`autotune.cost.stalls`), because no proxy tells whether sends stall on the target.
 
@@ -20,7 +22,7 @@ proxies run here: one that was expected to run out of memory may be run later, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -29,7 +31,7 @@ from numpy.typing import NDArray
 
 from autotune.cost import estimate
 from autotune.cost.guarded_refit import Refitted
-from autotune.cost.transferred import transferred_difference, transferred_mean, transferred_sigma
+from autotune.cost.transferred import transferred_difference, transferred_gain, transferred_mean, transferred_sigma
 from autotune.errors import ConfigError, SpecError
 from autotune.search.first_pick import likely_shortfall
 from autotune.search.history import history_refit, with_refit
@@ -71,6 +73,8 @@ class Standing:
     """probability that sends between stages stall on the target (`autotune.cost.stalls`), which `log_tokens_per_s` does not count"""
     stalled_factor: Array
     """step time then, over that without a stall"""
+    expected: Array
+    """mean of the log throughput, with the loss that stalls are expected to cost"""
     refitted: Refitted
     """what the trials say about the constants of the cost model"""
 
@@ -125,13 +129,26 @@ class TargetSearcher(Searcher):
 
     def propose(self) -> tuple[int, str] | None:
         standing = self.standing
-        for index in self._by_improvement():
-            gain = float(standing.improvement[index])
-            if gain < self._worth and self._asked:
-                return None
-            if self.is_open(index):
-                return index, self._why(index, gain)
-        return None
+        waiting = {self._mark(i): i for i in reversed(self._by_improvement()) if self.is_open(i)}
+        indices = sorted(waiting.values(), key=lambda i: (-standing.improvement[i], i))
+        if not indices or (standing.improvement[indices[0]] < self._worth and self._asked):
+            return None
+        if len(self._asked) % 2 == 0:
+            return indices[0], self._why(indices[0])
+        index = indices[int(np.argmin(self._left_by(indices)))]
+        return index, f"tells most about which config is the best one; {self._why(index)}"
+
+    def _left_by(self, indices: Sequence[int]) -> Array:
+        """Sum of the expected improvements over the pick that would be left if the proxy of each of these configs were measured, and came out as it is predicted."""
+        standing, workload = self.standing, self.space.workload
+        pick = int(standing.order[0])
+        rivals = np.array([pick, *(i for i in self._by_improvement() if i != pick)], dtype=np.intp)
+        proxies = [(proxy.workload, proxy.config) for proxy in map(self.proxy_at, indices) if isinstance(proxy, Proxy)]
+        fallen = transferred_gain(workload, self.space.table.take(rivals), standing.refitted, 0, proxies)
+        sd = np.sqrt(np.maximum(standing.sd[rivals, None] ** 2 - fallen, 1e-8))
+        expected = standing.expected[rivals]
+        left = np.exp(log_expected_improvement(expected[:, None], sd, float(expected[0])))
+        return np.asarray(standing.runs[rivals[1:]] @ left[1:])
 
     def is_open(self, index: int) -> bool:
         """Whether a config has a proxy that was not asked for yet."""
@@ -251,7 +268,7 @@ class TargetSearcher(Searcher):
         gained[near] = np.expm1(np.exp(np.minimum(improved, 0.0)))
         standing = Standing(
             log_tokens_per_s=mean, sd=sd, runs=runs, improvement=gained * runs, order=order, stall_probability=stalls, stalled_factor=factor,
-            refitted=refit,
+            expected=expected, refitted=refit,
         )  # fmt: skip
         return standing, posterior
 
@@ -274,10 +291,10 @@ class TargetSearcher(Searcher):
     def _next_enqueued(self) -> tuple[int, str] | None:
         return next(((i, "stands for a config enqueued by the spec") for i in self._enqueued if self.is_open(i)), None)
 
-    def _why(self, index: int, gain: float) -> str:
+    def _why(self, index: int) -> str:
         place = int(np.flatnonzero(self.standing.order == index)[0]) + 1
         which = "the first pick of the target" if place == 1 else f"number {place} of the target's ranking"
-        return f"stands for {which}: expected improvement {gain:.1%}"
+        return f"stands for {which}: expected improvement {self.standing.improvement[index]:.1%}"
 
     def _find_proxy(self, config: ParallelConfig) -> Proxy | str:
         try:

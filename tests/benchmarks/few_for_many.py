@@ -13,7 +13,7 @@ with the proxies as its history.
 
     error       median of |predicted / measured - 1| of the faster half of the target's configs
     regret      throughput lost by the best of the first 1 or 3 trials on the target, relative to its best config
-    inside      share of the target's steps within the 90% interval
+    inside      share of the target's steps within the 90% interval, whose upper end counts the chance of a stall
     statement   what the study says of its first pick ("within X% of the best"), where it says anything
 
 Goals are those of a target up to 8 times, and of 16 to 32 times, what is at hand. What these sweeps cannot judge is printed.
@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from autotune.cost import Calibration, calibration_for
+from autotune.cost.uncertainty import interval, upper_end
 from autotune.errors import ConfigError
 from autotune.search import Problem, make_searcher
 from autotune.search.target_searcher import TargetSearcher
@@ -248,16 +249,24 @@ def _outcome(
     tokens = np.asarray(space.table.global_batch_size, dtype=float)[ran] * target.workload.seq_len
     predicted = tokens / np.exp(searcher.standing.log_tokens_per_s[ran])
     top = measured <= np.median(measured)
-    apart = np.log(measured / predicted) / searcher.sigma_of(ran)
+    inside = _inside(searcher, ran, predicted, measured)
     said = TargetFindings(searcher)()["target"]["statement"]
     first = target.regret(configs[searcher.standing.order[0]])
     return Outcome(
         task=task.name, kind=task.kind, state=state, seed=seed, with_proxies=bool(told),
         measured=sum(t.is_measured for _, t in told), failed=sum(not t.is_measured for _, t in told),
-        error=float(np.median(np.abs(predicted / measured - 1.0)[top])), inside=float(np.mean(np.abs(apart) <= 1.645)),
+        error=float(np.median(np.abs(predicted / measured - 1.0)[top])), inside=inside,
         first=first, regrets=_real_trials(task, searcher.problem, told),
         statement=None if said is None else first <= said["within"],
     )  # fmt: skip
+
+
+def _inside(searcher: TargetSearcher, ran: np.ndarray, predicted: np.ndarray, measured: np.ndarray) -> float:
+    """Share of the steps within the interval that a study with a target states: its upper end counts the chance of a stall."""
+    standing, sigma = searcher.standing, searcher.sigma_of(ran)
+    low, _ = interval(predicted, sigma)
+    high = upper_end(predicted, sigma, predicted * standing.stalled_factor[ran], standing.stall_probability[ran])
+    return float(np.mean((low <= measured) & (measured <= high)))
 
 
 def _real_trials(task: Task, problem: Problem, told: tuple[tuple[Workload, Trial], ...]) -> tuple[float, ...]:

@@ -107,3 +107,14 @@ def test_a_slow_node_in_one_trial_does_not_move_the_constants() -> None:
     )
     others = np.arange(8) != 3
     assert np.median(np.abs(np.log(predicted / clean.step_time_s))[others]) < 0.1
+
+
+def test_constants_that_are_far_off_are_found_where_kernels_hide_behind_the_host() -> None:
+    """Matrix products at a sixth of their speed and a host that is three times too fast: whether kernels or the host bound a step changes on the way."""
+    truth = replace(SHIPPED, layer_host_s=4e-3)
+    start = replace(truth, matmul_efficiency=truth.matmul_efficiency / 6.0, layer_host_s=truth.layer_host_s / 3.0)
+    start = replace(start, micro_batch_host_s=2e-3)
+    prior = uncertain(start)
+    known = refit(replace(prior, covariance=9.0 * prior.covariance), [measured(truth)])
+    predicted = np.asarray(estimate(workload(), TABLE, calibration=known.constants).step_time_s)
+    assert predicted * np.exp(known.log_level) == pytest.approx(measured(truth).step_time_s, rel=0.1)

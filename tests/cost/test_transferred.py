@@ -10,7 +10,7 @@ import pytest
 from autotune.cost import estimate
 from autotune.cost.guarded_refit import guarded_refit
 from autotune.cost.refit import Measured
-from autotune.cost.transferred import transferred_difference, transferred_mean, transferred_sigma
+from autotune.cost.transferred import transferred_difference, transferred_gain, transferred_mean, transferred_sigma
 from autotune.spec import ConfigTable
 from tests.cost.examples import workload
 from tests.cost.test_guarded_refit import WRONG
@@ -66,3 +66,17 @@ def test_the_weights_of_all_priors_add_up_to_one() -> None:
     weights = [b.weight for b in guarded_refit(SHIPPED, some).believed]
     assert sum(weights) == pytest.approx(1.0)
     assert min(weights) >= 0.0
+
+
+def test_a_measurement_tells_most_about_configs_that_do_the_same_work() -> None:
+    found, small = guarded_refit(SHIPPED, []), workload(seq_len=2048)
+    others = [(small, config) for config in TABLE]
+    fallen = transferred_gain(THERE, LARGER, found, 1, others)
+    assert fallen.shape == (8, 8)
+    assert (fallen[1] == 0.0).all()
+    variance = transferred_difference(THERE, LARGER, found, 1) ** 2
+    assert (fallen >= 0.0).all()
+    assert (fallen <= variance[:, None] + 1e-9).all()
+    tp8 = int(np.flatnonzero(TABLE.tp == 8)[0])
+    assert np.argmax(fallen[tp8]) in (tp8, 1)
+    assert transferred_gain(THERE, LARGER, found, 1, others[tp8:]) == pytest.approx(fallen[:, tp8:])
