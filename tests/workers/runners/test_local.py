@@ -171,20 +171,22 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 
 _OWNER = """
-import time
-from autotune_workers.process.machine import descendants
+from pathlib import Path
 from autotune_workers.runners.local import LocalRunner
 from tests.workers.rank_pids import rank_pids
 from tests.workers.requests import DOUBLE, request
+
+def is_stopped(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
 if __name__ == "__main__":
     runner = LocalRunner(max_ranks=2, device="cpu", trial=DOUBLE, faults=[{"kind": "freeze", "rank": 1, "step": 0}])
     runner.start(request(0, dp=2))
-    told = time.monotonic() + 2
+    while not any(map(is_stopped, rank_pids(runner))):
+        runner.poll(0.2)
+    print(*rank_pids(runner), flush=True)
     while True:
         runner.poll(0.2)
-        if len(rank_pids(runner)) == 2 and time.monotonic() > told:
-            print(*rank_pids(runner), flush=True)
-            told = float("inf")
 """
 
 
