@@ -49,6 +49,14 @@ def word_limit(config: ParallelConfig, knob: str, can: Mapping[str, Any], messag
     return (Limit(knob=knob, value=value, message=message, nearest=can[value]),) if value in can else ()
 
 
+def whole_on_cpu(workload: Workload, config: ParallelConfig) -> tuple[Limit, ...]:
+    """A limit of accelerate and of what is built on it: on CPU ranks it trains with replicated weights, whatever sharding it was asked for."""
+    if not (workload.cluster.gpu.is_cpu and config.zero_stage):
+        return ()
+    message = "accelerate shards on GPUs alone, and would train with whole weights on CPU ranks"
+    return (Limit(knob="zero_stage", value=config.zero_stage, message=message, nearest=0),)
+
+
 def cpu_note(workload: Workload, trainer: str) -> tuple[str, ...]:
     """A note if the workload's ranks are CPU processes but the trainer needs a GPU for each rank."""
     if not workload.cluster.gpu.is_cpu:

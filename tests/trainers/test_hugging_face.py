@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from autotune.errors import ExportError
-from autotune.spec import ModelSpec, ParallelConfig
+from autotune.spec import ModelSpec, ParallelConfig, catalog
 from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract
 from autotune.trainers import Launch, StepMetrics, trainer
 from autotune.trainers.file_formats import hf_config
@@ -97,6 +97,20 @@ class TestHfTrainer(TrainerContract):
         full = arguments(self.launched(dp=8, zero_stage=3, recompute="full"))
         assert full["fsdp_config"]["activation_checkpointing"] is True
         assert "activation_checkpointing" not in full
+
+
+@pytest.mark.parametrize("name", ["accelerate", "hf_trainer"])
+def test_on_cpu_ranks_weights_stay_whole(name: str) -> None:
+    """accelerate takes the ranks for a GPU's unless it is told, and then shards nothing."""
+    workload = replace(WORKLOAD, cluster=catalog.cluster("cpu-1x2"))
+    config = ParallelConfig(dp=2, micro_batch_size=8, accumulation_steps=4, precision="fp32")
+    launch = trainer(name).launch(workload, config)
+    told = launch.env.get("ACCELERATE_USE_CPU") == "true" if name == "accelerate" else arguments(launch)["use_cpu"]
+    assert told
+    assert not any("needs a GPU" in note for note in launch.notes)
+    for stage in (1, 2, 3):
+        (limit,) = trainer(name).limits(workload, replace(config, zero_stage=stage))
+        assert (limit.knob, limit.nearest) == ("zero_stage", 0)
 
 
 @pytest.mark.parametrize(

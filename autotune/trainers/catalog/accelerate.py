@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.effective import cpu_note, effective, word_limit
+from autotune.trainers.effective import effective, whole_on_cpu, word_limit
 from autotune.trainers.file_formats import hf_layer_class, to_yaml
 from autotune.trainers.launch_files import NODE_RANK, Launch
 from autotune.trainers.limit import Limit
@@ -86,7 +86,7 @@ class AccelerateTrainer(Trainer):
             limit("dp_replicas", c.dp_replicas, "copies of shards are FSDP's: they need zero_stage >= 2")
         if c.sequence_parallel:
             limit("sequence_parallel", True, "its tensor parallelism keeps whole sequences on every rank", False)
-        return tuple(limits)
+        return (*limits, *whole_on_cpu(workload, c))
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """accelerate launch --config_file accelerate.yaml and the program."""
@@ -95,7 +95,9 @@ class AccelerateTrainer(Trainer):
         document = _document(workload, c, placement)
         files = {"accelerate.yaml": to_yaml(document)}
         start = ("accelerate", "launch", "--config_file", "accelerate.yaml", *_meeting(placement, options))
-        env, notes = tf32_environment(c.precision), list(cpu_note(workload, "accelerate"))
+        env, notes = dict(tf32_environment(c.precision)), list[str]()
+        if workload.cluster.gpu.is_cpu:  # its launcher would start the ranks, and each would train alone
+            env["ACCELERATE_USE_CPU"] = "true"
         if options["script"]:
             notes.append(
                 f"your program must accumulate {c.accumulation_steps} micro-batches of {c.micro_batch_size} sequences"

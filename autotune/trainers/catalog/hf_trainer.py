@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.spec import ParallelConfig, Workload
-from autotune.trainers.effective import cpu_note, effective, word_limit
+from autotune.trainers.effective import effective, whole_on_cpu, word_limit
 from autotune.trainers.file_formats import hf_layer_class, to_json
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
@@ -68,7 +68,7 @@ class HfTrainer(Trainer):
                 limits.append(Limit(knob=knob, value=getattr(c, knob), message=message))
         if c.ep > 1:
             limits.append(Limit(knob="ep", value=c.ep, message="the program has no expert parallelism", nearest=1))
-        return tuple(limits)
+        return (*limits, *whole_on_cpu(workload, c))
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:
         """torchrun, the program, training_args.json and the model's config."""
@@ -80,10 +80,9 @@ class HfTrainer(Trainer):
             "training_args.json": to_json(_arguments(workload, c, options)),
             **program_files("train_hf.py", workload),
         }
-        notes = (*cpu_note(workload, "this launch"), *data_notes(options))
         command = ("train.py", "--arguments", "training_args.json", "--model", "model/config.json")
         argv = (*start, *command, "--seq-len", str(workload.seq_len), *data_arguments(options))
-        return Launch(argv=argv, files=files, notes=notes)
+        return Launch(argv=argv, files=files, notes=tuple(data_notes(options)))
 
     def read_config(self, present: PresentConfiguration) -> Reading:
         """TrainingArguments, and the arguments of the program."""
@@ -116,7 +115,9 @@ def _arguments(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]
         "dataloader_drop_last": True,
         "remove_unused_columns": False,
     }
-    if not workload.cluster.gpu.is_cpu:
+    if workload.cluster.gpu.is_cpu:
+        arguments["use_cpu"] = True  # without it each rank would train alone
+    else:
         arguments["tf32"] = c.precision == "tf32"
     full = c.recompute == "full"
     if c.zero_stage >= 2:

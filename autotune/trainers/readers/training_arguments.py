@@ -29,6 +29,7 @@ def read(present: PresentConfiguration) -> Reading:
     name, text = (name, present.files[name]) if name else present.named(".json")
     keys = KeyReader(parse_document(name, text), name)
     program = exported_program(present)
+    keys.drop("use_cpu")  # the cluster says it
     stage, recompute = _sharding(keys)
     flags = {word: keys.flag(word) for word in ("bf16", "fp16", "tf32")}
     knobs: dict[str, Any] = {
