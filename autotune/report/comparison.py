@@ -19,6 +19,7 @@ from autotune.report.terminal import (
 )
 from autotune.results.answers import result_from
 from autotune.results.result import Result
+from autotune.results.target import first_pick
 from autotune.reward import stability, token_cost, tokens_per_s
 from autotune.spec import Measurement, Trial, Workload, config_label
 from autotune.spec.speedup import format_speedup
@@ -57,6 +58,7 @@ def facts(found: Result) -> dict[str, str]:
         "study": f"{record.id} ({record.status.lower()})",
         "model": workload.model.name,
         "cluster": workload.cluster.name,
+        "proxies on": record.study.at_hand.name if record.study.at_hand is not None else "-",
         "tokens per sequence": str(workload.seq_len),
         "sequences per step": ", ".join(map(str, workload.global_batch_sizes)),
         "objective": f"{objective.metric}, stability weighing {objective.stability_weight:g}",
@@ -64,6 +66,7 @@ def facts(found: Result) -> dict[str, str]:
         "trials": ", ".join(f"{n} {status.lower()}" for status, n in status_counts(found.shown).items()) or "-",
         "time": format_duration(record.elapsed_s),
         "best config": config_label(best.config) if best is not None else "-",
+        "first config of the target": config_label(first) if (first := first_pick(record)) is not None else "-",
         "tokens/s": format_count(tokens_per_s(best)) if best is not None else "-",
         "step time": format_duration(measured.step_time_s if measured else None),
         "peak memory": format_bytes(measured.peak_memory_bytes if measured else None),

@@ -13,13 +13,24 @@ from autotune import api
 from autotune.errors import CallbackError, InfeasibleError, NotFoundError, SpecError
 from autotune.ports import Store
 from autotune.report import html_report
+from autotune.report.comparison import facts
 from autotune.report.target_text import BLIND_WORDS, target_rows, target_sentences
 from autotune.results.explanations import explained
 from autotune.results.result import Result
 from autotune.search.history import informed
 from autotune.search.target_searcher import TargetSearcher
 from autotune.space import SearchSpace, why_not
-from autotune.spec import Failure, FailureKind, ParallelConfig, StandsFor, StudyStatus, Trial, TrialPurpose, TrialStatus
+from autotune.spec import (
+    Failure,
+    FailureKind,
+    ParallelConfig,
+    StandsFor,
+    StudyStatus,
+    Trial,
+    TrialPurpose,
+    TrialStatus,
+    config_label,
+)
 from autotune.store import MemoryStore
 from autotune.study.assembly import assemble, history_of
 from autotune.study.target_findings import TargetFindings
@@ -138,6 +149,13 @@ def test_people_read_what_is_known_and_what_is_not(ended: Result) -> None:
     assert "No trial was measured" not in page
     for row in document["target"]["configs"]:
         assert set(row["blind"] or ()) <= set(BLIND_WORDS)
+
+
+def test_a_study_of_proxies_is_compared_by_what_it_says_of_its_target(ended: Result) -> None:
+    told = facts(ended)
+    assert (told["cluster"], told["proxies on"], told["best config"]) == ("h100-sxm-4x8", "h100-sxm-1x8", "-")
+    first = ended.record.result["target"]["configs"][0]["config"]
+    assert told["first config of the target"] == config_label(ParallelConfig.from_dict(first))
 
 
 def test_a_proxy_is_explained_as_one_and_a_study_of_proxies_has_no_winner_to_explain(ended: Result) -> None:

@@ -164,7 +164,7 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
         "optimizer": {
             "optimizer": "adam" if workload.optimizer == "adamw" else "sgd",
             "lr": rate,
-            "min_lr": rate / 10,
+            "min_lr": float(f"{rate / 10:g}"),
             "use_distributed_optimizer": c.zero_stage > 0,
             **optimizer_fields(c),
         },

@@ -198,7 +198,7 @@ def _document(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
                 "lr_warmup_style": "linear",
                 "lr_decay_style": "cosine",
                 "lr_decay_steps": max(1, steps - warmup),
-                "min_decay_lr": rate / 10,
+                "min_decay_lr": float(f"{rate / 10:g}"),
             },
         },
         "data_stages": [
