@@ -30,7 +30,7 @@ from autotune.cost.profiled_work import ProfiledWork
 from autotune.cost.recompute import repeated
 from autotune.cost.ring import ring_scores_s
 from autotune.cost.stages import Stages
-from autotune.cost.traffic import RankWeights, context_s, data_step_s, tensor_layer_s, tensor_rings_s
+from autotune.cost.traffic import RankWeights, context_s, data_step_s, hidden_rings_s, tensor_layer_s, tensor_rings_s
 from autotune.cost.trainable import adapter_weights, adapters_forward_s, frozen_bytes, unpacking_s
 from autotune.cost.traits import Traits
 from autotune.cost.update import orthogonal_s, update_bytes
@@ -73,6 +73,8 @@ def time_parts(
     if work is not None:
         rings = tensor_rings_s(workload, layout, constants, work.rings, work.ring_bytes)
         tensor = np.where(work.known, rings, tensor)
+    if traits.async_linear and workload.peft is None and not model.num_experts:
+        tensor = tensor - hidden_rings_s(workload, layout, tensor, again.collectives, matmuls)
     if table.async_tp.any():  # one piece per rank, of which one is not hidden
         tensor = np.where(table.async_tp, exposed(tensor, products, 1.0 - 1.0 / layout.tp), tensor)
     context = context_s(workload, table, layout, constants, traits, again.scores, scores)

@@ -3,8 +3,8 @@
 tensor     two all-reduces per layer forward and two backward, of tokens * h elements; with sequence parallelism each is a reduce-scatter and an
            all-gather, the same bytes (Korthikanti et al., arXiv 2205.05198, section 4.2). Asynchronous tensor parallelism cuts each into one piece
            per rank, and all pieces but one run while another is multiplied (Wang et al., ASPLOS 2023, https://doi.org/10.1145/3567955.3567959;
-           torch's symmetric memory). Experts that are cut as well sum what they make of every token that visits them: k times a dense layer's bytes in the
-           forward pass, and in the backward pass for the up and the gate projection each. With sequence parallelism one gather each way comes before that.
+           torch's symmetric memory). nanotron starts some of the backward pass early (`hidden_rings_s`). Experts that are cut as well sum what they
+           make of every token that visits them: k times a dense layer's bytes in the forward pass, and in the backward pass for the up and the gate projection each. With sequence parallelism one gather each way comes before that.
            Whole experts get each rank's own tokens from the dispatcher: such a layer has the rings of its attention alone, and those of experts that every
            token visits, which are cut like a dense MLP (Megatron-Core, `SharedExpertMLP`)
 data       one all-reduce of the gradients, or under ZeRO a reduce-scatter and an all-gather of the weights (Rajbhandari et al., arXiv 1910.02054,
@@ -26,6 +26,7 @@ from autotune.cost.calibration import Calibration
 from autotune.cost.collectives import all_to_all_time_s, ring_bytes_s, ring_latency_s, ring_time_s
 from autotune.cost.compute import element_bytes, exposed
 from autotune.cost.experts import whole_expert_share
+from autotune.cost.flops import layer_matmuls, weighed
 from autotune.cost.layout import Column, Layout
 from autotune.cost.model_states import cuts_gradients
 from autotune.cost.traits import Traits
@@ -56,6 +57,23 @@ def tensor_rings_s(
     latency = ring_latency_s(group, cluster, constants) + constants.tensor_hop_s * (group.domains - 1.0)
     seconds = rings * latency + ring_bytes_s(group, whole_bytes, cluster, constants)
     return np.where(layout.tp > 1, seconds, 0.0)
+
+
+def hidden_rings_s(
+    workload: Workload, layout: Layout, tensor: Column, again: Column, forward_matmuls: Column
+) -> Column:
+    """Seconds of a dense layer's tensor-parallel collectives that run beside matrix products, for trainers that start them early under sequence parallelism
+    (`Traits.async_linear`). In the backward pass of the first matrices of attention and MLP the gradient of the input is scattered while that of the weight is
+    computed. The inputs are gathered once more, beside the gradient of the input: what of that is not hidden counts against it, so the result may be negative.
+
+    `tensor`: seconds of all collectives, `again`: share of the forward pass's that is repeated, `forward_matmuls`: seconds of the layer's products, forward.
+    """
+    work = dict.fromkeys(("inputs", "output", "up", "down"), 0.0)
+    for matmul in layer_matmuls(workload.model):
+        work[matmul.part] += weighed(workload.model, matmul)
+    cover = forward_matmuls * (work["inputs"] + work["up"]) / sum(work.values())
+    scatters = tensor * 2.0 / (8.0 + 4.0 * again)
+    return np.where(layout.sequence_parallel, scatters - 2.0 * exposed(scatters, cover, 1.0), 0.0)
 
 
 def context_s(

@@ -83,6 +83,8 @@ class Traits:
     """full recomputation by torch's non-reentrant checkpoint, which stops at the last tensor that the backward pass needs"""
     scores_kept_in: tuple[str, ...] = ()
     """precisions in which attention stores the score matrix (`score_bytes`): those whose measurements predate FlashAttention in this trainer"""
+    async_linear: bool = False
+    """with sequence parallelism, collectives of the backward pass run beside matrix products (`traffic.hidden_rings_s`)"""
     collectives_per_layer: float = 1.0
     """number of collectives into which ZeRO's gather (or reduction) of one layer's weights is split"""
 
@@ -100,7 +102,7 @@ EAGER = Traits(
 )
 
 TRAITS = {
-    "nanotron": Traits(split=layer_split("nanotron"), collectives_per_layer=6.0, loss="copied"),
+    "nanotron": Traits(split=layer_split("nanotron"), collectives_per_layer=6.0, loss="copied", async_linear=True),
     "megatron": MEGATRON,
     "megatron_bridge": NVIDIA_RECIPES,
     "nemo": replace(NVIDIA_RECIPES, loss="parallel", expandable_segments=False),
@@ -144,6 +146,7 @@ TRAITS = {
 gradients    Megatron-LM accumulates in fp32 with bf16 (`--accumulate-allreduce-grads-in-fp32`, which bf16 implies and fp16 does not); NVIDIA's performance recipes reduce in bf16
              (`grad_reduce_in_fp32 = False` in Megatron-Bridge's scripts/performance); DeepSpeed keeps them in 16 bits
 8 bits       Megatron-LM keeps bf16 weights and TransformerEngine caches them in both layouts; the recipes gather 8-bit weights (`fp8_param_gather`)
+async        nanotron under `tp_linear_async_communication`, which is set with sequence parallelism (`_ColumnLinearAsyncCommunication`)
 reduction    Alpa compiles a step into one program, which XLA reduces at its end; Accelerate, HF Trainer and Lightning accumulate under FSDP without
              reducing (`no_sync`, `GradientAccumulationPlugin.sync_each_batch` is off by default), as do torch's pipeline schedules and the native loop
 step         DeepSpeed's and InternEvo's ZeRO optimizers cast the flat gradients to fp32 for their step; DeepSpeed's ZeRO-3 those of one group of weights at a time

@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.fit_cost_model            fit, cross-validate, print the tables
     python -m tests.benchmarks.fit_cost_model --write    the same, and write autotune/cost/constants.json and the page on accuracy
+    python -m tests.benchmarks.fit_cost_model --keep-error-bars --write    time constants anew; the error bars and the prior of trials stay those that ship
     python -m tests.benchmarks.fit_cost_model --page     write the page for the constants that ship, without fitting
     python -m tests.benchmarks.fit_cost_model --level    only the level of trainers that were never fitted, for the constants and error bars that ship, and the
                                                          lines of files that have one; with --write they replace those of before (2 minutes)
@@ -33,11 +34,12 @@ import numpy as np
 
 import autotune.cost
 from autotune.cost import Calibration
+from autotune.cost.own_error import OwnError
 from tests.benchmarks import fit_memory
 from tests.benchmarks.accuracy_page import shipped_rows, write_page
 from tests.benchmarks.accuracy_tables import LEAST_SIGMA, Line, line, sigma_of, table, trials_table
 from tests.benchmarks.constants_document import document
-from tests.benchmarks.error_fit import fit_errors, spreads_of
+from tests.benchmarks.error_fit import Errors, fit_errors, spreads_of
 from tests.benchmarks.held_out import (
     FREE,
     Judged,
@@ -75,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--write", action="store_true", help="write autotune/cost/constants.json and the page on accuracy"
     )
     parser.add_argument("--level", action="store_true", help="only the level of trainers that were never fitted")
+    parser.add_argument("--keep-error-bars", action="store_true", help="fit no error bars: those that ship stay")
     parser.add_argument("--page", action="store_true", help="only write the page, for the constants that ship")
     parser.add_argument("--jobs", type=int, default=1, help="fits that run at once, each in a process")
     options = parser.parse_args(arguments)
@@ -82,7 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     old = json.loads(CONSTANTS.read_text(encoding="utf-8"))
     files = timed_files()
     if not options.page:
-        new, lines = (level_document if options.level else fitted_document)(old, files, options.jobs)
+        if options.level:
+            new, lines = level_document(old, files, options.jobs)
+        else:
+            new, lines = fitted_document(old, files, options.jobs, keeps_errors=options.keep_error_bars)
         print("\n".join([*table(lines), "", *trials_table(lines)]), flush=True)
         for name, values in new["pairs"].items():
             print(f"{name}: error of a config {values['time_sigma']:.3f}, level {values['level_sigma']:.3f}")
@@ -95,8 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def fitted_document(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> tuple[dict[str, Any], list[Line]]:
-    """The constants of a fit to all rows with their error bars, and the lines of the table."""
+def fitted_document(
+    old: Mapping[str, Any], files: Sequence[str], jobs: int, *, keeps_errors: bool = False
+) -> tuple[dict[str, Any], list[Line]]:
+    """The constants of a fit to all rows with their error bars, and the lines of the table. `keeps_errors`: error bars and the prior of trials are those of `old`."""
     every_pair = pairs()
     lines: list[Line] = []
     with ProcessPoolExecutor(jobs) as pool:
@@ -118,11 +126,15 @@ def fitted_document(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> 
             widths = _widths_of(fitted[pair.name])
             of_pairs[pair.name] = judged([(b, replace(c, **widths)) for b, c in models[pair.name]])
         unread = {n: judged(folds_of(FILES[n](), _with_widths(known, fitted))) for n, known in unseen.items()}
-        errors = fit_errors(unread, list(of_pairs.values()), spreads_of(whole, every_pair))
-        others = [{n: rows for n, rows in unread.items() if n != name} for name in files]
-        apart = [[rows for rows in of_pairs.values() if not set(rows.where) & set(unread[n].where)] for n in files]
-        spreads = [spreads_of(_constants_of(unseen[name]), every_pair) for name in files]
-        of_file = dict(zip(files, pool.map(fit_errors, others, apart, spreads), strict=True))
+        if keeps_errors:
+            errors = _errors_of(old)
+            of_file = dict.fromkeys(files, errors)
+        else:
+            errors = fit_errors(unread, list(of_pairs.values()), spreads_of(whole, every_pair))
+            others = [{n: rows for n, rows in unread.items() if n != name} for name in files]
+            apart = [[rows for rows in of_pairs.values() if not set(rows.where) & set(unread[n].where)] for n in files]
+            spreads = [spreads_of(_constants_of(unseen[name]), every_pair) for name in files]
+            of_file = dict(zip(files, pool.map(fit_errors, others, apart, spreads), strict=True))
     print(f"errors on clusters that were not read: {errors}")
     fitted = {n: replace(c, level_sigma=errors.shared_sigma) for n, c in fitted.items()}
     for pair in every_pair:
@@ -162,6 +174,15 @@ def level_document(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> t
         rows = judged(folds_of(FILES[name](), {**unseen[name], "unread_trainer": rest}))
         lines.append(line(name, "cluster and trainer", rows, old["refit"], level_is_known=False))
     return {**old, "unread_trainer": unread_trainer(levels, prior_sigma=prior_sigma)}, lines
+
+
+def _errors_of(old: Mapping[str, Any]) -> Errors:
+    """The error bars of a document."""
+    pooled, known = old["pooled"], old["refit"]
+    return Errors(
+        level_sigma=known["level_sigma"], time_sigma=pooled["time_sigma"], comm_sigma=pooled["comm_sigma"], own_error=OwnError(**known["own_error"]),
+        spreads=known["spreads"], shared_sigma=pooled["level_sigma"],
+    )  # fmt: skip
 
 
 def _without_key(levels: Mapping[str, float], name: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The level of trainers that were never fitted is pooled between the mean of the files and none."""
+"""The level of trainers that were never fitted is pooled between the median of the files and none."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from tests.benchmarks.unread_level import file_levels, unread_trainer
 PRIOR_SIGMA = 0.12
 
 
-def test_files_that_agree_give_their_mean_and_scattered_files_give_almost_none() -> None:
+def test_files_that_agree_give_their_median_and_scattered_files_give_almost_none() -> None:
     agreed = unread_trainer({"a": 0.14, "b": 0.16, "c": 0.15}, prior_sigma=PRIOR_SIGMA)
     assert math.log(agreed["level"]) == pytest.approx(0.15, abs=0.002)
     scattered = unread_trainer({"a": -0.25, "b": 0.5}, prior_sigma=PRIOR_SIGMA)
     assert 0.0 < math.log(scattered["level"]) < 0.02
+
+
+def test_one_file_unlike_all_others_hardly_moves_the_level() -> None:
+    alike = {"a": 0.11, "b": 0.13, "c": 0.14, "d": 0.15}
+    with_one = unread_trainer({**alike, "e": 0.9}, prior_sigma=PRIOR_SIGMA)["level"]
+    assert math.log(with_one) == pytest.approx(0.14, abs=0.005)
 
 
 def test_one_file_says_nothing_about_others() -> None:

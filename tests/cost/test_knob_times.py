@@ -56,6 +56,21 @@ def test_asynchronous_tensor_parallelism_gains_what_torchtitan_reports() -> None
     assert 0.05 < gain(where, base, async_tp=True) < 0.20
 
 
+def test_nanotron_hides_scatters_behind_weight_gradients_where_these_are_long() -> None:
+    """Of eight rings of a layer two vanish behind long products; where nothing hides them, the two further gathers are in the open too."""
+
+    def tensor_s(efficiency: float, **changes: object) -> float:
+        constants = replace(NO_HOST, matmul_efficiency=efficiency)
+        config = replace(ParallelConfig(tp=8, dp=4), **changes)
+        return float(estimate(workload(trainer="nanotron"), config, calibration=constants).time_parts_s.tp_comm)
+
+    every_ring = tensor_s(0.5)
+    assert tensor_s(0.5, sequence_parallel=True) < every_ring
+    assert tensor_s(1e-4, sequence_parallel=True) == pytest.approx(0.75 * every_ring, rel=1e-3)
+    in_the_open = tensor_s(1e4, sequence_parallel=True)
+    assert in_the_open == pytest.approx(1.25 * every_ring, rel=1e-2)
+
+
 def test_the_styles_of_context_parallelism_move_what_they_should() -> None:
     """With as many heads of keys as of queries the all-to-all moves less than the ring passes; with few, the ring hides behind attention."""
     few, many = (workload(replace(MODEL, num_kv_heads=kv), seq_len=8192) for kv in (8, 16))
