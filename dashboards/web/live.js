@@ -10,7 +10,8 @@ const REST = 5; // a page that takes long to make is asked for less often: at mo
 const STEPS_MS = 2000; // steps of running trials are no events: their part of the page is fetched again after so long
 const LATE = ["results", "figures"]; // in the order in which they are fetched: the first holds the second
 const CONTROLS = "a[href], button, summary, [tabindex]";
-let pending = 0;
+let refreshing = Promise.resolve(); // one after the other, or an old page could come after a new one
+let pending = false;
 let pause = 0;
 
 // The details of a page by what they belong to: new ones may appear between them.
@@ -36,20 +37,22 @@ function fill(part, contents) {
   if (focus) [...part.querySelectorAll(CONTROLS)].find((control) => nameOf(control) === name)?.focus({ preventScroll: true });
 }
 
-// A page of this service; null where it can't be had.
+// A page of this service; null where it can't be had, an error where it may be had later.
 async function pageAt(url) {
   const answer = await fetch(url, { headers: { Accept: "text/html" } });
+  if (answer.status >= 500) throw new Error(answer.statusText);
   if (!answer.ok || answer.redirected) return null;
   return new DOMParser().parseFromString(await answer.text(), "text/html");
 }
 
 async function refresh() {
-  pending = 0;
+  pending = false;
+  if (typing(document.querySelector("main"))) return refreshSoon(RETRY_MS);
   const began = performance.now();
   const found = await pageAt(location.href);
   if (!found) return;
   const [old, next] = [document.querySelector("main"), found.querySelector("main")];
-  if (typing(old)) return;
+  if (typing(old)) return refreshSoon(RETRY_MS);
   fill(old, next);
   document.title = found.title;
   pause = REST * (performance.now() - began);
@@ -62,8 +65,11 @@ function typing(main) {
   return main.contains(at) && ["INPUT", "SELECT", "TEXTAREA"].includes(at.tagName);
 }
 
-function refreshSoon() {
-  if (!pending) pending = setTimeout(() => refresh().catch(() => {}), Math.max(GATHER_MS, pause));
+function refreshSoon(wait = GATHER_MS) {
+  if (pending) return;
+  pending = true;
+  const rest = new Promise((done) => setTimeout(done, Math.max(wait, pause)));
+  refreshing = Promise.all([refreshing, rest]).then(refresh).catch(() => refreshSoon(RETRY_MS));
 }
 
 async function follow(url) {
@@ -105,7 +111,11 @@ async function fetchLate() {
     const began = performance.now();
     const found = await pageAt(part.dataset.from).catch(() => null);
     const now = document.querySelector(`#${id}[data-from]`);
-    if (!now || typing(now)) continue;
+    if (!now) continue;
+    if (typing(now)) {
+      refreshSoon(RETRY_MS);
+      continue;
+    }
     const waiting = now.querySelector(":scope > .waiting");
     if (!found) {
       if (waiting) waiting.textContent = "This part of the page could not be had from the service. Load the page again.";
@@ -130,4 +140,4 @@ fetchLate();
 const { events, every } = document.querySelector("main").dataset;
 if (events) follow(events);
 if (events) setInterval(() => followSteps().catch(() => {}), STEPS_MS);
-if (every) setInterval(refreshSoon, 1000 * Number(every));
+if (every) setInterval(() => refreshSoon(), 1000 * Number(every));

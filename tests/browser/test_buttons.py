@@ -101,6 +101,37 @@ def test_the_page_of_a_running_study_follows_it_without_a_reload(browser: Any, t
         assert seen.complaints == []
 
 
+def test_the_end_of_a_study_is_shown_though_the_service_was_away_and_someone_was_typing(
+    browser: Any, tuning: Service
+) -> None:
+    token = tuning.token("submit")
+    study = submitted(tuning, token, slow_spec())
+    with visit(browser, tuning.url) as seen:
+        page = seen.page
+        log_in(seen, token)
+        page.goto(f"/studies/{study}")
+        page.get_by_text("running", exact=True).first.wait_for()
+        page.get_by_text("Notes", exact=True).click()
+        page.get_by_label("New note").fill("half a note")
+        refused = []
+
+        def away_once(route: Any) -> None:
+            if refused:
+                route.continue_()
+            else:
+                refused.append(route.request.url)
+                route.fulfill(status=503, body="")
+
+        page.route(f"**/studies/{study}", away_once)
+        tuning.http.post(f"/api/v1/studies/{study}/cancel", headers=bearer(token))
+        until(lambda: tuning.service.streams == 0)  # the last event was sent
+        page.wait_for_timeout(1000)
+        assert page.get_by_label("New note").input_value() == "half a note"
+        page.get_by_label("New note").blur()
+        page.locator("h1 .status.CANCELLED").wait_for()
+        assert refused
+
+
 def test_filters_pages_and_links_lead_where_they_say(browser: Any, tuning: Service) -> None:
     token = tuning.token("submit")
     study = submitted(tuning, token, spec(name="seen"))
