@@ -37,8 +37,6 @@ from autotune.predictions import (
     estimate_of,
     few_for_many_of,
     plan_of,
-    proxies_of,
-    target_of,
     what_if_of,
 )
 from autotune.profiling import profile_study
@@ -333,7 +331,6 @@ __all__ = [
     "plan_of",
     "prepare_check",
     "profile_study",
-    "proxies_of",
     "ranking_document",
     "read_document",
     "rerank",
@@ -343,7 +340,6 @@ __all__ = [
     "run_study",
     "study_document",
     "submit_study",
-    "target_of",
     "trial_document",
     "tune",
     "what_if_of",

@@ -27,7 +27,6 @@ from autotune.study.assembly import Assembly, assemble
 from autotune.study.target_findings import TargetFindings
 
 if TYPE_CHECKING:
-    from autotune.search import Searcher
     from autotune.search.target_searcher import TargetSearcher
 
 
@@ -66,34 +65,19 @@ def cannot_run_here(study: Study) -> str:
     return preflight.cannot_run_here(here.study, here.space)
 
 
-def proxies_of(study: Study, *, top: int = 10, store: KnowledgeStore | None = None) -> list[dict[str, Any]]:
-    """Of the `top` configs of a target's plan, which proxy would run here: {rank, config, proxy, reason}; empty for a study without a target.
-
-    `proxy`: {config, model, num_layers, global_batch_size, cluster, step_time_s, blind}, or null where `reason` says why there is none. Proxies that
-    several configs share are listed with the first of them; `shared_with` is its rank. Raises `InfeasibleError`.
-    """
-    proxies: list[dict[str, Any]] = few_for_many_of(study, top=top, store=store)["proxies"]
-    return proxies
-
-
-def target_of(study: Study, store: KnowledgeStore | None = None) -> dict[str, Any]:
-    """How a target's configs rank before any proxy ran, and what can be said of the first one (`autotune.study.target_findings`); empty for a study without a
-    target. Raises `InfeasibleError`."""
-    return {} if study.at_hand is None else _target(assemble(study, store).searcher())
-
-
 def few_for_many_of(study: Study, *, top: int = 10, store: KnowledgeStore | None = None) -> dict[str, Any]:
-    """What a plan shows of a study with a target: {proxies, target}, as `proxies_of` and `target_of` give them. Raises `InfeasibleError`."""
+    """What a plan shows of a study with a target: {proxies, target}; both are empty for a study without one. Raises `InfeasibleError`.
+
+    `proxies`: of the `top` configs of the plan, which proxy would run here: {rank, config, proxy, reason}. `proxy`: {config, model, num_layers,
+    global_batch_size, cluster, step_time_s, blind}, or null where `reason` says why there is none. Proxies that several configs share are listed with
+    the first of them; `shared_with` is its rank. `target`: how its configs rank before any proxy ran, and what can be said of the first one
+    (`autotune.study.target_findings`).
+    """
     if study.at_hand is None:
         return {"proxies": [], "target": {}}
     found = assemble(study, store)
     searcher = cast("TargetSearcher", found.searcher())
-    return {"proxies": _proxies(found, searcher, top), "target": _target(searcher)}
-
-
-def _target(searcher: Searcher) -> dict[str, Any]:
-    target: dict[str, Any] = TargetFindings(searcher)()["target"]
-    return target
+    return {"proxies": _proxies(found, searcher, top), "target": TargetFindings(searcher)()["target"]}
 
 
 def _proxies(found: Assembly, searcher: TargetSearcher, top: int) -> list[dict[str, Any]]:

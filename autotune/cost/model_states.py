@@ -151,7 +151,9 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         "step": np.where(away | ~master, 0.0, traits.step_bytes),
     }
     if workload.pure_bf16:
-        whole = dict.fromkeys(("weight", "edge_weight", "gradient"), np.full_like(size, BF16_BYTES))
+        whole = dict.fromkeys(("weight", "edge_weight"), np.full_like(size, BF16_BYTES))
+        waiting = fsdp & ~cuts_gradients(layout, traits)
+        whole["gradient"] = np.where(waiting, traits.pure_reduce_bytes, BF16_BYTES)
         halves = {name: values[name] - main for name in ("states", "edge_states")}
         if workload.optimizer != "adamw_8bit":
             halves = {name: value / 2.0 for name, value in halves.items()}
@@ -166,13 +168,21 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
     return StateBytes(
         **values,
         size=size,
-        reduction=np.where(mixed, BF16_BYTES if workload.pure_bf16 else traits.reduce_bytes, 4.0),
+        reduction=reduction_bytes(workload, table, traits),
         zero=zero,
         cuts_gradients=cuts_gradients(layout, traits),
         shards=layout.shard_group.size,
         expert_shards=layout.expert_shard_group.size,
         gathers=fsdp,
     )
+
+
+def reduction_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Column:
+    """Bytes per weight that the gradient reduction carries."""
+    if workload.pure_bf16:
+        return np.full(len(table), traits.pure_reduce_bytes)
+    half = np.where(table.is_word("precision", "fp16"), traits.fp16_reduce_bytes, traits.reduce_bytes)
+    return np.where(element_bytes(table) < 4, half, 4.0)
 
 
 def cuts_gradients(layout: Layout, traits: Traits) -> NDArray[np.bool_]:

@@ -165,7 +165,7 @@ class Conditioned:
     covariance: Array
     """of these, shape (K + 1, K + 1)"""
     own: Array
-    """A^-1 (y - J mean): what own errors are predicted from, shape (n,)"""
+    """A^-1 y, which is E^-1 (y - J mean): what own errors are predicted from, shape (n,)"""
     rows: Sensitivity
     """the trials"""
     prior: UncertainConstants

@@ -31,7 +31,7 @@ from autotune.cost.recompute import repeated
 from autotune.cost.ring import ring_scores_s
 from autotune.cost.stages import Stages
 from autotune.cost.traffic import RankWeights, context_s, data_step_s, hidden_rings_s, tensor_layer_s, tensor_rings_s
-from autotune.cost.trainable import adapter_weights, adapters_forward_s, frozen_bytes, unpacking_s
+from autotune.cost.trainable import FROZEN_EDGE_BYTES, adapter_weights, adapters_forward_s, frozen_bytes, unpacking_s
 from autotune.cost.traits import Traits
 from autotune.cost.update import orthogonal_s, update_bytes
 from autotune.spec import ConfigTable, TimeParts, Workload
@@ -131,10 +131,11 @@ def time_parts(
     outer = np.where(layout.pp == 1, embedding + projection, np.maximum(embedding, projection))
     nothing = np.zeros_like(outer)
     if workload.peft is None:
-        weights = RankWeights(layers, layers * dense + outer, layers * experts, nothing, nothing, 0.0)
+        weights = RankWeights(layers, layers * dense + outer, layers * experts, nothing, nothing)
     else:
         beside, beside_experts = adapter_weights(model, workload.peft, layout)
-        frozen = (layers * dense + outer, layers * experts, frozen_bytes(workload))
+        size = frozen_bytes(workload)
+        frozen = (size * layers * dense + FROZEN_EDGE_BYTES * outer, size * layers * experts)
         weights = RankWeights(layers, layers * beside, layers * beside_experts, *frozen)
         outer = nothing
     once, each = data_step_s(workload, table, layout, constants, traits, weights)

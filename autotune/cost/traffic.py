@@ -28,7 +28,7 @@ from autotune.cost.compute import element_bytes, exposed
 from autotune.cost.experts import whole_expert_share
 from autotune.cost.flops import layer_matmuls, weighed
 from autotune.cost.layout import Column, Layout
-from autotune.cost.model_states import cuts_gradients
+from autotune.cost.model_states import cuts_gradients, reduction_bytes
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
 
@@ -116,12 +116,10 @@ class RankWeights:
     """trained weights without its experts"""
     experts: Column
     """trained weights of its experts"""
-    frozen_dense: Column
-    """weights that adapters leave as they are, without its experts"""
-    frozen_experts: Column
+    frozen_dense_bytes: Column
+    """bytes of weights that adapters leave as they are, without its experts"""
+    frozen_experts_bytes: Column
     """the same of its experts"""
-    frozen_bytes: float
-    """bytes of such a weight"""
 
 
 def data_step_s(
@@ -135,8 +133,7 @@ def data_step_s(
     """Seconds of data-parallel traffic of a rank: (once per step, per micro-batch)."""
     cluster = workload.cluster
     size = element_bytes(table)
-    half = np.where(table.is_word("precision", "fp16"), traits.fp16_reduce_bytes, traits.reduce_bytes)
-    reduce_bytes = size if workload.pure_bf16 else np.where(size < 4, half, 4.0)
+    reduce_bytes = reduction_bytes(workload, table, traits)
     shards, copies = layout.shard_group, layout.replica_group
     expert_shards = layout.expert_shard_group
 
@@ -156,7 +153,7 @@ def data_step_s(
     # without 16-bit weights beside them, ZeRO-1 gathers the fp32 weights that it has updated
     gathered_bytes = size if traits.master_weights or workload.pure_bf16 else np.where(layout.zero == 1, 4.0, size)
     gather = ring(weights.dense * gathered_bytes, weights.experts * gathered_bytes)
-    frozen = ring(weights.frozen_dense * weights.frozen_bytes, weights.frozen_experts * weights.frozen_bytes)
+    frozen = ring(weights.frozen_dense_bytes, weights.frozen_experts_bytes)
     alone = layout.data_group.size == 1
     reduced = np.where(layout.zero == 0, 2.0 * reduce, reduce + latency)
     gathered = np.where(layout.zero == 0, 0.0, gather + latency)

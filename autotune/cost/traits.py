@@ -21,6 +21,8 @@ class Traits:
     """bytes per weight that the gradient reduction carries under mixed precision"""
     fp16_reduce_bytes: float = 4.0
     """the same under fp16, and the most that the gradient buffer has there: what is reduced is the buffer itself"""
+    pure_reduce_bytes: float = 2.0
+    """the same where nothing is kept in fp32 (`Workload.pure_bf16`), and of gradients that wait for a sharded reduction"""
     master_weights: bool = True
     """whether fp32 master weights exist beside 16-bit weights; otherwise weights are fp32 and cast where they are used"""
     split: str = "even"
@@ -117,6 +119,7 @@ TRAITS = {
         step_weights=1e9,
     ),
     "torchtitan": Traits(
+        pure_reduce_bytes=4.0,
         master_weights=False,
         fused=False,
         selective="operators",
@@ -148,7 +151,8 @@ gradients    Megatron-LM accumulates in fp32 with bf16 (`--accumulate-allreduce-
 8 bits       Megatron-LM keeps bf16 weights and TransformerEngine caches them in both layouts; the recipes gather 8-bit weights (`fp8_param_gather`)
 async        nanotron under `tp_linear_async_communication`, which is set with sequence parallelism (`_ColumnLinearAsyncCommunication`)
 reduction    Alpa compiles a step into one program, which XLA reduces at its end; Accelerate, HF Trainer and Lightning accumulate under FSDP without
-             reducing (`no_sync`, `GradientAccumulationPlugin.sync_each_batch` is off by default), as do torch's pipeline schedules and the native loop
+             reducing (`no_sync`, `GradientAccumulationPlugin.sync_each_batch` is off by default), as do torch's pipeline schedules and the native loop;
+             torchtitan's FSDP sums and reduces in fp32 (`mixed_precision_reduce`) even gradients of weights in bf16 (`training.dtype`)
 step         DeepSpeed's and InternEvo's ZeRO optimizers cast the flat gradients to fp32 for their step; DeepSpeed's ZeRO-3 those of one group of weights at a time
 loss         Megatron-Bridge fuses by TransformerEngine; llm-foundry uses flash-attn's kernel, and its MPT models compute
              LanguageCrossEntropy and LanguagePerplexity of every micro-batch (`train_metrics` of ComposerMPTCausalLM); InternEvo casts its output to fp32 (NaiveAMPModel)

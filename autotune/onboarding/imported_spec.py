@@ -85,7 +85,8 @@ def import_draft(
             value={
                 "seq_len": reading.seq_len or STAND_IN_SEQ_LEN,
                 "global_batch_size": batch or _least_batch(reading.knobs, ranks),
-                **({"optimizer": reading.optimizer} if reading.optimizer == "sgd" else {}),
+                **({} if reading.optimizer in ("", "adamw") else {"optimizer": reading.optimizer}),
+                **({"pure_bf16": True} if reading.pure_bf16 else {}),
             },
             comment=f"fill in: {', '.join(unknown)}" if unknown else "",
         ),
@@ -236,6 +237,7 @@ def _beyond_a_launch(
             seq_len=reading.seq_len,
             global_batch_size=batch,
             optimizer=reading.optimizer or "adamw",
+            pure_bf16=reading.pure_bf16,
             trainer=subject.name,
         )
         config = ParallelConfig(**{k: v for k, v in reading.knobs.items() if k in KNOBS})

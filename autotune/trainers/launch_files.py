@@ -266,3 +266,9 @@ def _digest(data: bytes) -> str:
 
 def _unwritable(path: Path, error: OSError) -> ExportError:
     return ExportError(f"{path} cannot be written: {error.strerror or error}", remedy="choose another folder")
+
+
+def started_by(python: str, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """A command as this Python starts it. An interpreter that is named starts the program itself: the `python` that lies beside it may be another release."""
+    is_one = INTERPRETER.fullmatch(os.path.basename(python)) and INTERPRETER.fullmatch(argv[0])
+    return (python, *argv[1:]) if is_one else argv

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.errors import ExportError
+from autotune.spec import ParallelConfig, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,17 @@ def refuse(trainer: str, limits: Iterable[Limit], *, can_move: bool) -> None:
         remedy="export with the option nearest=true to use the nearest values" if bridgeable else "",
         field=found[0].knob,
     )
+
+
+def moved(workload: Workload, config: ParallelConfig, limits: Iterable[Limit]) -> tuple[Workload, ParallelConfig]:
+    """Workload and config with the nearest values in the place of those that cannot be expressed; each limit must have one."""
+    found = tuple(limits)
+    model = {limit.knob.removeprefix("model."): limit.nearest for limit in found if limit.knob.startswith("model.")}
+    fixed = {
+        limit.knob.removeprefix("workload."): limit.nearest for limit in found if limit.knob.startswith("workload.")
+    }
+    knobs = {limit.knob: limit.nearest for limit in found if "." not in limit.knob}
+    return replace(workload, model=replace(workload.model, **model), **fixed), replace(config, **knobs)
 
 
 def _word(value: Any) -> str:

@@ -89,7 +89,9 @@ class Reading:
     global_batch_size: int | None = None
     """sequences per optimizer step"""
     optimizer: str = ""
-    """adamw or sgd"""
+    """one of `Workload.optimizer`"""
+    pure_bf16: bool = False
+    """whether weights, gradients and moments are all in bf16"""
     cluster: str = ""
     """name of the cluster"""
     options: Mapping[str, Any] = field(default_factory=dict)

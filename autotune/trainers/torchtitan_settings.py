@@ -59,7 +59,7 @@ def training_settings(workload: Workload, c: ParallelConfig, steps: int) -> dict
         "seq_len": workload.seq_len,
         "steps": steps,
         "max_norm": 1.0,
-        "dtype": "float32",
+        "dtype": "bfloat16" if workload.pure_bf16 else "float32",
         "mixed_precision_param": "float32" if c.precision in ("fp32", "tf32") else "bfloat16",
         "mixed_precision_reduce": "float32",
     }

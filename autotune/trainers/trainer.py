@@ -20,8 +20,8 @@ from autotune.spec.checks import nearest
 from autotune.spec.knob_use import own_knob_remedy
 from autotune.spec.model_figures import figures_of
 from autotune.trainers.effective import effective
-from autotune.trainers.launch_files import INTERPRETER, Launch
-from autotune.trainers.limit import Limit, refuse
+from autotune.trainers.launch_files import Launch, started_by
+from autotune.trainers.limit import Limit, moved, refuse
 from autotune.trainers.nested_documents import document_text, dotted, merged, parse_document
 from autotune.trainers.own_model_limits import module_limits
 from autotune.trainers.own_program import CWD, in_its_folder
@@ -188,7 +188,10 @@ class Trainer(ABC):
             message = f"the trainer {self.name} attends over whole sequences"
             yield Limit(knob="workload.document_len", value=workload.document_len, message=message, nearest=0)
         if workload.pure_bf16 and not self.trains_pure_bf16:
-            message = f"launches of the trainer {self.name} keep weights or moments in fp32; command with a program of yours need not"
+            message = (
+                f"launches of the trainer {self.name} keep weights or moments in fp32; "
+                "those of torchtitan, lightning, and command with a program of yours need not"
+            )
             yield Limit(knob="workload.pure_bf16", value=True, message=message, nearest=False)
         if workload.peft is not None and workload.peft.method not in self.peft_methods:
             message = (
@@ -267,7 +270,7 @@ class Trainer(ABC):
         for _ in range(MAX_MOVES if values.get("nearest") else 0):
             if not limits or any(limit.nearest is None for limit in limits):
                 break
-            workload, config = _moved(workload, config, limits)
+            workload, config = moved(workload, config, limits)
             notes += [f"changed to {limit.knob}={limit.nearest}: {limit}" for limit in limits]
             limits = self.limits(workload, config, values)
         refuse(self.name, limits, can_move="nearest" in values)
@@ -286,7 +289,7 @@ class Trainer(ABC):
             )
         return replace(
             launch,
-            argv=_started_by(python, launch.argv),
+            argv=started_by(python, launch.argv),
             python=python,
             notes=(*notes, *launch.notes, *self._figure_notes(workload)),
         )
@@ -318,21 +321,6 @@ class Trainer(ABC):
             )
         if figures.rotary_scaling and not (self.reads_config_json or figures.rotary_scaling in self.rotary_scalings):
             yield f"the rotary scaling {figures.rotary_scaling!r} of the model's config.json is not carried over: set it in the trainer"
-
-
-def _started_by(python: str, argv: tuple[str, ...]) -> tuple[str, ...]:
-    """An interpreter that is named starts the program itself: the `python` that lies beside it may be another release."""
-    is_one = INTERPRETER.fullmatch(os.path.basename(python)) and INTERPRETER.fullmatch(argv[0])
-    return (python, *argv[1:]) if is_one else argv
-
-
-def _moved(workload: Workload, config: ParallelConfig, limits: tuple[Limit, ...]) -> tuple[Workload, ParallelConfig]:
-    model = {limit.knob.removeprefix("model."): limit.nearest for limit in limits if limit.knob.startswith("model.")}
-    fixed = {
-        limit.knob.removeprefix("workload."): limit.nearest for limit in limits if limit.knob.startswith("workload.")
-    }
-    knobs = {limit.knob: limit.nearest for limit in limits if "." not in limit.knob}
-    return replace(workload, model=replace(workload.model, **model), **fixed), replace(config, **knobs)
 
 
 def needs(options: Mapping[str, Any], name: str, because: str) -> Any:

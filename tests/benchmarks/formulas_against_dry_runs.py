@@ -150,7 +150,7 @@ def by_formulas(workload: Workload, config: ParallelConfig) -> dict[str, float]:
     nothing = np.zeros_like(ends)
     shards = (layout.shard_group.size, layout.expert_shard_group.size) if config.zero_stage >= 2 else (1.0, 1.0)
     layers = nothing + model.num_layers
-    rank = RankWeights(layers, layers * dense + ends, layers * experts, nothing, nothing, 0.0)
+    rank = RankWeights(layers, layers * dense + ends, layers * experts, nothing, nothing)
     once, each = data_step_s(workload, table, layout, constants, traits, rank)
     sent = expert_layer_s(workload, table, layout, constants, traits, again.dispatches, element_bytes(table))
     found = {

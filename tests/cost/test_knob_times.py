@@ -156,6 +156,39 @@ def test_adapters_save_the_gradients_of_frozen_weights_and_their_traffic() -> No
     assert lora.optimizer < 0.1 * full.optimizer
 
 
+def test_qlora_gathers_embeddings_in_16_bits() -> None:
+    config = ParallelConfig(dp=32, accumulation_steps=8, zero_stage=3)
+    exposed = replace(NO_HOST, data_overlap=0.0, inter_decay=0.0, straggler=0.0)
+
+    def more(method: str, vocab_size: int) -> float:
+        """Seconds of traffic that the wider embedding adds."""
+        narrow, wide = (
+            estimate(
+                replace(workload(model=replace(MODEL, vocab_size=size)), peft=Peft(method=method)),
+                config,
+                calibration=exposed,
+            ).time_parts_s.dp_comm
+            for size in (MODEL.vocab_size, vocab_size)
+        )
+        return float(wide - narrow)
+
+    assert more("qlora", 4 * MODEL.vocab_size) == pytest.approx(more("lora", 4 * MODEL.vocab_size), rel=1e-6)
+
+
+def test_torchtitan_reduces_in_fp32_what_programs_with_everything_in_bf16_reduce_in_bf16() -> None:
+    config = ParallelConfig(dp=32, accumulation_steps=8, zero_stage=2)
+    exposed = replace(NO_HOST, data_overlap=0.0)
+    mixed, pure = (
+        [
+            estimate(replace(workload(trainer=name), pure_bf16=everything), config, calibration=exposed).time_parts_s
+            for name in ("torchtitan", "lightning")
+        ]
+        for everything in (False, True)
+    )
+    assert pure[0].dp_comm == pytest.approx(mixed[0].dp_comm)
+    assert pure[1].dp_comm < mixed[1].dp_comm
+
+
 def test_muon_multiplies_matrices_and_eight_bits_move_less() -> None:
     config = ParallelConfig(dp=8, zero_stage=1, accumulation_steps=32)
     adamw, eight, muon = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,20 @@ def test_the_text_is_the_document(name: str, tmp_path: Path) -> None:
 def test_a_folder_is_recognized_by_its_contents(name: str, tmp_path: Path) -> None:
     exported(name, tmp_path / "launch")
     assert recognized(read_present(tmp_path / "launch")) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("megatron", {"optimizer": "muon"}), ("torchtitan", {"pure_bf16": True}), ("lightning", {"pure_bf16": True})],
+)
+def test_what_a_launch_says_of_the_workload_is_kept(name: str, told: dict[str, Any], tmp_path: Path) -> None:
+    config = replace(CONFIG, zero_stage=0) if name == "megatron" else CONFIG
+    launch = trainer(name).launch(replace(WORKLOAD, **told), config, {"nearest": True, **NEEDS.get(name, {})})
+    write_launch(launch, tmp_path / "launch")
+    draft = drafted(tmp_path / "launch", name, cluster=CLUSTER)
+    found = api.load_study(draft.document, base=tmp_path).workload
+    assert {key: getattr(found, key) for key in told} == told
+    assert not [note for note in draft.notes if "refused" in note or "changes" in note]
 
 
 def test_a_setting_that_somebody_changed_is_kept_and_written_again(tmp_path: Path) -> None:

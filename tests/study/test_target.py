@@ -165,18 +165,11 @@ def test_a_proxy_is_explained_as_one_and_a_study_of_proxies_has_no_winner_to_exp
 
 
 def test_the_plan_shows_which_proxies_would_run_each_once() -> None:
-    rows = api.proxies_of(api.load_study(target_spec()), top=8)
+    rows = api.few_for_many_of(api.load_study(target_spec()), top=8)["proxies"]
     ran = [row["proxy"] for row in rows if row["proxy"] and row["shared_with"] is None]
     assert ran
     assert len({str(proxy) for proxy in ran}) == len(ran)
     assert all(proxy["cluster"] == "h100-sxm-1x8" for proxy in ran)
-    assert api.proxies_of(api.load_study(spec())) == []
-
-
-def test_a_plan_works_out_proxies_and_ranking_at_once() -> None:
-    study = api.load_study(target_spec())
-    both = api.few_for_many_of(study, top=8)
-    assert both == {"proxies": api.proxies_of(study, top=8), "target": api.target_of(study)}
     assert api.few_for_many_of(api.load_study(spec())) == {"proxies": [], "target": {}}
 
 
@@ -253,10 +246,9 @@ def test_a_target_of_which_nothing_has_a_proxy_here_is_refused_before_anything_s
 
 
 def test_the_plan_says_how_far_the_first_config_may_be_behind_before_any_proxy_ran() -> None:
-    found = api.target_of(api.load_study(target_spec()))
+    found = api.few_for_many_of(api.load_study(target_spec()))["target"]
     assert found["proxies"] == 0
     assert found["statement"]["confidence"] == 0.9
-    assert api.target_of(api.load_study(spec())) == {}
 
 
 def test_a_default_config_that_nothing_would_be_compared_with_is_refused() -> None:

@@ -46,6 +46,17 @@ class TestLightning(TrainerContract):
         assert (written["devices"], written["num_nodes"], written["accumulate_grad_batches"]) == (8, 2, 2)
         assert launch.argv[-1] == "--recompute-layers"
 
+    def test_weights_in_bf16_alone_are_refused_where_deepspeed_keeps_others(self) -> None:
+        workload = replace(WORKLOAD, pure_bf16=True)
+        config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, zero_stage=1)
+        with pytest.raises(ExportError, match="DeepSpeed keeps weights in fp32"):
+            trainer("lightning").launch(workload, config)
+        moved = settings(trainer("lightning").launch(workload, config, {"nearest": True}))["trainer"]
+        assert (moved["precision"], moved["strategy"]["init_args"]) == (
+            "bf16-true",
+            {"sharding_strategy": "SHARD_GRAD_OP"},
+        )
+
     def test_tensor_parallelism_needs_a_program_of_your_own(self) -> None:
         config = ParallelConfig(tp=2, dp=4, micro_batch_size=2, accumulation_steps=8, zero_stage=3)
         with pytest.raises(ExportError, match="name your own with the option script"):
@@ -108,19 +119,14 @@ class TestLightningWithYourOwnProgram(TrainerContract):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "config",
-    [
-        ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, precision=precision, zero_stage=stage)
-        for precision in ("bf16", "fp32")
-        for stage in (0, 2, 3)
-    ],
-    ids=str,
-)
-def test_lightning_itself_takes_what_is_written(config: ParallelConfig) -> None:
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize(("precision", "pure"), [("bf16", False), ("bf16", True), ("fp32", False)])
+def test_lightning_itself_takes_what_is_written(precision: str, pure: bool, stage: int) -> None:
     """On a machine without a GPU the trainer is made for CPU ranks, and the strategy by itself: FSDP asks for a GPU."""
     lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
-    written = settings(trainer("lightning").launch(WORKLOAD, config))["trainer"]
+    config = ParallelConfig(dp=8, micro_batch_size=2, accumulation_steps=4, precision=precision, zero_stage=stage)
+    written = settings(trainer("lightning").launch(replace(WORKLOAD, pure_bf16=pure), config))["trainer"]
+    assert written["precision"].endswith("-true") == (pure or precision == "fp32")
     strategy = written.pop("strategy")
     made = lightning.Trainer(**{**written, "accelerator": "cpu"}, strategy="ddp" if config.zero_stage == 0 else "auto")
     assert made.accumulate_grad_batches == config.accumulation_steps

@@ -93,10 +93,10 @@ def test_a_trainer_without_adapters_says_why(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", trainer_names())
-def test_programs_alone_may_keep_everything_in_bf16(name: str) -> None:
+def test_programs_torchtitan_and_lightning_may_keep_everything_in_bf16(name: str) -> None:
     limits = trainer(name).limits(replace(WORKLOAD, pure_bf16=True), ParallelConfig(dp=8, accumulation_steps=8))
     said = [limit.message for limit in limits if limit.knob == "workload.pure_bf16"]
-    assert (not said) == (name in ("command", "ray_train"))
+    assert (not said) == (name in ("command", "ray_train", "torchtitan", "lightning"))
     assert all("command with a program of yours" in message for message in said)
 
 

@@ -31,6 +31,8 @@ from autotune.trainers.trainer_option import Reach
 
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 """values of Trainer's `precision`"""
+PURE_BF16 = "bf16-true"
+"""its value where weights, gradients and moments are all in bf16"""
 SHARDING = {2: "SHARD_GRAD_OP", 3: "FULL_SHARD"}
 """sharding strategy of FSDPStrategy by ZeRO stage"""
 BAR = "lightning.pytorch.callbacks.TQDMProgressBar"
@@ -52,6 +54,7 @@ class LightningTrainer(Trainer):
         "recompute", "zero_stage", "sequence_parallel", "compile",
     })  # fmt: skip
     cannot = NOT_SET
+    trains_pure_bf16 = True
     neutral: ClassVar = {
         "pp_schedule": "it has no pipeline: pp above 1 is refused",
         "virtual_stages": "it has no pipeline: pp above 1 is refused",
@@ -99,6 +102,8 @@ class LightningTrainer(Trainer):
 
         if c.precision == "fp16" and workload.cluster.gpu.is_cpu:
             limit("precision", "fp16", "Lightning trains in bf16 instead on a CPU", "bf16")
+        if c.zero_stage == 1 and workload.pure_bf16:
+            limit("zero_stage", 1, "DeepSpeed keeps weights in fp32 beside those in bf16", 2)
         if c.pp > 1:
             limit("pp", c.pp, "Lightning has no pipeline")
         if c.cp > 1:
@@ -186,7 +191,7 @@ def _trainer(workload: Workload, c: ParallelConfig, placement: Placement, option
         "devices": placement.nproc_per_node,
         "num_nodes": placement.nnodes,
         "strategy": _strategy(c, options),
-        "precision": PRECISIONS[c.precision],
+        "precision": PURE_BF16 if workload.pure_bf16 else PRECISIONS[c.precision],
         "accumulate_grad_batches": c.accumulation_steps,
         "max_steps": options["steps"],
     }

@@ -57,6 +57,7 @@ class TorchtitanTrainer(Trainer):
         "ep_overlap": "its Llama model has no experts",
     }
     optimizers = frozenset({"adamw"})
+    trains_pure_bf16 = True
     can_import = True
     recognized_by = ("tensor_parallel_degree", "[activation_checkpoint]", "data_parallel_shard_degree")
     settings_file = "torchtitan.toml"
@@ -96,7 +97,7 @@ class TorchtitanTrainer(Trainer):
             *word_limit(
                 c, "precision", {"fp16": "bf16"}, "torchtitan trains in fp32, bf16, fp8 or mxfp8, without loss scaling"
             ),
-            *of_release(workload.model, c),
+            *of_release(workload, c),
         ]
 
         def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
@@ -180,7 +181,8 @@ def _model_limits(model: ModelSpec) -> tuple[Limit, ...]:
     return tuple(found)
 
 
-def _limits_of_0_2(model: ModelSpec, c: ParallelConfig) -> Iterator[Limit]:
+def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
+    model = workload.model
     if c.loss != "own":
         message = "torchtitan 0.2 computes the loss of all logits at once: loss=own"
         yield Limit(knob="loss", value=c.loss, message=message, nearest="own")
@@ -188,7 +190,8 @@ def _limits_of_0_2(model: ModelSpec, c: ParallelConfig) -> Iterator[Limit]:
     if c.zero_stage == 0 and c.dp * c.cp > 1 and not alone:
         message = "DDP of torchtitan 0.2 works only without tensor, pipeline and context parallelism"
         yield Limit(knob="zero_stage", value=0, message=message, nearest=2)
-    if c.zero_stage < 2 and not alone and c.dp * c.cp == 1 and c.precision in ("bf16", "fp8", "mxfp8"):
+    is_mixed = c.precision in ("bf16", "fp8", "mxfp8") and not workload.pure_bf16
+    if c.zero_stage < 2 and not alone and c.dp * c.cp == 1 and is_mixed:
         message = (
             "mixed precision of torchtitan 0.2 with tp or pp needs FSDP, but with dp * cp = 1 there is nothing to shard"
         )
@@ -208,7 +211,7 @@ def _limits_of_0_2(model: ModelSpec, c: ParallelConfig) -> Iterator[Limit]:
         yield Limit(knob="model.attention_head_dim", value=model.head_dim, message=message, nearest=nearest)
 
 
-def _limits_of_0_3(model: ModelSpec, c: ParallelConfig) -> Iterator[Limit]:
+def _limits_of_0_3(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
     if c.loss == "chunked":
         yield Limit(
             knob="loss", value="chunked", message="it is what torchtitan 0.3 does by itself: loss=own", nearest="own"
@@ -219,7 +222,7 @@ def _limits_of_0_3(model: ModelSpec, c: ParallelConfig) -> Iterator[Limit]:
     if c.zero_stage == 0 and c.cp > 1:
         message = "context parallelism of torchtitan 0.3 shards the weights over its ranks"
         yield Limit(knob="zero_stage", value=0, message=message, nearest=2)
-    if model.tied_embeddings and c.pp > 1:
+    if workload.model.tied_embeddings and c.pp > 1:
         message = "torchtitan 0.3 cannot share the embedding with the output projection across pipeline stages"
         yield Limit(knob="model.tied_embeddings", value=True, message=message, nearest=False)
 

@@ -19,7 +19,7 @@ PRECISIONS = {
     "32-true": "fp32", "32": "fp32", 32: "fp32", "bf16-mixed": "bf16", "bf16-true": "bf16", "bf16": "bf16",
     "16-mixed": "fp16", "16-true": "fp16", "16": "fp16", 16: "fp16", "transformer-engine": "fp8",
 }  # fmt: skip
-"""our precisions; the weights of a `-true` one are 16-bit too, which an export makes mixed"""
+"""our precisions; the weights of `16-true` are 16-bit too, which an export makes mixed"""
 STAGES = {
     "auto": 0,
     "ddp": 0,
@@ -42,6 +42,10 @@ def read(present: PresentConfiguration) -> Reading:
     name, text = present.named(".yaml", ".yml")
     keys = KeyReader(parse_document(name, text), name)
     stage, degrees, recompute = _strategy(keys)
+    # DeepSpeed has weights in fp32 beside those in bf16 under either name
+    pure = (
+        keys.find("trainer.precision") == "bf16-true" and "deepspeed" not in str(keys.find("trainer.strategy")).lower()
+    )
     precision = keys.word("trainer.precision", PRECISIONS) or "fp32"
     devices, nodes = keys.count("trainer.devices"), keys.count("trainer.num_nodes") or 1
     program = exported_program(present)
@@ -78,6 +82,7 @@ def read(present: PresentConfiguration) -> Reading:
         seq_len=program.seq_len,
         global_batch_size=batch_of(knobs),
         optimizer=program.optimizer,
+        pure_bf16=pure,
         options={**program.options, **{option: value for option, value in options.items() if value is not None}},
         settings=keys.left,
         remarks=tuple(keys.remarks),

@@ -94,6 +94,7 @@ def reading_of(
         seq_len=keys.count("training.seq_len"),
         global_batch_size=batch or batch_of(knobs),
         optimizer=optimizer,
+        pure_bf16=keys.word("training.dtype", {"bfloat16": True, "float32": False}) or False,
         options={option: value for option, value in options.items() if value is not None},
         settings=keys.left,
         remarks=tuple(keys.remarks),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.errors import SpecError
@@ -128,6 +130,34 @@ def test_what_torchtitan_quantizes_to_is_read(version: str, precision: str) -> N
     launch = trainer("torchtitan").launch(WORKLOAD, config, {"hf_assets_path": "/tok", "version": version})
     present = PresentConfiguration(files=launch.files, argv=launch.argv)
     assert trainer("torchtitan").read_config(present).knobs["precision"] == precision
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("torchtitan", {"hf_assets_path": "/tok", "version": "0.2"}),
+        ("torchtitan", {"hf_assets_path": "/tok", "version": "0.3"}),
+        ("lightning", {}),
+    ],
+)
+@pytest.mark.parametrize("pure", [False, True])
+def test_programs_that_keep_everything_in_bf16_are_launched_and_read_as_such(
+    name: str, options: dict[str, str], pure: bool
+) -> None:
+    config = ParallelConfig(dp=8, zero_stage=2, micro_batch_size=2, accumulation_steps=4)
+    launch = trainer(name).launch(replace(WORKLOAD, pure_bf16=pure), config, options)
+    reading = trainer(name).read_config(PresentConfiguration.of_launch(launch))
+    assert (reading.pure_bf16, reading.knobs["precision"]) == (pure, "bf16")
+    assert "dtype" not in reading.settings.get("training", {})
+
+
+@pytest.mark.parametrize(("strategy", "pure"), [("fsdp", True), ("ddp", True), ("deepspeed_stage_2", False)])
+def test_lightning_under_deepspeed_keeps_weights_in_fp32_whatever_its_precision_is_called(
+    strategy: str, pure: bool
+) -> None:
+    text = f"trainer: {{precision: bf16-true, strategy: {strategy}, devices: 8}}\n"
+    reading = trainer("lightning").read_config(PresentConfiguration(files={"lightning.yaml": text}))
+    assert (reading.pure_bf16, reading.knobs["precision"]) == (pure, "bf16")
 
 
 def test_torchtitan_says_that_a_flavor_is_not_carried() -> None:
