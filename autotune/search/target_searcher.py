@@ -293,8 +293,9 @@ class TargetSearcher(Searcher):
 
     def _why(self, index: int) -> str:
         place = int(np.flatnonzero(self.standing.order == index)[0]) + 1
-        which = "the first pick of the target" if place == 1 else f"number {place} of the target's ranking"
-        return f"stands for {which}: expected improvement {self.standing.improvement[index]:.1%}"
+        if place == 1:
+            return "stands for the first pick of the target"
+        return f"stands for number {place} of the target's ranking: expected improvement {self.standing.improvement[index]:.1%}"
 
     def _find_proxy(self, config: ParallelConfig) -> Proxy | str:
         try:

@@ -150,7 +150,7 @@ MESH_LAWS: tuple[Law, ...] = (
     ),
     Law(
         name="zero_pipeline",
-        broken="ZeRO 2 or 3 under a pipeline",
+        broken="ZeRO that would communicate for every micro-batch of a pipeline",
         fields=("pp", "zero_stage"),
         check=lambda w, t: (t.zero_stage <= 1 + shards_in_pipelines(w.trainer)) | (t.pp == 1),
         reason=lambda w, c: (

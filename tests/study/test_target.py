@@ -179,7 +179,9 @@ def test_proxies_ask_by_turns_for_what_may_win_and_for_what_tells_most() -> None
     first, reason = searcher.propose() or (0, "")
     gains = searcher.standing.improvement
     assert gains[first] == max(gain for i, gain in enumerate(gains) if searcher.is_open(i))
-    assert reason.startswith("stands for ")
+    assert reason.startswith(
+        f"stands for number {list(searcher.standing.order).index(first) + 1} of the target's ranking"
+    )
     searcher.ask(1)
     second, reason = searcher.propose() or (0, "")
     assert reason.startswith("tells most about which config is the best one")

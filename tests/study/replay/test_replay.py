@@ -27,6 +27,7 @@ from tests.small_studies import QUIET, spec
 from tests.store.forging import forge
 from tests.study.replay.forger import Forger
 from tests.study.replay.test_forgeries import measurement_changed
+from tests.study.test_target import target_spec
 
 SPACE = {"tp": [1, 2, 4], "pp": [1, 2], "micro_batch_size": [1, 2, 4], "precision": ["bf16"]}
 SMALL = spec(space=SPACE, budget={"max_trials": 3, "min_gain": 0}, measure={"final_rounds": 1, "finalists": 1})
@@ -68,6 +69,14 @@ def test_the_choices_of_every_searcher_are_made_again(tmp_path: Path, searcher: 
     with closing(open_store(tmp_path / "store.db")) as store:
         api.tune(SMALL | {"searcher": searcher}, store=store)
         found = replayed(store)
+    assert (found.followed, found.unfollowed, found.not_checked) == (found.decisions, None, ())
+
+
+def test_the_choices_of_proxies_are_made_again(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path / "store.db")) as store:
+        told = api.tune(target_spec(), store=store).trials
+        found = replayed(store)
+    assert any(trial.reason.startswith("tells most") for trial in told)
     assert (found.followed, found.unfollowed, found.not_checked) == (found.decisions, None, ())
 
 
