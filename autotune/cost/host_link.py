@@ -1,6 +1,7 @@
 """Offloading: what goes between a GPU and the memory of its host, and how long the host takes for the optimizer's step.
 
-    optimizer     gradients go down in fp32, weights come up in 16 bits, the host updates (Ren et al., ZeRO-Offload, arXiv 2101.06840)
+    optimizer     gradients go down in fp32 (in 16 bits where nothing is kept in fp32), weights come up in 16 bits, the host updates (Ren et al.,
+                  ZeRO-Offload, arXiv 2101.06840)
     activations   what a layer keeps goes down in the forward pass and comes up in the backward pass, concurrently with compute
 
 `LINK_EFFICIENCY` of the link's bandwidth (`GpuSpec.host_bytes_per_s`) is reached. The host updates from its memory, of which a GPU's share is that of
@@ -16,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.layout import Column
-from autotune.spec import ConfigTable, GpuSpec
+from autotune.spec import ConfigTable, GpuSpec, Workload
 
 LINK_EFFICIENCY = 0.85
 """fraction of the link's bandwidth that copies reach"""
-GRADIENT_DOWN_BYTES, WEIGHT_UP_BYTES = 4.0, 2.0
+GRADIENT_DOWN_BYTES, HALF_BYTES = 4.0, 2.0
 PCIE_BYTES_PER_S, GRACE_BYTES_PER_S = 64e9, 450e9
 """the fastest PCIe x16, and the link of a whole Grace, in one direction"""
 SERVER_UPDATE_BYTES_PER_S, GRACE_UPDATE_BYTES_PER_S = 38e9, 250e9
@@ -50,12 +51,14 @@ def is_offloaded(table: ConfigTable, what: str) -> NDArray[np.bool_]:
     return table.is_word("offload", what) | table.is_word("offload", "all")
 
 
-def offloaded_update_s(gpu: GpuSpec, weights: Column, moved_bytes: Column) -> Column:
+def offloaded_update_s(workload: Workload, weights: Column, moved_bytes: Column) -> Column:
     """Seconds of the optimizer's step on the host. `weights`: that the rank updates, `moved_bytes`: of the update (`update.py`)."""
+    gpu = workload.cluster.gpu
     if gpu.is_cpu:  # its memory is the host's
         return moved_bytes / gpu.memory_bytes_per_s
     link = host_link(gpu)
-    copied = weights * (GRADIENT_DOWN_BYTES + WEIGHT_UP_BYTES) / link.bytes_per_s
+    down = HALF_BYTES if workload.pure_bf16 else GRADIENT_DOWN_BYTES
+    copied = weights * (down + HALF_BYTES) / link.bytes_per_s
     return np.asarray(copied + moved_bytes / link.update_bytes_per_s)
 
 

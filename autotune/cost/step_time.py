@@ -218,7 +218,7 @@ def _optimizer_s(
     here = moved / (gpu.memory_bytes_per_s * constants.memory_efficiency)
     here = here + orthogonal_s(workload, layout, constants, weights.layers, shards)
     away = is_offloaded(table, "optimizer")
-    return np.where(away, offloaded_update_s(gpu, inner + ends / shards, moved), here) if away.any() else here
+    return np.where(away, offloaded_update_s(workload, inner + ends / shards, moved), here) if away.any() else here
 
 
 def _activations_away(

@@ -54,7 +54,10 @@ def transferred_gain(
     pick: int,
     others: Sequence[tuple[Workload, ParallelConfig]],
 ) -> Array:
-    """By how much the variance of each config's difference from config `pick` would fall if one of M configs of other workloads were measured, shape (N, M)."""
+    """By how much the variance of each config's difference from config `pick` would fall if one of M configs of other workloads were measured, shape (N, M).
+
+    Averaged over the priors by their weights; those whose constants are known count as the first refit, as in the widths.
+    """
     known = [b for b in found.believed if b.known.names]
     sure = sum(b.weight for b in found.believed if not b.known.names)
     weights = [b.weight + sure * (b is known[0]) for b in known]
@@ -87,7 +90,8 @@ def _rows(workload: Workload, table: ConfigTable, believed: Believed, names: tup
 
 
 def _rows_of(configs: Sequence[tuple[Workload, ParallelConfig]], believed: Believed) -> Sensitivity:
-    """Configs of several workloads, in their order; those of workloads that differ in their global batch alone are looked at together."""
+    """Configs of several workloads, in their order; those of workloads that differ in their global batch alone are looked at together. None of these workloads
+    counts as that of a trial."""
     alike: dict[str, list[int]] = {}
     for k, (workload, _) in enumerate(configs):
         alike.setdefault(repr(replace(workload, global_batch_size=1)), []).append(k)

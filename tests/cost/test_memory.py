@@ -174,6 +174,11 @@ def test_steps_of_a_program_in_bf16_reduce_and_update_half_as_many_bytes() -> No
     mixed, pure = (estimate(replace(where, pure_bf16=p), config).time_parts_s for p in (False, True))
     assert pure.optimizer == pytest.approx(mixed.optimizer / 2)
     assert pure.compute == mixed.compute
+    host = replace(config, zero_stage=1, offload="optimizer")
+    mixed, pure = (estimate(replace(where, pure_bf16=p), host).time_parts_s for p in (False, True))
+    assert mixed.optimizer / 2 < pure.optimizer < 2 / 3 * mixed.optimizer, (
+        "6 bytes over the link become 4, updates half"
+    )
 
 
 def test_megatron_keeps_gradients_of_fp16_in_fp16() -> None:
