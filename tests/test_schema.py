@@ -282,6 +282,14 @@ def test_mistakes_are_answered_with_place_and_remedy(change: dict[str, Any], fie
     assert "\n" not in str(error.value)
 
 
+def test_a_key_that_every_spec_needs_is_asked_for_with_what_to_write() -> None:
+    with pytest.raises(SpecError) as raised:
+        parse_study({"model": "nano-gpt", "workload": {"seq_len": 32, "global_batch_size": 8}})
+    asked = [raised.value, *raised.value.others]
+    assert {error.field for error in asked} == {"cluster", "space"}
+    assert all("`autotune " in error.remedy for error in asked)
+
+
 def test_a_program_that_keeps_everything_in_bf16_is_said_so_in_the_workload() -> None:
     argv = [
         "./train",

@@ -70,6 +70,13 @@ _PLAIN = {
     "too_long": "must have {max_length} entries at most",
 }
 """Pydantic's messages in this service's words, by error type; those that say enough stay as they are."""
+_TO_WRITE = {
+    "model": "name one of `autotune models`, or the config.json of yours",
+    "cluster": "name one of `autotune clusters`, such as h100-sxm-1x8, or this machine: local",
+    "workload": "for instance {seq_len: 4096, global_batch_size: 64}",
+    "space": "name one of `autotune spaces`, such as dense-single-node, or list values of knobs: {tp: [1, 2, 4], micro_batch_size: [1, 2, 4]}",
+}
+"""What to write for a key that a spec must have."""
 
 D = TypeVar("D", bound=BaseModel)
 
@@ -213,7 +220,7 @@ def _mistake(problem: Mapping[str, Any], field: str) -> SpecError:
         where = f"{where}.{context['key']}" if where else context["key"]
     elif problem["type"] not in ("missing", "quantity") and not isinstance(problem["input"], Mapping | BaseModel):
         message += f", but is {problem['input']!r:.80}"
-    remedy = str(context.get("remedy", ""))
+    remedy = _TO_WRITE.get(where, "") if problem["type"] == "missing" else str(context.get("remedy", ""))
     if problem["type"] in ("int_type", "float_type") and re.fullmatch(r"[0-9.]+", str(problem["input"])):
         remedy = "write it without quotes" if isinstance(problem["input"], str) else remedy
     return SpecError(message, remedy=remedy, field=where)
