@@ -5,7 +5,11 @@ priors are tried, and each is judged by what it says of every trial given all th
 
     known     nothing is moved: the constants that were given, with the level's spread as they state it
     level     one factor on all step times, of which nothing is known
-    refit w   constants and level, w times as uncertain as clusters of one pair lie apart (`refit`), for w of `WIDTHS`
+    refit     constants and level, as uncertain as clusters of one pair lie apart (`refit`)
+    wrong     the same, and each of them off by a factor of two besides: variances w^2 + (ln 2)^2
+
+The last is a sum and no multiple of the spreads: a multiple leaves constants that differ much between clusters, such as the host time of a step, free by factors
+of a hundred, and that is enough to explain all trials of one batch size by what no rank computes.
 
     score     sum_i log p(y_i | all other y)        p: normal, with `OUTLIER` of its weight spread wide, so that one wild trial decides nothing
               (leave-one-out densities: Rasmussen & Williams 2006, eq. 5.10 to 5.12; Geisser & Eddy 1979)
@@ -29,8 +33,8 @@ from autotune.cost.calibration import Calibration
 from autotune.cost.refit import Conditioned, Measured, UncertainConstants, linearised, uncertain
 from autotune.spec import ConfigTable, ParallelConfig, Trial, Workload
 
-WIDTHS = (1.0, 3.0)
-"""multiples of the spreads between clusters of one pair; the wider one covers constants that are wrong by a factor of two"""
+WRONG = math.log(2.0)
+"""standard deviation of the log of the factor by which each constant may be off beside what clusters differ by, in the widest prior"""
 UNKNOWN_LEVEL = 1.0
 """standard deviation of the log of a level of which nothing is known"""
 OUTLIER, OUTLIER_SD = 0.05, 1.0
@@ -43,7 +47,7 @@ class Believed:
     """What trials say by one of the priors."""
 
     kind: str
-    """known, level, or refit and its width"""
+    """known, level, refit or wrong"""
     score: float
     """of the trials, each given all others"""
     known: UncertainConstants
@@ -60,7 +64,7 @@ class Refitted:
     """What trials say about the constants."""
 
     kind: str
-    """known, level, or refit and its width"""
+    """known, level, refit or wrong"""
     known: UncertainConstants
     """the constants, the level, and what stays uncertain about them"""
     gain: float
@@ -88,7 +92,8 @@ def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitte
         return Refitted(kind="known", known=given, gain=0.0, believed=(alone,))
     levels = {"known": constants.level_sigma, "level": UNKNOWN_LEVEL}
     priors = {name: _level_only(given, sigma) for name, sigma in levels.items()}
-    priors |= {f"refit {width:g}": replace(given, covariance=width**2 * given.covariance) for width in WIDTHS}
+    off = WRONG**2 * np.eye(len(given.covariance))
+    priors |= {"refit": given, "wrong": replace(given, covariance=given.covariance + off)}
     found: dict[str, Believed] = {}
     for name, prior in priors.items():
         now, last = linearised(prior, trials)
