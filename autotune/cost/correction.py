@@ -17,7 +17,7 @@ from typing import final
 import numpy as np
 
 from autotune.cost.calibration import Calibration, calibration_for
-from autotune.cost.guarded_refit import left_out_score
+from autotune.cost.guarded_refit import WIDE, left_out_score
 from autotune.cost.refit import LEAST_SIGMA, Conditioned, uncertain
 from autotune.cost.sensitivity import Sensitivity, sensitivity
 from autotune.cost.uncertainty import config_sigma, interval, upper_end
@@ -26,8 +26,6 @@ from autotune.spec import ConfigTable, Estimate, ParallelConfig, TimeParts, Tria
 
 ENOUGH = 64
 """configs after which further ones are not looked at: by then constants are known far better than any config's own error"""
-WIDE = 3.0
-"""multiple of the spreads between clusters of one pair in the wider prior. One linear step is taken about the given constants, so none gets far from them"""
 MARGIN = 1.0
 """difference of the left-out scores that the wider prior must gain: its evidence is e times as large"""
 

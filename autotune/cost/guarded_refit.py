@@ -6,10 +6,10 @@ priors are tried, and each is judged by what it says of every trial given all th
     known     nothing is moved: the constants that were given, with the level's spread as they state it
     level     one factor on all step times, of which nothing is known
     refit     constants and level, as uncertain as clusters of one pair lie apart (`refit`)
-    wrong     the same, and each of them off by a factor of two besides: variances w^2 + (ln 2)^2
+    wrong     the same, three times as uncertain, but none by more than a factor of two besides: variances min((3 w)^2, w^2 + (ln 2)^2)
 
-The last is a sum and no multiple of the spreads: a multiple leaves constants that differ much between clusters, such as the host time of a step, free by factors
-of a hundred, and that is enough to explain all trials of one batch size by what no rank computes.
+Without that bound the constants that differ most between clusters, such as the host time of a step, are free by factors of a hundred, which is enough to explain
+all trials of one batch size by a time that no rank shortens.
 
     score     sum_i log p(y_i | all other y)        p: normal, with `OUTLIER` of its weight spread wide, so that one wild trial decides nothing
               (leave-one-out densities: Rasmussen & Williams 2006, eq. 5.10 to 5.12; Geisser & Eddy 1979)
@@ -33,8 +33,10 @@ from autotune.cost.calibration import Calibration
 from autotune.cost.refit import Conditioned, Measured, UncertainConstants, linearised, uncertain
 from autotune.spec import ConfigTable, ParallelConfig, Trial, Workload
 
+WIDE = 3.0
+"""multiple of the spreads between clusters of one pair in the widest prior"""
 WRONG = math.log(2.0)
-"""standard deviation of the log of the factor by which each constant may be off beside what clusters differ by, in the widest prior"""
+"""standard deviation of the log of the factor by which a constant may be off in it, at most, beside what clusters differ by"""
 UNKNOWN_LEVEL = 1.0
 """standard deviation of the log of a level of which nothing is known"""
 OUTLIER, OUTLIER_SD = 0.05, 1.0
@@ -92,8 +94,9 @@ def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitte
         return Refitted(kind="known", known=given, gain=0.0, believed=(alone,))
     levels = {"known": constants.level_sigma, "level": UNKNOWN_LEVEL}
     priors = {name: _level_only(given, sigma) for name, sigma in levels.items()}
-    off = WRONG**2 * np.eye(len(given.covariance))
-    priors |= {"refit": given, "wrong": replace(given, covariance=given.covariance + off)}
+    variances = np.diag(given.covariance)
+    wider = np.diag(np.minimum(WIDE**2 * variances, variances + WRONG**2))
+    priors |= {"refit": given, "wrong": replace(given, covariance=wider)}
     found: dict[str, Believed] = {}
     for name, prior in priors.items():
         now, last = linearised(prior, trials)
