@@ -40,7 +40,7 @@ function fill(part, contents) {
 // A page of this service; null where it can't be had, an error where it may be had later.
 async function pageAt(url) {
   const answer = await fetch(url, { headers: { Accept: "text/html" } });
-  if (answer.status >= 500) throw new Error(answer.statusText);
+  if (answer.status >= 500 || answer.status === 429) throw new Error(answer.statusText);
   if (!answer.ok || answer.redirected) return null;
   return new DOMParser().parseFromString(await answer.text(), "text/html");
 }
@@ -109,7 +109,7 @@ async function fetchLate() {
     const part = document.querySelector(`#${id}[data-from]`);
     if (!part) continue;
     const began = performance.now();
-    const found = await pageAt(part.dataset.from).catch(() => null);
+    const found = await pageAt(part.dataset.from).catch(() => refreshSoon(RETRY_MS));
     const now = document.querySelector(`#${id}[data-from]`);
     if (!now) continue;
     if (typing(now)) {

@@ -73,3 +73,18 @@ def follow(page: Any, link: Any) -> None:
     page.wait_for_load_state()  # or the load of the page that is left would be taken for it
     with page.expect_event("load"):
         link.click()
+
+
+def refuse_once(page: Any, addresses: str, *, status: int) -> list[str]:
+    """Answers the page's next request of such an address itself, with that status; the list holds the address once it has."""
+    refused: list[str] = []
+
+    def answer(route: Any) -> None:
+        if refused:
+            route.continue_()
+        else:
+            refused.append(route.request.url)
+            route.fulfill(status=status, body="")
+
+    page.route(addresses, answer)
+    return refused

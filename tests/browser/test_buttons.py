@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from autotune.spec import Wanted
-from tests.browser.chromium import Visit, follow, visit
+from tests.browser.chromium import Visit, follow, refuse_once, visit
 from tests.service.running import Service, bearer, slow_spec, spec, until
 
 
@@ -113,16 +113,7 @@ def test_the_end_of_a_study_is_shown_though_the_service_was_away_and_someone_was
         page.get_by_text("running", exact=True).first.wait_for()
         page.get_by_text("Notes", exact=True).click()
         page.get_by_label("New note").fill("half a note")
-        refused = []
-
-        def away_once(route: Any) -> None:
-            if refused:
-                route.continue_()
-            else:
-                refused.append(route.request.url)
-                route.fulfill(status=503, body="")
-
-        page.route(f"**/studies/{study}", away_once)
+        refused = refuse_once(page, f"**/studies/{study}", status=503)
         tuning.http.post(f"/api/v1/studies/{study}/cancel", headers=bearer(token))
         until(lambda: tuning.service.streams == 0)  # the last event was sent
         page.wait_for_timeout(1000)

@@ -11,7 +11,7 @@ import pytest
 from autotune.service.pages import study_page
 from autotune.spec import Reward
 from autotune.testing.stores import measured, pending, run_trial, running_study
-from tests.browser.chromium import visit
+from tests.browser.chromium import refuse_once, visit
 from tests.service.running import Service
 
 MOVED = """new Promise((done) => {
@@ -53,3 +53,11 @@ def test_the_parts_of_a_large_study_come_and_are_replaced(
         page.get_by_role("textbox", name="Knobs").fill("mb3")
         page.get_by_role("button", name="Show").click()
         page.get_by_text("1 to 1 of 1 trial that match, 21 in all").wait_for()
+
+        page.goto(f"/studies/{lease.study}")
+        page.locator("#figures figure svg").first.wait_for()
+        refused = refuse_once(page, f"**/studies/{lease.study}/results*", status=429)
+        best = Reward(total=10.0, throughput=10.0, stability=1.0)
+        run_trial(store, lease, replace(measured(pending(21), step_time_s=5e-4), reward=best))
+        page.locator("#trials tr.won a", has_text="21").wait_for()  # no later event asks for the part that was refused
+        assert refused
