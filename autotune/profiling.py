@@ -29,6 +29,11 @@ from autotune.spec.plain import identity, workload_to_dict
 
 NAMED = 5
 """reasons that are told in words"""
+FIRST_PROFILE = (
+    "no profile of this model is kept yet: up to {count} dry runs make one, once, which may take minutes; "
+    "--no-profile answers at once, with the memory by the formulas of a decoder"
+)
+"""what to say before the first dry run, where a person waits"""
 CHECK_DEPTH = 6
 """layers of a check run, or all where the model has fewer"""
 OnRun = Callable[[int, int, str], None]

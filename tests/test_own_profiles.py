@@ -147,6 +147,7 @@ def test_plan_makes_the_profile_once_and_estimate_and_tune_use_it(
 
     assert "memory" not in said("plan", "--no-profile")
     first = said("plan")
+    assert "up to 4 dry runs make one, once, which may take minutes; --no-profile answers at once" in first
     assert "profile: dry run 1 of 4: replicated weights" in first
     assert "memory from a profile of 4 dry runs" in first
     again = said("estimate", "--config", "dp=2,precision=fp32,zero_stage=3")

@@ -507,6 +507,7 @@ def test_the_documents_know_every_field_of_the_values() -> None:
         "trainer_options",
         "runner_options",
         "left_out",
+        "filled_in",
         "same_data",
         "at_hand",
     }

@@ -100,9 +100,11 @@ def plan(
 
 
 def _tell(number: int, count: int, what: str) -> None:
-    """Says on stderr which dry run of a profile begins."""
-    from autotune.profiling import dry_run_words
+    """Says on stderr which dry run of a profile begins; before the first, what they cost and what avoids them."""
+    from autotune.profiling import FIRST_PROFILE, dry_run_words
 
+    if number == 1:
+        note(FIRST_PROFILE.format(count=count))
     note(dry_run_words(number, count, what))
 
 

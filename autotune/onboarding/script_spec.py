@@ -52,6 +52,9 @@ def script_draft(
         Entry(key="cwd", value=relative, comment="where it runs, relative to this file"),
         Entry(key="argv", items=tuple(items), below=tuple(_ideas(found))),
     ]
+    if _uses_accelerate(script) and _is_cpu(cluster):
+        why = "without it accelerate trains alone on each CPU rank, under transformers' Trainer too"
+        trainer.append(Entry(key="env", value={"ACCELERATE_USE_CPU": "true"}, comment=why))
     if values:
         trainer.append(Entry(key="values", value=values))
     if metrics:
@@ -89,10 +92,10 @@ def _argv(found: OptionMatches, cluster: str | None) -> Iterator[Item]:
     script, launcher, is_spread = found.script, found.script.launcher, _is_spread(cluster)
     reasons = {
         "torchrun": "it expects torchrun's environment",
-        "accelerate": "it imports accelerate; on CPUs start it by torchrun",
+        "accelerate": "it imports accelerate; for CPU ranks name their cluster: autotune init --cluster cpu-1x2",
         "python": "",
     }
-    if launcher == "accelerate" and cluster not in (None, "local") and catalog.cluster(str(cluster)).gpu.is_cpu:
+    if launcher == "accelerate" and _is_cpu(cluster):
         launcher, reasons["torchrun"] = "torchrun", "accelerate launch starts one process only on CPUs"
     starts = {
         "python": ["python"],
@@ -276,6 +279,16 @@ def _model(found: OptionMatches, asked: str | None) -> Entry | None:
             comment="" if sizes["vocab_size"] else "fill in: vocab_size",
         )
     return None
+
+
+def _uses_accelerate(script: Script) -> bool:
+    """Whether accelerate forms its ranks: its own scripts, and those with transformers' TrainingArguments."""
+    return script.launcher == "accelerate" or script.parser == "HfArgumentParser"
+
+
+def _is_cpu(cluster: str | None) -> bool:
+    """Whether its ranks are said to be CPU processes. Raises `CatalogError` for an unknown one."""
+    return cluster not in (None, "local") and catalog.cluster(str(cluster)).gpu.is_cpu
 
 
 def _is_spread(cluster: str | None) -> bool:

@@ -36,6 +36,7 @@ from autotune.schema.space_models import SpaceDocument, ValueRule
 from autotune.schema.spec_models import KindDocument, StudyDocument
 from autotune.search import check_searcher
 from autotune.space import Launchable, complete, why_not
+from autotune.space.completion import filled_in as filled_words
 from autotune.spec import (
     KNOBS,
     Budget,
@@ -123,6 +124,12 @@ def parse_study(
 
     if baseline is not None and job.at_hand is None and (broken := broken_by(baseline)):
         raise SpecError(broken, field="baseline")
+    varying = [name for name, values in {**space.knobs, **space.extra}.items() if len(values) > 1]
+    filled_in = [
+        f"{words} in {guess if isinstance(guess, str) else config}"
+        for guess, config in zip(asked.enqueue, enqueue, strict=True)
+        if (words := filled_words(guess, config, varying))
+    ]
     left_out: list[str] = []
     for i, (guess, config) in enumerate(zip(asked.enqueue, tuple(enqueue), strict=True)):
         if not (broken := broken_by(config)):
@@ -151,6 +158,7 @@ def parse_study(
         baseline=baseline,
         enqueue=tuple(dict.fromkeys(enqueue)),
         left_out=tuple(dict.fromkeys(left_out)),
+        filled_in=tuple(dict.fromkeys(filled_in)),
         at_hand=job.at_hand,
     )
 

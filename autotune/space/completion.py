@@ -7,7 +7,7 @@ precision            bf16, or fp16 or fp32 where the GPU has no bf16
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,3 +48,13 @@ def complete(workload: Workload, asked: str | Mapping[str, Any], own: Iterable[K
         if fitting:
             config = replace(config, accumulation_steps=max(fitting) // per_micro_batch)
     return config
+
+
+def filled_in(asked: str | Mapping[str, Any], config: ParallelConfig, varying: Collection[str]) -> str:
+    """Which of the `varying` knobs `asked` left out that count in `config`, with the values that they got; dp and accumulation_steps follow from the others."""
+    own = {name: Knob.own(name, (value,)) for name, value in config.extra.items()}
+    given = dict(knobs_of(asked, own) if isinstance(asked, str) else asked)
+    said = {"dp", "accumulation_steps", *given, *given.get("extra", {})}
+    beside = {name: KNOBS[name].shown_beside if name in KNOBS else "" for name in varying}
+    left = [name for name in varying if name not in said and (not beside[name] or config.value(beside[name]) > 1)]
+    return ", ".join(f"{name}={({**KNOBS, **own})[name].text(config.value(name))}" for name in left)

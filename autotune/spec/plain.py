@@ -73,6 +73,7 @@ def study_from_dict(values: Mapping[str, Any]) -> Study:
         "measure": measure_from_dict,
         "baseline": lambda part: None if part is None else ParallelConfig.from_dict(part),
         "left_out": tuple,
+        "filled_in": tuple,
         "enqueue": lambda part: tuple(ParallelConfig.from_dict(config) for config in part),
         "at_hand": lambda part: None if part is None else cluster_from_dict(part),
     }

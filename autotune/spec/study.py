@@ -174,6 +174,8 @@ class Study:
     """configs that the user wants to try first"""
     left_out: tuple[str, ...] = ()
     """enqueued configs that were dropped because this cluster cannot run them, each with the reason in words"""
+    filled_in: tuple[str, ...] = ()
+    """what enqueued configs did not say of knobs that may vary, each with the values that they got, in words"""
     check: bool = True
     """whether a program that the store has never seen is tried for a few steps before the search begins"""
     calibrate: bool = True

@@ -189,7 +189,13 @@ def _here(assembly: Assembly) -> Assembly:
     proxy = searcher.proxy_for(assembly.space[first[0]])
     space = SearchSpace.of(proxy.workload, [proxy.config])
     alone = replace(
-        assembly.study, workload=proxy.workload, at_hand=None, baseline=proxy.config, enqueue=(), left_out=()
+        assembly.study,
+        workload=proxy.workload,
+        at_hand=None,
+        baseline=proxy.config,
+        enqueue=(),
+        left_out=(),
+        filled_in=(),
     )
     return Assembly(
         study=alone,

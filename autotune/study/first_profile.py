@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.ports import Store
-from autotune.profiling import dry_run_words, ensure_profile
+from autotune.profiling import FIRST_PROFILE, dry_run_words, ensure_profile
 from autotune.space import SearchSpace
 from autotune.spec import Study
 from autotune.study.assembly import assemble
@@ -20,7 +20,13 @@ def profile_first(study: Study, store: Store, tell: OnEvent, *, passed: bool) ->
         else:
             here = assemble(study, store).runs_here
             check_here(here.study, here.space)
-    problem = ensure_profile(study, store, space=space, on_run=lambda *run: tell(Notice(message=dry_run_words(*run))))
+
+    def on_run(number: int, count: int, what: str) -> None:
+        if number == 1:
+            tell(Notice(message=FIRST_PROFILE.format(count=count)))
+        tell(Notice(message=dry_run_words(number, count, what)))
+
+    problem = ensure_profile(study, store, space=space, on_run=on_run)
     if problem:
         tell(
             Notice(

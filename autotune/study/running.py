@@ -212,6 +212,10 @@ def _run(
         tell(Notice(message=f"a guess of the spec is left out, because this cluster cannot run it: {guess}"))
         if record.started_at is None:
             store.record_event(record.id, "guess.left_out", {"message": guess})
+    for guess in study.filled_in:
+        tell(Notice(message=f"a guess of the spec leaves out knobs that vary; it runs with {guess}"))
+        if record.started_at is None:
+            store.record_event(record.id, "guess.filled_in", {"message": guess})
     past = lease.told_in_order()
     # The runner comes before a calibration, which shares its connection to Ray: of a process that connects a second time Ray shows no metrics any more.
     runner = make_runner_of(assembly, passed)

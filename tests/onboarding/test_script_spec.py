@@ -245,10 +245,16 @@ def test_on_several_nodes_each_is_told_where_all_meet(name: str, words: list[str
     assert launch.env["PET_NNODES"] == "2"
 
 
-def test_a_script_of_accelerate_is_started_by_torchrun_on_cpus(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text((SCRIPTS / "accelerate_nlp.py.txt").read_text())
+@pytest.mark.parametrize(("name", "told"), [("accelerate_nlp", True), ("run_clm", True), ("torchrun_ddp", False)])
+def test_on_cpus_ranks_of_accelerate_are_started_by_torchrun_and_told_to_meet(
+    name: str, told: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text((SCRIPTS / f"{name}.py.txt").read_text())
     study = loaded(first_draft(tmp_path / "train.py", cluster="cpu-1x2", folder=tmp_path), tmp_path)
     assert study.trainer_options["argv"][:3] == ["torchrun", "--standalone", "--nproc-per-node={nproc_per_node}"]
+    assert study.trainer_options.get("env") == ({"ACCELERATE_USE_CPU": "true"} if told else None)
+    on_gpus = loaded(first_draft(tmp_path / "train.py", cluster="a100-80gb-1x8", folder=tmp_path), tmp_path)
+    assert "env" not in on_gpus.trainer_options
 
 
 def test_a_script_that_cannot_accumulate_has_its_batch_as_a_knob(tmp_path: Path) -> None:

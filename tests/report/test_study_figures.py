@@ -108,6 +108,10 @@ def test_proxies_spend_the_budget_and_are_no_speed_of_the_target() -> None:
     assert spent["trials"] == 3
     assert all(row[4] is None for row in figures["feasible_map"].table.rows)
     assert len(figures["predicted_measured"].table.rows) == 3
+    for name in ("predicted_measured", "predicted_measured_memory"):
+        told = figures[name].how_to_read
+        assert "proxy" in told
+        assert not any(word in told for word in ("best trial", "default config"))
     assert "of the 2 ranks" in figures["timeline"].shows
 
 

@@ -253,6 +253,20 @@ def test_guesses_that_this_machine_cannot_run_are_said(store: Store) -> None:
     assert noted[0].startswith("tp=3: ")
 
 
+def test_knobs_that_a_guess_leaves_out_are_said_with_their_values(store: Store) -> None:
+    space = {"tp": [1, 2], "micro_batch_size": [1, 2], "zero_stage": [0, 1], "pp": [1], "precision": ["bf16"]}
+    said: list[str] = []
+    hear = lambda event: said.append(event.message) if isinstance(event, Notice) else None  # noqa: E731
+    guesses = ["tp=2", {"tp": 1, "micro_batch_size": 2, "zero_stage": 1}]
+    result = api.tune(spec(space=space, enqueue=guesses), store=store, on_event=hear)
+    told = "micro_batch_size=1, zero_stage=0 in tp=2"
+    assert [text for text in said if "leaves out" in text] == [
+        f"a guess of the spec leaves out knobs that vary; it runs with {told}"
+    ]
+    assert [e.data["message"] for e in store.events(result.record.id) if e.kind == "guess.filled_in"] == [told]
+    assert result.record.study.filled_in == (told,)
+
+
 def test_a_runner_with_too_few_ranks_says_so(store: Store) -> None:
     with pytest.raises(RunnerError, match="needs 8 ranks"):
         api.tune(spec(runner=QUIET | {"capacity": 4}), store=store)

@@ -26,7 +26,9 @@ Pair = tuple[float, float, Trial]
 """(predicted, measured, trial)"""
 PREDICTED_MEMORY = Column(name="predicted_peak_memory_bytes", head="predicted", show=format_bytes)
 RATIO = Column(name="measured_over_predicted", head="measured / predicted", show=lambda value: f"{value:.2f}")
-_HOW = "On the dashed line the prediction is exact; above it more was measured than predicted. The large dot is the best trial, the square the default config."
+_HOW = "On the dashed line the prediction is exact; above it more was measured than predicted. "
+_MARKS = "The large dot is the best trial, the square the default config."
+_PROXIES = "Each dot is a proxy: both figures are of the smaller job that it runs, not of the target's."
 
 
 def predicted_measured(source: FigureSource) -> Figure | None:
@@ -36,7 +38,7 @@ def predicted_measured(source: FigureSource) -> Figure | None:
         [(float(t.estimate.tokens_per_s), tokens_per_s(t), t) for t in source.searched if t.estimate is not None],
         name="predicted_measured",
         title="Predicted against measured: speed",
-        shows="Tokens per second of the whole job, as the cost model predicted them when the trial was proposed, and as measured.",
+        shows="Tokens per second over all ranks of a trial, as the cost model predicted them when the trial was proposed, and as measured.",
         error=("step_time", "Median error of the step time"),
         columns=(PREDICTED, MEASURED),
         axis="tokens/s",
@@ -101,7 +103,7 @@ def _figure(
         name=name,
         title=title,
         shows=f"{shows}{said}{left_out(len(drawn), len(pairs))}",
-        how_to_read=_HOW,
+        how_to_read=_HOW + (_MARKS if source.result.record.study.at_hand is None else _PROXIES),
         svg=plot(
             points,
             [Line(points=[(low, low), (high, high)], kind="dashed")],
