@@ -5,6 +5,7 @@ The file is the user's, or for a model of the catalog the published one, which t
 
 rotary base      rope_theta, also inside rope_parameters (transformers 5)           norm epsilon     rms_norm_eps, layer_norm_epsilon, ...
 rotary scaling   rope_scaling, or a rope_parameters of another type than default    biases           of the query, key and value projections
+rotary share     partial_rotary_factor                                               router           how the experts of a token are chosen and weighed
 """
 
 from __future__ import annotations
@@ -23,10 +24,36 @@ QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "glm", "seed_oss"})
 """families whose query, key and value projections have biases where the file does not say"""
 QKV_BIAS_KEYS = ("attention_bias", "qkv_bias", "use_qkv_bias")
 """keys under which families say so"""
-NORM_TOPK = frozenset({"qwen2_moe", "qwen3_moe", "olmoe"})
+NORM_TOPK = frozenset({"qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2"})
 """families whose `norm_topk_prob` says whether the weights of the chosen experts are made to add up to 1"""
 QK_NORM = frozenset({"qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma3_text"})
 """families that normalize queries and keys"""
+SIGMOID_ROUTERS = frozenset({"deepseek_v3", "kimi_k2", "glm4_moe"})
+"""families whose experts are weighed by sigmoids, and chosen with a bias that balances their load (arXiv:2412.19437, section 2.1.2)"""
+_V3_ROUTER = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
+ROUTER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
+    "deepseek_v2": {"n_group": 1, "topk_group": 1},
+    "deepseek_v3": _V3_ROUTER,
+    "kimi_k2": _V3_ROUTER,
+    "glm4_moe": {"n_group": 1, "topk_group": 1},
+}
+"""what these families' classes in transformers 5.23 take where the file does not say"""
+ROTARY_SHARES: Mapping[str, float] = {"glm4_moe": 0.5}
+"""shares of a head that are rotated where the file does not say, of families that rotate a part"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """How the experts of a token are chosen and weighed beyond the plain softmax over those chosen."""
+
+    is_sigmoid: bool
+    """sigmoids, and a bias per expert that balances the load; else a softmax"""
+    groups: int
+    """groups of experts, of which a token visits `chosen_groups`; 1: all"""
+    chosen_groups: int
+    scale: float
+    """factor of the routed experts' weights"""
 
 
 @final
@@ -48,6 +75,12 @@ class ModelFigures:
     """the chosen experts keep the weights of a softmax over all experts, which then add up to less than 1"""
     rotary_scaling: str = ""
     """kind of rotary scaling for long contexts; empty: none"""
+    rotary_share: float = 1.0
+    """share of a head that is rotated"""
+    router: Router | None = None
+    """of families in `ROUTER_DEFAULTS`"""
+    window: int = 0
+    """tokens that each token attends to in every layer; 0: all before it"""
 
 
 LLAMA3_SCALING = {
@@ -75,11 +108,54 @@ def figures_of(model: ModelSpec) -> ModelFigures | None:
             document, "rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"
         ),
         qkv_bias=bool(next((document[key] for key in QKV_BIAS_KEYS if key in document), family in QKV_BIAS)),
-        qk_norm=family in QK_NORM,
-        router_loss=_first(document, "router_aux_loss_coef"),
+        qk_norm=family in QK_NORM or bool(document.get("use_qk_norm")),
+        router_loss=_first(document, "router_aux_loss_coef", "aux_loss_alpha"),
         softmax_over_all=family in NORM_TOPK and not document.get("norm_topk_prob", False),
         rotary_scaling="" if kind == "default" else kind,
+        rotary_share=_first(document, "partial_rotary_factor")
+        or _first(rope, "partial_rotary_factor")
+        or ROTARY_SHARES.get(family, 1.0),
+        router=_router(family, document),
+        window=_window(family, document),
     )
+
+
+def _router(family: str, document: Mapping[str, Any]) -> Router | None:
+    if family not in ROUTER_DEFAULTS:
+        return None
+    said = {**ROUTER_DEFAULTS[family], **{key: value for key, value in document.items() if value is not None}}
+    return Router(
+        is_sigmoid=family in SIGMOID_ROUTERS,
+        groups=int(said["n_group"]),
+        chosen_groups=int(said["topk_group"]),
+        scale=float(said.get("routed_scaling_factor", 1.0)),
+    )
+
+
+def _window(family: str, document: Mapping[str, Any]) -> int:
+    """Only where all layers have it: Qwen's files name one that most do not use."""
+    is_used = document.get("use_sliding_window", not family.startswith("qwen")) and not document.get("layer_types")
+    return int(document.get("sliding_window") or 0) if is_used else 0
+
+
+def yarn_scaling(model: ModelSpec) -> dict[str, float] | None:
+    """The figures of the model's YaRN (arXiv:2309.00071) by the file's names; None where it has none."""
+    figures = figures_of(model)
+    if figures is None or figures.rotary_scaling != "yarn":
+        return None
+    _, scaling = _rotary(text_document(model))
+    return {name: _first(scaling, name) or default for name, default in YARN.items()}
+
+
+YARN = {
+    "factor": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 4096,
+}
+"""figures of YaRN with those of DeepSeek where the file does not say"""
 
 
 def llama3_scaling(model: ModelSpec) -> dict[str, float] | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
 from autotune.errors import ExportError
-from autotune.spec import ParallelConfig
+from autotune.spec import ModelSpec, ParallelConfig, catalog
+from autotune.spec.catalog import published_config
+from autotune.spec.hugging_face import fields_of
 from autotune.testing.knobs import varied_configs
 from autotune.testing.trainers import EXPERTS, GPT, MODEL, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer
@@ -197,6 +200,104 @@ class TestMegatron(TrainerContract):
         assert not trainer("megatron").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8)).is_spread
 
 
+PUBLISHED = ("deepseek-v3", "deepseek-v2-lite", "glm-4.5-air", "qwen1.5-moe-a2.7b", "phi-3-mini", "phi-4")
+
+
+def launch_of(name: str, seq_len: int = 4096) -> Launch:
+    """The launch of a model of the catalog, with its published config.json."""
+    workload = replace(WORKLOAD, model=catalog.model(name), seq_len=seq_len)
+    return trainer("megatron").launch(workload, ParallelConfig(dp=8, micro_batch_size=8))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_shape_of_a_published_model_is_read_back_from_its_launch(name: str) -> None:
+    model = catalog.model(name)
+    read = trainer("megatron").read_config(PresentConfiguration(argv=launch_of(name).argv))
+    assert replace(ModelSpec(name=name, **read.model), source=model.source) == model
+    assert not read.remarks
+
+
+def test_latent_attention_and_a_router_with_a_bias_are_launched_as_deepseek_trains_them() -> None:
+    launch = launch_of("deepseek-v3")
+    wanted = {
+        "--ffn-hidden-size": "18432",
+        "--moe-ffn-hidden-size": "2048",
+        "--moe-shared-expert-intermediate-size": "2048",
+        "--moe-layer-freq": "([0]*3+[1]*58)",
+        "--multi-latent-attention": True,
+        "--q-lora-rank": "1536",
+        "--kv-lora-rank": "512",
+        "--qk-head-dim": "128",
+        "--qk-pos-emb-head-dim": "64",
+        "--v-head-dim": "128",
+        "--qk-layernorm": True,
+        "--group-query-attention": False,
+        "--rope-type": "yarn",
+        "--rotary-scaling-factor": "40.0",
+        "--mscale": "1.0",
+        "--mscale-all-dim": "1.0",
+        "--moe-router-score-function": "sigmoid",
+        "--moe-router-enable-expert-bias": True,
+        "--moe-router-pre-softmax": False,
+        "--moe-router-topk-scaling-factor": "2.5",
+        "--moe-router-num-groups": "8",
+        "--moe-router-group-topk": "4",
+        "--moe-router-dtype": "fp32",
+    }
+    assert {name: flag(launch, name) for name in wanted} == wanted
+    assert not [note for note in launch.notes if "carried over" in note or "shape" in note]
+
+
+def test_what_sets_other_published_families_apart_is_launched() -> None:
+    lite, glm, qwen = (launch_of(name) for name in ("deepseek-v2-lite", "glm-4.5-air", "qwen1.5-moe-a2.7b"))
+    assert not flag(lite, "--q-lora-rank")
+    assert flag(lite, "--moe-router-pre-softmax") is True
+    assert flag(lite, "--moe-router-score-function") is False
+    assert (flag(glm, "--rotary-percent"), flag(glm, "--add-qkv-bias")) == ("0.5", True)
+    assert (flag(qwen, "--moe-shared-expert-gate"), flag(qwen, "--moe-layer-freq")) == (True, False)
+    assert flag(launch_of("phi-3-mini"), "--window-size") == "2046,0"
+    assert not flag(launch_of("phi-3-mini", seq_len=2046), "--window-size")
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("([0]*3+[1]*5)", 3),
+        ("[0]*1+[1]*7", 1),
+        ("[0,1,1,1,1,1,1,1]", 1),
+        ("([1]*3+[0]*1)*2", 2),
+        ("2", 4),
+        ("([0]*3+[1]*6)", 0),
+        ("[0]*9**9", 0),
+    ],
+)
+def test_layers_without_experts_are_counted_and_a_pattern_of_ones_own_is_kept(text: str, layers: int) -> None:
+    command = f"pretrain_gpt.py --num-layers 8 --hidden-size 64 --num-attention-heads 4 --vocab-size 99 --swiglu --num-experts 4 --ffn-hidden-size 128 --moe-ffn-hidden-size 32 --moe-layer-freq {text}"
+    read = trainer("megatron").read_config(PresentConfiguration(argv=tuple(command.split())))
+    assert read.model.get("num_dense_layers", 0) == layers
+    first = text in ("([0]*3+[1]*5)", "[0]*1+[1]*7", "[0,1,1,1,1,1,1,1]")
+    assert ("moe-layer-freq" in read.settings) is not first
+
+
+def test_dense_layers_that_a_file_places_freely_are_refused_with_a_remedy() -> None:
+    document = {"model_type": "qwen2_moe", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    document |= {"num_key_value_heads": 4, "vocab_size": 99, "intermediate_size": 128, "moe_intermediate_size": 32}
+    document |= {"num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 2}
+    model = ModelSpec(name="mine", **fields_of(document), source=json.dumps(document))
+    (limit,) = trainer("megatron").limits(replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8))
+    assert (limit.knob, limit.value) == ("model.num_dense_layers", 2)
+    assert "megatron_bridge reads the file itself" in limit.message
+
+
+def test_yarn_that_differs_from_deepseeks_is_named() -> None:
+    document = {**(published_config(catalog.model("deepseek-v3")) or {})}
+    document["rope_scaling"] = {"type": "yarn", "factor": 32.0, "beta_fast": 1.0}
+    model = ModelSpec(name="mine", **fields_of(document), source=json.dumps(document))
+    launch = trainer("megatron").launch(replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8))
+    assert flag(launch, "--rotary-scaling-factor") == "32.0"
+    assert [note for note in launch.notes if "beta_fast=1 has no flag: Megatron-LM takes 32" in note]
+
+
 def test_every_flag_is_one_that_the_release_knows() -> None:
     known = frozenset().union(*released_names("megatron-core-0.16.1").values())
     # flags of other names than their fields, and those of the configurations of data parallelism and of random numbers
@@ -209,5 +310,8 @@ def test_every_flag_is_one_that_the_release_knows() -> None:
             if not trainer("megatron").limits(workload, config):
                 argv = trainer("megatron").launch(workload, config).argv
                 seen |= {word[2:] for word in argv[argv.index("pretrain_gpt.py") :] if word.startswith("--")}
+    for name in PUBLISHED:
+        argv = launch_of(name).argv
+        seen |= {word[2:] for word in argv[argv.index("pretrain_gpt.py") :] if word.startswith("--")}
     assert seen - renamed <= known, seen - renamed - known
     assert len(seen) > 40

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from autotune.spec import KNOBS, ModelSpec, ParallelConfig, Workload
-from autotune.spec.model_figures import LLAMA3_SCALING, figures_of, llama3_scaling
 from autotune.trainers.effective import cpu_note, effective
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.megatron_core import NOT_IN_CORE, OVERLAP, SHARDING, core_limits, parse_iteration
 from autotune.trainers.megatron_knobs import model_fields, optimizer_fields
+from autotune.trainers.megatron_model import model_flags, model_limits, model_notes
 from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import megatron_flags
@@ -36,10 +36,14 @@ class MegatronTrainer(Trainer):
     """Megatron-LM's GPT pretraining."""
 
     name = "megatron"
-    families = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt2"})
+    families = frozenset({
+        "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2",
+        "glm4_moe", "gpt2",
+    })  # fmt: skip
+    shapes = frozenset({"num_dense_layers", "shared_ffn_hidden_size", "kv_lora_rank"})
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
     checked_against = "Megatron-LM with Megatron Core 0.16.1"
-    rotary_scalings = frozenset({"llama3"})
+    rotary_scalings = frozenset({"llama3", "yarn"})
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
     no_adapters = "pretrain_gpt.py has none"
     optimizers = frozenset({"adamw", "sgd", "muon"})
@@ -91,7 +95,11 @@ class MegatronTrainer(Trainer):
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
         """Megatron Core's rules (`megatron_core.py`), and fp8 without Transformer Engine."""
         c = effective(config)
-        limits = (*core_limits(workload, c), *(_muon_limits(c) if workload.optimizer == "muon" else ()))
+        limits = (
+            *core_limits(workload, c),
+            *model_limits(workload.model),
+            *(_muon_limits(c) if workload.optimizer == "muon" else ()),
+        )
         if options["transformer_impl"] == "transformer_engine":
             return limits
         needing = {"precision": (c.precision in NARROW, "bf16"), "async_tp": (c.async_tp, False)}
@@ -117,7 +125,7 @@ class MegatronTrainer(Trainer):
             place(workload.cluster, c), master_addr=options["master_addr"], master_port=options["master_port"]
         )
         flags: dict[str, Any] = {
-            **_model_flags(workload.model, workload.seq_len),
+            **model_flags(workload.model, workload.seq_len),
             **_parallel_flags(c, overlap=options["overlap"], optimizer=workload.optimizer),
             **_module_flags(workload, c),
             **_training_flags(workload, c, options),
@@ -128,11 +136,7 @@ class MegatronTrainer(Trainer):
             env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
         if "pipeline-model-parallel-layout" in flags:  # it names the stages of every rank
             flags.pop("num-virtual-stages-per-pipeline-rank", None)
-        notes = [*cpu_note(workload, "Megatron-LM")]
-        if {**(llama3_scaling(workload.model) or LLAMA3_SCALING), "factor": 8.0} != LLAMA3_SCALING:
-            notes.append(
-                "of the model's rotary scaling only the factor is carried over: its other figures are not Llama 3.1's"
-            )
+        notes = [*cpu_note(workload, "Megatron-LM"), *model_notes(workload.model)]
         if workload.optimizer == "muon":
             notes.append("Muon comes from NVIDIA's package emerging_optimizers, which must be installed")
         if options["entrypoint"] == "pretrain_gpt.py":
@@ -160,59 +164,6 @@ class MegatronTrainer(Trainer):
     def parse_line(self, line: str) -> StepMetrics | None:
         """Its line of each iteration, and its memory reports (`megatron_core.py`)."""
         return parse_iteration(line)
-
-
-def _model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
-    flags: dict[str, Any] = {
-        "num-layers": model.num_layers,
-        "hidden-size": model.hidden_size,
-        "ffn-hidden-size": model.ffn_hidden_size,
-        "num-attention-heads": model.num_attention_heads,
-        "kv-channels": model.head_dim,
-        "seq-length": seq_len,
-        "max-position-embeddings": max(model.max_positions, seq_len),
-        "attention-dropout": 0.0,
-        "hidden-dropout": 0.0,
-    }
-    if model.num_kv_heads != model.num_attention_heads:
-        flags |= {"group-query-attention": True, "num-query-groups": model.num_kv_heads}
-    if model.gated_mlp:
-        flags |= {
-            "swiglu": True,
-            "normalization": "RMSNorm",
-            "position-embedding-type": "rope",
-            "disable-bias-linear": True,
-        }
-    else:
-        flags |= {"normalization": "LayerNorm", "position-embedding-type": "learned_absolute"}
-    if not model.tied_embeddings:
-        flags["untie-embeddings-and-output-weights"] = True
-    if model.num_experts:
-        flags |= {
-            "num-experts": model.num_experts,
-            # experts stay whole: its default, the tensor-parallel size, would cut narrow matrices further
-            "expert-tensor-parallel-size": 1,
-            "moe-router-topk": model.experts_per_token,
-            "moe-ffn-hidden-size": model.ffn_hidden_size,
-            "moe-router-load-balancing-type": "aux_loss",
-            "moe-aux-loss-coeff": 0.01,
-        }
-    if figures := figures_of(model):
-        if figures.rotary_base is not None:
-            flags["rotary-base"] = int(figures.rotary_base)
-        if figures.norm_epsilon is not None:
-            flags["norm-epsilon"] = figures.norm_epsilon
-        flags |= {"add-qkv-bias": True} if figures.qkv_bias and model.gated_mlp else {}
-        flags |= {"qk-layernorm": True} if figures.qk_norm else {}
-        if model.num_experts and figures.router_loss is not None:
-            flags["moe-aux-loss-coeff"] = figures.router_loss
-    if model.experts_per_token == 1 or (
-        figures and figures.softmax_over_all
-    ):  # of one expert alone it is 1, which nothing trains
-        flags["moe-router-pre-softmax"] = True
-    if scaling := llama3_scaling(model):
-        flags |= {"use-rope-scaling": True, "rope-scaling-factor": scaling["factor"]}
-    return flags
 
 
 def _muon_limits(c: ParallelConfig) -> Iterator[Limit]:

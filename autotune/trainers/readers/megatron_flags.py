@@ -194,7 +194,8 @@ def _model(keys: KeyReader) -> dict[str, Any]:
         return {}
     groups = keys.count("num-query-groups") if keys.flag("group-query-attention") else None
     channels = keys.count("kv-channels")
-    if channels and channels * model.get("num_attention_heads", 0) != model.get("hidden_size"):
+    latent = _latent(keys)
+    if channels and not latent and channels * model.get("num_attention_heads", 0) != model.get("hidden_size"):
         model["attention_head_dim"] = channels
     gated = bool(keys.flag("swiglu"))
     positions = keys.count("max-position-embeddings")
@@ -208,9 +209,56 @@ def _model(keys: KeyReader) -> dict[str, Any]:
         "num_kv_heads": groups or 0,
         "gated_mlp": gated,
         "tied_embeddings": not keys.flag("untie-embeddings-and-output-weights"),
+        **latent,
     }
     if experts := keys.count("num-experts"):
         width = keys.count("moe-ffn-hidden-size")
         model |= {"num_experts": experts, "experts_per_token": keys.count("moe-router-topk") or 2}
+        if dense := _dense_layers(keys, model.get("num_layers", 0)):
+            model |= {"num_dense_layers": dense, "dense_ffn_hidden_size": model.get("ffn_hidden_size", 0)}
         model |= {"ffn_hidden_size": width} if width else {}
+        model["shared_ffn_hidden_size"] = keys.count("moe-shared-expert-intermediate-size") or 0
     return {field: value for field, value in model.items() if value or field in ("gated_mlp", "tied_embeddings")}
+
+
+def _latent(keys: KeyReader) -> dict[str, Any]:
+    """The sizes of latent attention; without a flag they are the defaults of Megatron-LM's arguments."""
+    if not keys.flag("multi-latent-attention"):
+        return {}
+    sizes = {"kv-lora-rank": 32, "qk-head-dim": 128, "qk-pos-emb-head-dim": 64, "v-head-dim": 128}
+    rank, plain, rotary, value = (keys.count(flag) or size for flag, size in sizes.items())
+    return {
+        "q_lora_rank": keys.count("q-lora-rank") or 0,
+        "kv_lora_rank": rank,
+        "attention_head_dim": plain + rotary,
+        "qk_rope_head_dim": rotary,
+        "v_head_dim": value,
+    }
+
+
+def _dense_layers(keys: KeyReader, num_layers: int) -> int:
+    """Layers without experts by `--moe-layer-freq`: every how many layers has them, or 0 and 1 for each layer, such as `([0]*3+[1]*58)`.
+
+    A pattern stays among the settings, which name the layers themselves, where those without experts are not the first.
+    """
+    said = keys.find("moe-layer-freq")
+    if isinstance(said, int):
+        return num_layers - len(range(0, num_layers, said)) if said > 0 else 0
+    pattern = [int(digit) for digit in re.findall(r"[01]", expanded_pattern(str(said or "")))]
+    if len(pattern) != num_layers:
+        return 0
+    dense = pattern.count(0)
+    if pattern == [0] * dense + [1] * (num_layers - dense):
+        keys.drop("moe-layer-freq")
+    return dense
+
+
+def expanded_pattern(text: str) -> str:
+    """Lists written out: `([0]*3+[1]*2)*2` as `00011` twice. At most 10,000 characters."""
+    flat, before = re.sub(r"[\s,]", "", text).replace("[", "(").replace("]", ")"), ""
+    while flat != before and len(flat) < 10_000:
+        before = flat
+        flat = re.sub(r"\(([01]{0,2000})\)\*(\d{1,3})", lambda found: f"({found[1] * int(found[2])})", flat)
+        flat = re.sub(r"\(([01]*)\)\+\(([01]*)\)(?!\*)", r"(\1\2)", flat)
+        flat = re.sub(r"\(\(([01]*)\)\)", r"(\1)", flat)
+    return flat if re.fullmatch(r"\([01]*\)", flat) else ""

@@ -1,0 +1,144 @@
+"""A model as flags of Megatron-LM's pretrain_gpt.py: its shape, its experts, its latent attention, and what a config.json says beside the shape.
+
+    latent attention   Megatron's multi-latent attention; YaRN's beta_fast, beta_slow and original length have no flags: they are DeepSeek's 32, 1 and 4096
+    dense layers       come first (--moe-layer-freq names 0 or 1 for each layer)
+    shared experts     one MLP as wide as all of them together; Qwen2's has a gate
+
+The load of experts is balanced by a loss of weight 0.01, of routers with a bias by one of 0.0001 (arXiv:2412.19437, section 4.2), unless the file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.spec import ModelSpec
+from autotune.spec.model_figures import LLAMA3_SCALING, YARN, figures_of, llama3_scaling, yarn_scaling
+from autotune.trainers.limit import Limit
+
+USUAL_LOSS, SIGMOID_LOSS = 0.01, 0.0001
+"""weights of the loss that balances the load"""
+WITHOUT_FLAG = ("beta_fast", "beta_slow", "original_max_position_embeddings")
+"""figures of YaRN"""
+
+
+def model_limits(model: ModelSpec) -> Iterator[Limit]:
+    """Dense layers that are not the first ones: Qwen's files place them freely, and the shape only counts them."""
+    figures = figures_of(model)
+    if model.num_dense_layers and figures is not None and figures.family.startswith("qwen"):
+        message = (
+            "a launch places the layers without experts first, but the file places them elsewhere; "
+            "megatron_bridge reads the file itself"
+        )
+        yield Limit(knob="model.num_dense_layers", value=model.num_dense_layers, message=message)
+
+
+def model_notes(model: ModelSpec) -> Iterator[str]:
+    """Figures of the model's rotary scaling that have no flags."""
+    if {**(llama3_scaling(model) or LLAMA3_SCALING), "factor": 8.0} != LLAMA3_SCALING:
+        yield "of the model's rotary scaling only the factor is carried over: its other figures are not Llama 3.1's"
+    scaling = yarn_scaling(model)
+    if scaling and not model.kv_lora_rank:
+        yield "the rotary scaling 'yarn' of the model's config.json is carried over beside latent attention alone: set it in the trainer"
+    elif scaling and (lost := [name for name in WITHOUT_FLAG if scaling[name] != YARN[name]]):
+        said = ", ".join(f"{name}={scaling[name]:g}" for name in lost)
+        yield f"of the model's YaRN {said} has no flag: Megatron-LM takes {', '.join(f'{YARN[name]:g}' for name in lost)}"
+
+
+def model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
+    """The flags that make the model."""
+    flags: dict[str, Any] = {
+        "num-layers": model.num_layers,
+        "hidden-size": model.hidden_size,
+        "ffn-hidden-size": model.dense_ffn_hidden_size or model.ffn_hidden_size,
+        "num-attention-heads": model.num_attention_heads,
+        "kv-channels": model.v_head_dim or model.head_dim,
+        "seq-length": seq_len,
+        "max-position-embeddings": max(model.max_positions, seq_len),
+        "attention-dropout": 0.0,
+        "hidden-dropout": 0.0,
+    }
+    if model.num_kv_heads != model.num_attention_heads:
+        flags |= {"group-query-attention": True, "num-query-groups": model.num_kv_heads}
+    if model.gated_mlp:
+        flags |= {
+            "swiglu": True,
+            "normalization": "RMSNorm",
+            "position-embedding-type": "rope",
+            "disable-bias-linear": True,
+        }
+    else:
+        flags |= {"normalization": "LayerNorm", "position-embedding-type": "learned_absolute"}
+    if not model.tied_embeddings:
+        flags["untie-embeddings-and-output-weights"] = True
+    if model.num_experts:
+        flags |= _expert_flags(model)
+    if model.kv_lora_rank:
+        flags |= _latent_flags(model)
+    figures = figures_of(model)
+    if figures is None:
+        return flags
+    if figures.rotary_base is not None:
+        flags["rotary-base"] = int(figures.rotary_base)
+    if figures.norm_epsilon is not None:
+        flags["norm-epsilon"] = figures.norm_epsilon
+    flags |= {"add-qkv-bias": True} if figures.qkv_bias and model.gated_mlp else {}
+    flags |= {"qk-layernorm": True} if figures.qk_norm else {}
+    flags |= {"rotary-percent": figures.rotary_share} if figures.rotary_share < 1 else {}
+    if 0 < figures.window < seq_len:
+        flags["window-size"] = f"{figures.window - 1},0"  # tokens to the left and to the right
+    if scaling := llama3_scaling(model):
+        flags |= {"use-rope-scaling": True, "rope-scaling-factor": scaling["factor"]}
+    return flags
+
+
+def _expert_flags(model: ModelSpec) -> dict[str, Any]:
+    figures = figures_of(model)
+    router = figures.router if figures else None
+    flags: dict[str, Any] = {
+        "num-experts": model.num_experts,
+        # experts stay whole: its default, the tensor-parallel size, would cut narrow matrices further
+        "expert-tensor-parallel-size": 1,
+        "moe-router-topk": model.experts_per_token,
+        "moe-ffn-hidden-size": model.ffn_hidden_size,
+        "moe-router-load-balancing-type": "seq_aux_loss" if router else "aux_loss",
+        "moe-aux-loss-coeff": SIGMOID_LOSS if router and router.is_sigmoid else USUAL_LOSS,
+    }
+    if model.num_dense_layers:
+        flags["moe-layer-freq"] = f"([0]*{model.num_dense_layers}+[1]*{model.num_layers - model.num_dense_layers})"
+    if model.shared_ffn_hidden_size:
+        flags["moe-shared-expert-intermediate-size"] = model.shared_ffn_hidden_size
+    if figures and figures.family == "qwen2_moe":
+        flags["moe-shared-expert-gate"] = True
+    if figures and figures.router_loss is not None:
+        flags["moe-aux-loss-coeff"] = figures.router_loss
+    is_sigmoid = router is not None and router.is_sigmoid
+    # the weight of one expert alone is 1, which nothing trains
+    if not is_sigmoid and (model.experts_per_token == 1 or (figures and figures.softmax_over_all)):
+        flags["moe-router-pre-softmax"] = True
+    if router is None:
+        return flags
+    if is_sigmoid:
+        flags |= {"moe-router-score-function": "sigmoid", "moe-router-enable-expert-bias": True}
+    flags["moe-router-dtype"] = "fp32"
+    if router.groups > 1:
+        flags |= {"moe-router-num-groups": router.groups, "moe-router-group-topk": router.chosen_groups}
+    if router.scale != 1:
+        flags["moe-router-topk-scaling-factor"] = router.scale
+    return flags
+
+
+def _latent_flags(model: ModelSpec) -> dict[str, Any]:
+    flags: dict[str, Any] = {
+        "multi-latent-attention": True,
+        **({"q-lora-rank": model.q_lora_rank} if model.q_lora_rank else {}),
+        "kv-lora-rank": model.kv_lora_rank,
+        "qk-head-dim": model.head_dim - model.qk_rope_head_dim,
+        "qk-pos-emb-head-dim": model.qk_rope_head_dim,
+        "v-head-dim": model.v_head_dim,
+        "qk-layernorm": True,  # of the latents
+    }
+    if scaling := yarn_scaling(model):
+        names = {"factor": "rotary-scaling-factor", "mscale": "mscale", "mscale_all_dim": "mscale-all-dim"}
+        return {**flags, "rope-type": "yarn", **{flag: scaling[name] for name, flag in names.items()}}
+    return {**flags, "rope-type": "rope", "no-rope-fusion": True}  # the fused kernel is YaRN's
