@@ -8,7 +8,7 @@ import pytest
 from autotune.cost import estimate
 from tests.benchmarks.published import FILES
 from tests.benchmarks.published.rows import COLUMNS, read
-from tests.benchmarks.published.unseen import unseen
+from tests.benchmarks.published.unseen import BATCHES, unseen
 
 ROWS = {
     "nanotron": 927,
@@ -47,10 +47,11 @@ def test_reserved_memory_is_at_least_what_was_allocated() -> None:
         assert (block.peak_memory_bytes >= block.allocated_bytes).all()
 
 
-def test_runs_that_nothing_was_fitted_to_have_addresses_and_figures() -> None:
-    rows = read("published_unseen")
+@pytest.mark.parametrize("batch", BATCHES)
+def test_runs_that_nothing_was_fitted_to_have_addresses_and_figures(batch: int) -> None:
+    rows = read(BATCHES[batch])
     assert all(row["url"].startswith("https://") and row["assumed"] for row in rows if row["trainer"] != "torchtitan")
-    sources = unseen()
+    sources = unseen(batch=batch)
     assert sum(len(block.table) for blocks in sources.values() for block in blocks) == len(rows)
     for block in (block for blocks in sources.values() for block in blocks):
         assert block.table.world_size.max() <= block.workload.cluster.num_gpus

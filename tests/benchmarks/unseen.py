@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.unseen             a line for every source, and the worst rows
     python -m tests.benchmarks.unseen --rows      every row
+    python -m tests.benchmarks.unseen --batch 2   the other batch of sources
 
 Rows: `published/unseen.py`. Each is predicted by the constants that ship, for a preset of its GPU and a trainer as its user would name it.
 
@@ -29,7 +30,7 @@ from autotune.cost.uncertainty import Z90
 from tests.benchmarks import fit_memory
 from tests.benchmarks.held_out import FREE, Judged, judged
 from tests.benchmarks.published import Block
-from tests.benchmarks.published.unseen import unseen
+from tests.benchmarks.published.unseen import BATCHES, unseen
 
 WORST = 15
 """rows that are shown without `--rows`"""
@@ -177,8 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Judge all sources and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", action="store_true", help="every row, in the order of the sources")
+    parser.add_argument("--batch", type=int, choices=sorted(BATCHES), default=1, help="which sources")
     options = parser.parse_args(arguments)
-    sources, recomputed = unseen(), unseen(recompute="full")
+    sources, recomputed = (unseen(recompute, options.batch) for recompute in ("none", "full"))
     found = [judge(name, blocks, recomputed[name]) for name, blocks in sources.items()]
     print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER))
     for cells in (*(s.cells() for s in found), total(found)):

@@ -46,6 +46,9 @@ class Run:
     """the adapters that are trained; None: all weights"""
     pure_bf16: bool = False
     """whether nothing is kept in fp32"""
+    optimizer: str = "adamw"
+    document_len: int = 0
+    """tokens of the documents that are packed into a sequence; 0: a sequence is one document"""
     inter_node: LinkSpec | None = None
     """network between the nodes, where the source states it; None: the usual one of the GPU"""
     peak_memory_bytes: float = math.nan
@@ -135,7 +138,8 @@ def blocks_of(runs: Iterable[Run]) -> list[Block]:
     """The runs, grouped."""
     groups: Mapping[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run.model.name, run.gpu, run.seq_len, run.where, run.trainer, run.peft, run.pure_bf16].append(run)
+        key = (run.model.name, run.gpu, run.gpus_per_node, run.seq_len, run.where, run.trainer)
+        groups[*key, run.peft, run.pure_bf16, run.optimizer, run.document_len].append(run)
     return [
         Block(
             workload=Workload(
@@ -146,6 +150,8 @@ def blocks_of(runs: Iterable[Run]) -> list[Block]:
                 trainer=members[0].trainer,
                 peft=members[0].peft,
                 pure_bf16=members[0].pure_bf16,
+                optimizer=members[0].optimizer,
+                document_len=members[0].document_len,
             ),
             where=members[0].where,
             table=ConfigTable.of([r.config for r in members]),

@@ -19,15 +19,17 @@ from tests.benchmarks.published.rows import GIB, Block, Run, blocks_of, number, 
 
 UNITS = {"GiB": GIB, "GB": 1e9, "MiB": 2.0**20}
 WHOLE = ("tp", "pp", "dp", "cp", "ep", "dp_replicas", "virtual_stages", "zero_stage")
-WORDS = ("pp_schedule", "pp_split", "precision", "recompute", "loss", "cp_style", "dispatcher")
+WORDS = ("pp_schedule", "pp_split", "precision", "recompute", "loss", "cp_style", "dispatcher", "offload")
 FLAGS = ("sequence_parallel", "async_tp", "compile")
 HARDWARE_FLOPS = 4.0 / 3.0
+BATCHES = {1: "published_unseen", 2: "published_unseen_2"}
+"""data file of each batch: the second was collected after the first had been read, and the code mended because of it"""
 
 
-def unseen(recompute: str = "none") -> dict[str, list[Block]]:
-    """The rows of every source, by its name. `recompute`: of rows that do not print it."""
+def unseen(recompute: str = "none", batch: int = 1) -> dict[str, list[Block]]:
+    """The rows of every source of a batch, by its name. `recompute`: of rows that do not print it."""
     runs: dict[str, list[Run]] = defaultdict(list)
-    for r in read("published_unseen"):
+    for r in read(BATCHES[batch]):
         runs[r["source"]].append(_run({**r, "recompute": r["recompute"] or recompute}))
     return {name: blocks_of(rows) for name, rows in runs.items()}
 
@@ -46,6 +48,8 @@ def _run(r: dict[str, str]) -> Run:
         trainer=r["trainer"],
         peft=adapters,
         pure_bf16=r["pure_bf16"] == "1",
+        optimizer=r["optimizer"] or "adamw",
+        document_len=whole(r.get("document_len", ""), 0),
         config=config,
         tokens_per_s_per_gpu=_speed(r, model, config, seq_len),
         peak_memory_bytes=math.nan if allocated else peak,
@@ -66,12 +70,14 @@ def _model(r: dict[str, str]) -> ModelSpec:
         ffn_hidden_size=whole(r["ffn_hidden"], 0),
         gated_mlp=r["gated"] == "1",
         tied_embeddings=r["tied"] == "1",
+        num_experts=whole(r.get("experts", ""), 0),
+        experts_per_token=whole(r.get("experts_per_token", ""), 0),
     )
 
 
 def _config(r: dict[str, str]) -> ParallelConfig:
     values: dict[str, object] = {name: whole(r[name], KNOBS[name].default) for name in WHOLE}
-    values |= {name: r[name] for name in WORDS if r[name]}
+    values |= {name: r[name] for name in WORDS if r.get(name)}
     values |= {name: r[name] == "1" for name in FLAGS}
     return ParallelConfig(micro_batch_size=whole(r["micro_batch"]), accumulation_steps=whole(r["accum"]), **values)  # type: ignore[arg-type]
 
