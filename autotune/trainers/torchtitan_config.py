@@ -7,7 +7,7 @@ Facts of its code (0.3.0) that the mapping rests on:
   - Context parallelism shards weights over dp_shard * cp, so replicas that are copies on all of their ranks exist without it only
     (distributed/full_dtensor.py).
   - Embedding and output projection may be one weight, but not with a pipeline (models/common/decoder.py).
-  - CUDA graphs are on by default and refuse a pipeline (trainer.py). Float8's recipes are rowwise and rowwise_with_gw_hp; mxfp8
+  - CUDA graphs are on by default and refuse a pipeline and, beside expert parallelism, a dispatcher that asks the host (trainer.py). Float8's recipes are rowwise and rowwise_with_gw_hp; mxfp8
     needs a Blackwell GPU (components/quantization/mx.py).
 """
 
@@ -16,17 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.spec import ModelSpec, ParallelConfig, Workload
-from autotune.spec.model_figures import figures_of
+from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.programs import program
 from autotune.trainers.python_source import Source, call, indented, words
-from autotune.trainers.torchtitan_settings import parallelism_settings, rotary_scaling, training_settings
+from autotune.trainers.torchtitan_model import builder_of, model_arguments
+from autotune.trainers.torchtitan_settings import parallelism_settings, training_settings
 
 COMMAND: tuple[str, ...] = ("-m", "torchtitan.train", "--module", "autotune_config", "--config", "tuned")
 """what torchrun starts"""
 _RECOMPUTE = {"none": None, "selective": Source("SelectiveAC.Config()"), "full": Source("FullAC.Config()")}
 _IMPORTS = """\
-from autotune_model import llama
+from autotune_model import {builder}
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
@@ -44,7 +44,7 @@ def config_files(workload: Workload, c: ParallelConfig, options: Mapping[str, An
     document = call("Trainer.Config", _settings(workload, c, options, assets))
     source = (
         f'"""{words(workload.model.name)} for torchtitan 0.3, tuned by autotune."""\n\n'
-        f"{_IMPORTS}\n\n"
+        f"{_IMPORTS.format(builder=builder_of(workload.model))}\n\n"
         f"def tuned() -> Trainer.Config:\n"
         '    """What `--config tuned` selects."""\n'
         f"    return {indented(document)}\n"
@@ -55,7 +55,7 @@ def config_files(workload: Workload, c: ParallelConfig, options: Mapping[str, An
 def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any], assets: str) -> dict[str, Any]:
     model = workload.model
     training = training_settings(workload, c, options["steps"])
-    if c.pp > 1:
+    if c.pp > 1 or model.num_experts:
         training["disable_cuda_graphs"] = True
     data = {"dataset": options["dataset"]}
     if options["dataset_path"]:
@@ -65,8 +65,10 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any],
     if c.async_tp:
         compiled["enable_async_tensor_parallel"] = True
     parallelism = {**parallelism_settings(model, c), "enable_sequence_parallel": c.tp == 1 or c.sequence_parallel}
+    if model.num_experts:
+        parallelism["expert_parallel_degree"] = c.ep
     return {
-        "model_spec": call("llama", _model(model, c, workload.seq_len)),
+        "model_spec": call(builder_of(model), model_arguments(model, c, workload.seq_len)),
         "hf_assets_path": assets,
         "training": call("TrainingConfig", training),
         "parallelism": call("ParallelismConfig", parallelism),
@@ -83,35 +85,6 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any],
 
 def _budget(c: ParallelConfig) -> Source:
     return call("MemoryBudgetAC.Config", {"memory_budget": c.activation_budget / 100})
-
-
-def _model(model: ModelSpec, c: ParallelConfig, seq_len: int) -> dict[str, Any]:
-    figures = figures_of(model)
-    rope: dict[str, Any] = {"max_seq_len": max(model.max_positions, seq_len), "theta": 500000.0, "scaling": "llama"}
-    if figures is not None:
-        if figures.rotary_base is not None:
-            rope["theta"] = figures.rotary_base
-        scaling = rotary_scaling(model)
-        rope |= {"scaling": "llama", **scaling} if scaling else {"scaling": "none"}
-    arguments: dict[str, Any] = {
-        "dim": model.hidden_size,
-        "n_layers": model.num_layers,
-        "n_heads": model.num_attention_heads,
-        "n_kv_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-        "hidden_dim": model.ffn_hidden_size,
-        "vocab_size": model.vocab_size,
-        "norm_eps": figures.norm_epsilon if figures and figures.norm_epsilon is not None else 1e-5,
-        "tied": model.tied_embeddings,
-        "rope": rope,
-    }
-    if c.precision == "fp8":
-        given = {"recipe_name": "rowwise", "filter_fqns": ["lm_head"], "model_compile_enabled": c.compile}
-        arguments["converters"] = [call("Float8LinearConverter.Config", given)]
-    if c.precision == "mxfp8":
-        within = {"fqns": ["layers."], "model_compile_enabled": c.compile}  # the output projection stays in bf16
-        arguments["converters"] = [call("MXFP8LinearConverter.Config", within)]
-    return arguments
 
 
 def settings_words(settings: Mapping[str, Any], path: str = "") -> tuple[str, ...]:

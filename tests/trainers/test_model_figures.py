@@ -189,7 +189,7 @@ def test_experts_of_qwen_are_routed_in_megatron_as_their_file_says(normalized: b
 
 def test_what_sets_a_family_of_the_catalog_apart_is_named_where_the_trainer_does_not_know_it() -> None:
     notes = launch("torchtitan", of_catalog("qwen2.5-7b"), hf_assets_path="assets").notes
-    assert any("without what else sets qwen2 apart; it knows llama" in note for note in notes)
+    assert any("without what else sets qwen2 apart; it knows deepseek_v2" in note for note in notes)
 
 
 def test_a_model_without_published_figures_is_exported_by_its_shape_with_a_note() -> None:

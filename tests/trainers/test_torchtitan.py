@@ -17,7 +17,9 @@ from typing import Any, ClassVar
 import pytest
 
 from autotune.errors import ExportError, SpecError
-from autotune.spec import ModelSpec, ParallelConfig
+from autotune.spec import ModelSpec, ParallelConfig, catalog
+from autotune.spec.catalog import published_config
+from autotune.spec.model_figures import figures_of
 from autotune.testing.trainers import GPT, MODEL, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer, write_launch
 from autotune.trainers.present_configuration import PresentConfiguration
@@ -35,6 +37,24 @@ COLOURED = (
     "[titan] 2026-02-24 19:46:17,508 - root - INFO - \x1b[31mstep:  4  \x1b[32mloss:  7.62585  \x1b[38;2;180;60;0mgrad_norm: 26.6250  "
     "\x1b[36mmemory: 66.91GiB(37.51%)  \x1b[34mtps: 10,050  \x1b[36mtflops: 314.71  \x1b[35mmfu: 13.99%\x1b[39m"
 )
+
+
+PUBLISHED = {
+    "mistral-7b": 1,
+    "qwen3-0.6b": 1,
+    "qwen3-8b": 1,
+    "qwen3-30b-a3b": 8,
+    "deepseek-v2-lite": 4,
+    "deepseek-v3": 8,
+}
+"""models of the catalog beside Llama's that release 0.3 trains, with a degree of expert parallelism"""
+
+
+def parameters_of(model: ModelSpec) -> int:
+    """What torchtitan holds of the model: with the norms of queries, keys and latents, which the shape does not count."""
+    figures = figures_of(model)
+    norms = 2 * model.head_dim if figures and figures.qk_norm else model.q_lora_rank + model.kv_lora_rank
+    return model.num_parameters + norms * model.num_layers
 
 
 def job(launch: Launch) -> dict[str, Any]:
@@ -130,6 +150,62 @@ class TestTorchtitan(TrainerContract):
         assert reading.settings == {"training": {"gc_freq": 10}}
         assert "model_registry('8B')" in reading.remarks[0]
 
+    @pytest.mark.parametrize(("name", "ep"), PUBLISHED.items())
+    def test_a_published_model_is_read_back_from_its_launch(self, name: str, ep: int) -> None:
+        model, config = catalog.model(name), ParallelConfig(dp=8, micro_batch_size=8, zero_stage=2, ep=ep)
+        launch = launched(config, model=model)
+        reading = trainer("torchtitan").read_config(PresentConfiguration.of_launch(launch))
+        read = ModelSpec(name=name, **reading.model)
+        assert replace(read, attention_head_dim=read.head_dim) == replace(model, attention_head_dim=model.head_dim)
+        assert reading.knobs["ep"] == ep
+        if model.num_experts:
+            assert values_of(launch, "ParallelismConfig")["expert_parallel_degree"] == ep
+            assert values_of(launch, "TrainingConfig")["disable_cuda_graphs"] is True
+
+    def test_experts_and_latents_are_told_as_deepseeks_own_flavour_is(self) -> None:
+        config = ParallelConfig(dp=8, micro_batch_size=8, zero_stage=2)
+        told = values_of(launched(config, model=catalog.model("deepseek-v3")), "deepseek_v3")
+        assert told["latent"]["qk_nope_head_dim"] == 128
+        assert (told["n_dense_layers"], told["dense_hidden_dim"], told["n_shared_experts"]) == (3, 18432, 1)
+        router = {"router_score_func": "sigmoid", "router_num_expert_groups": 8, "router_num_limited_groups": 4}
+        assert told["experts"].items() >= {**router, "router_route_scale": 2.5, "router_route_norm": True}.items()
+        assert told["rope"].items() >= {"scaling": "yarn", "rope_factor": 40.0, "original_seq_len": 4096}.items()
+
+    @pytest.mark.parametrize(
+        ("name", "knobs", "said"),
+        [
+            ("qwen3-30b-a3b", {"dp": 4, "tp": 2, "ep": 2, "zero_stage": 2}, r"ep=2: .*; use tp=1 or ep=1"),
+            ("qwen3-30b-a3b", {"dp": 8, "ep": 8}, r"ep=8: .* here 1: ep must divide them; use zero_stage=2"),
+            (
+                "qwen3-30b-a3b",
+                {"dp": 8, "ep": 8, "zero_stage": 2, "dp_replicas": 2},
+                r"ep=8: .* here 4: ep must divide",
+            ),
+            (
+                "qwen3-30b-a3b",
+                {"dp": 8, "zero_stage": 2, "precision": "fp8"},
+                r"precision=fp8: .*experts are not; nearest: precision=bf16",
+            ),
+            ("mixtral-8x7b", {"dp": 8, "zero_stage": 2}, r"model\.family=mixtral: .*it knows .*qwen3_moe"),
+            ("kimi-k2", {"dp": 8, "zero_stage": 2}, r"model\.num_experts=384: .*name the model's config.json"),
+        ],
+    )
+    def test_what_its_experts_cannot_be_combined_with_is_refused_with_a_remedy(
+        self, name: str, knobs: dict[str, Any], said: str
+    ) -> None:
+        config = ParallelConfig(micro_batch_size=1, accumulation_steps=64 // knobs["dp"], **knobs)
+        model = catalog.model(name)
+        if name == "mixtral-8x7b":
+            model = replace(model, name="mine", source=json.dumps(published_config(model)))
+        with pytest.raises(ExportError, match=said):
+            launched(config, model=model)
+
+    def test_release_0_2_builds_its_llama_alone(self) -> None:
+        with pytest.raises(
+            ExportError, match=r"model\.family=qwen3: launches of torchtitan 0\.2 .*; version=0\.3 trains"
+        ):
+            launched(ParallelConfig(dp=8, micro_batch_size=8), model=catalog.model("qwen3-8b"), version="0.2")
+
     @pytest.mark.slow
     @pytest.mark.skipif(find_spec("torchtitan") is None, reason="torchtitan 0.3 is not installed")
     def test_torchtitan_itself_reads_the_configuration_and_builds_the_model(self, tmp_path: Path) -> None:
@@ -145,9 +221,9 @@ class TestTorchtitan(TrainerContract):
             virtual_stages=4,
             compile=True,
         )
-        for number, (model, asked) in enumerate(
-            [(MODEL, config), (WIDE_HEADS, config), (TIED, ParallelConfig(dp=8, micro_batch_size=8, zero_stage=2))]
-        ):
+        plain = ParallelConfig(dp=8, micro_batch_size=8, zero_stage=2)
+        published = [(catalog.model(name), replace(plain, ep=ep)) for name, ep in PUBLISHED.items()]
+        for number, (model, asked) in enumerate([(MODEL, config), (WIDE_HEADS, config), (TIED, plain), *published]):
             folder = tmp_path / str(number)
             write_launch(launched(asked, model=model), folder)
             done = subprocess.run(
@@ -162,7 +238,7 @@ class TestTorchtitan(TrainerContract):
             assert done.returncode == 0, done.stderr[-2000:]
             read = json.loads(done.stdout.splitlines()[-1])
             assert read == {
-                "parameters": model.num_parameters,
+                "parameters": parameters_of(model),
                 "tp": asked.tp,
                 "pp": asked.pp,
                 "local": asked.micro_batch_size * (asked.accumulation_steps if asked.pp > 1 else 1),
@@ -173,6 +249,7 @@ READ = """
 import json, torch
 from torchtitan.config import ConfigManager
 read = ConfigManager().parse_args(["--module", "autotune_config", "--config", "tuned"])
+read.model_spec.model.update_from_config(config=read)
 with torch.device("meta"):
     model = read.model_spec.model.build()
 degrees = read.parallelism

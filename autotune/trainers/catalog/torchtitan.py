@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
+from autotune.spec.model_figures import figures_of
 from autotune.trainers import torchtitan_config, torchtitan_job
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.launch_files import Launch
@@ -18,6 +19,7 @@ from autotune.trainers.limit import Limit
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import torchtitan_python, torchtitan_toml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.torchtitan_model import BUILDERS, model_limits
 from autotune.trainers.torchtitan_settings import stage_limits
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
 from autotune.trainers.trainer_option import Reach
@@ -32,13 +34,14 @@ RECOMPUTED = "it recomputes whole layers, or by its per-operator policy (selecti
 
 
 class TorchtitanTrainer(Trainer):
-    """torchtitan's Llama pretraining."""
+    """torchtitan's pretraining."""
 
     name = "torchtitan"
-    families = frozenset({"llama"})
-    summary = "torchtitan's Llama: a Python configuration (0.3), or a TOML job file (0.2)"
+    families = frozenset(BUILDERS)
+    shapes = frozenset({"num_dense_layers", "shared_ffn_hidden_size", "kv_lora_rank"})
+    summary = "torchtitan's Llama, Qwen3 or DeepSeek: a Python configuration (0.3); its Llama by a TOML job file (0.2)"
     checked_against = "torchtitan 0.2.2, 0.3.0"
-    rotary_scalings = frozenset({"llama3"})
+    rotary_scalings = frozenset({"llama3", "yarn"})
     no_adapters = "release 0.2 has none, and 0.3 keeps frozen weights in fp32, which the memory estimate does not count"
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
@@ -53,8 +56,8 @@ class TorchtitanTrainer(Trainer):
         "cp_style=heads": "its context parallelism moves keys and values",
         "offload": "its offloading keeps the weights in host memory too, not the optimizer or the activations alone",
         "cuda_graph": "release 0.2 has none, and 0.3 captures a step by itself where there is no pipeline",
-        "dispatcher": "its Llama model has no experts",
-        "ep_overlap": "its Llama model has no experts",
+        "dispatcher": "its launches send tokens to experts by all-to-all: dispatcher=alltoall",
+        "ep_overlap": "it does not hide the all-to-all behind another micro-batch: ep_overlap=false",
     }
     optimizers = frozenset({"adamw"})
     trains_pure_bf16 = True
@@ -89,11 +92,11 @@ class TorchtitanTrainer(Trainer):
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """Models other than Llama, fp16, ZeRO 1, uneven stages; and what the release does not know."""
+        """Models that it has not, fp16, ZeRO 1, uneven stages; and what the release does not know."""
         c = effective(config)
         of_release = _limits_of_0_2 if options["version"] == "0.2" else _limits_of_0_3
         limits = [
-            *_model_limits(workload.model),
+            *_shape_limits(workload.model),
             *word_limit(
                 c, "precision", {"fp16": "bf16"}, "torchtitan trains in fp32, bf16, fp8 or mxfp8, without loss scaling"
             ),
@@ -111,8 +114,8 @@ class TorchtitanTrainer(Trainer):
                 workload.seq_len,
                 f"must be a multiple of tp={c.tp} times 2 * cp where cp={c.cp} is above 1",
             )
-        if c.ep > 1:
-            limit("ep", c.ep, "its Llama model has no experts", 1)
+        if c.ep > 1 and not workload.model.num_experts:
+            limit("ep", c.ep, "a dense model has no experts", 1)
         if c.async_tp and not c.compile:
             limit("async_tp", True, "the compiler cuts up the collectives: it needs compile=true", False)
         limits += stage_limits(workload.model, c)
@@ -166,23 +169,22 @@ class TorchtitanTrainer(Trainer):
         )
 
 
-def _model_limits(model: ModelSpec) -> tuple[Limit, ...]:
-    found = []
+def _shape_limits(model: ModelSpec) -> Iterator[Limit]:
     if not model.gated_mlp:
-        found.append(
-            Limit(
-                knob="model.gated_mlp",
-                value=False,
-                message="its dense language model is Llama's: gated MLP, RMSNorm, rotary positions",
-            )
-        )
-    if model.num_experts:
-        found.append(Limit(knob="model.num_experts", value=model.num_experts, message="it has no Mixtral model"))
-    return tuple(found)
+        message = "its dense language models have Llama's layers: gated MLP, RMSNorm, rotary positions; use megatron, lightning or native"
+        yield Limit(knob="model.gated_mlp", value=False, message=message)
 
 
 def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
-    model = workload.model
+    model, figures = workload.model, figures_of(workload.model)
+    if figures is not None and figures.family != "llama":
+        message = "launches of torchtitan 0.2 build its Llama; version=0.3 trains this family"
+        yield Limit(knob="model.family", value=figures.family, message=message)
+    elif model.num_experts or model.kv_lora_rank:
+        yield from model_limits(model, c, workload.seq_len)
+    if figures is not None and figures.rotary_scaling == "yarn":
+        message = "launches of torchtitan 0.2 know Llama 3.1's rotary scaling alone; version=0.3 knows YaRN"
+        yield Limit(knob="model.rope_scaling", value="yarn", message=message)
     if c.loss != "own":
         message = "torchtitan 0.2 computes the loss of all logits at once: loss=own"
         yield Limit(knob="loss", value=c.loss, message=message, nearest="own")
@@ -212,6 +214,7 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
 
 
 def _limits_of_0_3(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
+    yield from model_limits(workload.model, c, workload.seq_len)
     if c.loss == "chunked":
         yield Limit(
             knob="loss", value="chunked", message="it is what torchtitan 0.3 does by itself: loss=own", nearest="own"

@@ -16,6 +16,7 @@ from autotune.trainers.nested_documents import merged
 from autotune.trainers.present_configuration import PresentConfiguration, Reading, options_of
 from autotune.trainers.readers.torchtitan_toml import reading_of
 from autotune.trainers.torchtitan_job import CONVERTERS
+from autotune.trainers.torchtitan_model import BUILDERS
 
 MODES = {"FullAC.Config": "full", "SelectiveAC.Config": "selective", "MemoryBudgetAC.Config": "memory_budget"}
 """values of `activation_checkpoint`, by the job file's names"""
@@ -30,7 +31,7 @@ SIZES = {
     "vocab_size": "vocab_size",
     "tied": "tied_embeddings",
 }
-"""fields of `ModelSpec`, by the arguments of an export's `llama`"""
+"""fields of `ModelSpec`, by the arguments of an export's builders"""
 WRITTEN_ANEW = ("loss", "metrics", "checkpoint.enable", "training.disable_cuda_graphs")
 """keys that follow from knobs or are the same in every launch"""
 
@@ -123,12 +124,21 @@ def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sizes(node: Any) -> dict[str, Any]:
     """Sizes of the model that an export brings; nothing for any other."""
-    if not isinstance(node, ast.Call) or ast.unparse(node.func) != "llama":
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) not in set(BUILDERS.values()):
         return {}
     given = _arguments(node)
-    sizes = {field: given[name] for name, field in SIZES.items()}
-    if given["head_dim"] * given["n_heads"] != given["dim"]:
+    sizes = {field: given[name] for name, field in SIZES.items() if name in given}
+    if given.get("head_dim", 0) * given["n_heads"] not in (0, given["dim"]):
         sizes["attention_head_dim"] = given["head_dim"]
+    if latent := given.get("latent"):
+        sizes |= {name: latent[name] for name in ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim")}
+        sizes["attention_head_dim"] = latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"]
+        sizes["shared_ffn_hidden_size"] = given["n_shared_experts"] * given["hidden_dim"]
+        if given["n_dense_layers"]:
+            sizes |= {"num_dense_layers": given["n_dense_layers"], "dense_ffn_hidden_size": given["dense_hidden_dim"]}
+    if experts := given.get("experts"):
+        chosen = experts.get("top_k", experts.get("router_top_k"))
+        sizes |= {"num_experts": experts["num_experts"], "experts_per_token": chosen}
     return {**sizes, "gated_mlp": True}
 
 

@@ -1,0 +1,142 @@
+"""A model as the call of a builder in the exported `autotune_model.py` for torchtitan 0.3: `llama`, `qwen3` or `deepseek_v3`.
+
+The builder follows from the family of the config.json. Qwen3 normalizes queries and keys; DeepSeek's attention makes keys and values from a latent, and its
+first layers have no experts. All routers are balanced by a bias, as torchtitan's own flavours are. Facts of its code (0.3.0): models/*/__init__.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.spec import ModelSpec, ParallelConfig
+from autotune.spec.model_figures import Router, figures_of, yarn_scaling
+from autotune.trainers.limit import Limit
+from autotune.trainers.python_source import call
+from autotune.trainers.torchtitan_settings import rotary_scaling
+
+BUILDERS = {
+    **dict.fromkeys(("llama", "mistral"), "llama"),
+    **dict.fromkeys(("qwen3", "qwen3_moe"), "qwen3"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), "deepseek_v3"),
+}
+"""builders by the family of a config.json; a model by its shape alone is a Llama"""
+WITH_CONFIG_JSON = "name the model's config.json in the spec: torchtitan 0.3 trains Qwen3's and DeepSeek's"
+
+
+def builder_of(model: ModelSpec) -> str:
+    """The builder's name."""
+    figures = figures_of(model)
+    return "llama" if figures is None else BUILDERS.get(figures.family, "llama")
+
+
+def model_limits(model: ModelSpec, c: ParallelConfig, seq_len: int) -> Iterator[Limit]:
+    """Models that no builder builds, and what experts cannot be combined with."""
+    builder, figures = builder_of(model), figures_of(model)
+
+    def limit(field: str, message: str) -> Limit:
+        return Limit(knob=f"model.{field}", value=getattr(model, field), message=message)
+
+    if model.num_experts and builder == "llama":
+        yield limit("num_experts", f"its Llama has no experts; {WITH_CONFIG_JSON}")
+    if model.kv_lora_rank and builder != "deepseek_v3":
+        yield limit("kv_lora_rank", f"its Llama has no latent attention; {WITH_CONFIG_JSON}")
+    if model.num_dense_layers and builder == "qwen3":
+        yield limit("num_dense_layers", "all layers of its Qwen3 have experts; megatron_bridge reads the file itself")
+    if model.tied_embeddings and builder == "deepseek_v3":
+        message = "its DeepSeek has an output projection of its own"
+        yield Limit(knob="model.tied_embeddings", value=True, message=message, nearest=False)
+    if figures is not None and 0 < figures.window < seq_len:
+        message = f"it attends over whole sequences, but each token of the model to {figures.window} before it; use at most so many, or megatron"
+        yield Limit(knob="workload.seq_len", value=seq_len, message=message, nearest=figures.window)
+    if not model.num_experts:
+        return
+    if c.precision in ("fp8", "mxfp8"):
+        message = "its launches quantize linear layers, which experts are not"
+        yield Limit(knob="precision", value=c.precision, message=message, nearest="bf16")
+    if c.ep > 1 and c.tp > 1:
+        message = f"it would spread experts over the tp={c.tp} ranks too, which is not predicted; use tp=1 or ep=1"
+        yield Limit(knob="ep", value=c.ep, message=message, nearest=1)
+    shards = c.dp * c.cp // c.dp_replicas if c.zero_stage else c.cp
+    if c.ep > 1 and c.tp == 1 and shards % c.ep:
+        message = f"it spreads experts over ranks that shard the weights, here {shards}: ep must divide them; use zero_stage=2 with fewer dp_replicas"
+        yield Limit(knob="ep", value=c.ep, message=message, nearest=1)
+
+
+def model_arguments(model: ModelSpec, c: ParallelConfig, seq_len: int) -> dict[str, Any]:
+    """The builder's arguments."""
+    builder, figures = builder_of(model), figures_of(model)
+    arguments: dict[str, Any] = {
+        "dim": model.hidden_size,
+        "n_layers": model.num_layers,
+        "n_heads": model.num_attention_heads,
+    }
+    if builder == "deepseek_v3":
+        arguments |= _latent_arguments(model)
+    else:
+        arguments |= {"n_kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "hidden_dim": model.ffn_hidden_size}
+        arguments["tied"] = model.tied_embeddings
+        if model.num_experts:
+            is_normed = figures is None or not figures.softmax_over_all
+            counts = {"num_experts": model.num_experts, "top_k": model.experts_per_token}
+            arguments["experts"] = {**counts, "route_norm": is_normed}
+    arguments |= {
+        "vocab_size": model.vocab_size,
+        "norm_eps": figures.norm_epsilon if figures and figures.norm_epsilon is not None else 1e-5,
+        "rope": _rotary(model, seq_len),
+    }
+    if c.precision == "fp8":
+        given = {"recipe_name": "rowwise", "filter_fqns": ["lm_head"], "model_compile_enabled": c.compile}
+        arguments["converters"] = [call("Float8LinearConverter.Config", given)]
+    if c.precision == "mxfp8":
+        within = {"fqns": ["layers."], "model_compile_enabled": c.compile}  # the output projection stays in bf16
+        arguments["converters"] = [call("MXFP8LinearConverter.Config", within)]
+    return arguments
+
+
+def _latent_arguments(model: ModelSpec) -> dict[str, Any]:
+    figures, scaling = figures_of(model), yarn_scaling(model)
+    router = (figures.router if figures else None) or Router(is_sigmoid=False, groups=1, chosen_groups=1, scale=1.0)
+    is_grouped = router.groups > 1
+    return {
+        "n_dense_layers": model.num_dense_layers,
+        "latent": {
+            "q_lora_rank": model.q_lora_rank,
+            "kv_lora_rank": model.kv_lora_rank,
+            "qk_nope_head_dim": model.head_dim - model.qk_rope_head_dim,
+            "qk_rope_head_dim": model.qk_rope_head_dim,
+            "v_head_dim": model.v_head_dim,
+            "mscale": scaling["mscale_all_dim"] if scaling else 1.0,
+        },
+        "hidden_dim": model.ffn_hidden_size,
+        "dense_hidden_dim": model.dense_ffn_hidden_size or model.ffn_hidden_size,
+        "n_shared_experts": model.shared_ffn_hidden_size // model.ffn_hidden_size,
+        "experts": {
+            "num_experts": model.num_experts,
+            "router_top_k": model.experts_per_token,
+            "router_score_func": "sigmoid" if router.is_sigmoid else "softmax",
+            "router_num_expert_groups": router.groups if is_grouped else None,
+            "router_num_limited_groups": router.chosen_groups if is_grouped else None,
+            "router_route_scale": router.scale,
+            "router_route_norm": router.is_sigmoid,
+        },
+    }
+
+
+def _rotary(model: ModelSpec, seq_len: int) -> dict[str, Any]:
+    figures = figures_of(model)
+    rope: dict[str, Any] = {"max_seq_len": max(model.max_positions, seq_len), "theta": 500000.0, "scaling": "llama"}
+    if figures is None:
+        return rope
+    if figures.rotary_base is not None:
+        rope["theta"] = figures.rotary_base
+    if scaling := rotary_scaling(model):
+        return rope | {"scaling": "llama", **scaling}
+    if yarn := yarn_scaling(model):
+        names = {"factor": "rope_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
+        return rope | {
+            "scaling": "yarn",
+            **{theirs: yarn[name] for name, theirs in names.items()},
+            "original_seq_len": int(yarn["original_max_position_embeddings"]),
+        }
+    return rope | {"scaling": "none"}
