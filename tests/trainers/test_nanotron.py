@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import yaml
 
 from autotune.errors import ExportError
-from autotune.spec import ParallelConfig
+from autotune.spec import ParallelConfig, catalog
 from autotune.testing.trainers import WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer
+from autotune.trainers.present_configuration import PresentConfiguration
 from tests.trainers.released_names import released_names
 
 LINE = (
@@ -75,6 +77,52 @@ class TestNanotron(TrainerContract):
     def test_a_missing_entrypoint_is_refused(self) -> None:
         with pytest.raises(ExportError, match="entrypoint is not set"):
             trainer("nanotron").launch(WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8))
+
+
+def config_of(model: str, **knobs: Any) -> dict[str, Any]:
+    """`model_config` of a model of the catalog."""
+    config = ParallelConfig(**{"dp": 8, "micro_batch_size": 8, **knobs})
+    workload = replace(WORKLOAD, model=catalog.model(model))
+    launch = trainer("nanotron").launch(workload, config, TestNanotron.options)
+    found: dict[str, Any] = document(launch)["model"]["model_config"]
+    return found
+
+
+def test_a_qwen2_is_trained_with_its_biases_and_a_llama_without() -> None:
+    qwen, llama = config_of("qwen2.5-1.5b"), config_of("llama-8b")
+    assert (qwen["is_qwen2_config"], qwen["attention_bias"], qwen["rope_theta"]) == (True, True, 1e6)
+    assert qwen["tie_word_embeddings"] is True
+    assert "is_llama_config" not in qwen
+    assert "attention_bias" not in llama
+    assert llama["is_llama_config"] is True
+
+
+def test_context_parallelism_is_told_to_attend_over_the_ranks() -> None:
+    told = config_of("llama-8b", dp=4, cp=2, accumulation_steps=2)
+    assert (told["_attn_implementation"], told["is_qwen2_config"], told["attention_bias"]) == (
+        "ring_flash_triton",
+        True,
+        False,
+    )
+    config = ParallelConfig(dp=4, cp=2, micro_batch_size=8, accumulation_steps=2)
+    with pytest.raises(
+        ExportError, match="cp=2: its Llama attends to a rank's own tokens alone; leave model_class out"
+    ):
+        trainer("nanotron").launch(WORKLOAD, config, {**TestNanotron.options, "model_class": "llama"})
+
+
+def test_a_yaml_of_its_qwen2_stays_one() -> None:
+    launch = trainer("nanotron").launch(
+        WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8), {**TestNanotron.options, "model_class": "qwen2"}
+    )
+    theirs = document(launch)
+    theirs["model"]["model_config"] |= {"attention_bias": True, "moe_config": {"num_experts": 4, "top_k": 2}}
+    reading = trainer("nanotron").read_config(PresentConfiguration(files={"config.yaml": yaml.safe_dump(theirs)}))
+    assert reading.options["model_class"] == "qwen2"
+    kept = reading.settings["model"]["model_config"]
+    assert kept["attention_bias"] is True
+    assert not {"is_qwen2_config", "is_llama_config"} & kept.keys()
+    assert "its experts (model_config.moe_config) are not read" in reading.remarks[0]
 
 
 def test_every_key_is_one_that_its_main_branch_knows() -> None:

@@ -33,11 +33,20 @@ NEVER = 1_000_000_000
 """checkpoint interval in steps that no run reaches"""
 
 
+MODEL_CLASS = Option(
+    name="model_class",
+    meaning="nanotron's class of the model; auto: llama, or qwen2 for the family qwen2 and with cp > 1",
+    default="auto",
+    choices=("auto", "llama", "qwen2"),
+    reach=Reach.NOTHING,
+)
+
+
 class NanotronTrainer(Trainer):
-    """nanotron's Llama pretraining."""
+    """nanotron's pretraining of Llama and Qwen2."""
 
     name = "nanotron"
-    families = frozenset({"llama"})
+    families = frozenset({"llama", "mistral", "qwen2"})
     summary = "nanotron (main branch), one YAML and run_train.py"
     checked_against = "nanotron's main branch after 0.4"
     reads = frozenset({
@@ -65,10 +74,11 @@ class NanotronTrainer(Trainer):
             is_path=True,
             reach=Reach.FILE,
         ),
+        MODEL_CLASS,
     )
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
-        """Models other than Llama, ZeRO 2 and 3, interleaving, fp16 and fp8, selective recomputation, torch.compile."""
+        """Models of other layers than Llama's, ZeRO 2 and 3, interleaving, fp16 and fp8, selective recomputation, torch.compile."""
         c, model = effective(config), workload.model
         limits = [
             *word_limit(c, "precision", {"fp16": "bf16", "fp8": "bf16"}, "its released loop trains in bf16 or fp32"),
@@ -85,19 +95,20 @@ class NanotronTrainer(Trainer):
             limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
 
         if not model.gated_mlp:
-            limit("model.gated_mlp", False, "its dense language model is Llama's: gated MLP, RMSNorm, rotary positions")
+            message = "its dense models have Llama's layers: gated MLP, RMSNorm, rotary positions; use megatron, lightning or native"
+            limit("model.gated_mlp", False, message)
         if model.num_experts:
-            limit(
-                "model.num_experts",
-                model.num_experts,
-                "its mixture-of-experts model is Qwen's, which has different layers",
-            )
+            message = "its experts are as wide as its dense layers and have no loss that balances them; use megatron or torchtitan"
+            limit("model.num_experts", model.num_experts, message)
         if model.head_dim * model.num_attention_heads != model.hidden_size:
-            limit(
-                "model.attention_head_dim",
-                model.head_dim,
-                "the width of its heads is hidden_size / num_attention_heads",
-            )
+            message = f"the width of its heads is hidden_size / num_attention_heads = {model.hidden_size / model.num_attention_heads:g}"
+            limit("model.attention_head_dim", model.head_dim, f"{message}; use megatron or torchtitan")
+        figures = figures_of(model)
+        if figures is not None and 0 < figures.window < workload.seq_len:
+            message = f"it attends over whole sequences, but each token of the model to {figures.window} before it; use at most so many, or megatron"
+            limit("workload.seq_len", workload.seq_len, message, figures.window)
+        if c.cp > 1 and options["model_class"] == "llama":
+            limit("cp", c.cp, "its Llama attends to a rank's own tokens alone; leave model_class out, or use cp=1")
         if c.virtual_stages > 1:
             limit("virtual_stages", c.virtual_stages, "a rank holds one stage", 1)
         if c.zero_stage > 1:
@@ -175,7 +186,7 @@ def _document(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
             "make_vocab_size_divisible_by": 1,
             "ddp_bucket_cap_mb": 25,
             "init_method": {"std": 0.02},
-            "model_config": _model(workload),
+            "model_config": _model(workload, c, options),
         },
         "tokens": {
             "sequence_length": workload.seq_len,
@@ -229,10 +240,19 @@ def _dataset(options: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _model(workload: Workload) -> dict[str, Any]:
-    model = workload.model
+def _model(workload: Workload, c: ParallelConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Its Llama, or its Qwen2, which without biases is a Llama too and knows attention over several ranks."""
+    model, figures = workload.model, figures_of(workload.model)
+    asked = options["model_class"]
+    is_qwen = asked == "qwen2" or (
+        asked == "auto" and (c.cp > 1 or (figures is not None and figures.family == "qwen2"))
+    )
+    kind: dict[str, Any] = {"is_llama_config": True}
+    if is_qwen:
+        kind = {"is_qwen2_config": True, "attention_bias": figures is not None and figures.qkv_bias}
+        kind |= {"_attn_implementation": nanotron_yaml.RING} if c.cp > 1 else {}
     return {
-        "is_llama_config": True,
+        **kind,
         "hidden_act": "silu",
         "hidden_size": model.hidden_size,
         "intermediate_size": model.ffn_hidden_size,

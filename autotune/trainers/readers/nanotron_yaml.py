@@ -11,6 +11,8 @@ from autotune.trainers.readers.batch_law import batch_of
 from autotune.trainers.readers.program_arguments import program_of
 
 DEFAULT_ENTRYPOINT = "run_train.py"
+RING = "ring_flash_triton"
+"""its attention over the ranks of context parallelism; the usual one attends to a rank's own part of the sequence alone"""
 MODEL = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -49,12 +51,23 @@ def read(present: PresentConfiguration) -> Reading:
     if found := {field: value for field, value in model.items() if value is not None}:
         tied = keys.flag("model.model_config.tie_word_embeddings")
         model = {**found, "gated_mlp": True, "tied_embeddings": bool(tied)}
+    keys.flag("model.model_config.is_llama_config")
+    is_qwen = bool(keys.flag("model.model_config.is_qwen2_config"))
+    if knobs["cp"] > 1 and keys.find("model.model_config._attn_implementation") == RING:
+        keys.drop("model.model_config._attn_implementation")
+    if is_qwen and not keys.find("model.model_config.attention_bias"):
+        keys.drop("model.model_config.attention_bias")
+    if keys.find("model.model_config.moe_config"):
+        keys.remarks.append(
+            f"{name}: its experts (model_config.moe_config) are not read: plans are of a dense model of these sizes"
+        )
     optimizer = keys.word("optimizer.optimizer_factory.name", {"adamW": "adamw", "sgd": "sgd"}) or ""
     options: dict[str, Any] = {
         "steps": keys.count("tokens.train_steps"),
         "seed": keys.count("general.seed"),
         "learning_rate": keys.number("optimizer.learning_rate_scheduler.learning_rate"),
         "tokenizer": keys.text("tokenizer.tokenizer_name_or_path"),
+        "model_class": "qwen2" if is_qwen and knobs["cp"] == 1 else None,
         "entrypoint": next(iter(program_of(present.argv)), DEFAULT_ENTRYPOINT),
     }
     seq_len = keys.count("tokens.sequence_length")
