@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from autotune.errors import CatalogError, ExportError, SpecError
-from autotune.spec import FIELDS, Knob, ParallelConfig, Workload
+from autotune.spec import FIELDS, Knob, ParallelConfig, Workload, catalog
 from autotune.testing.checked_configs import EXPERTS, GPT, MODEL, WORKLOAD, configs, one_node_configs
 from autotune.testing.knobs import EXPERT_KNOBS, base_configs, complaints_of, variations, varied_configs
 from autotune.trainers import Launch, Limit, StepMetrics, Trainer, trainer, trainer_names, write_launch
@@ -114,6 +114,22 @@ class TrainerContract:
         assert not ignored, (
             f"the trainer {subject.name} reads {', '.join(ignored)}, but no launch changes and nothing is refused"
         )
+
+    def test_every_refusal_says_what_to_do_instead(self) -> None:
+        subject, given = self.subject(), self._with_meeting()
+        models = (
+            self.workload.model,
+            EXPERTS,
+            GPT,
+            *map(catalog.model, ("deepseek-v3", "gemma-2-9b", "qwen2-57b-a14b")),
+        )
+        silent = set()
+        for model in models:
+            workload = replace(self.workload, model=model, seq_len=2050)
+            asked = itertools.chain(configs(), one_node_configs(), varied_configs(workload))
+            for config in itertools.islice(asked, 0, None, 7):
+                silent |= {str(limit) for limit in subject.limits(workload, config, given) if not limit.way_out}
+        assert not silent
 
     def test_a_knob_of_the_study_is_carried_or_refused_by_name(self) -> None:
         subject, given = self.subject(), self._with_meeting()

@@ -39,25 +39,33 @@ def launcher_limits(argv: Sequence[str], placement: Placement, cluster: ClusterS
         yield Limit(
             knob="world_size",
             value=placement.world_size,
-            message="on CPUs accelerate launch starts one process; start the script by torchrun, whose ranks Accelerator takes as they are",
+            message="on CPUs accelerate launch starts one process",
+            remedy="start the script by torchrun, with env: {ACCELERATE_USE_CPU: 'true'}, without which its ranks train alone",
         )
-    elif placement.nnodes > 1 and (message := _on_one_node(name, argv)):
-        yield Limit(knob="nnodes", value=placement.nnodes, message=message)
+    elif placement.nnodes > 1 and (found := _on_one_node(name, argv)):
+        message, remedy = found
+        yield Limit(knob="nnodes", value=placement.nnodes, message=message, remedy=remedy)
 
 
-def _on_one_node(name: str, argv: Sequence[str]) -> str:
-    """Why each node would train alone; empty when the nodes meet."""
+def _on_one_node(name: str, argv: Sequence[str]) -> tuple[str, str] | None:
+    """Why each node would train alone, and what to do; None when the nodes meet."""
     if name == "torchrun" and (_has(argv, "--standalone") or _has(argv, "--nnodes", "1")):
         option = "--standalone" if _has(argv, "--standalone") else "--nnodes=1"
         return (
-            f"its ranks are on several nodes, but with {option} torchrun stays on one; leave {option} out of trainer.argv, "
-            "because torchrun is told in its environment where the nodes meet"
+            f"its ranks are on several nodes, but with {option} torchrun stays on one",
+            f"leave {option} out of trainer.argv, because torchrun is told in its environment where the nodes meet",
         )
     if name == "accelerate" and not _has(argv, "--machine_rank"):
-        return f"accelerate launch would train on each node alone; add to trainer.argv, before the script: {' '.join(MACHINES)}"
+        return (
+            "accelerate launch would train on each node alone",
+            f"add to trainer.argv, before the script: {' '.join(MACHINES)}",
+        )
     if name == "deepspeed" and not _has(argv, "--no_ssh"):
-        return f"deepspeed would train on each node alone; start the script by torchrun, or add to trainer.argv: {_DEEPSPEED_NODE}"
-    return ""
+        return (
+            "deepspeed would train on each node alone",
+            f"start the script by torchrun, or add to trainer.argv: {_DEEPSPEED_NODE}",
+        )
+    return None
 
 
 def _launcher(argv: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.errors import ExportError
-from autotune.spec import ParallelConfig, Workload
+from autotune.spec import KNOBS, ParallelConfig, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +22,31 @@ class Limit:
     """why not, in words"""
     nearest: Any = None
     """the nearest value that the trainer can express; None when there is none"""
+    remedy: str = ""
+    """what else would do, in words"""
+
+    @property
+    def way_out(self) -> str:
+        """What to do instead, in words: the nearest value, the remedy, and of a degree that has neither a single rank. Empty where nothing is known."""
+        nearest = "" if self.nearest is None else f"nearest: {self.knob}={_word(self.nearest)}"
+        if nearest or self.remedy:
+            return "; ".join(filter(None, (nearest, self.remedy)))
+        is_degree = self.knob in KNOBS and KNOBS[self.knob].kind == "degree"
+        return f"use {self.knob}=1" if is_degree and self.value != 1 else ""
 
     def __str__(self) -> str:
-        remedy = "" if self.nearest is None else f"; nearest: {self.knob}={_word(self.nearest)}"
-        return f"{self.knob}={_word(self.value)}: {self.message}{remedy}"
+        way_out = self.way_out
+        return f"{self.knob}={_word(self.value)}: {self.message}{f'; {way_out}' if way_out else ''}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {"knob": self.knob, "value": self.value, "message": self.message, "nearest": self.nearest}
+        return {
+            "knob": self.knob,
+            "value": self.value,
+            "message": self.message,
+            "nearest": self.nearest,
+            "remedy": self.way_out,
+        }
 
 
 def refuse(trainer: str, limits: Iterable[Limit], *, can_move: bool) -> None:
@@ -54,6 +71,11 @@ def moved(workload: Workload, config: ParallelConfig, limits: Iterable[Limit]) -
     }
     knobs = {limit.knob: limit.nearest for limit in found if "." not in limit.knob}
     return replace(workload, model=replace(workload.model, **model), **fixed), replace(config, **knobs)
+
+
+def next_multiple(value: int, unit: int) -> int:
+    """The least multiple of `unit` that is not below `value`: what a remedy names."""
+    return -(-value // unit) * unit
 
 
 def _word(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.spec import ParallelConfig, Workload
 from autotune.trainers.effective import word_limit
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, next_multiple
 from autotune.trainers.megatron_knobs import divides_evenly
 from autotune.trainers.step_metrics import StepMetrics, clean, number
 from autotune.trainers.trainer_option import Option, Reach
@@ -52,22 +52,29 @@ def core_limits(workload: Workload, c: ParallelConfig) -> tuple[Limit, ...]:
         )
     ]
 
-    def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
-        limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
+    def limit(knob: str, value: Any, message: str, nearest: Any = None, remedy: str = "") -> None:
+        limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest, remedy=remedy))
 
     if c.compile:
         limit("compile", True, "Megatron-LM has fused kernels of its own and no switch for torch.compile", False)
     if c.pp_split == "layers" and not divides_evenly(model, c):
-        message = f"{model.num_layers} layers cannot be split evenly into {c.pp * c.virtual_stages} stages; pp_split=edges can be uneven"
-        limit("pp", c.pp, message)
+        message = f"{model.num_layers} layers cannot be split evenly into {c.pp * c.virtual_stages} stages"
+        limit(
+            "pp",
+            c.pp,
+            message,
+            remedy="use pp_split=edges, whose stages can be uneven, or a pp that divides the layers",
+        )
     if c.virtual_stages > 1 and c.accumulation_steps % c.pp:
         limit(
             "virtual_stages",
             c.virtual_stages,
             f"interleaving needs a multiple of pp={c.pp} micro-batches, but accumulation_steps={c.accumulation_steps}",
+            remedy="use virtual_stages=1, or another micro_batch_size or global_batch_size",
         )
     if c.cp > 1 and workload.seq_len % (2 * c.cp):
-        limit("cp", c.cp, f"seq_len={workload.seq_len} must be a multiple of 2 * cp")
+        remedy = f"use cp=1, or seq_len={next_multiple(workload.seq_len, 2 * c.cp)}"
+        limit("cp", c.cp, f"seq_len={workload.seq_len} must be a multiple of 2 * cp", remedy=remedy)
     if c.zero_stage == 1 and workload.optimizer == "sgd":
         limit("zero_stage", 1, "the distributed optimizer supports only Adam", 0)
     if c.zero_stage >= 2 and c.pp > 1:

@@ -26,11 +26,9 @@ def model_limits(model: ModelSpec) -> Iterator[Limit]:
     """Dense layers that are not the first ones: Qwen's files place them freely, and the shape only counts them."""
     figures = figures_of(model)
     if model.num_dense_layers and figures is not None and figures.family.startswith("qwen"):
-        message = (
-            "a launch places the layers without experts first, but the file places them elsewhere; "
-            "megatron_bridge reads the file itself"
-        )
-        yield Limit(knob="model.num_dense_layers", value=model.num_dense_layers, message=message)
+        message = "a launch places the layers without experts first, but the file places them elsewhere"
+        remedy = "megatron_bridge reads the file itself"
+        yield Limit(knob="model.num_dense_layers", value=model.num_dense_layers, message=message, remedy=remedy)
 
 
 def model_notes(model: ModelSpec) -> Iterator[str]:

@@ -25,11 +25,9 @@ def own_model_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
 def module_limits(model: ModelSpec, trainer: str) -> Iterator[Limit]:
     """For a trainer that builds models from shapes: it cannot be given a user's module."""
     if model.code is not None and model.code.module:
-        message = (
-            f"the trainer {trainer} builds a model from its shape, and cannot be given a module: use trainer native, a command that builds it, "
-            "or give the model as {hf: PATH} or by its shape"
-        )
-        yield Limit(knob="model.code", value=model.code.module, message=message)
+        message = f"the trainer {trainer} builds a model from its shape, and cannot be given a module"
+        remedy = "use trainer native, a command that builds it, or give the model as {hf: PATH} or by its shape"
+        yield Limit(knob="model.code", value=model.code.module, message=message, remedy=remedy)
 
 
 def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> Iterator[Limit]:
@@ -38,20 +36,16 @@ def _plans(workload: Workload, code: ModelCode, c: ParallelConfig) -> Iterator[L
         "return it from the builder" if code.module else "build it by {module: ...} with one",
     )
     if c.tp > 1 and not code.has_tensor_plan:
-        message = (
-            f"{name} brings no plan for tensor parallelism that the loop applies: use tp=1, or {brings} (`tp_plan`)"
-        )
-        yield Limit(knob="tp", value=c.tp, message=message)
+        message = f"{name} brings no plan for tensor parallelism that the loop applies"
+        yield Limit(knob="tp", value=c.tp, message=message, remedy=f"use tp=1, or {brings} (`tp_plan`)")
     stages = c.pp * c.virtual_stages
     if c.pp > 1 and not code.has_pipeline_split:
-        message = f"{name} does not say where a pipeline may cut it: use pp=1, or {brings} (`pp_split`)"
-        yield Limit(knob="pp", value=c.pp, message=message)
+        message = f"{name} does not say where a pipeline may cut it"
+        yield Limit(knob="pp", value=c.pp, message=message, remedy=f"use pp=1, or {brings} (`pp_split`)")
     elif c.pp > 1 and stages > code.num_cuts + 1:
-        message = (
-            f"{name} can be cut at {code.num_cuts} places, so into {code.num_cuts + 1} stages at most, but pp * virtual_stages = {stages}: "
-            "use a smaller pp, or name more places in `pp_split`"
-        )
-        yield Limit(knob="pp", value=c.pp, message=message)
+        message = f"{name} can be cut at {code.num_cuts} places, so into {code.num_cuts + 1} stages at most, but pp * virtual_stages = {stages}"
+        remedy = "use a smaller pp, or name more places in `pp_split`"
+        yield Limit(knob="pp", value=c.pp, message=message, remedy=remedy)
     if c.recompute == "selective" and not code.has_attention:
         message = f"no module in the blocks of {name} is called attention (attn)"
         yield Limit(knob="recompute", value="selective", message=message, nearest="full")

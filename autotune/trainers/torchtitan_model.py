@@ -34,33 +34,37 @@ def model_limits(model: ModelSpec, c: ParallelConfig, seq_len: int) -> Iterator[
     """Models that no builder builds, and what experts cannot be combined with."""
     builder, figures = builder_of(model), figures_of(model)
 
-    def limit(field: str, message: str) -> Limit:
-        return Limit(knob=f"model.{field}", value=getattr(model, field), message=message)
+    def limit(field: str, message: str, remedy: str = WITH_CONFIG_JSON) -> Limit:
+        return Limit(knob=f"model.{field}", value=getattr(model, field), message=message, remedy=remedy)
 
     if model.num_experts and builder == "llama":
-        yield limit("num_experts", f"its Llama has no experts; {WITH_CONFIG_JSON}")
+        yield limit("num_experts", "its Llama has no experts")
     if model.kv_lora_rank and builder != "deepseek_v3":
-        yield limit("kv_lora_rank", f"its Llama has no latent attention; {WITH_CONFIG_JSON}")
+        yield limit("kv_lora_rank", "its Llama has no latent attention")
     if model.num_dense_layers and builder == "qwen3":
-        yield limit("num_dense_layers", "all layers of its Qwen3 have experts; megatron_bridge reads the file itself")
+        yield limit("num_dense_layers", "all layers of its Qwen3 have experts", "megatron_bridge reads the file itself")
     if model.tied_embeddings and builder == "deepseek_v3":
         message = "its DeepSeek has an output projection of its own"
         yield Limit(knob="model.tied_embeddings", value=True, message=message, nearest=False)
     if figures is not None and 0 < figures.window < seq_len:
-        message = f"it attends over whole sequences, but each token of the model to {figures.window} before it; use at most so many, or megatron"
-        yield Limit(knob="workload.seq_len", value=seq_len, message=message, nearest=figures.window)
+        message = f"it attends over whole sequences, but each token of the model to {figures.window} before it"
+        yield Limit(
+            knob="workload.seq_len", value=seq_len, message=message, nearest=figures.window, remedy="or use megatron"
+        )
     if not model.num_experts:
         return
     if c.precision in ("fp8", "mxfp8"):
         message = "its launches quantize linear layers, which experts are not"
         yield Limit(knob="precision", value=c.precision, message=message, nearest="bf16")
     if c.ep > 1 and c.tp > 1:
-        message = f"it would spread experts over the tp={c.tp} ranks too, which is not predicted; use tp=1 or ep=1"
-        yield Limit(knob="ep", value=c.ep, message=message, nearest=1)
+        message = f"it would spread experts over the tp={c.tp} ranks too, which is not predicted"
+        yield Limit(knob="ep", value=c.ep, message=message, nearest=1, remedy="or use tp=1")
     shards = c.dp * c.cp // c.dp_replicas if c.zero_stage else c.cp
     if c.ep > 1 and c.tp == 1 and shards % c.ep:
-        message = f"it spreads experts over ranks that shard the weights, here {shards}: ep must divide them; use zero_stage=2 with fewer dp_replicas"
-        yield Limit(knob="ep", value=c.ep, message=message, nearest=1)
+        message = f"it spreads experts over ranks that shard the weights, here {shards}: ep must divide them"
+        yield Limit(
+            knob="ep", value=c.ep, message=message, nearest=1, remedy="or use zero_stage=2 with fewer dp_replicas"
+        )
 
 
 def model_arguments(model: ModelSpec, c: ParallelConfig, seq_len: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ shards (HSDP). With pp_split=edges the first and the last stage have one layer l
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig, Workload
@@ -35,10 +36,18 @@ def stage_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
     if interleaved and c.virtual_stages < 2:
         message = f"{SCHEDULES[c.pp_schedule]} needs at least two stages per rank"
         return (Limit(knob="virtual_stages", value=c.virtual_stages, message=message, nearest=2),)
-    if stages > model.num_layers + (2 if c.pp_split == "edges" else 0) or layers_per_stage(model, c) == 0:
+    if not _can_cut(model, c, c.virtual_stages):
         message = f"{model.num_layers} layers cannot be split into {stages} stages with equally many layers per stage"
-        return (Limit(knob="virtual_stages", value=c.virtual_stages, message=message),)
+        possible = [count for count in range(2 if interleaved else 1, c.virtual_stages) if _can_cut(model, c, count)]
+        remedy = f"use virtual_stages={possible[-1]}" if possible else "use a smaller pp"
+        return (Limit(knob="virtual_stages", value=c.virtual_stages, message=message, remedy=remedy),)
     return ()
+
+
+def _can_cut(model: ModelSpec, c: ParallelConfig, virtual_stages: int) -> bool:
+    asked = replace(c, virtual_stages=virtual_stages)
+    counted = model.num_layers + (2 if c.pp_split == "edges" else 0)
+    return c.pp * virtual_stages <= counted and layers_per_stage(model, asked) != 0
 
 
 def layers_per_stage(model: ModelSpec, c: ParallelConfig) -> int | None:

@@ -23,24 +23,15 @@ from autotune.trainers.effective import effective
 from autotune.trainers.launch_files import Launch, started_by
 from autotune.trainers.limit import Limit, moved, refuse
 from autotune.trainers.nested_documents import document_text, dotted, merged, parse_document
-from autotune.trainers.own_model_limits import module_limits
 from autotune.trainers.own_program import CWD, in_its_folder
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.step_metrics import MAX_LINE, LineReader, StepMetrics, clean, number
+from autotune.trainers.told_workload import UNCOMMON_SHAPES, shape_limits, workload_limits
 from autotune.trainers.torchrun import place
 from autotune.trainers.trainer_option import PYTHON, SAME_DATA, SHARED_OPTIONS, Option
 
 MAX_MOVES = 3
 """rounds of replacing values by the nearest ones, each of which may violate another limit"""
-
-
-UNCOMMON_SHAPES = {
-    "num_dense_layers": "model whose layers have experts only in part",
-    "shared_ffn_hidden_size": "experts that every token visits",
-    "kv_lora_rank": "latent attention",
-    "mtp_layers": "layers of multi-token prediction",
-}
-"""Fields of `ModelSpec` that are set only for models that most trainers cannot build, each with what it stands for."""
 
 
 class Trainer(ABC):
@@ -162,8 +153,12 @@ class Trainer(ABC):
         """
         values = self.checked(options)
         refused = ((name, self.own_knob_refusal(name, values)) for name in config.extra)
-        own = [Limit(knob=name, value=config.extra[name], message=message) for name, message in refused if message]
-        refusals = (*self._knob_limits(config), *own, *self._workload_limits(workload), *self._shape_limits(workload))
+        own = [
+            Limit(knob=name, value=config.extra[name], message=message, remedy=f"or take {name} out of `knobs`")
+            for name, message in refused
+            if message
+        ]
+        refusals = (*self._knob_limits(config), *own, *workload_limits(self, workload), *shape_limits(self, workload))
         return (*refusals, *self.find_limits(workload, config, values))
 
     def _knob_limits(self, config: ParallelConfig) -> Iterator[Limit]:
@@ -178,44 +173,6 @@ class Trainer(ABC):
             if message:
                 nearest = None if knob.kind == "degree" else knob.default
                 yield Limit(knob=knob.name, value=value, message=message, nearest=nearest)
-
-    def _workload_limits(self, workload: Workload) -> Iterator[Limit]:
-        if workload.optimizer not in self.optimizers:
-            known = ", ".join(sorted(self.optimizers))
-            message = f"the trainer {self.name} can be told {known}"
-            yield Limit(knob="workload.optimizer", value=workload.optimizer, message=message, nearest="adamw")
-        if workload.document_len and not self.packs_documents:
-            message = f"the trainer {self.name} attends over whole sequences"
-            yield Limit(knob="workload.document_len", value=workload.document_len, message=message, nearest=0)
-        if workload.pure_bf16 and not self.trains_pure_bf16:
-            message = (
-                f"launches of the trainer {self.name} keep weights or moments in fp32; "
-                "those of torchtitan, lightning, and command with a program of yours need not"
-            )
-            yield Limit(knob="workload.pure_bf16", value=True, message=message, nearest=False)
-        if workload.peft is not None and workload.peft.method not in self.peft_methods:
-            message = (
-                f"the trainer {self.name} cannot be told to train adapters alone in this way ({self.no_adapters}); "
-                "trainers that can: command with a program of yours, and native for lora"
-            )
-            yield Limit(knob="workload.peft", value=workload.peft.method, message=message)
-
-    def _shape_limits(self, workload: Workload) -> Iterator[Limit]:
-        if not (self.trains_modules or UNCOMMON_SHAPES.keys() <= self.shapes):  # the latter build a model of their own
-            yield from module_limits(workload.model, self.name)
-        figures = figures_of(workload.model)
-        if figures is not None and self.reads_config_json:
-            return
-        if figures is not None and workload.model.source and not self._knows(figures.family):
-            message = (
-                f"the trainer {self.name} would train another model than this config.json means; it knows {self._known}; "
-                "where a plain model of the same sizes will do, give them in the place of the file"
-            )
-            yield Limit(knob="model.family", value=figures.family, message=message)
-        for name, what in UNCOMMON_SHAPES.items():
-            value = getattr(workload.model, name)
-            if value and name not in self.shapes:
-                yield Limit(knob=f"model.{name}", value=value, message=f"the trainer {self.name} builds no {what}")
 
     @final
     def check_own_knobs(self, names: Iterable[str], options: Mapping[str, Any] | None = None) -> None:
@@ -294,11 +251,13 @@ class Trainer(ABC):
             notes=(*notes, *launch.notes, *self._figure_notes(workload)),
         )
 
-    def _knows(self, family: str) -> bool:
+    def knows(self, family: str) -> bool:
+        """Whether it trains this `model_type` as a config.json means it."""
         return self.families is None or family in self.families
 
     @property
-    def _known(self) -> str:
+    def known_families(self) -> str:
+        """Those that it trains so, as people read them."""
         return ", ".join(sorted(self.families or ()))
 
     def _figure_notes(self, workload: Workload) -> Iterator[str]:
@@ -314,10 +273,10 @@ class Trainer(ABC):
                 "name the model's config.json in the spec to carry over its own"
             )
             return
-        if not (self.reads_config_json or self._knows(figures.family)):
+        if not (self.reads_config_json or self.knows(figures.family)):
             yield (
                 f"the trainer {self.name} trains a model of this shape, but without what else sets {figures.family} apart; "
-                f"it knows {self._known}"
+                f"it knows {self.known_families}"
             )
         if figures.rotary_scaling and not (self.reads_config_json or figures.rotary_scaling in self.rotary_scalings):
             yield f"the rotary scaling {figures.rotary_scaling!r} of the model's config.json is not carried over: set it in the trainer"
@@ -336,6 +295,7 @@ __all__ = [
     "SAME_DATA",
     "SETTINGS",
     "SHARED_OPTIONS",
+    "UNCOMMON_SHAPES",
     "ExportError",
     "LineReader",
     "Option",

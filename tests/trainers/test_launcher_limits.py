@@ -35,7 +35,7 @@ def test_a_launcher_that_would_train_on_each_node_alone_is_refused_on_several(ar
     assert limits(8, *argv) == ()
     (limit,) = limits(16, *argv)
     assert limit.knob == "nnodes"
-    assert says in limit.message
+    assert says in limit.remedy
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_accelerate_starts_one_process_on_cpus() -> None:
     assert limits(1, "accelerate", "launch", cluster=cpus) == ()
     (limit,) = limits(2, "accelerate", "launch", cluster=cpus)
     assert (limit.knob, limit.value) == ("world_size", 2)
-    assert "torchrun" in limit.message
+    assert "torchrun" in limit.remedy
     assert limits(2, "accelerate", "launch", "--mpirun_hostfile=hosts", cluster=cpus) == ()
     with pytest.raises(ExportError, match="on CPUs accelerate launch starts one process"):
         trainer("command").launch(

@@ -286,7 +286,7 @@ def test_dense_layers_that_a_file_places_freely_are_refused_with_a_remedy() -> N
     model = ModelSpec(name="mine", **fields_of(document), source=json.dumps(document))
     (limit,) = trainer("megatron").limits(replace(WORKLOAD, model=model), ParallelConfig(dp=8, micro_batch_size=8))
     assert (limit.knob, limit.value) == ("model.num_dense_layers", 2)
-    assert "megatron_bridge reads the file itself" in limit.message
+    assert "megatron_bridge reads the file itself" in limit.remedy
 
 
 def test_yarn_that_differs_from_deepseeks_is_named() -> None:

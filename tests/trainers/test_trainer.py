@@ -87,7 +87,7 @@ def test_nearest_values_are_applied_until_no_limit_is_left() -> None:
 @pytest.mark.parametrize("name", [name for name in trainer_names() if "lora" not in trainer(name).peft_methods])
 def test_a_trainer_without_adapters_says_why(name: str) -> None:
     limits = trainer(name).limits(replace(WORKLOAD, peft=Peft()), ParallelConfig(dp=8, accumulation_steps=8))
-    said = next(limit.message for limit in limits if limit.knob == "workload.peft")
+    said = next(str(limit) for limit in limits if limit.knob == "workload.peft")
     assert trainer(name).no_adapters in said
     assert "native for lora" in said
 
@@ -95,7 +95,7 @@ def test_a_trainer_without_adapters_says_why(name: str) -> None:
 @pytest.mark.parametrize("name", trainer_names())
 def test_programs_torchtitan_and_lightning_may_keep_everything_in_bf16(name: str) -> None:
     limits = trainer(name).limits(replace(WORKLOAD, pure_bf16=True), ParallelConfig(dp=8, accumulation_steps=8))
-    said = [limit.message for limit in limits if limit.knob == "workload.pure_bf16"]
+    said = [str(limit) for limit in limits if limit.knob == "workload.pure_bf16"]
     assert (not said) == (name in ("command", "ray_train", "torchtitan", "lightning"))
     assert all("command with a program of yours" in message for message in said)
 

@@ -66,8 +66,8 @@ class AccelerateTrainer(Trainer):
             *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
         ]
 
-        def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
-            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
+        def limit(knob: str, value: Any, message: str, nearest: Any = None, remedy: str = "") -> None:
+            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest, remedy=remedy))
 
         if c.pp > 1:
             limit("pp", c.pp, "accelerate has no pipeline for training")
@@ -78,12 +78,13 @@ class AccelerateTrainer(Trainer):
                 limit(
                     knob,
                     getattr(c, knob),
-                    "needs a program that loads its model with a parallel plan: name your own with the option script",
+                    "needs a program that loads its model with a parallel plan",
+                    remedy=f"name your own with the option script, or use {knob}=1",
                 )
         if c.tp * c.cp > 1 and c.zero_stage < 2:
             limit("zero_stage", c.zero_stage, "with tp or cp the replicas must be FSDP2 shards", 2)
         if c.dp_replicas > 1 and c.zero_stage < 2:
-            limit("dp_replicas", c.dp_replicas, "copies of shards are FSDP's: they need zero_stage >= 2")
+            limit("dp_replicas", c.dp_replicas, "copies of shards are FSDP's: they need zero_stage >= 2", 1)
         if c.sequence_parallel:
             limit("sequence_parallel", True, "its tensor parallelism keeps whole sequences on every rank", False)
         return (*limits, *whole_on_cpu(workload, c))

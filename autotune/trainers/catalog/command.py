@@ -149,7 +149,9 @@ class CommandTrainer(Trainer):
                 continue
             message = _UNNAMED.format(knob) + (f": it is started with {knob}={word(only)}" if knob in fixed else "")
             nearest_value = only if knob not in ("tp", "pp", "dp", "cp", "ep") else None
-            limits.append(Limit(knob=knob, value=getattr(asked, knob), message=message, nearest=nearest_value))
+            remedy = f"name {{{knob}}} in trainer.argv, env or files, or say under `fixed` what it is started with"
+            told = Limit(knob=knob, value=getattr(asked, knob), message=message, nearest=nearest_value, remedy=remedy)
+            limits.append(told)
         return tuple(limits)
 
     def own_knob_refusal(self, name: str, options: Mapping[str, Any]) -> str:

@@ -71,13 +71,12 @@ class DeepspeedTrainer(Trainer):
             ),
         ]
 
-        def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
-            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
+        def limit(knob: str, value: Any, message: str, nearest: Any = None, remedy: str = "") -> None:
+            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest, remedy=remedy))
 
         if c.pp > 1 and not own:
-            limit(
-                "pp", c.pp, "stages need a program that builds a PipelineModule: name your own with the option script"
-            )
+            message = "stages need a program that builds a PipelineModule"
+            limit("pp", c.pp, message, remedy="name your own with the option script, or use pp=1")
         if c.pp_schedule != "1f1b":
             limit("pp_schedule", c.pp_schedule, "its pipeline engine supports only 1f1b", "1f1b")
         if c.virtual_stages > 1:
@@ -91,7 +90,8 @@ class DeepspeedTrainer(Trainer):
         if c.offload == "optimizer" and c.zero_stage == 0:
             limit("offload", c.offload, "ZeRO offloads the optimizer: it needs zero_stage >= 1", "none")
         if c.cp > 1:
-            limit("cp", c.cp, "sequence parallelism of DeepSpeed (Ulysses) needs a model that calls it")
+            message = "sequence parallelism of DeepSpeed (Ulysses) needs a model that calls it"
+            limit("cp", c.cp, message, remedy="name a program of yours with the option script, or use cp=1")
         if c.ep > 1:
             limit("ep", c.ep, "expert parallelism needs a model built from deepspeed.moe layers", 1)
         return tuple(limits)

@@ -97,8 +97,8 @@ class LightningTrainer(Trainer):
             *word_limit(c, "recompute", {"selective": "full"}, "it recomputes whole layers or none"),
         ]
 
-        def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
-            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
+        def limit(knob: str, value: Any, message: str, nearest: Any = None, remedy: str = "") -> None:
+            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest, remedy=remedy))
 
         if c.precision == "fp16" and workload.cluster.gpu.is_cpu:
             limit("precision", "fp16", "Lightning trains in bf16 instead on a CPU", "bf16")
@@ -112,8 +112,8 @@ class LightningTrainer(Trainer):
             limit("ep", c.ep, "Lightning has no expert parallelism", 1)
         if c.tp > 1:
             if not options["script"]:
-                message = "needs a program whose configure_model shards the model: name your own with the option script"
-                limit("tp", c.tp, message)
+                message = "needs a program whose configure_model shards the model"
+                limit("tp", c.tp, message, remedy="name your own with the option script, or use tp=1")
             if c.dp > 1 and c.zero_stage != 3:
                 limit("zero_stage", c.zero_stage, "ModelParallelStrategy shards over its data-parallel ranks", 3)
             if c.precision == "fp16":

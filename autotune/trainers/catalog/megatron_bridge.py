@@ -116,18 +116,18 @@ def _model_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
     figures = figures_of(model)
     if figures is not None and figures.family not in FAMILIES:
         message = f"Megatron-Bridge has no bridge for this family; it knows {', '.join(sorted(FAMILIES))}"
-        return (Limit(knob="model.family", value=figures.family, message=message),)
+        remedy = "use accelerate, deepspeed, hf_trainer, lightning or native, which read the file too"
+        return (Limit(knob="model.family", value=figures.family, message=message, remedy=remedy),)
     if figures is None and not model.gated_mlp:
         message = "Megatron-Bridge has no bridge for GPT-2; a model by its shape alone is a Llama"
-        return (Limit(knob="model.gated_mlp", value=False, message=message),)
+        return (Limit(knob="model.gated_mlp", value=False, message=message, remedy="use megatron, which trains it"),)
     if figures is None and model.num_experts:
-        message = (
-            "Megatron-Bridge has no bridge for Mixtral; name the config.json of a family with experts that it knows"
-        )
+        message = "Megatron-Bridge has no bridge for Mixtral"
+        remedy = "name the config.json of a family with experts that it knows, or use megatron"
         found = {"model.num_experts": model.num_experts}
         knobs = ("ep", "dispatcher", "ep_overlap")
         found |= {name: getattr(c, name) for name in knobs if getattr(c, name) != KNOBS[name].default}
-        return tuple(Limit(knob=name, value=value, message=message) for name, value in found.items())
+        return tuple(Limit(knob=name, value=value, message=message, remedy=remedy) for name, value in found.items())
     return ()
 
 

@@ -15,7 +15,7 @@ from autotune.spec.model_figures import figures_of
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.file_formats import to_yaml
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, next_multiple
 from autotune.trainers.not_offered import NOT_SET
 from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
@@ -91,24 +91,25 @@ class NanotronTrainer(Trainer):
             ),
         ]
 
-        def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
-            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
+        def limit(knob: str, value: Any, message: str, nearest: Any = None, remedy: str = "") -> None:
+            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest, remedy=remedy))
 
         if not model.gated_mlp:
-            message = "its dense models have Llama's layers: gated MLP, RMSNorm, rotary positions; use megatron, lightning or native"
-            limit("model.gated_mlp", False, message)
+            message = "its dense models have Llama's layers: gated MLP, RMSNorm, rotary positions"
+            limit("model.gated_mlp", False, message, remedy="use megatron, lightning or native")
         if model.num_experts:
-            message = "its experts are as wide as its dense layers and have no loss that balances them; use megatron or torchtitan"
-            limit("model.num_experts", model.num_experts, message)
+            message = "its experts are as wide as its dense layers and have no loss that balances them"
+            limit("model.num_experts", model.num_experts, message, remedy="use megatron or torchtitan")
         if model.head_dim * model.num_attention_heads != model.hidden_size:
             message = f"the width of its heads is hidden_size / num_attention_heads = {model.hidden_size / model.num_attention_heads:g}"
-            limit("model.attention_head_dim", model.head_dim, f"{message}; use megatron or torchtitan")
+            limit("model.attention_head_dim", model.head_dim, message, remedy="use megatron or torchtitan")
         figures = figures_of(model)
         if figures is not None and 0 < figures.window < workload.seq_len:
-            message = f"it attends over whole sequences, but each token of the model to {figures.window} before it; use at most so many, or megatron"
-            limit("workload.seq_len", workload.seq_len, message, figures.window)
+            message = f"it attends over whole sequences, but each token of the model to {figures.window} before it"
+            limit("workload.seq_len", workload.seq_len, message, figures.window, "or use megatron")
         if c.cp > 1 and options["model_class"] == "llama":
-            limit("cp", c.cp, "its Llama attends to a rank's own tokens alone; leave model_class out, or use cp=1")
+            message = "its Llama attends to a rank's own tokens alone"
+            limit("cp", c.cp, message, remedy="leave model_class out, or use cp=1")
         if c.virtual_stages > 1:
             limit("virtual_stages", c.virtual_stages, "a rank holds one stage", 1)
         if c.zero_stage > 1:
@@ -118,7 +119,8 @@ class NanotronTrainer(Trainer):
         if c.compile:
             limit("compile", True, "it has no switch for torch.compile", False)
         if c.cp > 1 and workload.seq_len % c.cp:
-            limit("cp", c.cp, f"cp must divide seq_len={workload.seq_len}")
+            remedy = f"use cp=1, or seq_len={next_multiple(workload.seq_len, c.cp)}"
+            limit("cp", c.cp, f"cp must divide seq_len={workload.seq_len}", remedy=remedy)
         return tuple(limits)
 
     def build(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> Launch:

@@ -15,7 +15,7 @@ from autotune.spec.model_figures import figures_of
 from autotune.trainers import torchtitan_config, torchtitan_job
 from autotune.trainers.effective import cpu_note, effective, word_limit
 from autotune.trainers.launch_files import Launch
-from autotune.trainers.limit import Limit
+from autotune.trainers.limit import Limit, next_multiple
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import torchtitan_python, torchtitan_toml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
@@ -103,16 +103,18 @@ class TorchtitanTrainer(Trainer):
             *of_release(workload, c),
         ]
 
-        def limit(knob: str, value: Any, message: str, nearest: Any = None) -> None:
-            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest))
+        def limit(knob: str, value: Any, message: str, nearest: Any = None, remedy: str = "") -> None:
+            limits.append(Limit(knob=knob, value=value, message=message, nearest=nearest, remedy=remedy))
 
         if c.zero_stage == 1:
             limit("zero_stage", 1, "FSDP2 shards gradients whenever it shards the optimizer", 2)
-        if workload.seq_len % (c.tp * (2 * c.cp if c.cp > 1 else 1)):
+        if workload.seq_len % (unit := c.tp * (2 * c.cp if c.cp > 1 else 1)):
+            message = f"must be a multiple of tp={c.tp} times 2 * cp where cp={c.cp} is above 1"
             limit(
                 "workload.seq_len",
                 workload.seq_len,
-                f"must be a multiple of tp={c.tp} times 2 * cp where cp={c.cp} is above 1",
+                message,
+                remedy=f"use {next_multiple(workload.seq_len, unit)}, or a smaller tp or cp",
             )
         if c.ep > 1 and not workload.model.num_experts:
             limit("ep", c.ep, "a dense model has no experts", 1)
@@ -171,20 +173,20 @@ class TorchtitanTrainer(Trainer):
 
 def _shape_limits(model: ModelSpec) -> Iterator[Limit]:
     if not model.gated_mlp:
-        message = "its dense language models have Llama's layers: gated MLP, RMSNorm, rotary positions; use megatron, lightning or native"
-        yield Limit(knob="model.gated_mlp", value=False, message=message)
+        message = "its dense language models have Llama's layers: gated MLP, RMSNorm, rotary positions"
+        yield Limit(knob="model.gated_mlp", value=False, message=message, remedy="use megatron, lightning or native")
 
 
 def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
     model, figures = workload.model, figures_of(workload.model)
     if figures is not None and figures.family != "llama":
-        message = "launches of torchtitan 0.2 build its Llama; version=0.3 trains this family"
-        yield Limit(knob="model.family", value=figures.family, message=message)
+        message = "launches of torchtitan 0.2 build its Llama"
+        yield Limit(knob="model.family", value=figures.family, message=message, remedy="version=0.3 trains this family")
     elif model.num_experts or model.kv_lora_rank:
         yield from model_limits(model, c, workload.seq_len)
     if figures is not None and figures.rotary_scaling == "yarn":
-        message = "launches of torchtitan 0.2 know Llama 3.1's rotary scaling alone; version=0.3 knows YaRN"
-        yield Limit(knob="model.rope_scaling", value="yarn", message=message)
+        message = "launches of torchtitan 0.2 know Llama 3.1's rotary scaling alone"
+        yield Limit(knob="model.rope_scaling", value="yarn", message=message, remedy="version=0.3 knows YaRN")
     if c.loss != "own":
         message = "torchtitan 0.2 computes the loss of all logits at once: loss=own"
         yield Limit(knob="loss", value=c.loss, message=message, nearest="own")
@@ -210,7 +212,10 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
     if model.head_dim * model.num_attention_heads != model.hidden_size:
         message = "the width of the heads of torchtitan 0.2 is hidden_size / num_attention_heads"
         nearest = 0 if model.hidden_size % model.num_attention_heads == 0 else None
-        yield Limit(knob="model.attention_head_dim", value=model.head_dim, message=message, nearest=nearest)
+        remedy = "version=0.3 takes heads of any width"
+        yield Limit(
+            knob="model.attention_head_dim", value=model.head_dim, message=message, nearest=nearest, remedy=remedy
+        )
 
 
 def _limits_of_0_3(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:

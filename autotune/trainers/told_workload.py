@@ -1,0 +1,65 @@
+"""What a trainer cannot be told of the workload and its model, whatever the config: from what the trainer declares of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from autotune.spec import Workload
+from autotune.spec.model_figures import figures_of
+from autotune.trainers.limit import Limit
+from autotune.trainers.own_model_limits import module_limits
+
+if TYPE_CHECKING:
+    from autotune.trainers.trainer import Trainer
+
+UNCOMMON_SHAPES = {
+    "num_dense_layers": "model whose layers have experts only in part",
+    "shared_ffn_hidden_size": "experts that every token visits",
+    "kv_lora_rank": "latent attention",
+    "mtp_layers": "layers of multi-token prediction",
+}
+"""Fields of `ModelSpec` that are set only for models that most trainers cannot build, each with what it stands for."""
+OTHERS = "use a trainer that reads the config.json itself (accelerate, deepspeed, hf_trainer, lightning, megatron_bridge, native), or command with a program of yours"
+"""who may train a model that a trainer does not build"""
+
+
+def workload_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
+    """Optimizer, packed documents, weights in bf16 alone, and adapters."""
+    if workload.optimizer not in trainer.optimizers:
+        message = f"the trainer {trainer.name} can be told {', '.join(sorted(trainer.optimizers))}"
+        yield Limit(knob="workload.optimizer", value=workload.optimizer, message=message, nearest="adamw")
+    if workload.document_len and not trainer.packs_documents:
+        message = f"the trainer {trainer.name} attends over whole sequences"
+        yield Limit(knob="workload.document_len", value=workload.document_len, message=message, nearest=0)
+    if workload.pure_bf16 and not trainer.trains_pure_bf16:
+        message = f"launches of the trainer {trainer.name} keep weights or moments in fp32"
+        remedy = "those of torchtitan, lightning, and command with a program of yours need not"
+        yield Limit(knob="workload.pure_bf16", value=True, message=message, nearest=False, remedy=remedy)
+    if workload.peft is not None and workload.peft.method not in trainer.peft_methods:
+        message = (
+            f"the trainer {trainer.name} cannot be told to train adapters alone in this way ({trainer.no_adapters})"
+        )
+        remedy = "trainers that can: command with a program of yours, and native for lora"
+        yield Limit(knob="workload.peft", value=workload.peft.method, message=message, remedy=remedy)
+
+
+def shape_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
+    """A module of the user's, a family that it would train as another, and shapes that it does not build."""
+    model = workload.model
+    if not (
+        trainer.trains_modules or UNCOMMON_SHAPES.keys() <= trainer.shapes
+    ):  # the latter build a model of their own
+        yield from module_limits(model, trainer.name)
+    figures = figures_of(model)
+    if figures is not None and trainer.reads_config_json:
+        return
+    if figures is not None and model.source and not trainer.knows(figures.family):
+        message = f"the trainer {trainer.name} would train another model than this config.json means; it knows {trainer.known_families}"
+        remedy = f"where a plain model of the same sizes will do, give them in the place of the file; else {OTHERS}"
+        yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
+    for name, what in UNCOMMON_SHAPES.items():
+        value = getattr(model, name)
+        if value and name not in trainer.shapes:
+            message = f"the trainer {trainer.name} builds no {what}"
+            yield Limit(knob=f"model.{name}", value=value, message=message, remedy=OTHERS)
