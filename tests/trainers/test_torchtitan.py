@@ -175,7 +175,11 @@ class TestTorchtitan(TrainerContract):
         ("name", "knobs", "said"),
         [
             ("qwen3-30b-a3b", {"dp": 4, "tp": 2, "ep": 2, "zero_stage": 2}, r"ep=2: .*; nearest: ep=1; or use tp=1"),
-            ("qwen3-30b-a3b", {"dp": 8, "ep": 8}, r"ep=8: .* here 1: ep must divide them; nearest: ep=1; or use zero_stage=2"),
+            (
+                "qwen3-30b-a3b",
+                {"dp": 8, "ep": 8},
+                r"ep=8: .* here 1: ep must divide them; nearest: ep=1; or use zero_stage=2",
+            ),
             (
                 "qwen3-30b-a3b",
                 {"dp": 8, "ep": 8, "zero_stage": 2, "dp_replicas": 2},
