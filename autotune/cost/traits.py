@@ -96,9 +96,8 @@ MEGATRON = Traits(
     stores_narrow_inputs=True, narrow_weights="beside", weighs_inside=True,
     overlapped_sends=True,
 )  # fmt: skip
-NVIDIA_RECIPES = replace(
-    MEGATRON, gradient_bytes=2.0, reduce_bytes=2.0, narrow_weights="primary", loss="fused", expandable_segments=True
-)
+BRIDGE = replace(MEGATRON, narrow_weights="primary", loss="fused")
+NVIDIA_RECIPES = replace(BRIDGE, gradient_bytes=2.0, reduce_bytes=2.0, expandable_segments=True)
 EAGER = Traits(
     master_weights=False, fused=False, stops_early=True, casts_weights=True, reduction="last", discards_outputs=False
 )
@@ -106,7 +105,8 @@ EAGER = Traits(
 TRAITS = {
     "nanotron": Traits(split=layer_split("nanotron"), collectives_per_layer=6.0, loss="copied", async_linear=True),
     "megatron": MEGATRON,
-    "megatron_bridge": NVIDIA_RECIPES,
+    "megatron_bridge": BRIDGE,
+    "nvidia_recipes": NVIDIA_RECIPES,
     "nemo": replace(NVIDIA_RECIPES, loss="parallel", expandable_segments=False),
     "deepspeed": Traits(
         gradient_bytes=2.0,
@@ -144,10 +144,10 @@ TRAITS = {
         weighs_in_fp32=True,
     ),
 }
-"""traits by trainer; a trainer that is not listed has those of `native`. composer, nemo, internevo and alpa are loops of published runs, no trainers
+"""traits by trainer; a trainer that is not listed has those of `native`. composer, nemo, nvidia_recipes, internevo and alpa are loops of published runs, no trainers
 
-gradients    Megatron-LM accumulates in fp32 with bf16 (`--accumulate-allreduce-grads-in-fp32`, which bf16 implies and fp16 does not); NVIDIA's performance recipes reduce in bf16
-             (`grad_reduce_in_fp32 = False` in Megatron-Bridge's scripts/performance); DeepSpeed keeps them in 16 bits
+gradients    Megatron-LM accumulates in fp32 with bf16 (`--accumulate-allreduce-grads-in-fp32`, which bf16 implies and fp16 does not), and so does Megatron-Bridge, whose `bf16_mixed`
+             a launch names; NVIDIA's performance recipes reduce in bf16 (`grad_reduce_in_fp32 = False` in its scripts/performance); DeepSpeed keeps them in 16 bits
 8 bits       Megatron-LM keeps bf16 weights and TransformerEngine caches them in both layouts; the recipes gather 8-bit weights (`fp8_param_gather`)
 async        nanotron under `tp_linear_async_communication`, which is set with sequence parallelism (`_ColumnLinearAsyncCommunication`)
 reduction    Alpa compiles a step into one program, which XLA reduces at its end; Accelerate, HF Trainer and Lightning accumulate under FSDP without

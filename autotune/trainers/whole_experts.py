@@ -5,8 +5,8 @@ Megatron's --expert-tensor-parallel-size 1, as in NVIDIA's recipes. Elsewhere te
 
 from __future__ import annotations
 
-WHOLE_EXPERTS = frozenset({"megatron", "megatron_bridge", "nemo"})
-"""names of the trainers; nemo is a loop of published runs"""
+WHOLE_EXPERTS = frozenset({"megatron", "megatron_bridge", "nemo", "nvidia_recipes"})
+"""names of the trainers; nemo and nvidia_recipes are loops of published runs"""
 
 
 def keeps_experts_whole(trainer: str) -> bool:

@@ -37,6 +37,8 @@ NEAR = 5
 """a recipe should have this rank or a better one"""
 LAUNCHER = "megatron_bridge"
 """the trainer whose limits count"""
+LOOP = "nvidia_recipes"
+"""the loop that is estimated: the recipes reduce gradients in bf16, which a launch by `LAUNCHER` does not"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ def recipes() -> list[Recipe]:
             nodes = max(1, config.world_size // gpus)
             cluster = block.workload.cluster.resized(num_nodes=nodes, gpus_per_node=min(gpus, config.world_size))
             workload = replace(
-                block.workload, cluster=cluster, global_batch_size=config.global_batch_size, trainer=LAUNCHER
+                block.workload, cluster=cluster, global_batch_size=config.global_batch_size, trainer=LOOP
             )
             recipe = Recipe(workload=workload, config=config, tokens_per_s_per_gpu=float(speed))
             key = (workload.model.name, workload.seq_len, cluster.gpu.name, workload.peft, *recipe.printed)

@@ -52,7 +52,7 @@ FAMILIES = {
 """Blackwell Ultra is a chip of its own, with twice the exponentials per second and more power: the same recipes run a fifth faster on it"""
 BOUNDED_BY = {"a100": "a100-80gb", "h100": "h100-sxm", "blackwell": "b200-sxm", "blackwell_ultra": "b300-sxm"}
 """the GPU type whose fastest measured matmul bounds a family"""
-LOOPS = {"megatron_bridge": "megatron", "nemo": "megatron", "composer": "torchtitan"}
+LOOPS = {"megatron_bridge": "megatron", "nemo": "megatron", "nvidia_recipes": "megatron", "composer": "torchtitan"}
 """loops whose time constants are those of another: Megatron Bridge and NeMo run Megatron-Core, composer runs the FSDP that torchtitan runs"""
 HARDWARE_PRIOR = {
     "a100": {"matmul_efficiency": 0.78, "intra_efficiency": 0.76, "attention_efficiency": 0.50},

@@ -40,6 +40,32 @@ def test_cutting_the_loss_saves_what_torchtitan_measured() -> None:
     assert (full - pieces) * 8192 * 128256 / GIB == pytest.approx(7.3, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("config", "allocated"),
+    [
+        (ParallelConfig(tp=2, dp=8, accumulation_steps=8, zero_stage=1), 49.2e9),
+        (ParallelConfig(tp=4, dp=4, accumulation_steps=16, zero_stage=1), 30.2e9),
+        (ParallelConfig(tp=2, pp=2, dp=4, accumulation_steps=16, zero_stage=1), 33.2e9),
+        (ParallelConfig(dp=16, accumulation_steps=4, zero_stage=1, recompute="full"), 65.5e9),
+    ],
+    ids=str,
+)
+def test_megatron_bridge_keeps_gradients_in_fp32(config: ParallelConfig, allocated: float) -> None:
+    """Peaks of Qwen3 8B by Megatron-Bridge's own recipe, which reduces in fp32 as a launch does (`bf16_mixed`); sources in published_unseen_2.csv."""
+    where = Workload(
+        model=catalog.model("qwen3-8b"), cluster=catalog.cluster("h100-sxm-2x8"), seq_len=4096, global_batch_size=64,
+        trainer="megatron_bridge",
+    )  # fmt: skip
+    found = estimate(where, config)
+    weights = float(found.memory_parts_bytes.weights)
+    assert float(found.memory_parts_bytes.gradients) == pytest.approx(2.0 * weights)
+    assert float(found.peak_memory_bytes) / (1.0 + calibration_for(where).fragmentation) == pytest.approx(
+        allocated, rel=0.1
+    )
+    reduced_in_16_bits = estimate(replace(where, trainer="nvidia_recipes"), config)
+    assert float(reduced_in_16_bits.memory_parts_bytes.gradients) == pytest.approx(weights)
+
+
 @pytest.mark.parametrize("virtual", [1, 2, 4])
 def test_one_micro_batch_of_logits_lives_on_the_last_rank_except_under_gpipe_and_zero_bubble(virtual: int) -> None:
     where = workload(trainer="megatron")

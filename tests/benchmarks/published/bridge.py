@@ -58,7 +58,7 @@ def bridge() -> list[Block]:
                 gpu=gpu,
                 gpus_per_node=whole(r["gpus_per_node"]),
                 seq_len=whole(r["seq_len"]),
-                trainer="megatron_bridge",
+                trainer="nvidia_recipes",
                 config=config,
                 tokens_per_s_per_gpu=float(r["tokens_per_s_per_gpu"]),
                 cell=f"{r['model_name']} {r['gpu']} {r['gpus']} {r['precision']}",

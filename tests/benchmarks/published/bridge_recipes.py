@@ -77,7 +77,7 @@ def _qwen(gpu: str, release: Release) -> dict[str, Any]:
 def plausible(block: Block) -> list[Block]:
     """The block as it is printed, and with what its recipe is known to do besides."""
     model, table = block.workload.model, block.table
-    if block.workload.trainer != "megatron_bridge":
+    if block.workload.trainer != "nvidia_recipes":
         return [block]
     if model.is_latent:
         codes = [KNOBS["recompute"].encode(word) for word in ("selective", "mlp")]
