@@ -92,7 +92,7 @@ def _hand_over(draft: Draft, output: Path | None, *, force: bool, json: bool) ->
         note(f"note: {remark}")
     if draft.fill_in:
         note(f"fill in: {', '.join(draft.fill_in)}")
-    if problem and "cluster" not in draft.fill_in:
+    if problem and not {"cluster", "model"} & set(draft.fill_in):  # a stand-in would be complained of
         note(f"the spec does not load yet: {problem}")
     if output:
         step = "check" if draft.document["trainer"] != "native" and "argv" in draft.document["trainer"] else "plan"

@@ -16,13 +16,16 @@ from typing import Any
 from autotune.errors import AutotuneError, CatalogError
 from autotune.onboarding.draft import Draft, Entry, file_name
 from autotune.schema.files import is_model_file, read_model
+from autotune.space import complete
 from autotune.spec import KNOBS, ClusterSpec, ModelSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import Trainer, trainer
+from autotune.trainers.effective import effective
 from autotune.trainers.nested_documents import dotted, without_equal
 from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 
 STAND_IN_MODEL = "nano-gpt"
+STAND_IN_VOCAB = 32000
 STAND_IN_SEQ_LEN = 2048
 STAND_IN_CLUSTER = "h100-sxm"
 """GPU type of the launch that is only read again"""
@@ -52,7 +55,8 @@ def import_draft(
     fill_in: list[str] = []
     notes = list(reading.remarks)
     shape = _model(reading, path, model, folder)
-    if shape is None:
+    guessed = shape is not None and model is None and "vocab_size" not in reading.model and not reading.model_file
+    if shape is None or guessed:
         fill_in.append("model")
     cluster = cluster or _known_cluster(reading.cluster)
     there = catalog.cluster(cluster) if cluster not in (None, "local") else None
@@ -77,7 +81,11 @@ def import_draft(
         Entry(
             key="model",
             value=shape[0] if shape else STAND_IN_MODEL,
-            comment="" if shape else f"fill in: {_what_model_is()}",
+            comment="fill in: vocab_size, by the tokenizer"
+            if guessed
+            else ""
+            if shape
+            else f"fill in: {_what_model_is()}",
         ),
         Entry(key="cluster", value=cluster or "local", comment="" if cluster else _what_cluster_is(ranks)),
         Entry(
@@ -144,7 +152,11 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _baseline(knobs: Mapping[str, Any]) -> str:
+def _baseline(found: Mapping[str, Any]) -> str:
+    """The knobs, those without an effect at their neutral values: programs take `--sequence-parallel` beside tp=1, the laws of a space do not."""
+    several = {"dp": 2}  # where only the cluster tells
+    whole = effective(ParallelConfig(**{**several, **{name: value for name, value in found.items() if name in KNOBS}}))
+    knobs = {name: getattr(whole, name) for name in found if name in KNOBS}
     shown = [k for k in KNOBS.values() if k.name in knobs and (k.always_shown or knobs[k.name] != k.default)]
     return ",".join(f"{k.name}={k.text(knobs[k.name])}" for k in shown)
 
@@ -161,15 +173,16 @@ def _model(reading: Reading, path: Path, asked: str | None, folder: Path) -> tup
     if not reading.model:
         return None
     known = {f.name for f in fields(ModelSpec)}
+    told = {k: v for k, v in reading.model.items() if k in known}
     try:
-        shape = ModelSpec(**{"name": "imported", **{k: v for k, v in reading.model.items() if k in known}})
+        shape = ModelSpec(**{"name": "imported", "vocab_size": STAND_IN_VOCAB, **told})
     except TypeError:  # a required size is not told
         return None
     for name in catalog.model_names():
         if _sizes(catalog.model(name)) == _sizes(shape):
             return name, catalog.model(name)
     default = ModelSpec(name="x", num_layers=1, hidden_size=1, num_attention_heads=1, vocab_size=1)
-    told = {f.name: getattr(shape, f.name) for f in fields(ModelSpec)}
+    sizes = {f.name: getattr(shape, f.name) for f in fields(ModelSpec)}
     required = (
         "name",
         "num_layers",
@@ -179,7 +192,7 @@ def _model(reading: Reading, path: Path, asked: str | None, folder: Path) -> tup
         "ffn_hidden_size",
         "num_kv_heads",
     )
-    return {k: v for k, v in told.items() if k in required or v != getattr(default, k)}, shape
+    return {k: v for k, v in sizes.items() if k in required or v != getattr(default, k)}, shape
 
 
 def _sizes(model: ModelSpec) -> ModelSpec:
@@ -240,15 +253,15 @@ def _beyond_a_launch(
             pure_bf16=reading.pure_bf16,
             trainer=subject.name,
         )
-        config = ParallelConfig(**{k: v for k, v in reading.knobs.items() if k in KNOBS})
+        config = effective(complete(workload, {k: v for k, v in reading.knobs.items() if k in KNOBS}))
         again = subject.read_config(PresentConfiguration.of_launch(subject.launch(workload, config, options)))
     except AutotuneError as error:
         return dict(reading.settings), [f"an export of this configuration is refused for now: {error}"]
     settings = without_equal(reading.settings, again.settings)
     notes = []
-    changed = {k: v for k, v in again.knobs.items() if k in reading.knobs and reading.knobs[k] != v}
+    changed = {k: v for k, v in again.knobs.items() if k in reading.knobs and getattr(config, k) != v}
     if changed:
-        notes.append("an export changes " + ", ".join(f"{k}: {reading.knobs[k]} to {v}" for k, v in changed.items()))
+        notes.append("an export changes " + ", ".join(f"{k}: {getattr(config, k)} to {v}" for k, v in changed.items()))
     if added := sorted(set(dotted(again.settings)) - set(dotted(reading.settings))):
         notes.append(
             f"an export also writes {', '.join(added)}, which the present configuration leaves at their defaults"

@@ -140,3 +140,26 @@ def test_what_a_deepspeed_file_leaves_to_the_program_is_not_guessed_and_the_spec
     study = api.load_study(draft.document)
     assert study.baseline is not None
     assert (study.baseline.dp, study.baseline.zero_stage) == (8, 3)
+
+
+def test_a_script_without_a_vocabulary_has_its_sizes_and_knobs_without_effect_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 256 --num-attention-heads 2 --swiglu --normalization RMSNorm "
+        "--seq-length 256 --micro-batch-size 1 --global-batch-size 16 --num-experts 2 --tensor-model-parallel-size 1 --sequence-parallel --bf16\n"
+    )
+    draft = drafted(tmp_path / "run.sh", "megatron", cluster=CLUSTER)
+    assert draft.fill_in == ("model",)
+    assert (draft.document["model"]["num_layers"], draft.document["model"]["num_experts"]) == (2, 2)
+    assert "vocab_size, by the tokenizer" in draft.text
+    study = api.load_study(draft.document, base=tmp_path)
+    assert study.baseline is not None
+    assert (study.baseline.sequence_parallel, study.baseline.dp) == (False, 8)
+    assert not [note for note in draft.notes if "an export changes" in note]
+
+
+def test_a_folder_of_torchtitan_0_2_with_a_models_own_rotary_scaling_is_read(tmp_path: Path) -> None:
+    workload = replace(WORKLOAD, model=catalog.model("llama-8b"))
+    given = {**NEEDS["torchtitan"], "version": "0.2"}
+    write_launch(trainer("torchtitan").launch(workload, CONFIG, given), tmp_path / "launch")
+    assert "RoPEScalingArgs" in (tmp_path / "launch" / "autotune_model.py").read_text()
+    assert drafted(tmp_path / "launch", "torchtitan", cluster=CLUSTER).document["model"] == "llama-8b"

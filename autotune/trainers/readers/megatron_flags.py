@@ -31,6 +31,8 @@ OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"
 """values of optimizer"""
 RECIPES = {"mxfp8": "mxfp8", "delayed": "fp8", "tensorwise": "fp8", "blockwise": "fp8"}
 """values of fp8-recipe"""
+CHECKPOINTS = ("save", "load", "save-interval", "pretrained-checkpoint", "finetune", "no-load-optim", "no-load-rng")
+"""flags that read and write checkpoints"""
 LAUNCHER = frozenset(
     [
         "nnodes",
@@ -57,15 +59,18 @@ def read(present: PresentConfiguration) -> Reading:
         remarks = [f"{name}: ${variable} is not set there: write its value into the spec" for variable in unset]
     present = PresentConfiguration(files=present.files, argv=argv, env=present.env)
     keys = KeyReader(_flags(argv), "the command")
-    keys.drop(*LAUNCHER)
+    keys.drop(*LAUNCHER, "log-interval")  # a launch logs every step
     model = _model(keys)
     knobs = _knobs(keys, tf32=present.tf32, num_layers=model.get("num_layers"))
     batch = keys.count("global-batch-size")
     knobs = completed(knobs, ranks=present.ranks, batch=batch)
+    steps, more = _length(keys, batch)
+    if model.get("gated_mlp") and keys.find("normalization") is None:
+        more["normalization"] = "LayerNorm"  # its default, where a launch of a gated MLP asks for RMSNorm
     program = program_of(argv)
     options: dict[str, Any] = {
         "entrypoint": program[0] if program else None,
-        "steps": keys.count("train-iters"),
+        "steps": steps,
         "learning_rate": keys.number("lr"),
         "seed": keys.count("seed"),
         "transformer_impl": keys.text("transformer-impl"),
@@ -83,9 +88,30 @@ def read(present: PresentConfiguration) -> Reading:
         global_batch_size=batch or batch_of(knobs),
         optimizer=keys.word("optimizer", OPTIMIZERS) or "",
         options={option: value for option, value in options.items() if value is not None},
-        settings=keys.left,
+        settings={**keys.left, **more},
         remarks=(*remarks, *keys.remarks),
     )
+
+
+def _length(keys: KeyReader, batch: int | None) -> tuple[int | None, dict[str, Any]]:
+    """(the run's length in steps, settings of the schedule in steps). Lengths in samples become lengths in steps: Megatron-LM takes no launch that has both.
+
+    Where a run reads and writes its checkpoints belongs to the run, not to its configuration: a trial that loaded one would have nothing left to do.
+    """
+    kept = [flag for flag in CHECKPOINTS if keys.find(flag) is not None]
+    keys.drop(*kept)
+    if kept:
+        remark = f"{keys.name}: {', '.join(f'--{flag}' for flag in kept)} would have trials read or write checkpoints: give them to the exported launch.sh"
+        keys.remarks.append(remark)
+    if keys.find("rampup-batch-size") is not None:
+        keys.drop("rampup-batch-size")
+        keys.remarks.append(f"{keys.name}: --rampup-batch-size is left out: every step has the whole batch")
+    samples = {name: keys.count(f"{name}-samples") for name in ("train", "lr-decay", "lr-warmup")}
+    steps: dict[str, Any] = {
+        f"{name}-iters": max(1, count // batch) for name, count in samples.items() if count and batch
+    }
+    length = keys.count("train-iters") or steps.pop("train-iters", None)
+    return length, steps
 
 
 def _flags(argv: tuple[str, ...]) -> dict[str, Any]:

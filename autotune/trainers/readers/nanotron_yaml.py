@@ -51,6 +51,9 @@ def read(present: PresentConfiguration) -> Reading:
     if found := {field: value for field, value in model.items() if value is not None}:
         tied = keys.flag("model.model_config.tie_word_embeddings")
         model = {**found, "gated_mlp": True, "tied_embeddings": bool(tied)}
+    keys.drop("logging.iteration_step_info_interval")  # a launch logs every step
+    if keys.find("checkpoints"):
+        keys.drop("checkpoints")  # a launch writes none
     keys.flag("model.model_config.is_llama_config")
     is_qwen = bool(keys.flag("model.model_config.is_qwen2_config"))
     if knobs["cp"] > 1 and keys.find("model.model_config._attn_implementation") == RING:

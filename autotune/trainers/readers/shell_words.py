@@ -1,36 +1,60 @@
-"""The command in a shell script, by its words. Nothing is run: no substitution `$( )`, no arithmetic, no conditions.
+"""The command in a shell script, by its words. Nothing is run: no substitution `$( )`, no arithmetic.
 
 TP=2
 MODEL_ARGS=(--num-layers 32 --hidden-size 4096)
+if [[ "$DTYPE" == fp8 ]]; then MODEL_ARGS+=("--fp8-format hybrid"); fi
 torchrun --nproc_per_node $GPUS pretrain_gpt.py ${MODEL_ARGS[@]} --tensor-model-parallel-size $TP
+
+Of conditions, comparisons of words and numbers, -n and -z are decided by the variables of the script; any other condition counts as false.
 """
 
 from __future__ import annotations
 
+import operator
 import re
 import shlex
+from collections.abc import Callable, Mapping
 
 from autotune.errors import SpecError
 
-_ASSIGNMENT = re.compile(r"^(?:export\s+|local\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
+_ASSIGNMENT = re.compile(r"^(?:export\s+|local\s+|declare\s+)?([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)$", re.DOTALL)
+_ARRAY = re.compile(r"^(?:export\s+|local\s+|declare\s+)?[A-Za-z_][A-Za-z0-9_]*\+?=\(")
 _REFERENCE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(?:\[[@*]\])?(?::?-([^}]*))?\}?")
 _DEPTH = 8
 """variables inside variables"""
+_LONGEST = 1 << 16
+"""characters of a variable"""
+_COMPARISONS: Mapping[str, Callable[[str, str], bool]] = {"==": operator.eq, "=": operator.eq, "!=": operator.ne}
+_NUMERIC: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
+}
 
 
 def command_of(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(the words of the longest command with options, names of variables that are not set). Raises `SpecError` when there is no option."""
     variables: dict[str, str] = {}
     commands: list[str] = []
+    branches: list[tuple[bool, bool]] = []
+    """of each open `if`: whether its present branch counts, and whether one before it or itself did"""
     for statement in _statements(text):
-        if assigned := _ASSIGNMENT.match(statement):
-            name, value = assigned.groups()
-            value = value.strip()
-            if (value.startswith("(") and value.endswith(")")) or (
-                len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
-            ):
-                value = value[1:-1]
-            variables[name] = value
+        word, _, rest = statement.partition(" ")
+        if word == "if":
+            holds = _holds(rest, variables)
+            branches.append((holds, holds))
+        elif word in ("elif", "else", "fi") and branches:
+            _, was = branches.pop()
+            if word != "fi":
+                holds = not was and (word == "else" or _holds(rest, variables))
+                branches.append((holds, was or holds))
+        elif not all(counts for counts, _ in branches):
+            continue
+        elif assigned := _ASSIGNMENT.match(statement):
+            _assign(variables, *assigned.groups())
         else:
             commands.append(statement)
     best: tuple[str, ...] = ()
@@ -49,8 +73,57 @@ def _options(words: tuple[str, ...]) -> int:
     return sum(word.startswith("--") for word in words)
 
 
+def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> None:
+    """Sets a variable, or appends to it. What it says of itself is put in, because it means its value until now."""
+    value, before = value.strip(), variables.get(name, "")
+    is_array = value.startswith("(") and value.endswith(")")
+    if is_array:
+        value = _elements(value[1:-1])
+    elif len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+        value = value[1:-1]
+    value = re.sub(rf"\$(?:{name}\b|\{{{name}(?:\[[@*]\])?\}})", lambda _: before, value)
+    joined = f"{before}{' ' if is_array else ''}{value}" if appends else value
+    variables[name] = joined.strip()[:_LONGEST]
+
+
+def _elements(text: str) -> str:
+    """An array's elements as the words that `${ARRAY[@]}` without quotes becomes: an element that starts with an option is split at its spaces."""
+    try:
+        elements = shlex.split(text)
+    except ValueError:
+        return text
+    return " ".join(
+        word if word.startswith(("-", "$")) or not re.search(r"\s", word) else shlex.quote(word) for word in elements
+    )
+
+
+def _holds(condition: str, variables: dict[str, str]) -> bool:
+    """Whether a condition of comparisons holds; False where it cannot be told."""
+    text = condition.strip().removesuffix("then").rstrip("; ")
+    return any(all(_test(part, variables) for part in either.split("&&")) for either in text.split("||"))
+
+
+def _test(text: str, variables: dict[str, str]) -> bool:
+    filled = _REFERENCE.sub("", _filled(text, variables, {}))  # what is not set is empty
+    words = [word for word in _words(filled) if word not in ("[", "[[", "]", "]]")]
+    if words[:1] == ["!"]:
+        return bool(words[1:]) and words[1] not in ("-f", "-d", "-e", "-s") and not _decide(words[1:])
+    return _decide(words)
+
+
+def _decide(words: list[str]) -> bool:
+    if len(words) == 3 and words[1] in _COMPARISONS:
+        return _COMPARISONS[words[1]](words[0], words[2])
+    if len(words) == 3 and words[1] in _NUMERIC and words[0].isdecimal() and words[2].isdecimal():
+        return _NUMERIC[words[1]](int(words[0]), int(words[2]))
+    if words[:1] in (["-n"], ["-z"]):
+        is_empty = not any(words[1:])
+        return is_empty if words[0] == "-z" else not is_empty
+    return words == ["true"]
+
+
 def _statements(text: str) -> list[str]:
-    """The script's statements: continued lines joined, arrays over several lines as one, comments left out."""
+    """The script's statements: continued lines joined, arrays over several lines as one, comments left out, `if` and `then` apart."""
     lines = [re.sub(r"(^|\s)#.*$", "", line) for line in text.replace("\\\n", " ").splitlines()]
     statements: list[str] = []
     is_open = False
@@ -58,16 +131,27 @@ def _statements(text: str) -> list[str]:
         if is_open:
             statements[-1] += " " + line.strip()
         elif line.strip():
-            statements.append(line.strip())
+            statements += _parts(line.strip())
         if statements:
             last = statements[-1]
-            is_array = re.match(r"^(?:export\s+|local\s+)?[A-Za-z_][A-Za-z0-9_]*=\(", last) is not None
             quotes = last.count('"') % 2 == 1 or last.count("'") % 2 == 1
-            is_open = (is_array and not last.endswith(")")) or quotes
+            is_open = (_ARRAY.match(last) is not None and not last.rstrip().endswith(")")) or quotes
     # a text file of bare flags is one command, whatever its lines are
     if statements and all(statement.startswith("-") for statement in statements):
         return [" ".join(statements)]
     return statements
+
+
+def _parts(line: str) -> list[str]:
+    """A line's statements: those of an `if` on one line, else the line itself."""
+    if not re.match(r"(if|elif|then|else|fi)\b", line):
+        return [line]
+    pieces = [re.sub(r"^then\b\s*", "", piece.strip()) for piece in line.split(";")]
+    parts: list[str] = []
+    for piece in pieces:
+        found = re.match(r"else\b\s*(.*)$", piece)
+        parts += ["else", found[1]] if found else [piece]
+    return [part for part in parts if part]
 
 
 def _filled(text: str, variables: dict[str, str], unset: dict[str, None]) -> str:
@@ -80,7 +164,7 @@ def _filled(text: str, variables: dict[str, str], unset: dict[str, None]) -> str
 
     for _ in range(_DEPTH):
         before, text = text, _REFERENCE.sub(value, text)
-        if text == before:
+        if text == before or len(text) > _LONGEST:
             break
     return text
 

@@ -8,10 +8,12 @@ micro_batch_size    local_batch_size without a pipeline, pipeline_parallel_micro
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from autotune.spec import KNOBS
+from autotune.spec import KNOBS, catalog
 from autotune.trainers.key_reader import KeyReader
 from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.present_configuration import PresentConfiguration, Reading
@@ -26,6 +28,30 @@ SCHEDULES = {
 }
 MODES = {"none": "none", "selective": "selective", "full": "full", "memory_budget": "none"}
 """knob value by the mode of activation_checkpoint; with a memory budget the compiler chooses"""
+RENAMED = {
+    "training.batch_size": "training.local_batch_size",
+    "training.compile": "compile.enable",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
+    "training.data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
+    "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
+    "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
+    "experimental.pipeline_parallel_schedule": "parallelism.pipeline_parallel_schedule",
+    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
+    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+    "checkpoint.enable_checkpoint": "checkpoint.enable",
+    "checkpoint.model_weights_only": "checkpoint.last_save_model_only",
+}
+"""keys of releases before 0.2, each with its name in 0.2"""
+FLAVORS = {
+    ("llama3", "8B"): "llama-8b",
+    ("llama3", "70B"): "llama-70b",
+    ("llama3", "405B"): "llama-405b",
+    ("deepseek_v3", "16B"): "deepseek-v2-lite",
+    ("deepseek_v3", "236B"): "deepseek-v2",
+    ("deepseek_v3", "671B"): "deepseek-v3",
+}
+"""models of the catalog, by name and flavour of torchtitan's own; those of Qwen3 are called alike"""
 MODULE = "autotune_model"
 """the model module that an export brings"""
 
@@ -33,8 +59,52 @@ MODULE = "autotune_model"
 def read(present: PresentConfiguration) -> Reading:
     """What the job file, the command and the model's module say."""
     name, text = present.named(".toml")
-    keys = KeyReader(parse_document(name, text), name)
+    document, renamed = _of_today(parse_document(name, text))
+    keys = KeyReader(document, name)
+    if renamed:
+        keys.remarks.append(f"{name}: names of releases before 0.2 are read as those of 0.2: {', '.join(renamed)}")
     return reading_of(keys, present, model=_registered_model(present), version="0.2")
+
+
+def _of_today(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(the document by the names of release 0.2, the older names that it had)"""
+    found: dict[str, Any] = {
+        section: dict(keys) if isinstance(keys, Mapping) else keys for section, keys in document.items()
+    }
+    renamed: list[str] = []
+
+    def taken(path: str) -> Any:
+        section, _, key = path.partition(".")
+        inner = found.get(section)
+        if not isinstance(inner, dict) or key not in inner:
+            return None
+        renamed.append(path)
+        value = inner.pop(key)
+        if not inner:
+            del found[section]
+        return value
+
+    for old, new in RENAMED.items():
+        if (value := taken(old)) is not None:
+            section, _, key = new.partition(".")
+            found.setdefault(section, {}).setdefault(key, value)
+    if isinstance(path := taken("model.tokenizer_path"), str):  # a file, where 0.2 takes the folder
+        folder = os.path.dirname(path) if path.endswith(".model") else path
+        found.setdefault("model", {}).setdefault("hf_assets_path", folder)
+    taken("training.enable_loss_parallel")  # what 0.2 does by itself
+    converters = found.get("model", {}).get("converters")
+    if isinstance(converters, str):
+        converters = [word for word in converters.split(",") if word]
+    if isinstance(converters, list) and any(word in ("float8", "mx") for word in converters):
+        renamed.append("model.converters")
+        found["model"]["converters"] = [f"quantize.linear.{w}" if w in ("float8", "mx") else w for w in converters]
+    for old in ("float8", "mx"):
+        if isinstance(inner := found.pop(old, None), dict):
+            renamed.append(f"[{old}]")
+            filters = inner.get("filter_fqns")
+            split = {"filter_fqns": filters.split(",")} if isinstance(filters, str) else {}
+            found.setdefault("quantize", {}).setdefault("linear", {})[old] = {**inner, **split}
+    return found, renamed
 
 
 def reading_of(
@@ -42,6 +112,9 @@ def reading_of(
 ) -> Reading:
     """What a configuration says whose keys are named as in the job file."""
     name = keys.name
+    flavor = (str(keys.find("model.name")), str(keys.find("model.flavor")))
+    known = _flavored(*flavor)
+    model = model or known
     degrees = {
         "tp": keys.count("parallelism.tensor_parallel_degree") or 1,
         "pp": keys.count("parallelism.pipeline_parallel_degree") or 1,
@@ -70,6 +143,7 @@ def reading_of(
     knobs = completed(knobs, ranks=present.ranks, batch=batch)
     if batch is None and "accumulation_steps" not in knobs:
         knobs["accumulation_steps"] = 1  # its default: the local batches are the global one
+    keys.drop("metrics.log_freq")  # a launch logs every step
     optimizer = keys.word("optimizer.name", {"AdamW": "adamw", "Adam": "adamw"}) or ""
     options: dict[str, Any] = {
         "version": version,
@@ -82,11 +156,12 @@ def reading_of(
     }
     if keys.find("experimental.custom_import") == MODULE:
         keys.drop("experimental.custom_import", "model.name", "model.flavor")
-    elif flavor := keys.find("model.flavor"):
-        keys.remarks.append(
-            f"{name}: model.name={keys.find('model.name')!r}, model.flavor={flavor!r}: the export trains the model of the spec instead; "
-            "name that one there"
-        )
+    elif keys.find("model.flavor"):
+        if not known:
+            keys.remarks.append(
+                f"{name}: model.name={flavor[0]!r}, model.flavor={flavor[1]!r}: the export trains the model of the spec instead; "
+                "name that one there"
+            )
         keys.drop("model.name", "model.flavor")
     return Reading(
         knobs=knobs,
@@ -99,6 +174,15 @@ def reading_of(
         settings=keys.left,
         remarks=tuple(keys.remarks),
     )
+
+
+def _flavored(name: str, flavor: str) -> dict[str, Any]:
+    """Sizes of a model of torchtitan's own that the catalog has; nothing for others."""
+    found = FLAVORS.get((name, flavor), f"{name}-{flavor.lower()}" if name == "qwen3" else "")
+    if found not in catalog.model_names():
+        return {}
+    model = catalog.model(found)
+    return {f.name: getattr(model, f.name) for f in fields(model) if f.name not in ("name", "source", "code")}
 
 
 def _data_parallel(keys: KeyReader, cp: int, pp: int) -> tuple[int | None, int, int]:
@@ -178,7 +262,7 @@ def _registered_model(present: PresentConfiguration) -> Mapping[str, Any]:
     for call in calls:
         if getattr(call.func, "id", "") != "TransformerModelArgs":
             continue
-        given = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+        given = {w.arg: ast.literal_eval(w.value) for w in call.keywords if w.arg and isinstance(w.value, ast.Constant)}
         return {
             "num_layers": given["n_layers"],
             "hidden_size": given["dim"],

@@ -66,8 +66,94 @@ def test_a_megatron_script_is_read_without_being_run() -> None:
     }
     assert (reading.model["num_layers"], reading.model["gated_mlp"], reading.seq_len) == (32, True, 4096)
     assert reading.options["data_path"] == "0.3 /data/a 0.7 /data/b"
-    assert reading.settings == {"save": "${SAVE_TO}", "distributed-timeout-minutes": 60}
-    assert reading.remarks == ("run.sh: $SAVE_TO is not set there: write its value into the spec",)
+    assert reading.settings == {"normalization": "LayerNorm", "distributed-timeout-minutes": 60}
+    assert reading.remarks == (
+        "run.sh: $SAVE_TO is not set there: write its value into the spec",
+        "the command: --save would have trials read or write checkpoints: give them to the exported launch.sh",
+    )
+
+
+CONDITIONAL = """
+DTYPE=${1:-"fp8"}
+NNODES=2
+MODEL_ARGS=(
+    --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --swiglu   # a Llama
+    --normalization RMSNorm
+)
+TRAIN="--micro-batch-size 1 --global-batch-size 128 --train-samples 12800 --lr-warmup-samples 1280 --lr-decay-samples 12800"
+TRAIN="$TRAIN --bf16"
+DTYPE_ARGS=()
+if [[ "$DTYPE" == "fp8" ]]; then
+    DTYPE_ARGS+=(
+        "--fp8-format hybrid"
+        "--fp8-param-gather"
+    )
+elif [ "$DTYPE" = "fp16" ]; then
+    DTYPE_ARGS+=("--fp16")
+else
+    TRAIN="$TRAIN --recompute-granularity full"
+fi
+if [ -n "${WANDB_API_KEY}" ]; then DTYPE_ARGS+=(--wandb-project mine); fi
+if [ "$NNODES" -gt 1 ] && [ ! -z "$DTYPE" ]; then
+    TRAIN="${TRAIN} --use-distributed-optimizer"
+fi
+if [ ! -f pretrain_gpt.py ]; then
+    DTYPE_ARGS+=(--exit-on-missing-file)
+fi
+PARALLEL=(--tensor-model-parallel-size 1 --sequence-parallel)
+PARALLEL+=("${DTYPE_ARGS[@]}")
+torchrun --nproc_per_node 8 --nnodes $NNODES pretrain_gpt.py ${MODEL_ARGS[@]} $TRAIN ${PARALLEL[@]} --seq-length 4096
+"""
+
+
+def test_what_a_script_appends_and_on_what_condition_is_read() -> None:
+    reading = trainer("megatron").read_config(PresentConfiguration(files={"run.sh": CONDITIONAL}))
+    assert {name: reading.knobs[name] for name in ("dp", "precision", "recompute", "zero_stage")} == {
+        "dp": 16,
+        "precision": "fp8",
+        "recompute": "none",
+        "zero_stage": 1,
+    }
+    assert reading.settings == {"fp8-param-gather": True, "lr-warmup-iters": 10, "lr-decay-iters": 100}
+    assert reading.options["steps"] == 100
+    other = CONDITIONAL.replace('${1:-"fp8"}', "fp16").replace("NNODES=2", "NNODES=1")
+    reading = trainer("megatron").read_config(PresentConfiguration(files={"run.sh": other}))
+    assert (reading.knobs["precision"], reading.knobs["zero_stage"]) == ("bf16", 0)  # --bf16 comes first
+    other = CONDITIONAL.replace('${1:-"fp8"}', "plain")
+    reading = trainer("megatron").read_config(PresentConfiguration(files={"run.sh": other}))
+    assert (reading.knobs["precision"], reading.knobs["recompute"]) == ("bf16", "full")
+
+
+def test_a_job_file_of_an_older_torchtitan_is_read_by_the_names_of_today() -> None:
+    text = """
+        [model]
+        name = "llama3"
+        flavor = "70B"
+        tokenizer_path = "./assets/original/tokenizer.model"
+        converters = "float8"
+        [training]
+        batch_size = 2
+        compile = true
+        seq_len = 8192
+        [parallelism]
+        tensor_parallel_degree = 8
+        [checkpoint]
+        enable_checkpoint = false
+        [metrics]
+        log_freq = 10
+        [float8]
+        enable_fsdp_float8_all_gather = true
+        filter_fqns = "output,attention.wo"
+    """
+    reading = trainer("torchtitan").read_config(PresentConfiguration(files={"job.toml": text}))
+    told = ("micro_batch_size", "compile", "precision", "tp", "zero_stage")
+    assert [reading.knobs[name] for name in told] == [2, True, "fp8", 8, 3]
+    assert (reading.model["num_layers"], reading.model["vocab_size"]) == (80, 128256)
+    assert reading.options["hf_assets_path"] == "./assets/original"
+    float8 = {"enable_fsdp_float8_all_gather": True, "filter_fqns": ["output", "attention.wo"]}
+    assert reading.settings == {"checkpoint": {"enable": False}, "quantize": {"linear": {"float8": float8}}}
+    (remark,) = reading.remarks
+    assert "names of releases before 0.2 are read as those of 0.2: training.batch_size" in remark
 
 
 def test_a_text_file_of_flags_is_a_configuration_of_megatron() -> None:
@@ -161,10 +247,10 @@ def test_lightning_under_deepspeed_keeps_weights_in_fp32_whatever_its_precision_
 
 
 def test_torchtitan_says_that_a_flavor_is_not_carried() -> None:
-    text = '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ntensor_parallel_degree = 2\n[training]\nlocal_batch_size = 2\n'
+    text = '[model]\nname = "llama3"\nflavor = "1B"\n[parallelism]\ntensor_parallel_degree = 2\n[training]\nlocal_batch_size = 2\n'
     reading = trainer("torchtitan").read_config(PresentConfiguration(files={"job.toml": text}))
     assert (reading.knobs["tp"], reading.knobs["zero_stage"], reading.knobs["micro_batch_size"]) == (2, 3, 2)
-    assert "flavor='8B'" in reading.remarks[0]
+    assert "flavor='1B'" in reading.remarks[0]
 
 
 def test_training_arguments_name_a_deepspeed_file_that_is_not_read() -> None:
