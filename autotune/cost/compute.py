@@ -130,9 +130,10 @@ def head_step_s(
     model = workload.model
     cut = layout.tp if traits.vocab_parallel else np.ones_like(layout.tp)
     width = model.vocab_size / cut
-    tokens = layout.tokens / np.where(table.is_word("loss", "chunked"), LOSS_CHUNKS, 1.0)
+    chunked = is_loss_chunked(table, traits)
+    tokens = layout.tokens / np.where(chunked, LOSS_CHUNKS, 1.0)
     shape = 1.0 + constants.half_size * (1.0 / tokens + 1.0 / width + 1.0 / model.hidden_size)
-    again = np.where(table.is_word("loss", "chunked") & traits.chunks_again, 1.0, 0.0)
+    again = np.where(chunked & traits.chunks_again, 1.0, 0.0)
     # a frozen projection passes the gradient on and has none of its own
     passes = (3.0 if workload.peft is None else 2.0) + again
     matmul = passes * layout.tokens * head_flops(model) / cut * shape
@@ -141,6 +142,11 @@ def head_step_s(
     )  # with fp8 the head stays in 16 bits
     rate = peak * sixteen_bits_factor(table, constants) * constants.matmul_efficiency
     return matmul / rate + loss_s(workload, table, layout, constants, traits)
+
+
+def is_loss_chunked(table: ConfigTable, traits: Traits) -> NDArray[np.bool_]:
+    """Rows whose output projection and loss are computed in chunks of the sequence."""
+    return table.is_word("loss", "chunked") | (table.is_word("loss", "own") & (traits.loss == "chunked"))
 
 
 def loss_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits) -> Column:
@@ -154,7 +160,7 @@ def loss_s(workload: Workload, table: ConfigTable, layout: Layout, constants: Ca
 def loss_moved_bytes(table: ConfigTable, traits: Traits) -> Column:
     """Bytes per logit that the loss reads and writes, forward and backward, by how it is computed (the kinds stand in `loss_memory.py`).
 
-    full, pieces, chunked   cast to fp32 (b + 4), log-softmax (8); gradient of nll_loss (4), of log-softmax (12), cast back (4 + b)
+    full, chunked           cast to fp32 (b + 4), log-softmax (8); gradient of nll_loss (4), of log-softmax (12), cast back (4 + b)
     parallel, copied        kernel by kernel: cast (b + 4), maximum (4), subtraction (8), exponential (8), sum (4), division (8); product (8), cast (4 + b)
     kernel                  logits read twice and their gradient written: 3 b (flash-attn)
     fused                   logits read twice, gradient written over them and scaled: 4 b (Hsu et al., Liger Kernel, arXiv 2410.10989, section 3.2)
@@ -163,7 +169,7 @@ def loss_moved_bytes(table: ConfigTable, traits: Traits) -> Column:
     size = element_bytes(table)
     whole, by_kernel = 2.0 * size + 8.0 * FP32, 2.0 * size + 12.0 * FP32
     kinds = {
-        "full": whole, "pieces": whole, "chunked": whole, "parallel": by_kernel, "copied": by_kernel,
+        "full": whole, "chunked": whole, "parallel": by_kernel, "copied": by_kernel,
         "kernel": 3.0 * size, "fused": 4.0 * size,
     }  # fmt: skip
     found = kinds[traits.loss]

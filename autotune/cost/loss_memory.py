@@ -6,9 +6,8 @@ full       the logits (b), their copy in fp32 (4) until the log-softmax (4) is c
            the copy in fp32 (4 + 4): b + 12 in 16 bits, 16 in 32 (torch's `cross_entropy`: nll_loss after log_softmax)
 parallel   the logits and a copy in fp32 in which softmax and gradient are computed in place: b + 4 (Megatron-LM, `vocab_parallel_cross_entropy`)
 copied     the logits, a copy in fp32 and one less the maximum: b + 8 (nanotron, `sharded_cross_entropy`)
-pieces     the loss of whole logits in 8 pieces: b, the log-softmax of all pieces (4) and the gradients of one (torchtitan#996: 7.3 GiB less on 8B)
 chunked    projection and loss of one of 8 chunks of the sequence at a time: (b + 12) / 8, and the gradient of the hidden states in fp32
-           (torchtitan, `ChunkedCELoss`)
+           (torchtitan from release 0.3 on, `ChunkedLossWrapper`)
 kernel     one kernel without copies, which returns the gradient: 2 b (flash-attn, `CrossEntropyLoss`)
 fused      one kernel that writes the gradient over the logits: b (TransformerEngine's and Liger's cross-entropy)
 
@@ -21,7 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autotune.cost.compute import LOSS_CHUNKS, element_bytes
+from autotune.cost.compute import LOSS_CHUNKS, element_bytes, is_loss_chunked
 from autotune.cost.layout import Column, Layout
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
@@ -36,7 +35,6 @@ def logit_bytes(table: ConfigTable, traits: Traits) -> Column:
         "full": size + 3.0 * FP32,
         "parallel": size + FP32,
         "copied": size + 2.0 * FP32,
-        "pieces": size + FP32 + 2.0 * FP32 / LOSS_CHUNKS,
         "chunked": (size + 3.0 * FP32) / LOSS_CHUNKS,
         "kernel": 2.0 * size,
         "fused": size,
@@ -52,7 +50,7 @@ def loss_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: T
     model, size = workload.model, element_bytes(table)
     losses = 1.0 + model.mtp_layers
     logits = losses * layout.tokens * model.vocab_size / (layout.tp if traits.vocab_parallel else 1.0)
-    chunked = table.is_word("loss", "chunked") | (table.is_word("loss", "own") & (traits.loss == "chunked"))
+    chunked = is_loss_chunked(table, traits)
     hidden = layout.tokens * model.hidden_size
     peak = logits * logit_bytes(table, traits) + np.where(chunked, FP32 * hidden, 0.0)
     kept = np.where(chunked, size * hidden, logits * (size + FP32))

@@ -124,7 +124,7 @@ TRAITS = {
         fused=False,
         selective="operators",
         stops_early=True,
-        loss="pieces",
+        loss="chunked",
         reduction="pipeline",
         repeats_keys=True,
         keeps_gathered=True,
@@ -154,7 +154,7 @@ reduction    Alpa compiles a step into one program, which XLA reduces at its end
              reducing (`no_sync`, `GradientAccumulationPlugin.sync_each_batch` is off by default), as do torch's pipeline schedules and the native loop;
              torchtitan's FSDP sums and reduces in fp32 (`mixed_precision_reduce`) even gradients of weights in bf16 (`training.dtype`)
 step         DeepSpeed's and InternEvo's ZeRO optimizers cast the flat gradients to fp32 for their step; DeepSpeed's ZeRO-3 those of one group of weights at a time
-loss         Megatron-Bridge fuses by TransformerEngine; llm-foundry uses flash-attn's kernel, and its MPT models compute
+loss         torchtitan cuts projection and loss into chunks from release 0.3 on (`ChunkedLossWrapper`); Megatron-Bridge fuses by TransformerEngine; llm-foundry uses flash-attn's kernel, and its MPT models compute
              LanguageCrossEntropy and LanguagePerplexity of every micro-batch (`train_metrics` of ComposerMPTCausalLM); InternEvo casts its output to fp32 (NaiveAMPModel)
 """
 

@@ -139,6 +139,10 @@ class TorchtitanTrainer(Trainer):
             command, needed = torchtitan_config.COMMAND, "needs torchtitan 0.3 (pip install 'torchtitan>=0.3,<0.4')"
         env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **tf32_environment(c.precision)}
         notes = [*cpu_note(workload, "torchtitan"), f"{needed}; the option version names another release"]
+        if options["version"] == "0.2":
+            notes.append(
+                "estimates count the loss of release 0.3, which makes logits in chunks; 0.2 makes all at once and takes more memory"
+            )
         if c.recompute == "selective":
             notes.append(
                 "selective recomputation is torchtitan's per-operator policy, which recomputes more than attention"
