@@ -12,7 +12,13 @@ from autotune.onboarding.draft import Draft
 from autotune.onboarding.imported_spec import import_draft
 from autotune.onboarding.script import read_script
 from autotune.onboarding.script_spec import script_draft
+from autotune.onboarding.settings_program import settings_draft, settings_program
+from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.present_configuration import PresentConfiguration
+from autotune.trainers.readers.shell_words import command_of
+
+SHELL_SCRIPTS = frozenset({".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs"})
+"""endings of scripts that start programs"""
 
 
 def first_draft(path: Path, *, model: str | None = None, cluster: str | None = None, folder: Path) -> Draft:
@@ -25,6 +31,17 @@ def first_draft(path: Path, *, model: str | None = None, cluster: str | None = N
             with suppress(SpecError):
                 return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
         return script_draft(script, path, model=model, cluster=cluster, folder=folder)
+    if path.suffix in (".yaml", ".yml"):
+        document = parse_document(path.name, present.files[path.name])
+        if (program := settings_program(document)) is not None:
+            return settings_draft(program, document, path, model=model, cluster=cluster, folder=folder)
+    if path.suffix in SHELL_SCRIPTS and name != "megatron" and (started := _started_by(present.files[path.name])):
+        raise SpecError(
+            f"{path.name} starts {started}, whose settings it does not hold",
+            remedy=f"give {started if started.endswith('.py') else 'the configuration that it reads'} to `autotune init`, its nodes as --cluster, "
+            "and add to argv what the script adds; of shell scripts only those of Megatron-LM hold the settings",
+            field="FILE",
+        )
     if name is None:
         raise SpecError(
             f"{path.name} is neither a Python script nor a configuration of {', '.join(importing_trainers())}",
@@ -32,6 +49,16 @@ def first_draft(path: Path, *, model: str | None = None, cluster: str | None = N
             field="FILE",
         )
     return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
+
+
+def _started_by(text: str) -> str:
+    """The program that a shell script starts: a Python file, or a module with `-m`; empty where none is found."""
+    try:
+        words, _ = command_of(text)
+    except SpecError:
+        return ""
+    module = f"-m {words[words.index('-m') + 1]}" if "-m" in words[:-1] else ""
+    return next((word for word in words if word.endswith(".py")), module)
 
 
 def _imported(

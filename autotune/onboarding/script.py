@@ -41,9 +41,11 @@ class Script:
 
     @property
     def launcher(self) -> str:
-        """torchrun, accelerate or python."""
+        """torchrun, accelerate, deepspeed or python. DeepSpeed's own tells each rank its number by an option, which torchrun does not."""
         if "accelerate" in self.imports:
             return "accelerate"
+        if "deepspeed" in self.imports:
+            return "deepspeed" if any(option.name == "local_rank" for option in self.options) else "torchrun"
         starts_ranks = self.is_distributed or "lightning" in self.imports or "pytorch_lightning" in self.imports
         return "torchrun" if starts_ranks or self.parser == "HfArgumentParser" else "python"
 

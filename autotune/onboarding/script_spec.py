@@ -21,7 +21,7 @@ from autotune.onboarding.printed_lines import patterns_of
 from autotune.onboarding.script import Script
 from autotune.onboarding.script_options import ScriptOption
 from autotune.spec import KNOBS, catalog
-from autotune.trainers.launcher_limits import MACHINES
+from autotune.trainers.launcher_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES
 
 MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
 """stand-ins for figures that the script does not say"""
@@ -93,6 +93,7 @@ def _argv(found: OptionMatches, cluster: str | None) -> Iterator[Item]:
     reasons = {
         "torchrun": "it expects torchrun's environment",
         "accelerate": "it imports accelerate; for CPU ranks name their cluster: autotune init --cluster cpu-1x2",
+        "deepspeed": "it reads --local_rank, which DeepSpeed's launcher gives it",
         "python": "",
     }
     if launcher == "accelerate" and _is_cpu(cluster):
@@ -101,6 +102,7 @@ def _argv(found: OptionMatches, cluster: str | None) -> Iterator[Item]:
         "python": ["python"],
         # over several nodes torchrun is told by its environment how they meet
         "torchrun": ["torchrun", *(() if is_spread else ("--standalone",)), "--nproc-per-node={nproc_per_node}"],
+        "deepspeed": ["deepspeed", *(DEEPSPEED_NODES if is_spread else DEEPSPEED_ONE)],
         "accelerate": ["accelerate", "launch", "--num_processes={world_size}", *(MACHINES if is_spread else ())],
     }
     first, *more = starts[launcher]

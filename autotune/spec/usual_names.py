@@ -32,7 +32,7 @@ NAMES: Mapping[str, str] = {
     "ep": "ep(_size|_degree)?|expert(_model)?_parallel(_size|_degree|ism)?",
     "dp": "dp(_size|_degree)?|data_parallel(_size|_degree)?",
     "sequence_parallel": "(use_)?sequence_parallel|sp",
-    "seq_len": "(max_)?seq(uence)?_?len(gth)?|block_size|context_(length|len|size|window)|ctx(_len|_size|_length)?|max_length|"
+    "seq_len": "(max_)?seq(uence)?_?len(gth)?|block_size|context_(length|len|size|window)|ctx(_len|_size|_length)?|max_length|model_max_length|cutoff_len|"
     "(max_)?seqlen|n_ctx|t?bptt(_len)?",
     "steps": "(max_|num_|total_|n_|train_|num_train_|max_train_|training_|num_training_)(steps|iters|iterations)|iterations|iters|steps|"
     "num_batches|max_iter",

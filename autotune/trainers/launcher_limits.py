@@ -29,7 +29,13 @@ MACHINES = (
     *("--main_process_ip={master_addr}", "--main_process_port={master_port}"),
 )
 """options of `accelerate launch` for several nodes"""
-_DEEPSPEED_NODE = "--no_ssh --node_rank={node_rank} --master_addr={master_addr} --master_port={master_port}"
+DEEPSPEED_ONE = ("--num_gpus={nproc_per_node}", "--master_port={master_port}")
+"""options of `deepspeed` on one node"""
+DEEPSPEED_NODES = (
+    *("--hostfile=hostfile", "--no_ssh", "--num_nodes={nnodes}", "--num_gpus={nproc_per_node}"),
+    *("--node_rank={node_rank}", "--master_addr={master_addr}", "--master_port={master_port}"),
+)
+"""those for several nodes. Without a hostfile (a line `HOST slots=GPUS` for each node) DeepSpeed knows one node and refuses any other rank (launcher/runner.py)"""
 
 
 def launcher_limits(argv: Sequence[str], placement: Placement, cluster: ClusterSpec) -> Iterator[Limit]:
@@ -60,10 +66,11 @@ def _on_one_node(name: str, argv: Sequence[str]) -> tuple[str, str] | None:
             "accelerate launch would train on each node alone",
             f"add to trainer.argv, before the script: {' '.join(MACHINES)}",
         )
-    if name == "deepspeed" and not _has(argv, "--no_ssh"):
+    if name == "deepspeed" and not (_has(argv, "--no_ssh") and _has(argv, "--hostfile")):
         return (
             "deepspeed would train on each node alone",
-            f"start the script by torchrun, or add to trainer.argv: {_DEEPSPEED_NODE}",
+            "start the script by torchrun, or with a hostfile that has a line `HOST slots=GPUS` for each node, and before the script in trainer.argv "
+            + " ".join(DEEPSPEED_NODES),
         )
     return None
 

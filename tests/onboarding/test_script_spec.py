@@ -257,6 +257,35 @@ def test_on_cpus_ranks_of_accelerate_are_started_by_torchrun_and_told_to_meet(
     assert "env" not in on_gpus.trainer_options
 
 
+@pytest.mark.parametrize(
+    ("option", "cluster", "words"),
+    [
+        ("'--local_rank', type=int, default=-1", "a100-80gb-1x8", ["deepspeed", "--num_gpus={nproc_per_node}"]),
+        ("'--local_rank', type=int, default=-1", "a100-80gb-2x8", ["deepspeed", "--hostfile=hostfile", "--no_ssh"]),
+        ("'--lr', type=float, default=0.1", "a100-80gb-2x8", ["torchrun", "--nproc-per-node={nproc_per_node}"]),
+    ],
+)
+def test_a_script_of_deepspeed_trains_on_all_ranks(option: str, cluster: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\nimport deepspeed\nparser = argparse.ArgumentParser()\n"
+        f"parser.add_argument('--batch_size', type=int, default=8)\nparser.add_argument({option})\n"
+    )
+    study = loaded(first_draft(tmp_path / "train.py", cluster=cluster, folder=tmp_path), tmp_path)
+    assert study.trainer_options["argv"][: len(words)] == words
+    ranks = study.workload.cluster.num_gpus
+    assert {row.config.dp for row in api.plan_of(study, top=100).rows} == {ranks}
+
+
+def test_a_shell_script_names_what_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "job.slurm").write_text(
+        'LAUNCHER="accelerate launch --num_machines $SLURM_NNODES --main_process_ip $head"\n'
+        'export CMD="$LAUNCHER examples/train.py --mixed_precision fp16"\nsrun $CMD\n'
+    )
+    with pytest.raises(SpecError, match=r"job\.slurm starts examples/train\.py") as refused:
+        first_draft(tmp_path / "job.slurm", folder=tmp_path)
+    assert "give examples/train.py to `autotune init`, its nodes as --cluster" in refused.value.remedy
+
+
 def test_a_script_that_cannot_accumulate_has_its_batch_as_a_knob(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--batch_size', type=int, default=8)\n"

@@ -10,7 +10,7 @@ from autotune.errors import ExportError
 from autotune.spec import ClusterSpec, ParallelConfig, catalog
 from autotune.testing.trainers import WORKLOAD
 from autotune.trainers import Limit, trainer
-from autotune.trainers.launcher_limits import MACHINES
+from autotune.trainers.launcher_limits import DEEPSPEED_NODES, MACHINES
 
 SCRIPT = ("train.py", "--ranks={dp}", "--batch={micro_batch_size}", "--accumulate={accumulation_steps}")
 
@@ -29,6 +29,7 @@ def limits(dp: int, *argv: str, cluster: ClusterSpec = WORKLOAD.cluster) -> tupl
         (["accelerate", "launch", "--num_processes={world_size}"], "--machine_rank={node_rank}"),
         (["/envs/train/bin/accelerate-launch"], "--machine_rank={node_rank}"),
         (["deepspeed", "--num_gpus=8"], "--node_rank={node_rank}"),
+        (["deepspeed", "--no_ssh", "--node_rank={node_rank}"], "--hostfile=hostfile"),
     ],
 )
 def test_a_launcher_that_would_train_on_each_node_alone_is_refused_on_several(argv: list[str], says: str) -> None:
@@ -45,7 +46,7 @@ def test_a_launcher_that_would_train_on_each_node_alone_is_refused_on_several(ar
         ["torchrun", "--nnodes={nnodes}"],
         ["accelerate", "launch", *MACHINES],
         ["accelerate", "launch", "--machine-rank", "{node_rank}"],
-        ["deepspeed", "--no_ssh", "--node_rank={node_rank}"],
+        ["deepspeed", *DEEPSPEED_NODES],
         ["my-launcher"],
         ["accelerate", "test"],
     ],
