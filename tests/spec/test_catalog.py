@@ -56,9 +56,9 @@ def test_every_model_can_be_read(name: str) -> None:
 
 NOMINAL_GB = {
     "v100-16gb": 16, "v100-32gb": 32, "t4": 16, "a30": 24, "a40": 48, "l40": 48, "rtx-a6000": 48, "rtx-pro-6000": 96,
-    "a100-40gb": 40, "a100-80gb": 80, "a800": 80, "h100-sxm": 80, "h100-pcie": 80, "h100-nvl": 94, "h200-sxm": 141, "gh200": 96,
+    "a100-40gb": 40, "a100-80gb": 80, "a100-pcie-40gb": 40, "a100-pcie-80gb": 80, "a800": 80, "h100-sxm": 80, "h100-pcie": 80, "h100-nvl": 94, "h200-sxm": 141, "gh200": 96,
     "h800": 80, "h20": 96, "b200-sxm": 180, "gb200-nvl72": 186, "b300-sxm": 270, "gb300-nvl72": 279, "l4": 24, "a10": 24, "a10g": 24, "l40s": 48, "h100-sxm-96gb": 96,
-    "rtx-4090": 24, "rtx-5090": 32, "rtx-6000-ada": 48, "mi300x": 192, "mi325x": 256, "mi355x": 288,
+    "rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32, "rtx-6000-ada": 48, "mi250x": 64, "mi300x": 192, "mi325x": 256, "mi355x": 288,
 }  # fmt: skip
 """memory as the product's name or datasheet states it"""
 
