@@ -2,6 +2,7 @@
 
 Prediction and interval of a config follow from the trials in two ways. Constants and level, which all configs share, are refitted (`refit`), and each config
 moves by its own mix of causes. Own errors are shared by neighbours (`own_error`). Both are one linear step about the constants that the study began with.
+Trials whose sends stalled are set aside (`stalled_trials`).
 
     step time    predicted * exp(mean of log(measured / predicted))
     interval     posterior standard deviation of the same
@@ -20,6 +21,7 @@ from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.guarded_refit import WIDE, left_out_score
 from autotune.cost.refit import LEAST_SIGMA, Conditioned, uncertain
 from autotune.cost.sensitivity import Sensitivity, sensitivity
+from autotune.cost.stalled_trials import unstalled
 from autotune.cost.uncertainty import config_sigma, interval, upper_end
 from autotune.space import SearchSpace
 from autotune.spec import ConfigTable, Estimate, ParallelConfig, TimeParts, Trial
@@ -42,7 +44,7 @@ class Correction:
         self._rows: dict[ParallelConfig, Sensitivity] = {}
 
     def applied(self, config: ParallelConfig, estimate: Estimate, trials: Iterable[Trial]) -> Estimate:
-        """The estimate of one config given these trials; unchanged where none was measured. Repeats of a config count once."""
+        """The estimate of one config given these trials; unchanged where none was measured, or the sends of all stalled. Repeats of a config count once."""
         seen: dict[ParallelConfig, list[float]] = {}
         for trial in trials:
             if trial.is_measured and trial.measurement is not None:
@@ -53,7 +55,10 @@ class Correction:
             return estimate
         rows = Sensitivity.joined([self._row(known) for known in seen])
         errors = np.array([float(np.median(logs)) for logs in seen.values()]) - rows.log_step_s
-        known, wide = (Conditioned.on(rows, errors, prior) for prior in (self._prior, self._wide))
+        ran = unstalled(rows, errors, self._prior)
+        if not len(ran):
+            return estimate
+        known, wide = (Conditioned.on(rows.take(ran), errors[ran], prior) for prior in (self._prior, self._wide))
         if left_out_score(wide) > left_out_score(known) + MARGIN:
             known = wide
         center, sigma, shared = known.errors_of(self._row(config))

@@ -18,7 +18,7 @@ from autotune.cost.model_knobs import COST_MODEL
 from autotune.cost.profiled_memory import with_profile
 from autotune.cost.profiled_work import profiled_work
 from autotune.cost.stages import stages_of
-from autotune.cost.stalls import known_stalls, stall_probability, waiting_sends
+from autotune.cost.stalls import with_stalls
 from autotune.cost.step_time import time_parts
 from autotune.cost.traits import traits_of
 from autotune.cost.uncertainty import exceeds, interval, time_sigma, upper_end
@@ -105,9 +105,7 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
     level_sigma = np.full_like(step, constants.level_sigma)
     sigma = np.hypot(time_sigma(times, constants, experts=workload.model.num_experts > 0), level_sigma)
     low, _ = interval(step, sigma)
-    stalls = known_stalls()
-    chance = stall_probability(workload.cluster, layout, stalls)
-    stalled = np.where(chance > 0, step + stalls.send_s * waiting_sends(layout), step)
+    chance, stalled = with_stalls(workload.cluster, layout, step)
     high = upper_end(step, sigma, stalled, chance)
     memory_low, memory_high = interval(peak, memory_sigma)
     return Estimate(

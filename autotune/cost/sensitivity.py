@@ -20,6 +20,7 @@ from autotune.cost.calibration import Calibration
 from autotune.cost.layout import layout_of
 from autotune.cost.profiled_work import profiled_work
 from autotune.cost.stages import stages_of
+from autotune.cost.stalls import with_stalls
 from autotune.cost.step_time import time_parts
 from autotune.cost.traits import traits_of
 from autotune.cost.uncertainty import time_sigma
@@ -51,6 +52,10 @@ class Sensitivity:
     """number of each config's workload, shape (n,)"""
     layers: NDArray[np.int64]
     """a number for what a rank's layers are: the same where trainer, GPU, sequence and the shape of a layer are, shape (n,)"""
+    stall_probability: Array
+    """chance that sends of the config stall, shape (n,)"""
+    stall_log: Array
+    """log of the factor by which that lengthens the step, shape (n,)"""
 
     @classmethod
     def joined(cls, several: Sequence[Sensitivity]) -> Sensitivity:
@@ -92,6 +97,7 @@ def sensitivity(
     for k, name in enumerate(names):
         lower = replace(constants, **{name: getattr(constants, name) * np.exp(-STEP)})
         jacobian[:, k] = (log_step_s - np.log(times(lower).total)) / STEP
+    chance, stalled_s = with_stalls(workload.cluster, layout_of(workload, table), here.total)
     return Sensitivity(
         log_step_s=log_step_s,
         jacobian=jacobian,
@@ -99,6 +105,8 @@ def sensitivity(
         points=table.coordinates(),
         workloads=np.full(len(table), number, dtype=np.intp),
         layers=np.full(len(table), _layers_of(workload), dtype=np.int64),
+        stall_probability=chance,
+        stall_log=np.log(stalled_s) - log_step_s,
     )
 
 

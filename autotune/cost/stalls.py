@@ -51,6 +51,13 @@ def stall_probability(cluster: ClusterSpec, layout: Layout, stalls: Stalls) -> C
     return np.where(layout.stages_per_domain < layout.pp, chance, 0.0)
 
 
+def with_stalls(cluster: ClusterSpec, layout: Layout, step_s: Column) -> tuple[Column, Column]:
+    """Chance that the sends of a step of `step_s` seconds stall, and seconds of the step then, each of shape (N,)."""
+    stalls = known_stalls()
+    chance = stall_probability(cluster, layout, stalls)
+    return chance, np.where(chance > 0, step_s + stalls.send_s * waiting_sends(layout), step_s)
+
+
 def waiting_sends(layout: Layout) -> Column:
     """n: sends of a step that wait one after another on the busiest rank, shape (N,). A rank between two others sends and receives in both passes."""
     return 2.0 * layout.accumulation * layout.virtual * np.minimum(layout.pp - 1.0, 2.0)

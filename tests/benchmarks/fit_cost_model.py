@@ -160,20 +160,25 @@ def fitted_document(
 
 def level_document(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> tuple[dict[str, Any], list[Line]]:
     """The constants that ship with the level of trainers that were never fitted, and the lines of the files that have one."""
+    levels, unread = unread_rows(old, files, jobs)
+    print(f"levels of trainers that were not read: {levels}", flush=True)
+    lines = [line(n, "cluster and trainer", unread[n], old["refit"], level_is_known=False) for n in levels]
+    return {**old, "unread_trainer": unread_trainer(levels, prior_sigma=old["refit"]["level_sigma"])}, lines
+
+
+def unread_rows(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> tuple[dict[str, float], dict[str, Judged]]:
+    """Levels of trainers that were never fitted by file, and the rows of all files, each by the constants that ship without it, which have the level of the others."""
     fitted = _constants_of(old)
     with ProcessPoolExecutor(jobs) as pool:
         unseen = {n: _with_widths(known, fitted) for n, known in _unseen(pool, files, fitted, old).items()}
-    prior_sigma = old["refit"]["level_sigma"]
     levels = file_levels(
         {n: judged(folds_of(FILES[n](), known), with_sensitivity=False) for n, known in unseen.items()}
     )
-    print(f"levels of trainers that were not read: {levels}", flush=True)
-    lines = []
-    for name in levels:
-        rest = unread_trainer(_without_key(levels, name), prior_sigma=prior_sigma)
-        rows = judged(folds_of(FILES[name](), {**unseen[name], "unread_trainer": rest}))
-        lines.append(line(name, "cluster and trainer", rows, old["refit"], level_is_known=False))
-    return {**old, "unread_trainer": unread_trainer(levels, prior_sigma=prior_sigma)}, lines
+    rows = {}
+    for name, known in unseen.items():
+        rest = unread_trainer(_without_key(levels, name), prior_sigma=old["refit"]["level_sigma"])
+        rows[name] = judged(folds_of(FILES[name](), {**known, "unread_trainer": rest}))
+    return levels, rows
 
 
 def _errors_of(old: Mapping[str, Any]) -> Errors:

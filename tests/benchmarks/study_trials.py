@@ -20,6 +20,7 @@ import numpy as np
 
 from autotune.cost import Calibration
 from autotune.cost.refit import Conditioned, UncertainConstants, uncertain
+from autotune.cost.stalled_trials import unstalled
 from autotune.cost.uncertainty import Z90
 from tests.benchmarks.held_out import FREE, NEAR, Judged
 
@@ -76,7 +77,7 @@ def _picked(rows: Judged, trials: int, prior: UncertainConstants, tried: list[in
     # per token: configs of a study have the same batch, but rows of a cluster have not
     predicted = np.log(rows.slowness) - rows.error
     while len(tried) < trials:
-        expected = predicted + (_after(rows, np.array(tried), prior, slice(None))[0] if tried else 0.0)
+        expected = predicted + (errors_after(rows, np.array(tried), prior, slice(None))[0] if tried else 0.0)
         expected[tried] = np.inf
         tried = [*tried, int(np.argmin(expected))]
     return np.array(tried)
@@ -94,7 +95,7 @@ def after_trials(
         near = np.flatnonzero(_is_near(own))
         for tried in choose(own, trials, prior):
             rest = np.setdiff1d(near, tried)
-            center, sigma = _after(own, tried, prior, rest)
+            center, sigma = errors_after(own, tried, prior, rest)
             left = own.error[rest] - center
             errors.append(left)
             inside.append(np.abs(left) <= Z90 * sigma)
@@ -128,8 +129,12 @@ def _is_near(rows: Judged) -> np.ndarray:
     return np.asarray(rows.slowness <= NEAR * best)
 
 
-def _after(rows: Judged, tried: np.ndarray, prior: UncertainConstants, rest: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of log(measured / predicted) of the rows `rest`, given the trials."""
-    known = Conditioned.on(rows.derivatives.take(tried), rows.error[tried], prior)
-    center, sigma, _ = known.errors_of(rows.derivatives.take(rest))
+def errors_after(
+    rows: Judged, tried: np.ndarray, prior: UncertainConstants, rest: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of log(measured / predicted) of the rows `rest`, given the trials as a study's `Correction` takes them."""
+    others, ran = rows.derivatives.take(rest), tried[unstalled(rows.derivatives.take(tried), rows.error[tried], prior)]
+    if not len(ran):
+        return np.zeros(len(others)), np.hypot(rows.config_sigma, rows.level_sigma)[rest]
+    center, sigma, _ = Conditioned.on(rows.derivatives.take(ran), rows.error[ran], prior).errors_of(others)
     return center, sigma

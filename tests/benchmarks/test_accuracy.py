@@ -75,6 +75,7 @@ def made_up(level: float, rows: int = 60) -> Judged:
     sensitivity = Sensitivity(
         log_step_s=np.zeros(rows), jacobian=jacobian, own_sigma=np.full(rows, 0.05), workloads=np.zeros(rows, dtype=np.intp),
         points=100.0 * np.arange(rows)[:, None] * np.ones(len(KNOBS)), layers=np.zeros(rows, dtype=np.int64),
+        stall_probability=np.zeros(rows), stall_log=np.zeros(rows),
     )  # fmt: skip
     return Judged(
         **text, seq_len=np.full(rows, 4096), gpus=np.full(rows, 8), measured_s=np.exp(level + own), predicted_s=np.ones(rows),

@@ -25,12 +25,13 @@ import numpy as np
 
 from autotune.cost import Calibration, calibration_for
 from autotune.cost.calibration import refit_values
-from autotune.cost.refit import Conditioned, uncertain
+from autotune.cost.refit import uncertain
 from autotune.cost.uncertainty import Z90
 from tests.benchmarks import fit_memory
 from tests.benchmarks.held_out import FREE, Judged, judged
 from tests.benchmarks.published import Block
 from tests.benchmarks.published.unseen import BATCHES, unseen
+from tests.benchmarks.study_trials import errors_after
 
 WORST = 15
 """rows that are shown without `--rows`"""
@@ -106,8 +107,7 @@ def after_one(rows: Judged) -> tuple[np.ndarray, np.ndarray]:
         for trial in group:
             rest = np.setdiff1d(group, [trial])
             if len(rest):
-                known = Conditioned.on(rows.derivatives.take(np.array([trial])), rows.error[[trial]], prior)
-                center, sigma, _ = known.errors_of(rows.derivatives.take(rest))
+                center, sigma = errors_after(rows, np.array([trial]), prior, rest)
                 error = rows.error[rest] - center
                 left.append(error)
                 inside.append(np.abs(error) <= Z90 * sigma)
