@@ -17,6 +17,7 @@ from autotune.spec import KNOBS, catalog
 from tests.benchmarks.accuracy_page import COLUMNS, FIGURE, PAGE, ROWS, shipped_rows, summary
 from tests.benchmarks.fit_cost_model import CONSTANTS, timed_files
 from tests.benchmarks.held_out import FREE, Judged
+from tests.benchmarks.one_trial_bound import trends
 from tests.benchmarks.study_trials import after_trials, as_a_study, fastest, studies
 from tests.benchmarks.time_fit import BOUNDED_BY, FASTEST_ATTENTION
 
@@ -82,6 +83,24 @@ def made_up(level: float, rows: int = 60) -> Judged:
         config_sigma=np.full(rows, 0.05), level_sigma=np.full(rows, 0.25), slowness=np.ones(rows),
         moving=np.zeros(rows), expert_sigma=np.zeros(rows), sensitivity=sensitivity, plainness=np.arange(6 * rows).reshape(rows, 6),
     )  # fmt: skip
+
+
+def test_slopes_of_other_files_take_away_what_all_files_share() -> None:
+    micro_batch = list(KNOBS).index("micro_batch_size")
+
+    def file(slope: float, seed: int) -> Judged:
+        rows = made_up(0.2)
+        points = np.zeros_like(rows.derivatives.points)
+        points[:, micro_batch] = np.random.default_rng(seed).integers(0, 5, len(rows))
+        own = 0.01 * np.random.default_rng(seed).standard_normal(len(rows))
+        return replace(
+            rows, measured_s=np.exp(slope * points[:, micro_batch] + own), sensitivity=replace(rows.derivatives, points=points)
+        )  # fmt: skip
+
+    alike = trends({name: file(0.05, seed) for seed, name in enumerate("abc")})
+    assert all(after < 0.4 * before for before, after in alike.values())
+    before, after = trends({"a": file(0.05, 0), "b": file(0.05, 1), "c": file(-0.05, 2)})["c"]
+    assert after >= before
 
 
 @pytest.mark.parametrize("level", [0.0, 0.3, -0.4])
