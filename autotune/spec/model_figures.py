@@ -38,6 +38,8 @@ ROUTER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "glm4_moe": {"n_group": 1, "topk_group": 1},
 }
 """what these families' classes in transformers 5.23 take where the file does not say"""
+WINDOWED = frozenset({"mistral", "mixtral", "phi3"})
+"""families all of whose layers attend to `sliding_window` tokens, where the file names some; of others some layers do, or none"""
 ROTARY_SHARES: Mapping[str, float] = {"glm4_moe": 0.5}
 """shares of a head that are rotated where the file does not say, of families that rotate a part"""
 
@@ -133,9 +135,7 @@ def _router(family: str, document: Mapping[str, Any]) -> Router | None:
 
 
 def _window(family: str, document: Mapping[str, Any]) -> int:
-    """Only where all layers have it: Qwen's files name one that most do not use."""
-    is_used = document.get("use_sliding_window", not family.startswith("qwen")) and not document.get("layer_types")
-    return int(document.get("sliding_window") or 0) if is_used else 0
+    return int(document.get("sliding_window") or 0) if family in WINDOWED else 0
 
 
 def yarn_scaling(model: ModelSpec) -> dict[str, float] | None:

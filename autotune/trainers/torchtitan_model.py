@@ -33,6 +33,8 @@ def builder_of(model: ModelSpec) -> str:
 def model_limits(model: ModelSpec, c: ParallelConfig, seq_len: int) -> Iterator[Limit]:
     """Models that no builder builds, and what experts cannot be combined with."""
     builder, figures = builder_of(model), figures_of(model)
+    if model.source and figures is not None and figures.family not in BUILDERS:
+        return  # which is refused as a whole
 
     def limit(field: str, message: str, remedy: str = WITH_CONFIG_JSON) -> Limit:
         return Limit(knob=f"model.{field}", value=getattr(model, field), message=message, remedy=remedy)
