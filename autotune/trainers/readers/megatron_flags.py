@@ -160,6 +160,12 @@ def _knobs(keys: KeyReader, *, tf32: bool, num_layers: int | None) -> dict[str, 
         granularity = "selective"
     if granularity == "full" and (keys.find("recompute-method"), keys.count("recompute-num-layers")) == ("uniform", 1):
         keys.drop("recompute-method")
+    elif granularity == "full" and keys.find("recompute-method") == "block":
+        keys.drop("recompute-method")
+        layers = keys.find("recompute-num-layers")
+        keys.remarks.append(
+            f"{keys.name}: --recompute-method block recomputes {layers} layers of each stage; plans take recompute=full, all of them"
+        )
     replicas = keys.count("num-distributed-optimizer-instances")
     module = read_knobs(keys, _flag)
     away = bool(keys.flag("optimizer-cpu-offload"))
@@ -268,6 +274,8 @@ def _dense_layers(keys: KeyReader, num_layers: int) -> int:
     A pattern stays among the settings, which name the layers themselves, where those without experts are not the first.
     """
     said = keys.find("moe-layer-freq")
+    if said == 1:
+        keys.drop("moe-layer-freq")
     if isinstance(said, int):
         return num_layers - len(range(0, num_layers, said)) if said > 0 else 0
     pattern = [int(digit) for digit in re.findall(r"[01]", expanded_pattern(str(said or "")))]

@@ -1,11 +1,11 @@
-"""The command in a shell script, by its words. Nothing is run: no substitution `$( )`, no arithmetic.
+"""The command in a shell script, by its words. Nothing is run: no substitution `$( )`.
 
 TP=2
 MODEL_ARGS=(--num-layers 32 --hidden-size 4096)
 if [[ "$DTYPE" == fp8 ]]; then MODEL_ARGS+=("--fp8-format hybrid"); fi
 torchrun --nproc_per_node $GPUS pretrain_gpt.py ${MODEL_ARGS[@]} --tensor-model-parallel-size $TP
 
-Of conditions, comparisons of words and numbers, -n and -z are decided by the variables of the script; any other condition counts as false.
+Defaults (`${TP:-2}`) and arithmetic of whole numbers (`$((NODES * 8))`) are put in. Of conditions, comparisons of words and numbers, -n and -z are decided by the variables of the script; any other condition counts as false.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from autotune.errors import SpecError
 
 _ASSIGNMENT = re.compile(r"^(?:export\s+|local\s+|declare\s+)?([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)$", re.DOTALL)
 _ARRAY = re.compile(r"^(?:export\s+|local\s+|declare\s+)?[A-Za-z_][A-Za-z0-9_]*\+?=\(")
-_REFERENCE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(?:\[[@*]\])?(?::?-([^}]*))?\}?")
+_DEFAULT = r"(?::?[-=]((?:[^{}]|\$\{[^{}]*\})*))?"
+_REFERENCE = re.compile(
+    rf"\$\{{([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(?:\[[@*]\])?{_DEFAULT}\}}|\$([A-Za-z_][A-Za-z0-9_]*|[0-9@*])"
+)
+_ARITHMETIC = re.compile(r"\$\(\(([^()]{1,200})\)\)")
 _DEPTH = 8
 """variables inside variables"""
 _LONGEST = 1 << 16
@@ -52,7 +56,8 @@ def command_of(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
                 holds = not was and (word == "else" or _holds(rest, variables))
                 branches.append((holds, was or holds))
         elif not all(counts for counts, _ in branches):
-            continue
+            if assigned := _ASSIGNMENT.match(statement):
+                variables.setdefault(assigned[1], "")  # the script knows it, and leaves it empty here
         elif assigned := _ASSIGNMENT.match(statement):
             _assign(variables, *assigned.groups())
         else:
@@ -81,7 +86,9 @@ def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> N
         value = _elements(value[1:-1])
     elif len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
         value = value[1:-1]
-    value = re.sub(rf"\$(?:{name}\b|\{{{name}(?:\[[@*]\])?\}})", lambda _: before, value)
+    value = re.sub(
+        rf"\$(?:{name}\b|\{{{name}(?:\[[@*]\])?{_DEFAULT}\}})", lambda found: before or found[1] or "", value
+    )
     joined = f"{before}{' ' if is_array else ''}{value}" if appends else value
     variables[name] = joined.strip()[:_LONGEST]
 
@@ -156,17 +163,40 @@ def _parts(line: str) -> list[str]:
 
 def _filled(text: str, variables: dict[str, str], unset: dict[str, None]) -> str:
     def value(found: re.Match[str]) -> str:
-        name, default = found.groups()
+        braced, default, plain = found.groups()
+        name = braced or plain
         if name not in variables and default is None:
             unset[name] = None
             return found[0]  # it stays as it is written, where a reader of the spec sees it
-        return variables.get(name, default or "")
+        return variables.get(name, "") or default or ""
 
     for _ in range(_DEPTH):
         before, text = text, _REFERENCE.sub(value, text)
         if text == before or len(text) > _LONGEST:
             break
-    return text
+    return _ARITHMETIC.sub(lambda found: _computed(found[1], variables) or found[0], text)
+
+
+def _computed(expression: str, variables: dict[str, str]) -> str:
+    """The value of whole numbers and variables with + - * / %; empty for anything else."""
+    filled = re.sub(r"[A-Za-z_]\w*", lambda found: variables.get(found[0], ""), expression)
+    terms = re.findall(r"\d{1,12}|\S", filled)
+    total, product, sign, operation = 0, 1, 1, "*"
+    if not terms or len(terms) % 2 == 0:
+        return ""
+    for place, term in enumerate(terms):
+        if place % 2 == 0:
+            if not term.isdecimal() or (operation != "*" and int(term) == 0):
+                return ""
+            product = {"*": operator.mul, "/": operator.floordiv, "%": operator.mod}[operation](product, int(term))
+        elif term in "*/%":
+            operation = term
+        elif term in "+-":
+            total, product, operation = total + sign * product, 1, "*"
+            sign = 1 if term == "+" else -1
+        else:
+            return ""
+    return str(total + sign * product)
 
 
 def _words(command: str) -> tuple[str, ...]:

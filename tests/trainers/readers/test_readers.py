@@ -124,6 +124,49 @@ def test_what_a_script_appends_and_on_what_condition_is_read() -> None:
     assert (reading.knobs["precision"], reading.knobs["recompute"]) == ("bf16", "full")
 
 
+DEFAULTS = """
+NNODES=${NNODES:-4}
+GPUS="${GPUS:=8}"
+EXPERTS=64
+SIZE=${SIZE:-16B}
+SHARED=2
+WIDTH=1408
+LENGTH=${LENGTH:-${SEQ_LEN:-4096}}
+if [ $SIZE = 671B ]; then
+    EXPERTS=256
+    more="--q-lora-rank 1536"
+elif [ $SIZE = 16B ]; then
+    OPTIONS=" \\
+        --moe-router-topk 6 \\
+    "
+fi
+OPTIONS="${OPTIONS} --num-experts ${EXPERTS} --moe-shared-expert-intermediate-size $((${SHARED} * WIDTH)) --moe-layer-freq '1'"
+if [ -z ${VIRTUAL} ]; then stages=""; else stages="--num-virtual-stages-per-pipeline-rank ${VIRTUAL}"; fi
+run="torchrun --nnodes $NNODES --nproc_per_node $GPUS pretrain_gpt.py --num-layers 27 --hidden-size 2048 --num-attention-heads 16 --swiglu \\
+    --normalization RMSNorm --seq-length $LENGTH --micro-batch-size 1 --global-batch-size $((NNODES * 8 + 96)) --use-distributed-optimizer $more $OPTIONS $stages"
+eval $run
+"""
+
+
+def test_defaults_and_arithmetic_of_a_script_are_put_in_and_what_it_leaves_empty_is_empty() -> None:
+    reading = trainer("megatron").read_config(PresentConfiguration(files={"run.sh": DEFAULTS}))
+    assert (reading.knobs["dp"], reading.knobs["zero_stage"], reading.knobs["virtual_stages"]) == (32, 1, 1)
+    assert (reading.seq_len, reading.global_batch_size) == (4096, 128)
+    told = ("num_experts", "experts_per_token", "shared_ffn_hidden_size")
+    assert [reading.model[name] for name in told] == [64, 6, 2816]
+    assert reading.settings == {}
+    assert reading.remarks == ()
+    assert "q_lora_rank" not in reading.model
+
+
+def test_blocks_of_recomputed_layers_are_named() -> None:
+    text = "--num-layers 8 --recompute-granularity full --recompute-method block --recompute-num-layers 2\n"
+    reading = trainer("megatron").read_config(PresentConfiguration(files={"args.txt": text}))
+    assert reading.knobs["recompute"] == "full"
+    assert "recomputes 2 layers of each stage" in reading.remarks[0]
+    assert reading.settings == {}
+
+
 def test_a_job_file_of_an_older_torchtitan_is_read_by_the_names_of_today() -> None:
     text = """
         [model]
