@@ -28,12 +28,16 @@ _MAY_BE_NULL = frozenset(
 """keys whose null means that the model has no such thing, whatever the default: DeepSeek-V2-Lite has `"q_lora_rank": null`"""
 _NAMES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "ffn_hidden_size", "num_kv_heads")
 _CLASS_SIZES: Mapping[str, tuple[int, ...]] = {
+    "arcee": (32, 2560, 32, 32000, 18432, 0),
     "bloom": (2, 64, 8, 250880, 0, 0),
     "code_llama": (32, 4096, 32, 32000, 11008, 0),
     "cohere": (40, 8192, 64, 256000, 22528, 0),
     "cohere2": (40, 8192, 64, 256000, 22528, 0),
     "deepseek_v2": (32, 4096, 32, 102400, 11008, 0),
     "deepseek_v3": (61, 7168, 128, 129280, 18432, 128),
+    "dots1": (62, 4608, 32, 152064, 10944, 32),
+    "ernie4_5": (18, 1024, 16, 103424, 3072, 2),
+    "exaone4": (32, 4096, 32, 102400, 16384, 32),
     "falcon": (32, 4544, 71, 65024, 0, 0),
     "gemma": (28, 3072, 16, 256000, 24576, 16),
     "gemma2": (26, 2304, 8, 256000, 9216, 4),
@@ -49,6 +53,8 @@ _CLASS_SIZES: Mapping[str, tuple[int, ...]] = {
     "gptj": (28, 4096, 16, 50400, 0, 0),
     "granite": (32, 4096, 32, 32000, 11008, 0),
     "granitemoe": (32, 4096, 32, 32000, 11008, 0),
+    "helium": (24, 2560, 20, 48000, 7040, 20),
+    "hunyuan_v1_dense": (32, 4096, 32, 290943, 11008, 0),
     "kimi_k2": (61, 7168, 128, 129280, 18432, 128),
     "llama": (32, 4096, 32, 32000, 11008, 0),
     "llama4_text": (48, 5120, 40, 202048, 8192, 8),

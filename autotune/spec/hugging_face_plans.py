@@ -9,7 +9,8 @@ from __future__ import annotations
 
 TENSOR_PLANS = frozenset(
     {
-        *("cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt_neox", "granite", "llama"),
+        *("arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4"),
+        *("gpt_neox", "granite", "helium", "llama"),
         *("ministral", "mistral", "nemotron", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3"),
         *("seed_oss", "smollm3", "starcoder2"),
     }
@@ -17,8 +18,23 @@ TENSOR_PLANS = frozenset(
 """values of `model_type` whose class brings a tensor plan"""
 PIPELINE_SPLITS = frozenset(
     {
-        *("cohere", "cohere2", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "glm", "glm4"),
-        *("glm4_moe", "gpt_neox", "gpt_oss", "granite", "llama", "ministral", "mistral", "mixtral", "olmo"),
+        *("arcee", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "exaone4", "gemma"),
+        *(
+            "gemma2",
+            "gemma3_text",
+            "glm",
+            "glm4",
+            "helium",
+            "glm4_moe",
+            "gpt_neox",
+            "gpt_oss",
+            "granite",
+            "llama",
+            "ministral",
+            "mistral",
+            "mixtral",
+            "olmo",
+        ),
         *("olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"),
         "starcoder2",
     }

@@ -26,7 +26,7 @@ QKV_BIAS_KEYS = ("attention_bias", "qkv_bias", "use_qkv_bias")
 """keys under which families say so"""
 NORM_TOPK = frozenset({"qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2"})
 """families whose `norm_topk_prob` says whether the weights of the chosen experts are made to add up to 1"""
-QK_NORM = frozenset({"qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma3_text"})
+QK_NORM = frozenset({"qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma3_text", "exaone4", "hunyuan_v1_dense", "dots1"})
 """families that normalize queries and keys"""
 SIGMOID_ROUTERS = frozenset({"deepseek_v3", "kimi_k2", "glm4_moe"})
 """families whose experts are weighed by sigmoids, and chosen with a bias that balances their load (arXiv:2412.19437, section 2.1.2)"""

@@ -88,6 +88,8 @@ LAYER_CLASSES: Mapping[str, str] = {
     "granitemoe": "GraniteMoeDecoderLayer",
     "smollm3": "SmolLM3DecoderLayer",
     "stablelm": "StableLmDecoderLayer",
+    "ernie4_5": "Ernie4_5DecoderLayer",
+    "hunyuan_v1_dense": "HunYuanDenseV1DecoderLayer",
     "kimi_k2": "DeepseekV3DecoderLayer",
     "code_llama": "LlamaDecoderLayer",
 }

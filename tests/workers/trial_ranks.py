@@ -92,8 +92,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     **{family: {} for family in sorted(TENSOR_PLANS | PIPELINE_SPLITS)},
     **dict.fromkeys(("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe"), ROUTED),
     **{family: {**ROUTED, **LATENT} for family in ("deepseek_v2", "deepseek_v3")},
+    "dots1": {**ROUTED, "n_shared_experts": 1},
     "granite": {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 3.0},
-    "ministral": {"head_dim": 8},
+    **{family: {"head_dim": 8} for family in ("ministral", "helium", "ernie4_5")},
     "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},
 }
 """figures of small models of every family whose class brings a plan, beside the sizes"""
