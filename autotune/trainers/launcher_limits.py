@@ -25,10 +25,12 @@ _MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
 }
 MACHINES = (
-    *("--num_machines={nnodes}", "--machine_rank={node_rank}"),
+    *("--multi_gpu", "--num_machines={nnodes}", "--machine_rank={node_rank}"),
     *("--main_process_ip={master_addr}", "--main_process_port={master_port}"),
 )
-"""options of `accelerate launch` for several nodes"""
+"""options of `accelerate launch` for several nodes; without the first, nodes of one GPU each train alone (commands/launch.py of accelerate 1.15)"""
+_FORMS_RANKS = ("--multi_gpu", "--config_file", "--use_fsdp", "--use_deepspeed")
+"""options with any of which it forms ranks on nodes of one GPU each too"""
 DEEPSPEED_ONE = ("--num_gpus={nproc_per_node}", "--master_port={master_port}")
 """options of `deepspeed` on one node"""
 DEEPSPEED_NODES = (
@@ -48,18 +50,23 @@ def launcher_limits(argv: Sequence[str], placement: Placement, cluster: ClusterS
             message="on CPUs accelerate launch starts one process",
             remedy="start the script by torchrun, with env: {ACCELERATE_USE_CPU: 'true'}, without which its ranks train alone",
         )
-    elif placement.nnodes > 1 and (found := _on_one_node(name, argv)):
+    elif placement.nnodes > 1 and (found := _on_one_node(name, argv, placement.nproc_per_node)):
         message, remedy = found
         yield Limit(knob="nnodes", value=placement.nnodes, message=message, remedy=remedy)
 
 
-def _on_one_node(name: str, argv: Sequence[str]) -> tuple[str, str] | None:
+def _on_one_node(name: str, argv: Sequence[str], gpus: int) -> tuple[str, str] | None:
     """Why each node would train alone, and what to do; None when the nodes meet."""
     if name == "torchrun" and (_has(argv, "--standalone") or _has(argv, "--nnodes", "1")):
         option = "--standalone" if _has(argv, "--standalone") else "--nnodes=1"
         return (
             f"its ranks are on several nodes, but with {option} torchrun stays on one",
             f"leave {option} out of trainer.argv, because torchrun is told in its environment where the nodes meet",
+        )
+    if name == "accelerate" and gpus == 1 and not any(_has(argv, option) for option in _FORMS_RANKS):
+        return (
+            "with one GPU on each node accelerate launch would train on each alone",
+            "add --multi_gpu to trainer.argv",
         )
     if name == "accelerate" and not _has(argv, "--machine_rank"):
         return (

@@ -230,7 +230,14 @@ def test_nothing_of_the_script_is_run(tmp_path: Path) -> None:
         ("torchrun_ddp", ["torchrun", "--nproc-per-node=8"]),
         (
             "accelerate_nlp",
-            ["accelerate", "launch", "--num_processes=16", "--num_machines=2", "--machine_rank=@node-rank@"],
+            [
+                "accelerate",
+                "launch",
+                "--num_processes=16",
+                "--multi_gpu",
+                "--num_machines=2",
+                "--machine_rank=@node-rank@",
+            ],
         ),
     ],
 )

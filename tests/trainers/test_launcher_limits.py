@@ -55,6 +55,16 @@ def test_a_launcher_that_is_told_where_the_nodes_meet_is_not(argv: list[str]) ->
     assert limits(16, *argv) == ()
 
 
+def test_accelerate_on_nodes_of_one_gpu_is_told_to_form_ranks() -> None:
+    """It looks for a second GPU on its own node, whatever the number of machines."""
+    singles = catalog.cluster("h100-sxm-4x1")
+    alone = [word for word in MACHINES if word != "--multi_gpu"]
+    (limit,) = limits(4, "accelerate", "launch", *alone, cluster=singles)
+    assert (limit.knob, limit.remedy) == ("nnodes", "add --multi_gpu to trainer.argv")
+    assert limits(4, "accelerate", "launch", *MACHINES, cluster=singles) == ()
+    assert limits(4, "accelerate", "launch", "--use_fsdp", *alone, cluster=singles) == ()
+
+
 def test_accelerate_starts_one_process_on_cpus() -> None:
     """Measured as if it were two it would look twice as fast as it is."""
     cpus = catalog.cluster("cpu-1x2")

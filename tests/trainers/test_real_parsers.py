@@ -20,6 +20,7 @@ import pytest
 from autotune.spec import ParallelConfig
 from autotune.testing.trainers import WORKLOAD, configs
 from autotune.trainers import trainer, write_launch
+from autotune.trainers.launcher_limits import MACHINES
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +29,18 @@ def config(**knobs: Any) -> ParallelConfig:
     """A config of a batch of 64."""
     made = ParallelConfig(**knobs)
     return replace(made, accumulation_steps=64 // (made.dp * made.micro_batch_size))
+
+
+@pytest.mark.parametrize("forms", [True, False])
+def test_accelerate_forms_ranks_of_nodes_with_one_gpu_where_it_is_told_to(forms: bool) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    words = [word for word in MACHINES if forms or word != "--multi_gpu"]
+    filled = [word.format(nnodes=4, node_rank=1, master_addr="node0", master_port=29500) for word in words]
+    given = launch_command_parser().parse_args(["--num_processes=4", *filled, "train.py"])
+    read, *_ = _validate_launch_command(given)
+    assert (read.num_machines, read.machine_rank, read.multi_gpu) == (4, 1, forms)
 
 
 @pytest.mark.parametrize(
