@@ -92,7 +92,8 @@ def import_draft(
             key="workload",
             value={
                 "seq_len": reading.seq_len or STAND_IN_SEQ_LEN,
-                "global_batch_size": batch or _least_batch(reading.knobs, ranks),
+                "global_batch_size": batch
+                or _least_batch(reading.knobs, max(ranks or 1, there.num_gpus if there else 1)),
                 **({} if reading.optimizer in ("", "adamw") else {"optimizer": reading.optimizer}),
                 **({"pure_bf16": True} if reading.pure_bf16 else {}),
             },
@@ -216,10 +217,10 @@ def _batch(knobs: Mapping[str, Any], ranks: int | None) -> int | None:
     return per_replica * max(1, ranks // others)
 
 
-def _least_batch(knobs: Mapping[str, Any], ranks: int | None) -> int:
-    """A batch that the ranks can share, where the configuration tells none."""
+def _least_batch(knobs: Mapping[str, Any], ranks: int) -> int:
+    """A batch that the ranks can share, those of the present configuration and those of the cluster, where the configuration tells none."""
     others = math.prod(knobs.get(degree, 1) for degree in ("tp", "pp", "cp"))
-    return int(knobs.get("micro_batch_size", 1) * knobs.get("dp", max(1, (ranks or 1) // others)))
+    return int(knobs.get("micro_batch_size", 1) * max(1, ranks // others))
 
 
 def _space(cluster: ClusterSpec | None, ranks: int | None, model: ModelSpec | None) -> str:

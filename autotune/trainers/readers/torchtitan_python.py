@@ -14,7 +14,7 @@ from autotune.errors import SpecError
 from autotune.trainers.key_reader import KeyReader
 from autotune.trainers.nested_documents import merged
 from autotune.trainers.present_configuration import PresentConfiguration, Reading, options_of
-from autotune.trainers.readers.torchtitan_toml import reading_of
+from autotune.trainers.readers.torchtitan_toml import flavored, reading_of
 from autotune.trainers.torchtitan_job import CONVERTERS
 from autotune.trainers.torchtitan_model import BUILDERS
 
@@ -39,11 +39,17 @@ WRITTEN_ANEW = ("loss", "metrics", "checkpoint.enable", "training.disable_cuda_g
 def read(present: PresentConfiguration) -> Reading:
     """What the function, the command and the model's module say."""
     name, text = next((n, t) for n, t in present.files.items() if n.endswith(".py") and "Trainer.Config(" in t)
-    written = _arguments(_returned(name, text, present.option("config")))
-    model_call = written.pop("model_spec", None)
+    wanted = present.option("config")
+    function, call, others = _returned(name, text, wanted)
+    written = _arguments(call)
+    model_call = _assigned(function, written.pop("model_spec", None))
     whole_loss = written.get("loss", {}).get("") == "CrossEntropyLoss.Config"
-    document, model = _renamed(written, text), _sizes(model_call)
+    document, model = _renamed(written, ast.unparse(function)), _sizes(model_call) or _registered(function, model_call)
     keys = KeyReader(merged(document, _overrides(present)), name)
+    if others and not wanted:
+        keys.remarks.append(
+            f"{name}: {function.name} is read, the first of {len(others) + 1} configurations; for another, move it to a file of its own"
+        )
     if not model and isinstance(model_call, ast.AST):
         remark = f"{name}: model_spec={ast.unparse(model_call):.80}: the export trains the model of the spec instead; name that one there"
         keys.remarks.append(remark)
@@ -51,19 +57,22 @@ def read(present: PresentConfiguration) -> Reading:
     return reading_of(keys, present, model=model, version="0.3", loss="full" if whole_loss else "own")
 
 
-def _returned(name: str, text: str, wanted: str | None) -> ast.Call:
-    """The call of Trainer.Config that the configuration's function returns."""
+def _returned(name: str, text: str, wanted: str | None) -> tuple[ast.FunctionDef, ast.Call, list[str]]:
+    """(the configuration's function, the call of Trainer.Config that it returns, names of other functions that return one)"""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise SpecError(f"{name} is not Python: {error}", field="FILE") from None
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    for function in functions:
-        if wanted not in (None, function.name):
-            continue
-        for node in ast.walk(function):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Trainer.Config":
-                return node
+    calls = [
+        (function, node)
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Trainer.Config"
+    ]
+    for function, node in calls:
+        if wanted in (None, function.name):
+            return function, node, [other.name for other, _ in calls if other is not function]
     raise SpecError(
         f"{name} has no function {wanted or ''} that returns a Trainer.Config(...)",
         remedy=f"functions: {', '.join(function.name for function in functions) or 'none'}",
@@ -120,6 +129,26 @@ def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
         key: _plain(value) if isinstance(value, Mapping) else value for key, value in document.items() if key != ""
     }
     return {key: value for key, value in found.items() if value != {}}
+
+
+def _assigned(function: ast.FunctionDef, node: Any) -> Any:
+    """What the function assigned to a name; anything else as it is."""
+    if not isinstance(node, ast.Name):
+        return node
+    found = (
+        statement.value
+        for statement in function.body
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == node.id
+    )
+    return next(found, node)
+
+
+def _registered(function: ast.FunctionDef, node: Any) -> dict[str, Any]:
+    """Sizes of `model_registry("8B")`, a flavour of torchtitan's own, whose functions are named by the model: `llama3_8b`."""
+    if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "model_registry" and node.args):
+        return {}
+    name = next((name for name in ("llama3", "qwen3", "deepseek_v3") if function.name.startswith(name)), "")
+    return flavored(name, str(_literal(node.args[0])))
 
 
 def _sizes(node: Any) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def reading_of(
     """What a configuration says whose keys are named as in the job file."""
     name = keys.name
     flavor = (str(keys.find("model.name")), str(keys.find("model.flavor")))
-    known = _flavored(*flavor)
+    known = flavored(*flavor)
     model = model or known
     degrees = {
         "tp": keys.count("parallelism.tensor_parallel_degree") or 1,
@@ -176,7 +176,7 @@ def reading_of(
     )
 
 
-def _flavored(name: str, flavor: str) -> dict[str, Any]:
+def flavored(name: str, flavor: str) -> dict[str, Any]:
     """Sizes of a model of torchtitan's own that the catalog has; nothing for others."""
     found = FLAVORS.get((name, flavor), f"{name}-{flavor.lower()}" if name == "qwen3" else "")
     if found not in catalog.model_names():

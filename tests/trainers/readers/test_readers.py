@@ -316,3 +316,32 @@ def test_a_file_that_is_not_the_trainers_is_an_error_that_names_it(name: str, fi
 def test_a_file_with_another_ending_is_named() -> None:
     with pytest.raises(SpecError, match=r"none of the files notes.txt ends in .json"):
         trainer("deepspeed").read_config(PresentConfiguration(files={"notes.txt": ""}))
+
+
+REGISTRY = """
+def llama3_debug() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("debug", converters=[Float8LinearConverter.Config(recipe_name="rowwise")]),
+        training=TrainingConfig(local_batch_size=8, seq_len=2048),
+    )
+
+def llama3_70b() -> Trainer.Config:
+    model_spec = model_registry("70B", attn_backend="flex")
+    return Trainer.Config(
+        model_spec=model_spec,
+        training=TrainingConfig(local_batch_size=2, seq_len=8192),
+        parallelism=ParallelismConfig(tensor_parallel_degree=8),
+    )
+"""
+
+
+def test_a_function_of_a_registry_is_read_alone_with_its_own_flavor() -> None:
+    command = "torchrun --nproc-per-node 8 -m torchtitan.train --module llama3 --config llama3_70b"
+    files = {"config_registry.py": REGISTRY}
+    named = trainer("torchtitan").read_config(PresentConfiguration(files=files, argv=tuple(command.split())))
+    assert (named.knobs["precision"], named.knobs["tp"], named.seq_len) == ("bf16", 8, 8192)
+    assert named.model["num_layers"] == 80
+    assert named.remarks == ()
+    first = trainer("torchtitan").read_config(PresentConfiguration(files=files))
+    assert (first.knobs["precision"], first.knobs["tp"]) == ("fp8", 1)
+    assert "llama3_debug is read, the first of 2 configurations" in first.remarks[0]
