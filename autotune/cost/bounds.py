@@ -3,6 +3,8 @@
     matmul_efficiency               <= measured / peak in bf16
     matmul_efficiency * fp8_factor  <= measured / peak in fp8
 
+Below its rated power (`GpuSpec.clock`) matmuls and attention are slower by the clock that is left, and the bounds lower; memory keeps its clock.
+
 A GPU type that no trainer was measured on reaches the same share of its best matmul as the others do of theirs: datasheets differ in how far their peaks
 can be reached at all (bf16: 87% on A100, 51% on MI300X).
 """
@@ -28,7 +30,12 @@ def bounded(constants: Calibration, gpu: GpuSpec, *, share: float | None = None)
     """The constants within the bounds of a GPU; `share`: of its best matmul that trainers reach, for a type that nothing was fitted on."""
     plain, eight = ceiling(gpu, "bf16"), ceiling(gpu, "fp8")
     efficiency = min(constants.matmul_efficiency, plain)
-    if share is not None and plain < 1.0:
+    if share is not None and "bf16" in gpu.measured_flops_per_s:
         efficiency = share * plain
     factor = min(constants.fp8_factor, eight / efficiency)
-    return replace(constants, matmul_efficiency=efficiency, fp8_factor=factor)
+    return replace(
+        constants,
+        matmul_efficiency=efficiency * gpu.clock,
+        attention_efficiency=constants.attention_efficiency * gpu.clock,
+        fp8_factor=factor,
+    )

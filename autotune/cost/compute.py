@@ -10,6 +10,8 @@ Neglected: tile quantization.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +21,7 @@ from autotune.cost.experts import expert_moved_bytes, expert_rows, rows_per_expe
 from autotune.cost.flops import attended_len, head_flops, layer_attention_flops, layer_matmuls
 from autotune.cost.layout import Column, Layout
 from autotune.cost.traits import Traits
-from autotune.spec import PRECISIONS, ConfigTable, Workload
+from autotune.spec import PRECISIONS, ConfigTable, ModelSpec, Workload
 
 _BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 2.0, "mxfp8": 2.0, "nvfp4": 2.0}
 """bytes of one activation element; with matmuls of 8 or 4 bits activations stay in bf16"""
@@ -34,6 +36,8 @@ mxfp8 1.26 on GB200 (twice the peak) and 1.50 on GB300 (three times): two equati
 
 
 FP32 = 4.0
+HEAD_STEP = 32
+"""head dimensions of FlashAttention's kernels are multiples of it"""
 LOSS_CHUNKS = 8.0
 """pieces into which a chunked loss cuts the sequence (torchtitan's `num_chunks`)"""
 
@@ -107,7 +111,8 @@ def layer_forward_s(
     size = element_bytes(table)
     scores = layout.tokens * layer_attention_flops(model, attended_len(workload)) / layout.tp
     half_precision = np.minimum(peak, half_peak) * sixteen_bits
-    attention = scores / (half_precision * constants.attention_efficiency)
+    reached = constants.attention_efficiency * traits.attention_speed
+    attention = scores * padded_head(model) / (half_precision * reached)
     kept = keeps_scores(table, constants, traits)
     if kept.any():  # matmuls over the whole score matrix, and kernels that read and write it
         stored = layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
@@ -176,6 +181,11 @@ def loss_moved_bytes(table: ConfigTable, traits: Traits) -> Column:
     for kind in ("full", "chunked", "fused"):
         found = np.where(table.is_word("loss", kind), kinds[kind], found)
     return np.asarray(found + traits.loss_metrics * (size + 3.0 * FP32))
+
+
+def padded_head(model: ModelSpec) -> float:
+    """Head dimension that attention's kernels compute, as a multiple of the model's: they exist for multiples of 32 (flash-attn's `HEADDIM_SWITCH`)."""
+    return math.ceil(model.head_dim / HEAD_STEP) * HEAD_STEP / model.head_dim
 
 
 def keeps_scores(table: ConfigTable, constants: Calibration, traits: Traits) -> NDArray[np.bool_]:

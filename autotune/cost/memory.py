@@ -41,7 +41,7 @@ class RankMemory:
     parts: MemoryParts
     """by cause; memory that waits for the communication stream and fragmentation are part of `framework`"""
     spare: Column
-    """bytes of it that the allocator could reuse before it fails"""
+    """bytes of it that the allocator could reuse before it fails, or that the program may not hold"""
 
     @property
     def needed(self) -> Column:
@@ -104,7 +104,7 @@ def rank_memories(
         waiting = np.minimum(freed, np.maximum(usable - allocated, 0.0))
         fragments = loose * allocated
         everything = MemoryParts(**parts, framework=framework + waiting + fragments)
-        return RankMemory(parts=everything, spare=waiting + fragments)
+        return RankMemory(parts=everything, spare=waiting + fragments + states.unsure(own))
 
     nothing, alone = np.zeros_like(layout.pp), layout.pp == 1
     first_dense = np.minimum(float(model.num_dense_layers), stages.first)

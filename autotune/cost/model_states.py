@@ -88,6 +88,8 @@ class StateBytes:
     zero: Column
     cuts_gradients: NDArray[np.bool_]
     """whether gradients are sharded at the peak"""
+    may_cut_gradients: NDArray[np.bool_]
+    """whether they are counted whole, though the program may shard them"""
     shards: Column
     expert_shards: Column
     gathers: NDArray[np.bool_]
@@ -106,6 +108,11 @@ class StateBytes:
             "gradients": self.gradient * np.where(self.cuts_gradients, sharded, whole),
             "optimizer": states,
         }
+
+    def unsure(self, rank: StageWeights) -> Column:
+        """Bytes of gradients that are counted and that the program may have sharded."""
+        sharded = rank.dense / self.shards + rank.experts / self.expert_shards
+        return np.where(self.may_cut_gradients, self.gradient * (rank.dense + rank.experts - sharded), 0.0)
 
     def in_step(self, rank: StageWeights, traits: Traits) -> Column:
         """Bytes that live only in the optimizer's step, when activations and logits are gone."""
@@ -165,12 +172,14 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         frozen = {"weight": frozen_bytes(workload) + kept, "edge_weight": np.full_like(size, FROZEN_EDGE_BYTES)}
         values = {**dict.fromkeys(values, np.zeros_like(size)), **frozen}
     values |= {name: np.where(away, 0.0, values[name]) for name in ("states", "edge_states")}
+    cut = cuts_gradients(layout, traits)
     return StateBytes(
         **values,
         size=size,
         reduction=reduction_bytes(workload, table, traits),
         zero=zero,
-        cuts_gradients=cuts_gradients(layout, traits),
+        cuts_gradients=cut,
+        may_cut_gradients=(zero >= 2) & ~cut & traits.may_reduce_each,
         shards=layout.shard_group.size,
         expert_shards=layout.expert_shard_group.size,
         gathers=fsdp,

@@ -19,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.compute import peak_flops_per_s, peak_of, reached_factor, sixteen_bits_factor, sixteen_bits_peak
+from autotune.cost.compute import (
+    padded_head,
+    peak_flops_per_s,
+    peak_of,
+    reached_factor,
+    sixteen_bits_factor,
+    sixteen_bits_peak,
+)
 from autotune.cost.layout import Column
 from autotune.cost.profile import Profile
 from autotune.cost.profile_runs import kind_of
@@ -132,7 +139,7 @@ class _Rates:
         self._constants = constants
         self._product = reached * constants.matmul_efficiency
         self._in_fp32 = min(peak_of(workload, "fp32") * constants.matmul_efficiency, self._product)
-        self._attention = in_half * constants.attention_efficiency
+        self._attention = in_half * constants.attention_efficiency / padded_head(workload.model)
 
     def products_s(self, work: SegmentWork, sizes: Sizes) -> float:
         """Of all matrix products."""

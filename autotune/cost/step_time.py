@@ -23,6 +23,7 @@ from autotune.cost.experts import FORWARD_LAUNCHES, expert_host_s, expert_layer_
 from autotune.cost.flops import attended_len
 from autotune.cost.host_link import is_offloaded, offloaded_layer_s, offloaded_update_s
 from autotune.cost.kept import mean_kept_bytes
+from autotune.cost.launches import launches_of_layer
 from autotune.cost.layout import Column, Layout
 from autotune.cost.parameters import edge_weights, layer_weights
 from autotune.cost.pipeline import bubble_time_s
@@ -90,7 +91,7 @@ def time_parts(
     late = np.zeros_like(layout.tp) if cluster.gpu.is_cpu else expert_host_s(model, table, constants)
     host = layer_host_s(table, layout, constants) + late
     device = kernels + tensor + context + expert
-    launches = host * (3.0 + again.moved) / 3.0
+    launches = host * launches_of_layer(workload, layout, traits, again)
     if cluster.gpu.is_cpu:  # the same thread launches and computes
         layer = kernels + launches
     else:

@@ -73,6 +73,8 @@ class Traits:
     reduction: str = "each"
     """when ZeRO-2 and ZeRO-3 reduce and cut gradients: 'each' micro-batch; at the 'last' one, until which they are whole; 'pipeline' as 'last' under a
     pipeline, else as 'each'; or at the 'end' of the step, where ZeRO-2 cuts none of them at the peak"""
+    may_reduce_each: bool = False
+    """nothing says whether the program reduces each micro-batch, as FSDP does unless it is told to wait: whole gradients do not count in the risk of running out"""
     step_bytes: float = 0.0
     """bytes per weight of an fp32 copy of 16-bit gradients that the optimizer's step makes"""
     step_weights: float = math.inf
@@ -85,11 +87,22 @@ class Traits:
     """full recomputation by torch's non-reentrant checkpoint, which stops at the last tensor that the backward pass needs"""
     scores_kept_in: tuple[str, ...] = ()
     """precisions in which attention stores the score matrix (`score_bytes`): those whose measurements predate FlashAttention in this trainer"""
+    attention_speed: float = 1.0
+    """speed of its attention kernel, as a multiple of FlashAttention-2's of the same day (`attention_efficiency`)"""
     async_linear: bool = False
     """with sequence parallelism, collectives of the backward pass run beside matrix products (`traffic.hidden_rings_s`)"""
+    checkpoint_host: float = 1.0 / 3.0
+    """host time of a layer that full recomputation adds, in units of its forward and backward pass; torch's checkpoint adds more than the forward pass (`launches.py`)"""
+    shard_hooks: float = 0.0
+    """host time of the hooks by which ZeRO-3 gathers and releases a layer's weights module by module, in the same units"""
+    program: str = "cut"
+    """kind of program, of which one that no fit has read has the level: 'sharded' (a plain torch loop under FSDP) or 'cut' (tensor and pipeline parallelism of its own)"""
     collectives_per_layer: float = 1.0
     """number of collectives into which ZeRO's gather (or reduction) of one layer's weights is split"""
 
+
+TRITON_ATTENTION = 0.55
+"""Speed of FlashAttention in Triton as a multiple of FlashAttention-2's (Dao, arXiv 2307.08691, section 4.1)"""
 
 MEGATRON = Traits(
     gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0, scores_kept_in=("fp16",), loss="parallel", placeholder_gradients=True,
@@ -98,8 +111,22 @@ MEGATRON = Traits(
 )  # fmt: skip
 BRIDGE = replace(MEGATRON, narrow_weights="primary", loss="fused")
 NVIDIA_RECIPES = replace(BRIDGE, gradient_bytes=2.0, reduce_bytes=2.0, expandable_segments=True)
+REENTRANT, NON_REENTRANT = 0.9, 1.4
+"""`Traits.checkpoint_host` of torch's checkpoint, which passes through autograd again, or keeps saved tensors by hooks; measured (`launches.py`)"""
+MODULE_HOOKS = 4.4
+"""`Traits.shard_hooks` of DeepSpeed, measured (`launches.py`)"""
 EAGER = Traits(
-    master_weights=False, fused=False, stops_early=True, casts_weights=True, reduction="last", discards_outputs=False
+    program="sharded",
+    checkpoint_host=NON_REENTRANT,
+    master_weights=False,
+    fused=False,
+    stops_early=True,
+    casts_weights=True,
+    reduction="last",
+    discards_outputs=False,
+)
+NATIVE = replace(
+    EAGER, selective="attention", keeps_gathered=True, ring_sums_fp32=True, chunks_again=True, weighs_in_fp32=True
 )
 
 TRAITS = {
@@ -117,9 +144,12 @@ TRAITS = {
         bucket_weights=5e8,
         step_bytes=4.0,
         step_weights=1e9,
+        shard_hooks=MODULE_HOOKS,
     ),
     "torchtitan": Traits(
         pure_reduce_bytes=4.0,
+        program="sharded",
+        checkpoint_host=NON_REENTRANT,
         master_weights=False,
         fused=False,
         selective="operators",
@@ -129,20 +159,22 @@ TRAITS = {
         repeats_keys=True,
         keeps_gathered=True,
     ),
-    "composer": Traits(master_weights=False, stops_early=True, loss="kernel", loss_metrics=2.0),
+    "composer": Traits(
+        program="sharded",
+        checkpoint_host=NON_REENTRANT,
+        master_weights=False,
+        stops_early=True,
+        loss="kernel",
+        loss_metrics=2.0,
+        attention_speed=TRITON_ATTENTION,
+    ),
     "internevo": Traits(gradient_bytes=2.0, reduce_bytes=2.0, loss="copied", step_bytes=4.0),
     "alpa": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0, loss="parallel", reduction="end"),
     "accelerate": EAGER,
-    "hf_trainer": EAGER,
+    "hf_trainer": replace(EAGER, checkpoint_host=REENTRANT),
     "lightning": EAGER,
-    "native": replace(
-        EAGER,
-        selective="attention",
-        keeps_gathered=True,
-        ring_sums_fp32=True,
-        chunks_again=True,
-        weighs_in_fp32=True,
-    ),
+    "native": NATIVE,
+    "command": replace(NATIVE, may_reduce_each=True),
 }
 """traits by trainer; a trainer that is not listed has those of `native`. composer, nemo, nvidia_recipes, internevo and alpa are loops of published runs, no trainers
 

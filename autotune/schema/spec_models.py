@@ -68,6 +68,9 @@ class GpuDocument(Document):
     usual_fabric: Fabric | None = None
     usd_per_hour: Positive | None = None
     power_watts: Positive | None = None
+    rated_watts: Positive | None = Field(
+        default=None, description="limit of power at which peaks and measured rates hold, where power_watts is below it"
+    )
 
 
 Fabric = Literal[

@@ -35,6 +35,9 @@ FABRICS: Mapping[str, float | None] = {
     "roce": None, "ethernet": None, "nvlink": None,
 }  # fmt: skip
 """kinds of network between nodes, with the bandwidth of a port, bytes/s, where the word fixes it; `ethernet` is TCP without RDMA"""
+CLOCK_OF_POWER = 0.45
+"""exponent of the clock over the limit of power. The same multiprocessor at 350 and at 700 W: an H100 PCIe has 114 of them and multiplies at most 499.5 TFLOP/s, an H100 SXM
+132 and 792.1 (mag-/gpu_benchmark, README.md), 0.73 of the rate; a V100 loses 12% from 250 to 175 W (exponent 0.35)"""
 _CLUSTER_NAME = re.compile(r"(?P<gpu>[a-z0-9-]+)-(?P<nodes>[0-9]{1,7})x(?P<gpus>[0-9]{1,4})")
 
 
@@ -61,7 +64,9 @@ class GpuSpec:
     usd_per_hour: float | None = None
     """price of one GPU for one hour, if known"""
     power_watts: float | None = None
-    """board power under load, W, if known"""
+    """board power under load, W, if known: its limit where one is set"""
+    rated_watts: float | None = None
+    """limit of power at which the datasheet's peak and `measured_flops_per_s` hold, W, where `power_watts` is below it; None: they hold at `power_watts`"""
 
     def __post_init__(self) -> None:
         figure("memory_bytes", self.memory_bytes)
@@ -99,6 +104,17 @@ class GpuSpec:
         peak = self.peak_flops_per_s[precision]
         twin = _SAME_RATE.get(precision, precision)
         return self.measured_flops_per_s.get(precision, min(self.measured_flops_per_s.get(twin, peak), peak))
+
+    @property
+    def clock(self) -> float:
+        """Clock of kernels that the limit of power holds back, as a fraction of the one at `rated_watts`; 1 where no lower limit is stated.
+
+        Switching takes a power of C V^2 f (Chandrakasan et al., IEEE J. Solid-State Circuits 27(4), 1992, equation 2). Were the voltage proportional to the clock and nothing
+        else took power, the clock would go with the cube root of the power; measured is `CLOCK_OF_POWER`.
+        """
+        if not (self.power_watts and self.rated_watts):
+            return 1.0
+        return float(min(self.power_watts / self.rated_watts, 1.0) ** CLOCK_OF_POWER)
 
     @property
     def is_cpu(self) -> bool:

@@ -195,7 +195,7 @@ def finite(values: Any) -> Any:
     return values
 
 
-_ADDED = frozenset({"host_bytes_per_s", "measured_flops_per_s", "usual_fabric"})
+_ADDED = frozenset({"host_bytes_per_s", "measured_flops_per_s", "rated_watts", "usual_fabric"})
 """fields of `GpuSpec` that say more of the same GPU than stores hold of it"""
 
 

@@ -5,7 +5,7 @@
     python -m tests.benchmarks.fit_cost_model --keep-error-bars --write    time constants anew; the error bars and the prior of trials stay those that ship
     python -m tests.benchmarks.fit_cost_model --page     write the page for the constants that ship, without fitting
     python -m tests.benchmarks.fit_cost_model --level    only the level of trainers that were never fitted, for the constants and error bars that ship, and the
-                                                         lines of files that have one; with --write they replace those of before (2 minutes)
+                                                         lines of files that were not read; with --write they replace those of before (2 minutes)
 
 Held out by model and by GPU count: everything is fitted again without the rows that are then predicted; other rows of the same cluster were fitted. By cluster
 and trainer: the file was never read, and its rows are predicted by what other clusters and trainers say. By nothing: constants fitted to the very rows that they
@@ -53,7 +53,7 @@ from tests.benchmarks.held_out import (
 )
 from tests.benchmarks.published import FILES
 from tests.benchmarks.time_fit import Pair, fit_time, pairs
-from tests.benchmarks.unread_level import file_levels, unread_trainer
+from tests.benchmarks.unread_level import Levels, program_levels, unread_trainer, without
 
 CONSTANTS = Path(autotune.cost.__file__).with_name("constants.json")
 
@@ -145,11 +145,11 @@ def fitted_document(
                 lines.append(line(pair.name, by, rows, errors.values, level_is_known=True))
         rows = judged([(b, fitted[pair.name]) for b in pair.blocks])
         lines.append(line(pair.name, "nothing", rows, at_these_constants(errors.values), level_is_known=True))
-    levels = file_levels(unread)
+    levels = program_levels(unseen, document(fitted, old, errors))
     for name, known in unseen.items():
         of_others = of_file[name]
         own = {n: replace(c, level_sigma=of_others.shared_sigma) for n, c in fitted.items()}
-        rest = unread_trainer(_without_key(levels, name), prior_sigma=of_others.level_sigma)
+        rest = without(levels, name, prior_sigma=of_others.level_sigma)
         whole_document = document(_constants_of(known), old, of_others, rest)
         rows = judged(folds_of(FILES[name](), {**whole_document, "pairs": _with_widths(known, own)["pairs"]}))
         lines.append(line(name, "cluster and trainer", rows, of_others.values, level_is_known=False))
@@ -159,24 +159,22 @@ def fitted_document(
 
 
 def level_document(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> tuple[dict[str, Any], list[Line]]:
-    """The constants that ship with the level of trainers that were never fitted, and the lines of the files that have one."""
+    """The constants that ship with the level of trainers that were never fitted, and the lines of files that were not read."""
     levels, unread = unread_rows(old, files, jobs)
     print(f"levels of trainers that were not read: {levels}", flush=True)
-    lines = [line(n, "cluster and trainer", unread[n], old["refit"], level_is_known=False) for n in levels]
+    lines = [line(n, "cluster and trainer", unread[n], old["refit"], level_is_known=False) for n in files]
     return {**old, "unread_trainer": unread_trainer(levels, prior_sigma=old["refit"]["level_sigma"])}, lines
 
 
-def unread_rows(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> tuple[dict[str, float], dict[str, Judged]]:
+def unread_rows(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> tuple[Levels, dict[str, Judged]]:
     """Levels of trainers that were never fitted by file, and the rows of all files, each by the constants that ship without it, which have the level of the others."""
     fitted = _constants_of(old)
     with ProcessPoolExecutor(jobs) as pool:
         unseen = {n: _with_widths(known, fitted) for n, known in _unseen(pool, files, fitted, old).items()}
-    levels = file_levels(
-        {n: judged(folds_of(FILES[n](), known), with_sensitivity=False) for n, known in unseen.items()}
-    )
+    levels = program_levels(unseen, old)
     rows = {}
     for name, known in unseen.items():
-        rest = unread_trainer(_without_key(levels, name), prior_sigma=old["refit"]["level_sigma"])
+        rest = without(levels, name, prior_sigma=old["refit"]["level_sigma"])
         rows[name] = judged(folds_of(FILES[name](), {**known, "unread_trainer": rest}))
     return levels, rows
 
@@ -188,10 +186,6 @@ def _errors_of(old: Mapping[str, Any]) -> Errors:
         level_sigma=known["level_sigma"], time_sigma=pooled["time_sigma"], comm_sigma=pooled["comm_sigma"], own_error=OwnError(**known["own_error"]),
         spreads=known["spreads"], shared_sigma=pooled["level_sigma"],
     )  # fmt: skip
-
-
-def _without_key(levels: Mapping[str, float], name: str) -> dict[str, float]:
-    return {n: level for n, level in levels.items() if n != name}
 
 
 def _unseen(

@@ -8,7 +8,8 @@ Per layer and micro-batch, on one rank: FLOPs of the matrix products and of atte
 bytes on the wire of tensor, context and expert parallelism; per step: FLOPs of the output projection, weights, and bytes on the wire of data parallelism.
 
 The formulas are asked as the estimator asks them, with constants under which a second is a FLOP or a byte. A ring moves (n-1)/n of its bytes, an all-reduce
-twice that. Attention that skips what a causal mask hides counts half. Models with latents, dense layers before those with experts, or
+twice that. Attention that skips what a causal mask hides counts half; what kernels add to head
+dimensions counts in neither. Models with latents, dense layers before those with experts, or
 experts that every token visits are left out: the native trainer has none.
 """
 
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from autotune.cost.calibration import Calibration, calibration_for
-from autotune.cost.compute import element_bytes, head_step_s, layer_forward_s, peak_flops_per_s
+from autotune.cost.compute import element_bytes, head_step_s, layer_forward_s, padded_head, peak_flops_per_s
 from autotune.cost.experts import expert_layer_s
 from autotune.cost.flops import attended_len
 from autotune.cost.kept import mean_kept_bytes
@@ -156,7 +157,7 @@ def by_formulas(workload: Workload, config: ParallelConfig) -> dict[str, float]:
     found = {
         "weights": (layers * dense + ends) / shards[0] + layers * experts / shards[1],
         "layer, products": (3.0 + again.matmuls) * products * per_second,
-        "layer, scores": (3.5 + again.scores) * scores * per_second,
+        "layer, scores": (3.5 + again.scores) * scores / padded_head(model) * per_second,
         "head, products": head_step_s(workload, table, layout, constants, traits) * per_second,
         "layer, saved": layout.tokens * mean_kept_bytes(workload, table, layout, constants, traits),
         "layer, tp bytes": tensor_layer_s(workload, table, layout, constants, again.collectives),

@@ -10,26 +10,33 @@ import pytest
 
 from tests.benchmarks.held_out import Judged
 from tests.benchmarks.test_accuracy import made_up
-from tests.benchmarks.unread_level import file_levels, unread_trainer
+from tests.benchmarks.unread_level import file_levels, middle, unread_trainer, without
 
 PRIOR_SIGMA = 0.12
 
 
 def test_files_that_agree_give_their_median_and_scattered_files_give_almost_none() -> None:
-    agreed = unread_trainer({"a": 0.14, "b": 0.16, "c": 0.15}, prior_sigma=PRIOR_SIGMA)
-    assert math.log(agreed["level"]) == pytest.approx(0.15, abs=0.002)
-    scattered = unread_trainer({"a": -0.25, "b": 0.5}, prior_sigma=PRIOR_SIGMA)
-    assert 0.0 < math.log(scattered["level"]) < 0.02
+    assert math.log(middle([0.14, 0.16, 0.15], prior_sigma=PRIOR_SIGMA)) == pytest.approx(0.15, abs=0.002)
+    assert 0.0 < math.log(middle([-0.25, 0.5], prior_sigma=PRIOR_SIGMA)) < 0.02
 
 
 def test_one_file_unlike_all_others_hardly_moves_the_level() -> None:
-    alike = {"a": 0.11, "b": 0.13, "c": 0.14, "d": 0.15}
-    with_one = unread_trainer({**alike, "e": 0.9}, prior_sigma=PRIOR_SIGMA)["level"]
+    with_one = middle([0.11, 0.13, 0.14, 0.15, 0.9], prior_sigma=PRIOR_SIGMA)
     assert math.log(with_one) == pytest.approx(0.14, abs=0.005)
 
 
-def test_one_file_says_nothing_about_others() -> None:
-    assert unread_trainer({"a": 0.2}, prior_sigma=PRIOR_SIGMA) == {}
+def test_each_kind_of_program_has_the_level_of_its_files_and_one_file_says_nothing_about_others() -> None:
+    levels = {"cut": {"a": 0.15, "b": 0.15}, "sharded": {"c": 0.05}}
+    assert unread_trainer(levels, prior_sigma=PRIOR_SIGMA)["programs"] == {
+        "cut": pytest.approx(math.exp(0.15), rel=1e-3)
+    }
+    assert unread_trainer({"sharded": {"c": 0.05}}, prior_sigma=PRIOR_SIGMA) == {}
+
+
+def test_a_file_that_is_judged_has_the_level_of_the_others() -> None:
+    levels = {"cut": {"a": 0.1, "b": 0.2, "c": 0.2}, "sharded": {"a": 0.3, "d": 0.0, "e": 0.0}}
+    found = without(levels, "a", prior_sigma=PRIOR_SIGMA)["programs"]
+    assert found == {"cut": pytest.approx(math.exp(0.2), rel=1e-3), "sharded": 1.0}
 
 
 def test_rows_of_fitted_pairs_and_of_unknown_gpus_have_no_say() -> None:

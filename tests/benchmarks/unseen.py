@@ -4,7 +4,8 @@
     python -m tests.benchmarks.unseen --rows      every row
     python -m tests.benchmarks.unseen --batch 2   the other batch of sources
 
-Rows: `published/unseen.py`. Each is predicted by the constants that ship, for a preset of its GPU and a trainer as its user would name it.
+Rows: `published/unseen.py`. Each is predicted by the constants that ship, for a preset of its GPU and a trainer as its user would name it; the level
+of unread trainers, to which these sources contribute, is that of the other files and sources.
 
     median, p90, bias   of |predicted / measured - 1|, and the median of measured / predicted - 1
     inside              share of rows in the 90% interval before any trial
@@ -17,9 +18,12 @@ Rows: `published/unseen.py`. Each is predicted by the constants that ship, for a
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +32,12 @@ from autotune.cost.calibration import refit_values
 from autotune.cost.refit import uncertain
 from autotune.cost.uncertainty import Z90
 from tests.benchmarks import fit_memory
+from tests.benchmarks.fit_cost_model import CONSTANTS
 from tests.benchmarks.held_out import FREE, Judged, judged
 from tests.benchmarks.published import Block
 from tests.benchmarks.published.unseen import BATCHES, unseen
 from tests.benchmarks.study_trials import errors_after
+from tests.benchmarks.unread_level import without
 
 WORST = 15
 """rows that are shown without `--rows`"""
@@ -78,12 +84,21 @@ class Source:
 
 def judge(name: str, blocks: Sequence[Block], recomputed: Sequence[Block]) -> Source:
     """The rows of one source, by the constants that ship. `recomputed`: with full recomputation where none is printed: calls are of the one that fits better."""
-    folds = [(b, calibration_for(b.workload)) for b in blocks]
+    known = unread_of(name)
+    folds = [(b, calibration_for(b.workload, known=known)) for b in blocks]
     timed = judged(folds) if any(np.isfinite(b.tokens_per_s_per_gpu).any() for b in blocks) else None
     left, inside = after_one(timed) if timed is not None else (np.empty(0), np.empty(0, dtype=bool))
     memory, again = (fit_memory.judge(name, [(b, None) for b in several]) for several in (blocks, recomputed))
     memory = replace(memory, probability=np.minimum(memory.probability, again.probability))
     return Source(name=name, timed=timed, left=left, left_inside=inside, memory=memory, peaks=peak_errors(blocks))
+
+
+@cache
+def unread_of(name: str) -> dict[str, Any]:
+    """The constants that ship, but with the level of unread trainers that the other files and sources have."""
+    shipping = json.loads(CONSTANTS.read_text(encoding="utf-8"))
+    rest = without(shipping["unread_trainer"]["levels"], name, prior_sigma=shipping["refit"]["level_sigma"])
+    return {**shipping, "unread_trainer": rest}
 
 
 def peak_errors(blocks: Sequence[Block]) -> tuple[np.ndarray, np.ndarray]:
@@ -136,7 +151,7 @@ def rows_of(
     lines = []
     for name, blocks in sources.items():
         for b, again in zip(blocks, recomputed[name], strict=True):
-            constants = calibration_for(b.workload)
+            constants = calibration_for(b.workload, known=unread_of(name))
             peak, probability = fit_memory.predicted(b, constants)
             probability = np.minimum(probability, fit_memory.predicted(again, constants)[1])
             found = (

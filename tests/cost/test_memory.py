@@ -285,3 +285,20 @@ def test_zero_2_reduces_the_gradients_of_each_micro_batch_where_it_keeps_them_cu
 
     assert traffic("deepspeed", 4) > 2.0 * traffic("deepspeed", 1) > 0
     assert traffic("native", 4) < 1.2 * traffic("native", 1)
+
+
+def test_gradients_that_a_program_of_ones_own_may_have_sharded_count_in_its_peak_and_not_in_its_risk() -> None:
+    model = catalog.model("llama-70b")
+    config = ParallelConfig(dp=32, zero_stage=3, accumulation_steps=4, recompute="full")
+
+    def found(trainer: str) -> tuple[float, float]:
+        asked = Workload(
+            model=model, cluster=catalog.cluster("h100-sxm-4x8"), trainer=trainer, seq_len=4096, global_batch_size=128
+        )
+        estimated = estimate(asked, config)
+        return float(estimated.memory_parts_bytes.total), float(estimated.oom_probability)
+
+    native, command = found("native"), found("command")
+    assert command[0] == pytest.approx(native[0])
+    assert native[1] > 0.99
+    assert command[1] < 0.5

@@ -37,7 +37,14 @@ def test_a_fitted_gpu_with_an_unread_trainer_has_the_level_of_such_clusters(
     gpu: str, trainer: str, has_level: bool
 ) -> None:
     """A fitted pair's constants carry its level, and of GPU families that were never fitted no level is known."""
-    assert (known_constants(gpu, trainer).level > 1.05) == has_level
+    assert (known_constants(gpu, trainer).level > 1.0) == has_level
+
+
+def test_a_plain_loop_under_fsdp_loses_less_than_programs_that_cut_layers() -> None:
+    sharded = {known_constants("h100-sxm", trainer).level for trainer in ("accelerate", "hf_trainer", "command")}
+    cut = {known_constants("h100-sxm", "deepspeed").level, known_constants("a100-80gb", "nanotron").level}
+    assert len(sharded) == len(cut) == 1
+    assert 1.0 < sharded.pop() < cut.pop()
 
 
 def test_a_level_multiplies_all_times_and_keeps_the_order() -> None:
