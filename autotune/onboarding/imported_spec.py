@@ -220,7 +220,9 @@ def _batch(knobs: Mapping[str, Any], ranks: int | None) -> int | None:
 def _least_batch(knobs: Mapping[str, Any], ranks: int) -> int:
     """A batch that the ranks can share, those of the present configuration and those of the cluster, where the configuration tells none."""
     others = math.prod(knobs.get(degree, 1) for degree in ("tp", "pp", "cp"))
-    return int(knobs.get("micro_batch_size", 1) * max(1, ranks // others))
+    per_replica = knobs.get("micro_batch_size", 1) * knobs.get("accumulation_steps", 1)
+    replicas = max(1, ranks // others)
+    return math.lcm(int(per_replica * knobs.get("dp", replicas)), replicas)
 
 
 def _space(cluster: ClusterSpec | None, ranks: int | None, model: ModelSpec | None) -> str:

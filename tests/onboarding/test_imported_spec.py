@@ -166,10 +166,10 @@ def test_a_folder_of_torchtitan_0_2_with_a_models_own_rotary_scaling_is_read(tmp
 
 
 def test_a_batch_that_nothing_tells_is_one_that_the_cluster_can_share(tmp_path: Path) -> None:
-    (tmp_path / "fsdp.yaml").write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 16\n"
-        "fsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n"
+    (tmp_path / "zero.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 16\n"
+        "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 4}\n"
     )
-    draft = drafted(tmp_path / "fsdp.yaml", "accelerate", model="llama-1b", cluster="h100-sxm-4x8")
-    assert draft.document["workload"]["global_batch_size"] == 32
+    draft = drafted(tmp_path / "zero.yaml", "accelerate", model="llama-1b", cluster="h100-sxm-4x8")
+    assert draft.document["workload"]["global_batch_size"] == 64  # 16 ranks, 4 times each, which 32 can share
     assert api.plan_of(api.load_study(draft.document, base=tmp_path)).rows

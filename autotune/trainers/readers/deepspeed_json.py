@@ -6,10 +6,11 @@ they are what tp * dp leaves of it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.trainers.key_reader import AUTO, KeyReader
-from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.nested_documents import dotted, parse_document
 from autotune.trainers.present_configuration import PresentConfiguration, Reading
 from autotune.trainers.readers.batch_law import batch_of, completed
 from autotune.trainers.readers.program_arguments import exported_program, own_program
@@ -47,6 +48,11 @@ def read(present: PresentConfiguration) -> Reading:
     optimizer = OPTIMIZERS.get(str(kind).lower(), "")
     if optimizer:
         keys.drop("optimizer.type")
+    settings = _told(keys.left)
+    if filled := sorted(set(dotted(keys.left)) - set(dotted(settings))):
+        keys.remarks.append(
+            f"{name}: left out, because {AUTO!r} is for Hugging Face's Trainer to fill in: {', '.join(filled)}"
+        )
     return Reading(
         knobs=knobs,
         model_file=program.model_file,
@@ -54,9 +60,15 @@ def read(present: PresentConfiguration) -> Reading:
         global_batch_size=batch or batch_of(knobs),
         optimizer=optimizer,
         options=options,
-        settings=keys.left,
+        settings=settings,
         remarks=tuple(keys.remarks),
     )
+
+
+def _told(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those that Hugging Face's integrations fill in, which DeepSpeed itself does not take."""
+    inner = {key: _told(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
+    return {key: value for key, value in inner.items() if value not in (AUTO, {})}
 
 
 def precision(keys: KeyReader, *, tf32: bool) -> str | None:

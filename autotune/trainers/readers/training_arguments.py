@@ -6,6 +6,7 @@ stage. A file that `deepspeed` names is not read; a remark says so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,12 @@ OPTIMIZERS = {
     "adamw_torch": "adamw", "sgd": "sgd", "adamw_bnb_8bit": "adamw_8bit", "adamw_8bit": "adamw_8bit", "adafactor": "adafactor",
 }  # fmt: skip
 """ours, by `optim`"""
+OF_THE_RUN = (
+    *("save_strategy", "save_steps", "save_total_limit", "save_only_model", "load_best_model_at_end", "push_to_hub"),
+    *("eval_strategy", "evaluation_strategy", "eval_steps", "do_eval", "eval_on_start", "report_to", "run_name"),
+    *("resume_from_checkpoint", "num_train_epochs"),
+)
+"""arguments about what a run keeps and tells, not about how it trains"""
 REPEATED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16", "fp16")
 """keys of the dictionary `deepspeed` that repeat what TrainingArguments say"""
 
@@ -29,7 +36,12 @@ def read(present: PresentConfiguration) -> Reading:
     name, text = (name, present.files[name]) if name else present.named(".json")
     keys = KeyReader(parse_document(name, text), name)
     program = exported_program(present)
-    keys.drop("use_cpu")  # the cluster says it
+    keys.drop("use_cpu", "logging_steps", "logging_strategy")  # the cluster says it; a launch logs every step
+    keys.drop(*OF_THE_RUN)
+    if of_run := [key for key in OF_THE_RUN if keys.find(key) not in (None, False, "no", "none", [])]:
+        keys.remarks.append(
+            f"{name}: {', '.join(of_run)} belong to the run: a launch saves, evaluates and reports nothing"
+        )
     stage, recompute = _sharding(keys)
     flags = {word: keys.flag(word) for word in ("bf16", "fp16", "tf32")}
     knobs: dict[str, Any] = {
@@ -72,6 +84,12 @@ def _sharding(keys: KeyReader) -> tuple[int, bool]:
         keys.drop(*(f"deepspeed.{key}" for key in REPEATED))
         return keys.count("deepspeed.zero_optimization.stage") or 0, recompute
     if given:
+        keys.drop("deepspeed")
+        if found := re.search(r"z(?:ero)?_?([0-3])", str(given).rpartition("/")[2]):
+            keys.remarks.append(
+                f"deepspeed={given!r}: read as zero_stage={found[1]} by its name; what else that file says is not read"
+            )
+            return int(found[1]), recompute
         keys.remarks.append(f"deepspeed={given!r}: the ZeRO stage is in that file, which is not read: import it too")
     shards = keys.find("fsdp")
     keys.drop("fsdp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -345,3 +346,36 @@ def test_a_function_of_a_registry_is_read_alone_with_its_own_flavor() -> None:
     first = trainer("torchtitan").read_config(PresentConfiguration(files=files))
     assert (first.knobs["precision"], first.knobs["tp"]) == ("fp8", 1)
     assert "llama3_debug is read, the first of 2 configurations" in first.remarks[0]
+
+
+def test_what_hugging_faces_trainer_would_fill_in_is_no_setting_of_deepspeed() -> None:
+    """DeepSpeed itself refuses the word in the place of a number."""
+    document = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "sub_group_size": 1000},
+    }
+    reading = trainer("deepspeed").read_config(PresentConfiguration(files={"ds.json": json.dumps(document)}))
+    assert reading.settings == {"zero_optimization": {"sub_group_size": 1000}}
+    assert "gradient_clipping, zero_optimization.reduce_bucket_size" in reading.remarks[-1]
+
+
+def test_what_a_run_keeps_and_reports_is_no_setting_of_a_trial() -> None:
+    document = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 8,
+        "logging_steps": 10,
+        "save_strategy": "steps",
+        "save_steps": 20,
+        "eval_strategy": "steps",
+        "report_to": "wandb",
+        "deepspeed": "configs/ds_z2_config.json",
+        "warmup_ratio": 0.03,
+    }
+    reading = trainer("hf_trainer").read_config(PresentConfiguration(files={"args.json": json.dumps(document)}))
+    assert reading.settings == {"warmup_ratio": 0.03}
+    assert reading.knobs["zero_stage"] == 2
+    said = " ".join(reading.remarks)
+    assert "save_strategy, save_steps, eval_strategy, report_to belong to the run" in said
+    assert "read as zero_stage=2 by its name" in said
