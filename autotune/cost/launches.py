@@ -39,5 +39,7 @@ def launches_of_layer(workload: Workload, layout: Layout, traits: Traits, again:
         adapted = _matrices(workload.model, every=workload.peft.targets == "all")
         unpacked = _matrices(workload.model, every=True) if workload.peft.method == "qlora" else 0.0
         beside = ADAPTER * adapted + UNPACKING * unpacked
-    hooks = np.where(layout.zero == 3, traits.shard_hooks * (3.0 + again.moved) / 3.0, 0.0)
-    return (1.0 + beside) * (1.0 + traits.checkpoint_host * again.moved) + hooks
+    launches = (1.0 + beside) * (1.0 + traits.checkpoint_host * again.moved)
+    if not traits.shard_hooks:
+        return launches
+    return launches + np.where(layout.zero == 3, traits.shard_hooks * (3.0 + again.moved) / 3.0, 0.0)

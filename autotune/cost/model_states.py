@@ -111,6 +111,8 @@ class StateBytes:
 
     def unsure(self, rank: StageWeights) -> Column:
         """Bytes of gradients that are counted and that the program may have sharded."""
+        if not self.may_cut_gradients.any():
+            return np.zeros_like(self.gradient)
         sharded = rank.dense / self.shards + rank.experts / self.expert_shards
         return np.where(self.may_cut_gradients, self.gradient * (rank.dense + rank.experts - sharded), 0.0)
 

@@ -28,7 +28,7 @@ runner: {kind: simulated, noise: 0.01}
             "2:1",
             ["neither a file nor the hub id of a model", "did you mean meta-llama/"],
         ),
-        ("a100-40gb-1x8", "a100-1x8", "3:1", ["no GPU is called 'a100'", "a100-40gb or a100-80gb"]),
+        ("a100-40gb-1x8", "a100-1x8", "3:1", ["no GPU is called 'a100'", "a100-40gb, a100-80gb"]),
         ("a100-40gb-1x8", "8xa100", "3:1", ["no cluster is called '8xa100'", "GPU-NODESxGPUS"]),
         ("workload: {", "workload:{", "4:9", ["a colon needs a space after it", "write `workload: ...`"]),
         ("workload: {", "workload:\t{", "4:10", ["a tab stands where YAML allows only spaces"]),
