@@ -112,8 +112,8 @@ def guarded_refit(constants: Calibration, trials: Sequence[Measured]) -> Refitte
 
 
 def _weighed(answers: Sequence[Believed]) -> tuple[Believed, ...]:
-    """The answers with weights that are proportional to the exponential of their scores."""
-    weights = np.exp(log_softmax([b.score for b in answers]))
+    """The answers with weights that are proportional to the evidence of their priors."""
+    weights = np.exp(log_softmax([b.said.log_evidence for b in answers if b.said]))
     return tuple(replace(b, weight=float(w)) for b, w in zip(answers, weights, strict=True))
 
 

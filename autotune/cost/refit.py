@@ -67,7 +67,7 @@ class UncertainConstants:
     def at(self, logs: Array) -> UncertainConstants:
         """The same with each constant multiplied by the exponential of `logs`, and the last of them added to the log of the level."""
         values: dict[str, Any] = {
-            n: _within(n, getattr(self.constants, n) * float(np.exp(v)))
+            n: min(getattr(self.constants, n) * float(np.exp(v)), _most(n, self.constants))
             for n, v in zip(self.names, logs[:-1], strict=True)
         }
         return replace(self, constants=replace(self.constants, **values), log_level=self.log_level + float(logs[-1]))
@@ -199,6 +199,12 @@ class Conditioned:
         own = left @ cho_solve(self.own_factor, left, check_finite=False)
         return 0.5 * float(own + moved @ np.linalg.solve(self.prior.covariance, moved))
 
+    @property
+    def log_evidence(self) -> float:
+        """Log density of the trials by the prior, all together, up to a constant (Rasmussen & Williams 2006, eq. 2.30)."""
+        lower = np.tril(self.factor[0])
+        return -0.5 * float(((lower.T @ self.own) ** 2).sum()) - float(np.log(np.diag(lower)).sum())
+
     def left_out(self) -> tuple[Array, Array]:
         """Of each trial's log(measured / predicted), given all others: how far it lies from its mean, and its variance; shape (n,) each (Rasmussen & Williams
         2006, eq. 5.12)."""
@@ -226,6 +232,8 @@ class Conditioned:
         return across @ self.own, np.sqrt(variance), np.sqrt(np.clip(constants, 0.0, variance))
 
 
-def _within(name: str, value: float) -> float:
-    """Fractions are at most one."""
-    return min(value, 1.0) if name.endswith("_efficiency") or name in ("data_overlap", "rails") else value
+def _most(name: str, constants: Calibration) -> float:
+    """The greatest value of a constant: fractions are at most one. Those of the peak in 16 bits are fractions together with `half_factor`."""
+    if name in ("matmul_efficiency", "attention_efficiency"):
+        return 1.0 / min(constants.half_factor, 1.0)
+    return 1.0 if name.endswith("_efficiency") or name in ("data_overlap", "rails") else math.inf

@@ -6,8 +6,8 @@
 A constant that the trials do not depend on keeps its prior width, so the interval of a config on many nodes stays wide, however often one node was measured. What is
 wrong about one config is wrong about it in a smaller job of the same degrees too, so own errors are carried over.
 
-Which prior is right is not known after a few trials. So the answers of all are averaged, each with the weight that left-out trials give it (`guarded_refit`;
-pseudo-Bayesian model averaging: Geisser & Eddy 1979; Yao et al. 2018, section 3.4).
+Which prior is right is not known after a few trials. So the answers of all are averaged, each with the evidence of its prior (`Conditioned.log_evidence`). Left-out
+trials do not tell priors apart: each is predicted from the own errors of its neighbours, whatever the constants.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ def transferred_gain(
     found: Refitted,
     pick: int,
     others: Sequence[tuple[Workload, ParallelConfig]],
+    running: Sequence[tuple[Workload, ParallelConfig]] = (),
 ) -> Array:
-    """By how much the variance of each config's difference from config `pick` would fall if one of M configs of other workloads were measured, shape (N, M).
+    """By how much the variance of each config's difference from config `pick` would fall if one of M configs of other workloads were measured, and all those that
+    are `running`, shape (N, M).
 
     Averaged over the priors by their weights; those whose constants are known count as the first refit, as in the widths.
     """
@@ -64,9 +66,18 @@ def transferred_gain(
     fallen = np.zeros((len(table), len(others)))
     for believed, weight in zip(known, weights, strict=True):
         if weight >= NEGLIGIBLE:
-            ours, theirs = _rows(workload, table, believed, believed.known.names), _rows_of(others, believed)
+            ours, both = _rows(workload, table, believed, believed.known.names), _rows_of([*others, *running], believed)
+            theirs, soon = both.take(slice(len(others))), both.take(slice(len(others), None))
             shared = _covariance(believed, ours, theirs)
-            fallen += weight * (shared - shared[pick]) ** 2 / (_variance(believed, theirs) + LEAST_SIGMA**2)
+            apart, variance = shared - shared[pick], _variance(believed, theirs) + LEAST_SIGMA**2
+            if running:
+                to_ours, to_theirs, among = (_covariance(believed, some, soon) for some in (ours, theirs, soon))
+                np.fill_diagonal(among, _variance(believed, soon) + LEAST_SIGMA**2)
+                told = np.linalg.solve(among, (to_ours - to_ours[pick]).T)
+                apart = apart - told.T @ to_theirs.T
+                variance = variance - np.einsum("ij,ji->i", to_theirs, np.linalg.solve(among, to_theirs.T))
+                fallen += weight * np.einsum("ij,ji->i", to_ours - to_ours[pick], told)[:, None]
+            fallen += weight * apart**2 / variance
     return fallen
 
 
@@ -99,9 +110,10 @@ def _rows_of(configs: Sequence[tuple[Workload, ParallelConfig]], believed: Belie
         _rows(configs[some[0]][0], ConfigTable.of([configs[k][1] for k in some]), believed, believed.known.names)
         for some in alike.values()
     ]
-    joined = Sensitivity.joined(rows)
-    apart = replace(joined, workloads=joined.workloads - 1)
-    return apart.take(np.argsort(np.concatenate(list(alike.values())), kind="stable"))
+    found = Sensitivity.joined(rows).take(np.argsort(np.concatenate(list(alike.values())), kind="stable"))
+    numbers: dict[str, int] = {}
+    apart = [numbers.setdefault(repr(workload), -2 - len(numbers)) for workload, _ in configs]
+    return replace(found, workloads=np.array(apart, dtype=np.intp))
 
 
 def _mean(believed: Believed, rows: Sensitivity) -> Array:

@@ -139,12 +139,16 @@ class TargetSearcher(Searcher):
         return index, f"tells most about which config is the best one; {self._why(index)}"
 
     def _left_by(self, indices: Sequence[int]) -> Array:
-        """Sum of the expected improvements over the pick that would be left if the proxy of each of these configs were measured, and came out as it is predicted."""
+        """Sum of the expected improvements over the pick that would be left if the proxy of each of these configs were measured, and those that run, and came
+        out as they are predicted."""
         standing, workload = self.standing, self.space.workload
         pick = int(standing.order[0])
         rivals = np.array([pick, *(i for i in self._by_improvement() if i != pick)], dtype=np.intp)
-        proxies = [(proxy.workload, proxy.config) for proxy in map(self.proxy_at, indices) if isinstance(proxy, Proxy)]
-        fallen = transferred_gain(workload, self.space.table.take(rivals), standing.refitted, 0, proxies)
+        proxies, running = (
+            [(proxy.workload, proxy.config) for proxy in map(self.proxy_at, some) if isinstance(proxy, Proxy)]
+            for some in (indices, self.pending().tolist())
+        )
+        fallen = transferred_gain(workload, self.space.table.take(rivals), standing.refitted, 0, proxies, running)
         sd = np.sqrt(np.maximum(standing.sd[rivals, None] ** 2 - fallen, 1e-8))
         expected = standing.expected[rivals]
         left = np.exp(log_expected_improvement(expected[:, None], sd, float(expected[0])))

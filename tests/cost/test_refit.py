@@ -118,3 +118,14 @@ def test_constants_that_are_far_off_are_found_where_kernels_hide_behind_the_host
     known = refit(replace(prior, covariance=9.0 * prior.covariance), [measured(truth)])
     predicted = np.asarray(estimate(workload(), TABLE, calibration=known.constants).step_time_s)
     assert predicted * np.exp(known.log_level) == pytest.approx(measured(truth).step_time_s, rel=0.1)
+
+
+def test_products_in_sixteen_bits_reach_their_speed_though_the_factor_for_them_is_far_too_low() -> None:
+    """The fraction of the peak that they reach is efficiency times `half_factor`: at most one of both together, not of the efficiency alone."""
+    start = replace(SHIPPED, half_factor=0.2)
+    prior = uncertain(start)
+    known = refit(replace(prior, covariance=9.0 * prior.covariance), [measured(SHIPPED)])
+    predicted = np.asarray(estimate(workload(), TABLE, calibration=known.constants).step_time_s)
+    assert predicted * np.exp(known.log_level) == pytest.approx(measured(SHIPPED).step_time_s, rel=0.1)
+    assert 1.0 < known.constants.matmul_efficiency <= 5.0
+    assert abs(known.log_level) < 0.5

@@ -80,3 +80,33 @@ def test_a_measurement_tells_most_about_configs_that_do_the_same_work() -> None:
     tp8 = int(np.flatnonzero(TABLE.tp == 8)[0])
     assert np.argmax(fallen[tp8]) in (tp8, 1)
     assert transferred_gain(THERE, LARGER, found, 1, others[tp8:]) == pytest.approx(fallen[:, tp8:])
+
+
+def test_what_runs_and_what_is_asked_for_tell_the_same_in_either_order() -> None:
+    found, small = guarded_refit(SHIPPED, [measured(WRONG, rows=slice(0, 3))]), workload(seq_len=2048)
+    one, other = (small, TABLE[4]), (small, TABLE[6])
+    both, again = (
+        transferred_gain(THERE, LARGER, found, 1, [a], [b])[:, 0] for a, b in ((one, other), (other, one))
+    )
+    assert both == pytest.approx(again)
+    alone = transferred_gain(THERE, LARGER, found, 1, [one, other])
+    assert (both >= alone.max(axis=1) - 1e-12).all()
+    assert both.sum() > 1.01 * alone.sum(axis=0).max()
+
+
+def test_a_repeat_of_what_runs_tells_little_more() -> None:
+    found, small = guarded_refit(SHIPPED, []), workload(seq_len=2048)
+    others = [(small, TABLE[7]), (small, TABLE[3])]
+    alone = transferred_gain(THERE, LARGER, found, 1, others)
+    beside = transferred_gain(THERE, LARGER, found, 1, others, others[:1]) - alone[:, :1]
+    assert beside[:, 0].sum() < 0.5 * alone[:, 0].sum()
+    assert beside[:, 1].sum() > beside[:, 0].sum()
+
+
+def test_neighbours_that_predict_each_other_do_not_speak_for_constants_that_are_far_off() -> None:
+    """Each of these configs is predicted from the others, whatever the constants; all together they are improbable by the constants that were given."""
+    near = ConfigTable({"dp": np.full(4, 8), "micro_batch_size": np.array([1, 1, 2, 2]), "accumulation_steps": np.array([16, 32, 8, 16])})  # fmt: skip
+    step_s = 2.5 * np.asarray(estimate(workload(), near, calibration=SHIPPED).step_time_s)
+    found = guarded_refit(SHIPPED, [Measured(workload=workload(), table=near, step_time_s=step_s)])
+    weights = {b.kind: b.weight for b in found.believed}
+    assert weights["known"] < 1e-3

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from autotune.search import Problem
+from autotune.search.target_searcher import TargetSearcher
+from autotune.space import SearchSpace
+from autotune.spec import TrialStatus
 from tests.benchmarks.few_for_many import PROXIES, Outcome, SweptProxies, Task, constants_of, replay_task, tasks
 from tests.benchmarks.few_for_many_table import goals, summary
 
@@ -51,6 +56,21 @@ def test_proxies_mend_wrong_constants_in_a_sample(every_task: list[Task]) -> Non
     assert told.measured + told.failed == PROXIES
     assert told.error < 0.5 * without.error
     assert list(told.regrets) == sorted(told.regrets, reverse=True)
+
+
+def test_a_proxy_that_runs_counts_for_the_next_one_also_after_a_restart(every_task: list[Task]) -> None:
+    task = next(t for t in every_task if t.name.startswith("gpt-h2048-l24, 8 GPUs, batch 8 by 8"))
+    target, sweep = task.target.workload, SweptProxies(task.rungs[0])
+    problem = Problem(space=SearchSpace.of(target, list(task.target.rows)), seed=0)
+
+    def made() -> TargetSearcher:
+        return TargetSearcher(problem, task.rungs[0].cluster, worth=0.0, stand_in=sweep)
+
+    searcher, again = made(), made()
+    first, second = searcher.ask(2)
+    assert "tells most" in searcher.reason(second)
+    again.tell([replace(sweep.trial(again.proxy_for(first), first, 0), status=TrialStatus.RUNNING, measurement=None)])
+    assert again.ask(1) == [second]
 
 
 def outcome(kind: str, *, told: bool, state: str = "wrong", error: float = 0.05, third: float = 0.0) -> Outcome:
