@@ -110,7 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_line(f"repeats that differ by {sigma:.1%}", kind, len(some), draws), flush=True)
         known = [right[t.target.workload.model.name, t.target.workload.cluster.num_gpus] for t in some]
         figures = [drawn(t, fit, seed) for t, fit in zip(some, known, strict=True) for seed in range(options.seeds)]
-        print(_line("proxies, and the prior that wrong constants are drawn by", kind, len(figures), figures), flush=True)
+        print(
+            _line("proxies, and the prior that wrong constants are drawn by", kind, len(figures), figures), flush=True
+        )
     return 0
 
 

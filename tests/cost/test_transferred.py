@@ -85,9 +85,7 @@ def test_a_measurement_tells_most_about_configs_that_do_the_same_work() -> None:
 def test_what_runs_and_what_is_asked_for_tell_the_same_in_either_order() -> None:
     found, small = guarded_refit(SHIPPED, [measured(WRONG, rows=slice(0, 3))]), workload(seq_len=2048)
     one, other = (small, TABLE[4]), (small, TABLE[6])
-    both, again = (
-        transferred_gain(THERE, LARGER, found, 1, [a], [b])[:, 0] for a, b in ((one, other), (other, one))
-    )
+    both, again = (transferred_gain(THERE, LARGER, found, 1, [a], [b])[:, 0] for a, b in ((one, other), (other, one)))
     assert both == pytest.approx(again)
     alone = transferred_gain(THERE, LARGER, found, 1, [one, other])
     assert (both >= alone.max(axis=1) - 1e-12).all()
