@@ -16,7 +16,7 @@ from typing import Any
 from autotune.errors import AutotuneError, CatalogError
 from autotune.onboarding.draft import Draft, Entry, file_name
 from autotune.schema.files import is_model_file, read_model
-from autotune.space import complete
+from autotune.space import complete, why_not
 from autotune.spec import KNOBS, ClusterSpec, ModelSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import Trainer, trainer
 from autotune.trainers.effective import effective
@@ -65,8 +65,15 @@ def import_draft(
     values = {key: value for key, value in reading.options.items() if key not in OF_THE_RUN}
     if present.cwd and CWD in subject.options:
         values[CWD.name] = present.cwd
-    settings, told = _beyond_a_launch(subject, reading, values, shape[1] if shape else None, ranks, batch)
+    try:
+        job = _present_job(subject, reading, shape[1] if shape else None, ranks, batch)
+    except AutotuneError as error:
+        job = None
+        notes.append(f"an export of this configuration is refused for now: {error}")
+    settings, told = _beyond_a_launch(subject, reading, values, job)
     notes += told
+    if broken := _broken_law(job):
+        notes.append(f"the present configuration is left out as the baseline, because no study has it: {broken}")
     if cluster is None:
         fill_in.append("cluster")
     fill_in += [] if reading.seq_len else ["workload.seq_len"]
@@ -76,6 +83,8 @@ def import_draft(
     missing = sorted({"dp", "accumulation_steps"} - reading.knobs.keys())
     unknown = [key.partition(".")[2] for key in fill_in if key.startswith("workload.")]
     follows = f"{' and '.join(missing)} follow{'s' if len(missing) == 1 else ''} from cluster and batch"
+    said = follows if missing else "the present configuration"
+    baseline = Entry(key="baseline", value=_baseline(reading.knobs), comment=said)
     entries = [
         Entry(key="name", value=file_name(str(path.resolve()))),
         Entry(
@@ -100,11 +109,7 @@ def import_draft(
             comment=f"fill in: {', '.join(unknown)}" if unknown else "",
         ),
         Entry(key="space", value=_space(there, ranks, shape[1] if shape else None)),
-        Entry(
-            key="baseline",
-            value=_baseline(reading.knobs),
-            comment=follows if missing else "the present configuration",
-        ),
+        *(() if broken else (baseline,)),
         _trainer_entry(name, values, settings),
     ]
     if "seed" in reading.options:
@@ -234,29 +239,38 @@ def _space(cluster: ClusterSpec | None, ranks: int | None, model: ModelSpec | No
     return "dense-multi-node" if nodes > 1 else "dense-single-node"
 
 
+def _present_job(
+    subject: Trainer, reading: Reading, model: ModelSpec | None, ranks: int | None, batch: int | None
+) -> tuple[Workload, ParallelConfig] | None:
+    """What the present configuration trains, on a stand-in for its cluster; None where it does not tell all. Raises `AutotuneError`."""
+    if not (model and ranks and batch and reading.seq_len):
+        return None
+    nodes, per_node = (1, ranks) if ranks <= NODE else (-(-ranks // NODE), NODE)
+    workload = Workload(
+        model=model,
+        cluster=catalog.cluster_of(STAND_IN_CLUSTER, num_nodes=nodes, gpus_per_node=per_node),
+        seq_len=reading.seq_len,
+        global_batch_size=batch,
+        optimizer=reading.optimizer or "adamw",
+        pure_bf16=reading.pure_bf16,
+        trainer=subject.name,
+    )
+    return workload, effective(complete(workload, {k: v for k, v in reading.knobs.items() if k in KNOBS}))
+
+
+def _broken_law(job: tuple[Workload, ParallelConfig] | None) -> str:
+    """Why no study can measure the present configuration, whatever its cluster; empty where one can, or where that is not known."""
+    return (why_not(*job) or "") if job else ""
+
+
 def _beyond_a_launch(
-    subject: Trainer,
-    reading: Reading,
-    options: Mapping[str, Any],
-    model: ModelSpec | None,
-    ranks: int | None,
-    batch: int | None,
+    subject: Trainer, reading: Reading, options: Mapping[str, Any], job: tuple[Workload, ParallelConfig] | None
 ) -> tuple[dict[str, Any], list[str]]:
     """(the settings that a launch would not write by itself, what a launch adds or changes in words)"""
-    if not (model and ranks and batch and reading.seq_len):
+    if job is None:
         return dict(reading.settings), []
+    workload, config = job
     try:
-        nodes, per_node = (1, ranks) if ranks <= NODE else (-(-ranks // NODE), NODE)
-        workload = Workload(
-            model=model,
-            cluster=catalog.cluster_of(STAND_IN_CLUSTER, num_nodes=nodes, gpus_per_node=per_node),
-            seq_len=reading.seq_len,
-            global_batch_size=batch,
-            optimizer=reading.optimizer or "adamw",
-            pure_bf16=reading.pure_bf16,
-            trainer=subject.name,
-        )
-        config = effective(complete(workload, {k: v for k, v in reading.knobs.items() if k in KNOBS}))
         again = subject.read_config(PresentConfiguration.of_launch(subject.launch(workload, config, options)))
     except AutotuneError as error:
         return dict(reading.settings), [f"an export of this configuration is refused for now: {error}"]

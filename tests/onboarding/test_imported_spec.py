@@ -173,3 +173,15 @@ def test_a_batch_that_nothing_tells_is_one_that_the_cluster_can_share(tmp_path: 
     draft = drafted(tmp_path / "zero.yaml", "accelerate", model="llama-1b", cluster="h100-sxm-4x8")
     assert draft.document["workload"]["global_batch_size"] == 64  # 16 ranks, 4 times each, which 32 can share
     assert api.plan_of(api.load_study(draft.document, base=tmp_path)).rows
+
+
+def test_a_configuration_that_breaks_a_law_is_named_and_the_spec_loads_without_it(tmp_path: Path) -> None:
+    config = ParallelConfig(pp=2, dp=8, micro_batch_size=2, accumulation_steps=4)
+    launch = trainer("nanotron").launch(WORKLOAD, config, NEEDS["nanotron"])
+    text = launch.files["config.yaml"].replace("batch_accumulation_per_replica: 4", "batch_accumulation_per_replica: 1")
+    (tmp_path / "config.yaml").write_text(text)
+    draft = drafted(tmp_path / "config.yaml", "nanotron", cluster=CLUSTER)
+    assert "baseline" not in draft.document
+    (said,) = (note for note in draft.notes if "left out as the baseline" in note)
+    assert "a pipeline needs a micro-batch for each of its ranks" in said
+    assert api.load_study(draft.document, base=tmp_path).baseline is None
