@@ -50,8 +50,8 @@ class Calibration:
     """h in the factor 1 + h * (1/m + 1/n + 1/k) on the time of an m x n x k matmul: a square one of side 3h takes twice as long"""
     attention_efficiency: float = 0.40
     """fraction of the peak FLOP/s in attention's scores and values"""
-    score_bytes: float = 0.0
-    """bytes moved per attention score by kernels that store the score matrix (`Traits.scores_kept_in` lists the precisions)"""
+    score_bytes: float = 12.0
+    """bytes moved per attention score by kernels that store the score matrix (`compute.keeps_scores`)"""
     cast_bytes: float = 0.0
     """bytes moved per element that a matmul in 8 or 4 bits reads or writes, forward and backward, to cast and scale it; 0 where `fp8_factor` includes it"""
     grouped_efficiency: float = 0.95

@@ -113,13 +113,11 @@ def layer_forward_s(
     half_precision = np.minimum(peak, half_peak) * sixteen_bits
     reached = constants.attention_efficiency * traits.attention_speed
     attention = scores * padded_head(model) / (half_precision * reached)
-    kept = keeps_scores(table, constants, traits)
-    if kept.any():  # matmuls over the whole score matrix, and kernels that read and write it
+    if keeps_scores(workload, traits):  # matmuls over the whole score matrix, and kernels that read and write it
         stored = layout.tokens * workload.seq_len * model.num_attention_heads / layout.tp
         read_and_written = stored * constants.score_bytes * size / 2.0
         plain = 2.0 * scores / (half_precision * constants.matmul_efficiency)
-        plain = plain + read_and_written / (gpu.memory_bytes_per_s * constants.memory_efficiency)
-        attention = np.where(kept, plain, attention)
+        attention = plain + read_and_written / (gpu.memory_bytes_per_s * constants.memory_efficiency)
     moved = layout.tokens * size * moved_elements(model, table, layout, traits).total
     if constants.cast_bytes > 0:
         moved = moved + np.where(is_narrow(table), cast * constants.cast_bytes / 3.0, 0.0)
@@ -188,13 +186,9 @@ def padded_head(model: ModelSpec) -> float:
     return math.ceil(model.head_dim / HEAD_STEP) * HEAD_STEP / model.head_dim
 
 
-def keeps_scores(table: ConfigTable, constants: Calibration, traits: Traits) -> NDArray[np.bool_]:
-    """Rows whose attention stores the score matrix in memory; FlashAttention does not."""
-    old = np.zeros(len(table), dtype=bool)
-    if constants.score_bytes > 0:
-        for precision in traits.scores_kept_in:
-            old |= table.is_word("precision", precision)
-    return old
+def keeps_scores(workload: Workload, traits: Traits) -> bool:
+    """Whether attention stores the score matrix in memory; FlashAttention does not."""
+    return workload.attention == "unfused" or (traits.flash_needs_bf16 and "bf16" not in workload.cluster.gpu.peak_flops_per_s)
 
 
 def layer_host_s(table: ConfigTable, layout: Layout, constants: Calibration) -> Column:

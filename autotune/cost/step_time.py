@@ -56,7 +56,7 @@ def time_parts(
     matmuls, attention, moved = layer_forward_s(workload, table, layout, constants, traits)
     again = repeated(model, table, layout, traits, attended_len(workload))
     # FlashAttention's backward pass computes the scores again: 2.5 forwards (Dao, arXiv 2307.08691)
-    backward_scores = np.where(keeps_scores(table, constants, traits), 2.0, 2.5)
+    backward_scores = 2.0 if keeps_scores(workload, traits) else 2.5
     scores = (1.0 + backward_scores + again.scores) * attention
     if work is not None:
         scores = np.where(work.known, work.scores_s, scores)

@@ -85,8 +85,8 @@ class Traits:
     """what selective recomputation computes again: 'scores', 'attention' or 'operators' (see `recompute.py`)"""
     stops_early: bool = False
     """full recomputation by torch's non-reentrant checkpoint, which stops at the last tensor that the backward pass needs"""
-    scores_kept_in: tuple[str, ...] = ()
-    """precisions in which attention stores the score matrix (`score_bytes`): those whose measurements predate FlashAttention in this trainer"""
+    flash_needs_bf16: bool = False
+    """its fused attention is that of flash-attn or TransformerEngine, which need a GPU with bf16 (Ampere or newer); on older ones it stores the score matrix"""
     attention_speed: float = 1.0
     """speed of its attention kernel, as a multiple of FlashAttention-2's of the same day (`attention_efficiency`)"""
     async_linear: bool = False
@@ -105,7 +105,7 @@ TRITON_ATTENTION = 0.55
 """Speed of FlashAttention in Triton as a multiple of FlashAttention-2's (Dao, arXiv 2307.08691, section 4.1)"""
 
 MEGATRON = Traits(
-    gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0, scores_kept_in=("fp16",), loss="parallel", placeholder_gradients=True,
+    gated_kept=3.0, scattered_sends=True, fp16_reduce_bytes=2.0, flash_needs_bf16=True, loss="parallel", placeholder_gradients=True,
     stores_narrow_inputs=True, narrow_weights="beside", weighs_inside=True,
     overlapped_sends=True,
 )  # fmt: skip
@@ -139,7 +139,6 @@ TRAITS = {
         gradient_bytes=2.0,
         reduce_bytes=2.0,
         fp16_reduce_bytes=2.0,
-        scores_kept_in=("fp16",),
         loss="parallel",
         bucket_weights=5e8,
         step_bytes=4.0,

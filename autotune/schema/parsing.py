@@ -110,6 +110,7 @@ def parse_study(
             document_len=asked.workload.document_len,
             peft=None if asked.workload.peft is None else Peft(**asked.workload.peft.model_dump()),
             pure_bf16=asked.workload.pure_bf16,
+            attention=asked.workload.attention,
         ),
     )
     space = replace(parse_space(asked.space, base=base), extra=_own_knobs(asked))

@@ -153,6 +153,9 @@ class WorkloadDocument(Document):
     pure_bf16: StrictBool = Field(
         default=False, description="whether the program keeps weights, gradients and moments all in bf16"
     )
+    attention: Literal["flash", "unfused"] = Field(
+        default="flash", description="whether attention never stores the score matrix (flash), or does (unfused)"
+    )
 
 
 class ObjectiveDocument(Document):

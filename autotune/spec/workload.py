@@ -13,6 +13,8 @@ from autotune.spec.model import ModelSpec
 OPTIMIZERS = ("adamw", "sgd", "adamw_8bit", "muon", "adafactor")
 """adamw keeps two fp32 moments per weight, adamw_8bit two of one byte, muon one (adamw's two for embeddings, norms and the output projection),
 adafactor sums over rows and columns, sgd none"""
+ATTENTIONS = ("flash", "unfused")
+"""flash never stores the score matrix (FlashAttention, arXiv 2205.14135; torch's scaled_dot_product_attention); unfused kernels write it, and read it again"""
 PEFT_METHODS = ("lora", "qlora")
 """lora trains adapters beside frozen weights (arXiv 2106.09685); qlora keeps the frozen weights in 4 bits (arXiv 2305.14314)"""
 PEFT_TARGETS = ("attention", "all")
@@ -60,6 +62,8 @@ class Workload:
     pure_bf16: bool = False
     """whether the program keeps weights, gradients and moments all in bf16, and nothing in fp32 (weights that are loaded in bf16 and trained as they are;
     bf16-true of Lightning)"""
+    attention: str = "flash"
+    """flash or unfused: whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention)"""
 
     def __post_init__(self) -> None:
         for name, kind in (("model", ModelSpec), ("cluster", ClusterSpec)):
@@ -91,6 +95,7 @@ class Workload:
 
         if not isinstance(self.pure_bf16, bool):
             raise SpecError(f"pure_bf16 must be true or false, but is {self.pure_bf16!r}", field="pure_bf16")
+        one_of("attention", self.attention, ATTENTIONS)
 
     @property
     def global_batch_sizes(self) -> tuple[int, ...]:

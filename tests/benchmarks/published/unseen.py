@@ -25,6 +25,9 @@ HARDWARE_FLOPS = 4.0 / 3.0
 BATCHES = {1: "published_unseen", 2: "published_unseen_2"}
 """data file of each batch: the second was collected after the first had been read, and the code mended because of it"""
 
+UNFUSED = ("bigscience_a100", "mt_nlg_paper", "glm_130b_paper")
+"""sources whose Megatron-LM is older than FlashAttention (May 2022) and stores the scores of attention"""
+
 
 def unseen(recompute: str = "none", batch: int = 1) -> dict[str, list[Block]]:
     """The rows of every source of a batch, by its name. `recompute`: of rows that do not print it."""
@@ -48,6 +51,7 @@ def _run(r: dict[str, str]) -> Run:
         trainer=r["trainer"],
         peft=adapters,
         pure_bf16=r["pure_bf16"] == "1",
+        attention="unfused" if r["source"] in UNFUSED else "flash",
         optimizer=r["optimizer"] or "adamw",
         document_len=whole(r.get("document_len", ""), 0),
         config=config,
