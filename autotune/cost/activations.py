@@ -89,7 +89,9 @@ def layer_activations(
     weighed = np.where(traits.weighs_in_fp32, 8.0 / size, 0.0 if traits.weighs_inside else 1.0)
     copies = visits * h * (stored + weighed)
     router = ROUTER_BYTES / 2.0 * model.num_experts if experts else 0.0
-    kept_scores = 2.5 * workload.seq_len * model.num_attention_heads / tp if keeps_scores(workload, traits) else 0.0 * tp
+    kept_scores = (
+        2.5 * workload.seq_len * model.num_attention_heads / tp if keeps_scores(workload, traits) else 0.0 * tp
+    )
     # a norm of kernels of its own casts its input to fp32 and keeps the cast: twice an input in 16 bits, of which one is counted with `residual`
     cast = np.where((size < 4) & (not traits.fused), 2.0 * h, 0.0)
     gathered = np.where(

@@ -76,7 +76,11 @@ def test_a_folder_is_recognized_by_its_contents(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("megatron", {"optimizer": "muon"}), ("torchtitan", {"pure_bf16": True}), ("lightning", {"pure_bf16": True})],
+    [
+        ("megatron", {"optimizer": "muon", "attention": "unfused"}),
+        ("torchtitan", {"pure_bf16": True}),
+        ("lightning", {"pure_bf16": True}),
+    ],
 )
 def test_what_a_launch_says_of_the_workload_is_kept(name: str, told: dict[str, Any], tmp_path: Path) -> None:
     config = replace(CONFIG, zero_stage=0) if name == "megatron" else CONFIG

@@ -78,6 +78,13 @@ class TestMegatron(TrainerContract):
         assert {name: flag(launch, name) for name in wanted} == wanted
         assert launch.env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
 
+    def test_attention_that_stores_its_scores(self) -> None:
+        config = ParallelConfig(dp=8, accumulation_steps=8)
+        launches = [
+            trainer("megatron").launch(replace(WORKLOAD, attention=kind), config) for kind in ("unfused", "flash")
+        ]
+        assert [flag(launch, "--attention-backend") for launch in launches] == ["unfused", False]
+
     def test_the_llama_model_is_complete(self) -> None:
         launch = self.launched(dp=8)
         wanted = {

@@ -87,6 +87,7 @@ def read(present: PresentConfiguration) -> Reading:
         seq_len=keys.count("seq-length"),
         global_batch_size=batch or batch_of(knobs),
         optimizer=keys.word("optimizer", OPTIMIZERS) or "",
+        attention=_attention(keys),
         options={option: value for option, value in options.items() if value is not None},
         settings={**keys.left, **more},
         remarks=(*remarks, *keys.remarks),
@@ -202,6 +203,14 @@ def _precision(keys: KeyReader, *, tf32: bool) -> str:
     if keys.word("fp8-format", {"hybrid": "fp8", "e4m3": "fp8"}):
         return "mxfp8" if keys.word("fp8-recipe", RECIPES) == "mxfp8" else "fp8"
     return next((name for name, on in flags.items() if on), "tf32" if tf32 else "fp32")
+
+
+def _attention(keys: KeyReader) -> str:
+    """`Workload.attention`; kernels that never store the scores stay settings."""
+    if keys.find("attention-backend") not in ("unfused", "local"):
+        return "flash"
+    keys.drop("attention-backend")
+    return "unfused"
 
 
 def _zero(keys: KeyReader) -> int:
