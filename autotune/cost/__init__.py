@@ -24,6 +24,6 @@ model_knobs.py   which knobs the formulas read
 
 from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.estimator import estimate
-from autotune.cost.flops import model_flops_per_token
+from autotune.cost.flops import model_flops_per_token, training_flops_per_token
 
-__all__ = ["Calibration", "calibration_for", "estimate", "model_flops_per_token"]
+__all__ = ["Calibration", "calibration_for", "estimate", "model_flops_per_token", "training_flops_per_token"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from autotune.cost.calibration import Calibration, calibration_for
 from autotune.cost.compute import peak_flops_per_s
-from autotune.cost.flops import attended_len, model_flops_per_token
+from autotune.cost.flops import training_flops_per_token
 from autotune.cost.layout import layout_of
 from autotune.cost.memory import fullest, rank_memories
 from autotune.cost.memory_constants import reserved_sigma
@@ -115,7 +115,7 @@ def _block(workload: Workload, table: ConfigTable, constants: Calibration) -> Es
         time_parts_s=times,
         tokens_per_s=tokens / step,
         tokens_per_s_per_gpu=per_gpu,
-        mfu=per_gpu * model_flops_per_token(workload.model, attended_len(workload)) / reference,
+        mfu=per_gpu * training_flops_per_token(workload) / reference,
         peak_memory_bytes=peak,
         peak_memory_low_bytes=memory_low,
         peak_memory_high_bytes=memory_high,

@@ -92,3 +92,12 @@ def model_flops_per_token(model: ModelSpec, seq_len: float) -> float:
     """
     layer = layer_matmul_flops(model) + layer_attention_flops(model, seq_len)
     return 3.0 * ((model.num_layers + model.mtp_layers) * layer + head_flops(model))
+
+
+def training_flops_per_token(workload: Workload) -> float:
+    """The same for a workload: of packed documents, and without gradients of the weights that adapters leave as they are. The adapters' own products are neglected."""
+    model = workload.model
+    needed = model_flops_per_token(model, attended_len(workload))
+    if workload.peft is None:
+        return needed
+    return needed - (model.num_layers + model.mtp_layers) * layer_matmul_flops(model) - head_flops(model)

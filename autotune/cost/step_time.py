@@ -98,7 +98,7 @@ def time_parts(
         ready = device + FORWARD_LAUNCHES * late
         layer = kernels + smooth_maximum(ready, launches) - device
     if (away := _activations_away(workload, table, layout, constants, traits)).any():
-        layer = layer + exposed(away, kernels, 1.0)
+        layer = layer + exposed(away, layer, 1.0)
     ends = _ends(workload, table, layout, constants, traits, work)
 
     embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
@@ -131,18 +131,19 @@ def time_parts(
 
     outer = np.where(layout.pp == 1, embedding + projection, np.maximum(embedding, projection))
     nothing = np.zeros_like(outer)
+    most = own.max(axis=0)  # ranks end together, so the one with the most weights ends last
     if workload.peft is None:
-        weights = RankWeights(layers, layers * dense + outer, layers * experts, nothing, nothing)
+        weights = RankWeights(most, most * dense + outer, most * experts, nothing, nothing)
     else:
         beside, beside_experts = adapter_weights(model, workload.peft, layout)
         size = frozen_bytes(workload)
-        frozen = (size * layers * dense + FROZEN_EDGE_BYTES * outer, size * layers * experts)
-        weights = RankWeights(layers, layers * beside, layers * beside_experts, *frozen)
+        frozen = (size * most * dense + FROZEN_EDGE_BYTES * outer, size * most * experts)
+        weights = RankWeights(most, most * beside, most * beside_experts, *frozen)
         outer = nothing
     once, each = data_step_s(workload, table, layout, constants, traits, weights)
-    backward = layers * kernels * 2.0 / 3.0
-    exposed_once = exposed(once, backward, constants.data_overlap)
     exposed_each = exposed(each, per_micro_batch, constants.data_overlap)
+    backward = np.maximum(layers * layer * 2.0 / 3.0 - (each - exposed_each), 0.0)
+    exposed_once = exposed(once, backward, constants.data_overlap)
 
     compute = m * (layers * layer + at(ends.compute)) + m * np.where(
         table.is_word("cuda_graph", "step"), 0.0, constants.micro_batch_host_s

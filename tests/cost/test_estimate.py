@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.cost import Calibration, calibration_for, estimate, model_flops_per_token
+from autotune.cost import Calibration, calibration_for, estimate, model_flops_per_token, training_flops_per_token
 from autotune.errors import ConfigError, SpecError
 from autotune.spec import (
     ClusterSpec,
@@ -20,6 +20,7 @@ from autotune.spec import (
     LinkSpec,
     ModelSpec,
     ParallelConfig,
+    Peft,
     Workload,
     catalog,
 )
@@ -136,6 +137,15 @@ def test_flops_are_six_per_weight_and_token_beside_attention() -> None:
     flops = model_flops_per_token(MODEL, 1)
     weights = MODEL.num_parameters - MODEL.embedding_parameters
     assert flops == pytest.approx(6 * weights, rel=0.01)
+
+
+def test_frozen_weights_need_four_flops_and_packed_documents_fewer_scores() -> None:
+    every = training_flops_per_token(workload())
+    assert every == model_flops_per_token(MODEL, 2048)
+    weights = MODEL.num_parameters - MODEL.embedding_parameters
+    assert every - training_flops_per_token(replace(workload(), peft=Peft())) == pytest.approx(2 * weights, rel=0.01)
+    packed = training_flops_per_token(replace(workload(), document_len=64))
+    assert model_flops_per_token(MODEL, 1) < packed < every
 
 
 def test_one_config_of_an_impossible_shape_is_refused() -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.cost import model_flops_per_token
+from autotune.cost import training_flops_per_token
 from autotune.ports import AttemptEnded, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.stopping import trial_decision
@@ -196,7 +196,7 @@ class ProgramTrial:
             setup_s=self._setup_s,
             time_from=self._time_from,
             time_resolution_s=self._resolution_s,
-            flops_per_token=model_flops_per_token(workload.model, workload.seq_len),
+            flops_per_token=training_flops_per_token(workload),
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
             memory_capacity_bytes=workload.cluster.gpu.memory_bytes,
         )

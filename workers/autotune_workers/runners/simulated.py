@@ -296,9 +296,9 @@ def _digest(request: TrialRequest) -> int:
 
 
 def _flops_per_token(request: TrialRequest) -> float:
-    from autotune.cost import model_flops_per_token
+    from autotune.cost import training_flops_per_token
 
-    return float(model_flops_per_token(request.workload.model, request.workload.seq_len))
+    return training_flops_per_token(request.workload)
 
 
 def _counted_steps(request: TrialRequest, times: Sequence[float]) -> tuple[int, str]:

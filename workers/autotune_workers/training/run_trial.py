@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autotune.cost import model_flops_per_token
+from autotune.cost import training_flops_per_token
 from autotune.errors import ConfigError
 from autotune.ports import TrialRequest
 from autotune.reward import NoiseScale, noise_scale, spikes
@@ -247,7 +247,7 @@ class _Attempt:
             setup_s=self._setup_s,
             flops_per_token=None
             if workload.model.code is not None and workload.model.code.guessed
-            else model_flops_per_token(workload.model, workload.seq_len),
+            else training_flops_per_token(workload),
             peak_flops_per_s=workload.cluster.gpu.peak_flops_per_s.get(config.precision),
             memory_capacity_bytes=workload.cluster.gpu.memory_bytes,
         )
