@@ -27,10 +27,16 @@ def parse_document(name: str, text: str) -> dict[str, Any]:
             found = json.loads(text) if ending == ".json" else yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         kind = {".toml": "TOML", ".json": "JSON"}.get(ending, "YAML")
-        raise SpecError(f"{name} is not {kind}: {str(error).splitlines()[0]}", field="FILE") from None
+        raise SpecError(f"{name} is not {kind}: {_complaint(error)}", field="FILE") from None
     if not isinstance(found, dict):
         raise SpecError(f"{name} must hold keys and values, but holds {type(found).__name__}", field="FILE")
     return found
+
+
+def _complaint(error: Exception) -> str:
+    """What a parser says in its first line; of YAML's, the line of the file and the problem, which stand in its last lines."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    return f"line {mark.line + 1}: {problem}" if problem and mark else str(error).splitlines()[0]
 
 
 def document_text(name: str, document: Mapping[str, Any]) -> str:

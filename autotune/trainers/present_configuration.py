@@ -46,9 +46,9 @@ class PresentConfiguration:
 
     @property
     def ranks(self) -> int | None:
-        """The world size by the options of torchrun, which other launchers share; None where the command does not tell."""
+        """The world size by the options of torchrun, which other launchers share; None where the command does not tell: `--nnodes $NODES` may be any."""
         nodes, per_node = (self._launcher_count(name) for name in ("nnodes", "nproc-per-node"))
-        return None if per_node is None else (nodes or 1) * per_node
+        return None if nodes is None or per_node is None else nodes * per_node
 
     @property
     def tf32(self) -> bool:
@@ -69,7 +69,7 @@ class PresentConfiguration:
         return next((value for given, value in options_of(self.argv) if given == name), None)
 
     def _launcher_count(self, name: str) -> int | None:
-        values = {given.replace("_", "-"): value for given, value in options_of(self.argv)}
+        values = {"nnodes": "1", **{given.replace("_", "-"): value for given, value in options_of(self.argv)}}
         text = values.get(name)
         return int(text) if text and text.isdecimal() else None
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from autotune import api
+from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import importing_trainers, read_present, recognized
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.imported_spec import import_draft
@@ -189,3 +190,15 @@ def test_a_configuration_that_breaks_a_law_is_named_and_the_spec_loads_without_i
     (said,) = (note for note in draft.notes if "left out as the baseline" in note)
     assert "a pipeline needs a micro-batch for each of its ranks" in said
     assert api.load_study(draft.document, base=tmp_path).baseline is None
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8-sig")
+    reading = trainer("deepspeed").read_config(read_present(tmp_path / "ds.json"))
+    assert reading.knobs["zero_stage"] == 2
+
+
+def test_a_file_that_is_not_yaml_says_where_and_why(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("parallelism:\n\tdp: 2\n")
+    with pytest.raises(SpecError, match=r"run\.yaml is not YAML: line 2: found character '.t' that cannot start"):
+        trainer("nanotron").read_config(read_present(tmp_path / "run.yaml"))

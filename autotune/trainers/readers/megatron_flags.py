@@ -56,9 +56,15 @@ def read(present: PresentConfiguration) -> Reading:
     if not argv:
         name, text = next(iter(present.files.items()))
         argv, unset = command_of(text)
-        remarks = [f"{name}: ${variable} is not set there: write its value into the spec" for variable in unset]
+        told = " ".join(program_of(argv) or argv)  # what the launcher is told, a launch writes anew
+        remarks = [
+            f"{name}: ${variable} is not set there: write its value into the spec"
+            for variable in unset
+            if re.search(rf"\$\{{?{variable}\b", told)
+        ]
     present = PresentConfiguration(files=present.files, argv=argv, env=present.env)
-    keys = KeyReader(_flags(argv), "the command")
+    program = program_of(argv)
+    keys = KeyReader(_flags(program or argv), "the command")
     keys.drop(*LAUNCHER, "log-interval")  # a launch logs every step
     model = _model(keys)
     knobs = _knobs(keys, tf32=present.tf32, num_layers=model.get("num_layers"))
@@ -67,7 +73,6 @@ def read(present: PresentConfiguration) -> Reading:
     steps, more = _length(keys, batch)
     if model.get("gated_mlp") and keys.find("normalization") is None:
         more["normalization"] = "LayerNorm"  # its default, where a launch of a gated MLP asks for RMSNorm
-    program = program_of(argv)
     options: dict[str, Any] = {
         "entrypoint": program[0] if program else None,
         "steps": steps,

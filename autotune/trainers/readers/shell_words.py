@@ -3,9 +3,11 @@
 TP=2
 MODEL_ARGS=(--num-layers 32 --hidden-size 4096)
 if [[ "$DTYPE" == fp8 ]]; then MODEL_ARGS+=("--fp8-format hybrid"); fi
-torchrun --nproc_per_node $GPUS pretrain_gpt.py ${MODEL_ARGS[@]} --tensor-model-parallel-size $TP
+srun torchrun --nproc_per_node $GPUS pretrain_gpt.py "${MODEL_ARGS[@]}" --tensor-model-parallel-size $TP 2>&1 | tee train.log
 
-Defaults (`${TP:-2}`) and arithmetic of whole numbers (`$((NODES * 8))`) are put in. Of conditions, comparisons of words and numbers, -n and -z are decided by the variables of the script; any other condition counts as false.
+Defaults (`${TP:-2}`), arithmetic of whole numbers (`$((NODES * 8))`) and what Slurm sets by the lines `#SBATCH` are put in. Of conditions (`if`, `case`,
+`&&`, `||`), comparisons of words and numbers, -n and -z are decided by the variables of the script; any other condition counts as false. Bodies of loops
+and functions count once.
 """
 
 from __future__ import annotations
@@ -13,22 +15,34 @@ from __future__ import annotations
 import operator
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import final
 
 from autotune.errors import SpecError
+from autotune.trainers.readers.shell_statements import Statement, statements_of
 
-_ASSIGNMENT = re.compile(r"^(?:export\s+|local\s+|declare\s+)?([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)$", re.DOTALL)
-_ARRAY = re.compile(r"^(?:export\s+|local\s+|declare\s+)?[A-Za-z_][A-Za-z0-9_]*\+?=\(")
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
+_DECLARATIONS = ("export", "local", "declare", "readonly", "typeset")
 _DEFAULT = r"(?::?[-=]((?:[^{}]|\$\{[^{}]*\})*))?"
 _REFERENCE = re.compile(
-    rf"\$\{{([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(?:\[[@*]\])?{_DEFAULT}\}}|\$([A-Za-z_][A-Za-z0-9_]*|[0-9@*])"
+    rf"\$\{{([A-Za-z_][A-Za-z0-9_]*|[0-9])(?:\[[@*]\])?{_DEFAULT}\}}|\$([A-Za-z_][A-Za-z0-9_]*|[0-9])"
 )
+_SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?=([^{}]*)\}")
+_ALL_ARGUMENTS = re.compile(r"\"\$\{?[@*]\}?\"|\$\{?[@*]\}?")
+_QUOTED_ARRAY = re.compile(r"\"(\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\})\"")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]{1,200})\)\)")
+_HERE = re.compile(r"`pwd`|\$\(pwd\)|\$PWD\b|\$\{PWD\}")
 _DEPTH = 8
 """variables inside variables"""
 _LONGEST = 1 << 16
 """characters of a variable"""
-_COMPARISONS: Mapping[str, Callable[[str, str], bool]] = {"==": operator.eq, "=": operator.eq, "!=": operator.ne}
+_COMPARISONS: Mapping[str, Callable[[str, str], bool]] = {
+    "==": fnmatchcase,
+    "=": fnmatchcase,
+    "!=": lambda word, pattern: not fnmatchcase(word, pattern),
+}
 _NUMERIC: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
     "-ne": operator.ne,
@@ -37,45 +51,162 @@ _NUMERIC: Mapping[str, Callable[[int, int], bool]] = {
     "-lt": operator.lt,
     "-le": operator.le,
 }
+_SLURM = {
+    **dict.fromkeys(("--nodes", "-N"), ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")),
+    **dict.fromkeys(("--gpus-per-node", "--gres"), ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")),
+    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+}
+"""variables that Slurm sets, by the option of sbatch"""
 
 
 def command_of(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(the words of the longest command with options, names of variables that are not set). Raises `SpecError` when there is no option."""
-    variables: dict[str, str] = {}
-    commands: list[str] = []
-    branches: list[tuple[bool, bool]] = []
-    """of each open `if`: whether its present branch counts, and whether one before it or itself did"""
-    for statement in _statements(text):
-        word, _, rest = statement.partition(" ")
-        if word == "if":
-            holds = _holds(rest, variables)
-            branches.append((holds, holds))
-        elif word in ("elif", "else", "fi") and branches:
-            _, was = branches.pop()
-            if word != "fi":
-                holds = not was and (word == "else" or _holds(rest, variables))
-                branches.append((holds, was or holds))
-        elif not all(counts for counts, _ in branches):
-            if assigned := _ASSIGNMENT.match(statement):
-                variables.setdefault(assigned[1], "")  # the script knows it, and leaves it empty here
-        elif assigned := _ASSIGNMENT.match(statement):
-            _assign(variables, *assigned.groups())
-        else:
-            commands.append(statement)
+    script = _Script(variables=_of_slurm(text))
+    statements = list(statements_of(_HERE.sub(".", text)))
+    if statements and all(statement.words[:1] and statement.words[0].startswith("-") for statement in statements):
+        # a text file of bare flags is one command, whatever its lines are
+        statements = [Statement(tuple(word for statement in statements for word in statement.words), ";")]
+    script.follow(statements)
     best: tuple[str, ...] = ()
     of_best: tuple[str, ...] = ()
-    for command in commands:
+    for command in script.commands:
         unset: dict[str, None] = {}
-        words = _words(_filled(command, variables, unset))
-        if _options(words) > _options(best):
-            best, of_best = words, tuple(unset)
+        for words in _programs(_filled(command, script.variables, unset)):
+            if _options(words) > _options(best):
+                best, of_best = words, tuple(unset)
     if not best:
         raise SpecError("the file holds no command with options such as --tensor-model-parallel-size 2", field="FILE")
     return best, of_best
 
 
+@dataclass(slots=True)
+class _Branch:
+    """An open `if` or `case`."""
+
+    counts: bool
+    """whether its present branch counts"""
+    was: bool
+    """whether one before it or itself did"""
+    subject: str | None = None
+    """what a `case` compares"""
+    awaits: bool = False
+    """whether a pattern of the `case` comes next"""
+
+
+@final
+@dataclass(slots=True)
+class _Script:
+    """What the statements leave: variables, and commands with the references in them."""
+
+    variables: dict[str, str]
+    commands: list[str] = field(default_factory=list)
+    branches: list[_Branch] = field(default_factory=list)
+
+    def follow(self, statements: Sequence[Statement]) -> None:
+        """Goes through the statements."""
+        chain: list[tuple[str, tuple[str, ...]]] = []
+        before = ";"
+        for words, after in statements:
+            if self.branches and self.branches[-1].awaits and words[:1] != ("esac",):
+                self._pattern(words, after)
+                continue
+            if words[:1] == ("case",) and "in" in words:
+                place = words.index("in")
+                self.branches.append(_Branch(False, False, self._value(" ".join(words[1:place])), True))
+                if words[place + 1 :]:
+                    self._pattern(words[place + 1 :], after)
+                continue
+            chain.append((before, words))
+            before = after
+            if after not in ("&&", "||"):
+                self._chain(chain)
+                chain, before = [], ";"
+            if after == ";;" and self.branches:
+                self.branches[-1].counts, self.branches[-1].awaits = False, True
+
+    def _pattern(self, words: tuple[str, ...], after: str) -> None:
+        branch = self.branches[-1]
+        pattern = " ".join(words).strip("\"'")
+        if not branch.was and fnmatchcase(branch.subject or "", pattern):
+            branch.counts = branch.was = True
+        branch.awaits = after == "|"
+
+    def _chain(self, chain: Sequence[tuple[str, tuple[str, ...]]]) -> None:
+        """Statements joined by && and ||."""
+        (_, words), *more = chain
+        while words[:1] and words[0] in ("then", "do", "{", "else"):
+            if words[0] == "else" and self.branches:
+                branch = self.branches[-1]
+                branch.counts, branch.was = not branch.was, True
+            words = words[1:]
+        word = words[0] if words else ""
+        if word in ("if", "elif"):
+            condition = "".join(f" {joint} {' '.join(part)}" for joint, part in more)
+            self._condition(word, " ".join(words[1:]) + condition)
+        elif word in ("fi", "esac"):
+            del self.branches[-1:]
+        else:
+            holds = True
+            for joint, part in ((";", words), *more):
+                is_skipped = (joint == "&&" and not holds) or (joint == "||" and holds)
+                counts = not is_skipped and all(branch.counts for branch in self.branches)
+                if part and part[0].startswith("["):
+                    holds = holds if is_skipped else _test(" ".join(part), self.variables)
+                elif part:
+                    holds = holds if is_skipped else True
+                    self._run(part, counts=counts)
+
+    def _condition(self, word: str, text: str) -> None:
+        if word == "if":
+            holds = _holds(text, self.variables)
+            self.branches.append(_Branch(holds, holds))
+        elif self.branches:
+            branch = self.branches[-1]
+            branch.counts = not branch.was and _holds(text, self.variables)
+            branch.was = branch.was or branch.counts
+
+    def _run(self, words: tuple[str, ...], *, counts: bool) -> None:
+        """Assignments, and what is left as a command."""
+        if words[0] in _DECLARATIONS:
+            words = tuple(word for word in words[1:] if not word.startswith("-"))
+        while words and (assigned := _ASSIGNMENT.fullmatch(words[0])):
+            if counts:
+                _assign(self.variables, *assigned.groups())
+            else:
+                self.variables.setdefault(assigned[1], "")  # the script knows it, and leaves it empty here
+            words = words[1:]
+        command = " ".join(words)
+        if counts and command:
+            for name, value in _SETS_DEFAULT.findall(command):
+                self.variables[name] = self.variables.get(name) or value
+            self.commands.append(command)
+
+    def _value(self, text: str) -> str:
+        return " ".join(_words(_filled(text, self.variables, {})))
+
+
+def _of_slurm(text: str) -> dict[str, str]:
+    """Variables that Slurm sets in a script of sbatch."""
+    found: dict[str, str] = {}
+    for option, value in re.findall(r"^#SBATCH[ \t]+(--?[\w-]+)[= \t][ \t]*(\S+)", text, re.MULTILINE):
+        number = re.search(r"(?:^|:)(\d+)$", value)
+        found |= dict.fromkeys(_SLURM.get(option, ()) if number else (), number[1] if number else "")
+    return found
+
+
 def _options(words: tuple[str, ...]) -> int:
     return sum(word.startswith("--") for word in words)
+
+
+def _programs(command: str) -> Iterator[tuple[str, ...]]:
+    """The command's words; and those of each command in a text that it gives to a shell: `srun bash -c "torchrun ..."`."""
+    words = _words(command)
+    yield words
+    for place, word in enumerate(words[:-1]):
+        is_shell = word.startswith("-") and word.endswith("c") and words[place - 1].rpartition("/")[2] in ("bash", "sh")
+        if is_shell or word == "eval":
+            for statement in statements_of(" ".join(words[place + 1 :])):
+                yield _words(" ".join(statement.words))
 
 
 def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> None:
@@ -83,12 +214,15 @@ def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> N
     value, before = value.strip(), variables.get(name, "")
     is_array = value.startswith("(") and value.endswith(")")
     if is_array:
-        value = _elements(value[1:-1])
+        value = _elements(_ALL_ARGUMENTS.sub("", _QUOTED_ARRAY.sub(r"\1", value[1:-1])))
     elif len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
         value = value[1:-1]
     value = re.sub(
         rf"\$(?:{name}\b|\{{{name}(?:\[[@*]\])?{_DEFAULT}\}})", lambda found: before or found[1] or "", value
     )
+    value = _ARITHMETIC.sub(
+        lambda found: _computed(_filled(found[1], variables, {}), variables) or found[0], value
+    )  # now, because it may be a term of the next
     joined = f"{before}{' ' if is_array else ''}{value}" if appends else value
     variables[name] = joined.strip()[:_LONGEST]
 
@@ -100,14 +234,14 @@ def _elements(text: str) -> str:
     except ValueError:
         return text
     return " ".join(
-        word if word.startswith(("-", "$")) or not re.search(r"\s", word) else shlex.quote(word) for word in elements
+        word if word.startswith(("-", "$")) or not re.search(r"[\s\"']", word) else shlex.quote(word)
+        for word in elements
     )
 
 
 def _holds(condition: str, variables: dict[str, str]) -> bool:
     """Whether a condition of comparisons holds; False where it cannot be told."""
-    text = condition.strip().removesuffix("then").rstrip("; ")
-    return any(all(_test(part, variables) for part in either.split("&&")) for either in text.split("||"))
+    return any(all(_test(part, variables) for part in either.split("&&")) for either in condition.split("||"))
 
 
 def _test(text: str, variables: dict[str, str]) -> bool:
@@ -129,38 +263,6 @@ def _decide(words: list[str]) -> bool:
     return words == ["true"]
 
 
-def _statements(text: str) -> list[str]:
-    """The script's statements: continued lines joined, arrays over several lines as one, comments left out, `if` and `then` apart."""
-    lines = [re.sub(r"(^|\s)#.*$", "", line) for line in text.replace("\\\n", " ").splitlines()]
-    statements: list[str] = []
-    is_open = False
-    for line in lines:
-        if is_open:
-            statements[-1] += " " + line.strip()
-        elif line.strip():
-            statements += _parts(line.strip())
-        if statements:
-            last = statements[-1]
-            quotes = last.count('"') % 2 == 1 or last.count("'") % 2 == 1
-            is_open = (_ARRAY.match(last) is not None and not last.rstrip().endswith(")")) or quotes
-    # a text file of bare flags is one command, whatever its lines are
-    if statements and all(statement.startswith("-") for statement in statements):
-        return [" ".join(statements)]
-    return statements
-
-
-def _parts(line: str) -> list[str]:
-    """A line's statements: those of an `if` on one line, else the line itself."""
-    if not re.match(r"(if|elif|then|else|fi)\b", line):
-        return [line]
-    pieces = [re.sub(r"^then\b\s*", "", piece.strip()) for piece in line.split(";")]
-    parts: list[str] = []
-    for piece in pieces:
-        found = re.match(r"else\b\s*(.*)$", piece)
-        parts += ["else", found[1]] if found else [piece]
-    return [part for part in parts if part]
-
-
 def _filled(text: str, variables: dict[str, str], unset: dict[str, None]) -> str:
     def value(found: re.Match[str]) -> str:
         braced, default, plain = found.groups()
@@ -170,6 +272,7 @@ def _filled(text: str, variables: dict[str, str], unset: dict[str, None]) -> str
             return found[0]  # it stays as it is written, where a reader of the spec sees it
         return variables.get(name, "") or default or ""
 
+    text = _ALL_ARGUMENTS.sub("", _QUOTED_ARRAY.sub(r"\1", text))
     for _ in range(_DEPTH):
         before, text = text, _REFERENCE.sub(value, text)
         if text == before or len(text) > _LONGEST:

@@ -1,0 +1,90 @@
+"""The statements of a shell script, in order: their words as they are written, and what stands between one and the next.
+
+An array, a substitution `$( )` and a test `[[ ]]` are one word each. Comments, here-documents, redirections and the parentheses of subshells are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_TOKEN = re.compile(
+    r"""
+      (?P<blank>[ \t\r]+)
+    | (?P<comment>(?<![^\s;(])\#[^\n]*)
+    | (?P<quoted>\\.|'[^']*'|"(?:[^"\\]|\\.)*"|`[^`\n]*`|\$\{[^{}\n]*(?:\{[^{}\n]*\}[^{}\n]*)*\})
+    | (?P<placeholder><(?=[^\s<&(])[^<>\n;|&]*[^\s<>\n;|&]>)
+    | (?P<document>\d?<<-?[ \t]*["']?(?P<delimiter>\w+)["']?)
+    | (?P<redirection>(?:\d|&)?[<>]+&?[ \t]*(?:"[^"\n]*"|'[^'\n]*'|\([^()\n]*\)|[^\s;|&()<>"']*))
+    | (?P<separator>;;|;|&&|\|\||\||&|\n)
+    | (?P<opens>\$?\(|\[\[(?=\s))
+    | (?P<closes>\)|\]\])
+    | (?P<plain>[^\s'"`\\$();|&<>#\[\]]+|.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class Statement(NamedTuple):
+    """A statement, or the pattern of a `case`."""
+
+    words: tuple[str, ...]
+    """as they are written, quotes kept"""
+    after: str
+    """`;` (also for the end of a line), `;;`, `&&`, `||`, `|`, `&`, or the `)` after a pattern"""
+
+
+def statements_of(text: str) -> Iterator[Statement]:
+    """The statements of a script; one that is not shell gives some words too. In time linear in its length."""
+    text = text.replace("\r\n", "\n").replace("\\\n", " ")
+    words: list[str] = []
+    parts: list[str] = []
+    """of the word that has begun"""
+    closers: list[str] = []
+    """of the parentheses and tests that are open"""
+    delimiters: list[str] = []
+    """of here-documents that begin after this line"""
+    at = 0
+    while found := _TOKEN.match(text, at):  # its last alternative is any character
+        kind, token, at = ("document" if found["document"] else found.lastgroup), found[0], found.end()
+        if kind == "comment":
+            continue
+        if kind == "opens":
+            if not (token == "(" and not words and not parts and not closers):  # a subshell's
+                parts.append(token)
+                closers.append("]]" if token == "[[" else ")")
+            continue
+        if closers:
+            parts.append(" " if token == "\n" else token)
+            if kind == "closes" and token == closers[-1]:
+                closers.pop()
+        elif kind in ("quoted", "placeholder", "plain") or token == "]]":
+            parts.append(token)
+        elif kind == "document":
+            delimiters.append(found["delimiter"])
+        else:
+            if parts:
+                words.append("".join(parts))
+                parts = []
+            if kind in ("separator", "closes"):
+                if words:
+                    yield Statement(tuple(words), ";" if token == "\n" else token)
+                elif token == ";;":
+                    yield Statement((), token)
+                words = []
+            if token == "\n" and delimiters:
+                at = _after(text, at, delimiters)
+                delimiters = []
+    if parts:
+        words.append("".join(parts))
+    if words:
+        yield Statement(tuple(words), ";")
+
+
+def _after(text: str, at: int, delimiters: list[str]) -> int:
+    """Where the script goes on behind here-documents."""
+    for delimiter in delimiters:
+        end = re.compile(rf"^[ \t]*{delimiter}[ \t]*$\n?", re.MULTILINE).search(text, at)
+        at = end.end() if end else len(text)
+    return at
