@@ -132,16 +132,12 @@ def _kind(
 
 
 def fullest(ranks: Sequence[RankMemory]) -> RankMemory:
-    """For every row, the rank that needs the most memory at once."""
-    best = ranks[0]
-    for other in ranks[1:]:
-        more = other.needed > best.needed
-        chosen = {
-            f.name: np.where(more, getattr(other.parts, f.name), getattr(best.parts, f.name))
-            for f in fields(MemoryParts)
-        }
-        best = RankMemory(parts=MemoryParts(**chosen), spare=np.where(more, other.spare, best.spare))
-    return best
+    """For every row, the rank that holds the most memory, with what may be spared until the most is left that any of them needs at once."""
+    totals = np.stack([rank.parts.total for rank in ranks])
+    most = totals.argmax(axis=0)[None]
+    names = [f.name for f in fields(MemoryParts)]
+    chosen = {n: np.take_along_axis(np.stack([getattr(r.parts, n) for r in ranks]), most, axis=0)[0] for n in names}
+    return RankMemory(parts=MemoryParts(**chosen), spare=totals.max(axis=0) - np.max([r.needed for r in ranks], axis=0))
 
 
 def _waiting_bytes(

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from autotune.cost import calibration_for, estimate
+from autotune.cost.layout import layout_of
+from autotune.cost.memory import fullest, rank_memories
 from autotune.cost.memory_constants import MEMORY_CONSTANTS, memory_source
-from autotune.spec import ClusterSpec, MemoryParts, ModelSpec, ParallelConfig, Peft, Workload, catalog
+from autotune.cost.stages import stages_of
+from autotune.cost.traits import traits_of
+from autotune.spec import ClusterSpec, ConfigTable, MemoryParts, ModelSpec, ParallelConfig, Peft, Workload, catalog
 from tests.cost.examples import EXPERTS, MODEL, workload
 
 GIB = 2.0**30
@@ -302,3 +307,24 @@ def test_gradients_that_a_program_of_ones_own_may_have_sharded_count_in_its_peak
     assert command[0] == pytest.approx(native[0])
     assert native[1] > 0.99
     assert command[1] < 0.5
+
+
+def test_the_peak_is_of_the_rank_that_holds_most_and_the_risk_of_the_one_that_needs_most() -> None:
+    """Of this pipeline the first rank has the most in reserve, and from five sequences on the last one needs more at once."""
+    where = Workload(
+        model=catalog.model("gemma-3-12b"), cluster=catalog.cluster("mi325x-2x8"), seq_len=2048, global_batch_size=64,
+        trainer="nanotron",
+    )  # fmt: skip
+    config = ParallelConfig(
+        tp=4, pp=4, dp=8, accumulation_steps=64, precision="fp32", recompute="full", sequence_parallel=True
+    )
+    table = ConfigTable.of([replace(config, micro_batch_size=size) for size in range(2, 9)])
+    constants, traits = calibration_for(where), traits_of("nanotron")
+    stages = stages_of(where.model, table, traits.split)
+    ranks = rank_memories(where, table, layout_of(where, table), stages, constants, traits)
+    peak, needed = np.array([r.parts.total for r in ranks]), np.array([r.needed for r in ranks])
+    assert (peak.argmax(axis=0) != needed.argmax(axis=0)).any()
+    found = fullest(ranks)
+    assert found.parts.total == pytest.approx(peak.max(axis=0))
+    assert found.needed == pytest.approx(needed.max(axis=0))
+    assert (np.diff(np.asarray(estimate(where, table).peak_memory_bytes)) > 0).all()
