@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+import autotune
+from autotune.spec import ParallelConfig
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = (ROOT / "tests" / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
@@ -34,6 +39,17 @@ def test_its_figures_are_those_of_the_benchmarks() -> None:
     }.items():
         assert said in README, said
         assert measured in RESULTS, measured
+
+
+def test_its_plan_is_what_the_cost_model_says() -> None:
+    workload = autotune.load_study(ROOT / "search_spaces" / "studies" / "llama-70b-16x8.yaml").workload
+    rows = [row.strip("| ").split("|") for row in README.splitlines() if re.match(r"\|\s+\d \| tp", row)]
+    assert len(rows) == 3
+    for _, label, tokens, step, mfu, memory, *_ in rows:
+        found = autotune.estimate(workload, ParallelConfig.parse(label.strip()))
+        said = [float(cell.strip(" skGiB%")) for cell in (tokens, step, mfu, memory)]
+        figures = (found.tokens_per_s / 1e3, found.step_time_s, 100 * found.mfu, found.peak_memory_bytes / 2**30)
+        assert said == pytest.approx(figures, rel=0.02), label
 
 
 def test_its_benchmarks_exist() -> None:
