@@ -3,7 +3,8 @@
     b bytes of an activation element   FP32 4 bytes
 
 full       the logits (b), their copy in fp32 (4) until the log-softmax (4) is computed; in the backward pass the gradients of the log-softmax and of
-           the copy in fp32 (4 + 4): b + 12 in 16 bits, 16 in 32 (torch's `cross_entropy`: nll_loss after log_softmax)
+           the copy in fp32 (4 + 4): b + 12 in 16 bits, 16 in 32 (torch's `cross_entropy`: nll_loss after log_softmax). Where nothing is kept in fp32 and the
+           program does not cast its logits (`Traits.casts_logits`), all four are of b bytes: 4 b. b less, if the program has let go of its logits by then
 parallel   the logits and a copy in fp32 in which softmax and gradient are computed in place: b + 4 (Megatron-LM, `vocab_parallel_cross_entropy`)
 copied     the logits, a copy in fp32 and one less the maximum: b + 8 (nanotron, `sharded_cross_entropy`)
 chunked    projection and loss of one of 8 chunks of the sequence at a time: (b + 12) / 8, and the gradient of the hidden states in fp32
@@ -28,14 +29,15 @@ from autotune.spec import ConfigTable, Workload
 FP32 = 4.0
 
 
-def logit_bytes(table: ConfigTable, traits: Traits) -> Column:
+def logit_bytes(workload: Workload, table: ConfigTable, traits: Traits) -> Column:
     """Bytes per logit at the peak of one micro-batch's loss."""
     size = element_bytes(table)
+    cast = size if workload.pure_bf16 and not traits.casts_logits else FP32
     kinds = {
-        "full": size + 3.0 * FP32,
+        "full": (size if traits.holds_logits else 0.0) + 3.0 * cast,
         "parallel": size + FP32,
         "copied": size + 2.0 * FP32,
-        "chunked": (size + 3.0 * FP32) / LOSS_CHUNKS,
+        "chunked": (size + 3.0 * cast) / LOSS_CHUNKS,
         "kernel": 2.0 * size,
         "fused": size,
     }
@@ -45,14 +47,21 @@ def logit_bytes(table: ConfigTable, traits: Traits) -> Column:
     return np.asarray(found)
 
 
-def loss_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: Traits) -> Column:
-    """Bytes of logits and loss on the last rank at its peak."""
+def loss_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: Traits) -> tuple[Column, Column]:
+    """Bytes of logits and loss on the last rank at its peak: (as the program may hold them, as little as it may hold)."""
+    cut, whole = layout.tp, np.ones_like(layout.tp)
+    least = _loss_bytes(workload, table, layout, traits, cut if traits.vocab_parallel else whole)
+    return _loss_bytes(workload, table, layout, traits, whole) if traits.may_cut_logits else least, least
+
+
+def _loss_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: Traits, ranks: Column) -> Column:
+    """The same with the vocabulary over so many ranks."""
     model, size = workload.model, element_bytes(table)
     losses = 1.0 + model.mtp_layers
-    logits = losses * layout.tokens * model.vocab_size / (layout.tp if traits.vocab_parallel else 1.0)
+    logits = losses * layout.tokens * model.vocab_size / ranks
     chunked = is_loss_chunked(table, traits)
     hidden = layout.tokens * model.hidden_size
-    peak = logits * logit_bytes(table, traits) + np.where(chunked, FP32 * hidden, 0.0)
+    peak = logits * logit_bytes(workload, table, traits) + np.where(chunked, FP32 * hidden, 0.0)
     kept = np.where(chunked, size * hidden, logits * (size + FP32))
     gpipe = table.is_word("pp_schedule", "gpipe") & (layout.pp > 1)
     peak = peak + np.where(gpipe, (layout.accumulation - 1.0) * kept, 0.0)

@@ -9,6 +9,9 @@ framework     buffers of collectives, gathered weights, placeholders, workspaces
 The last rank's peak is at the loss, when all activations are kept, or in the backward pass of its last layer: the larger counts. The first, the fullest
 middle and the last rank are computed; layers without experts are the model's first, so on the first rank.
 
+Gradients that a step frees (`Traits.drops_gradients`) appear in the backward pass of a step of one micro-batch while activations and logits go: the larger
+of the two counts.
+
 The peak is what the allocator reserves. Less than that must fit at once: the allocator gives unused blocks back before it fails, and memory that is
 freed but still waits for the communication stream can be reused.
 """
@@ -71,7 +74,8 @@ def rank_memories(
     kinds = [_kind(workload, table, layout, constants, traits, experts) for experts in with_experts]
     states = state_bytes(workload, table, layout, traits)
     embedding, projection = edge_weights(model, layout, traits.vocab_parallel)
-    logits = loss_bytes(workload, table, layout, traits)
+    logits, fewer_logits = loss_bytes(workload, table, layout, traits)
+    empty = traits.drops_gradients & (layout.accumulation == 1)
     final_norm = 2.0 * kinds[-1].boundary
     placeholder = np.where(size < 4, 2.0, 0.0) if traits.placeholder_gradients else np.zeros_like(size)
     whole = _waiting_bytes(workload, table, layout, constants, traits)
@@ -84,13 +88,21 @@ def rank_memories(
         counts = (layers - dense,) if len(kinds) == 1 else (dense, layers - dense)
         own = StageWeights(layers=[(n, kind.weights) for n, kind in zip(counts, kinds, strict=True)], edge=edge)
         held = in_flight(table, layout, rank)
-        parts = states.parts(own)
         saved = sum(on_device(table, n, held) * kind.kept for n, kind in zip(counts, kinds, strict=True))
         once = np.maximum.reduce([np.where(n > 0, kind.once, 0.0) for n, kind in zip(counts, kinds, strict=True)])
         lossy = head > 0
-        at_loss = np.where(lossy, logits + final_norm + placeholder * head, 0.0)
-        saved = saved + np.where(lossy, final_norm, 0.0) + np.maximum(once - at_loss, 0.0)
-        parts |= {"activations": constants.activation_factor * saved, "logits": np.where(lossy, logits, 0.0)}
+
+        def with_logits(loss: Column) -> dict[str, Column]:
+            """The parts that live at the peak, if the loss takes so many bytes."""
+            at_loss = np.where(lossy, loss + final_norm + placeholder * head, 0.0)
+            kept = saved + np.where(lossy, final_norm, 0.0) + np.maximum(once - at_loss, 0.0)
+            found = states.parts(own)
+            found |= {"activations": constants.activation_factor * kept, "logits": np.where(lossy, loss, 0.0)}
+            going = np.where(empty, found["activations"] + found["logits"], 0.0)
+            return found | {"gradients": np.maximum(found["gradients"] - going, 0.0)}
+
+        parts = with_logits(logits)
+        maybe = sum(parts.values()) - sum(with_logits(fewer_logits).values()) if traits.may_cut_logits else 0.0
         parts["optimizer"] = parts["optimizer"] + np.maximum(
             states.in_step(own, traits) - parts["activations"] - parts["logits"], 0.0
         )
@@ -104,7 +116,7 @@ def rank_memories(
         waiting = np.minimum(freed, np.maximum(usable - allocated, 0.0))
         fragments = loose * allocated
         everything = MemoryParts(**parts, framework=framework + waiting + fragments)
-        return RankMemory(parts=everything, spare=waiting + fragments + states.unsure(own))
+        return RankMemory(parts=everything, spare=waiting + fragments + maybe + states.unsure(own))
 
     nothing, alone = np.zeros_like(layout.pp), layout.pp == 1
     first_dense = np.minimum(float(model.num_dense_layers), stages.first)

@@ -154,7 +154,7 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         "weight": weight,
         "edge_weight": weight,
         "gathered": cast,
-        "gradient": np.where(master, _gradient_bytes(table, traits), 4.0),
+        "gradient": np.where(master, _gradient_bytes(table, layout, traits), 4.0),
         "states": layer_moments + main,
         "edge_states": edge_moments + main,
         "step": np.where(away | ~master, 0.0, traits.step_bytes),
@@ -224,10 +224,11 @@ def _weight_bytes(table: ConfigTable, traits: Traits) -> Column:
     return found
 
 
-def _gradient_bytes(table: ConfigTable, traits: Traits) -> Column:
-    """Bytes of a weight's gradient beside fp32 masters: the buffer holds what is reduced, under fp16 as under bf16."""
+def _gradient_bytes(table: ConfigTable, layout: Layout, traits: Traits) -> Column:
+    """Bytes of a weight's gradient beside fp32 masters: the buffer holds what is reduced, under fp16 as under bf16; in a pipeline a sum may be beside it."""
     halved = min(traits.gradient_bytes, traits.fp16_reduce_bytes)
-    return np.where(table.is_word("precision", "fp16"), halved, traits.gradient_bytes)
+    summed = traits.gradient_bytes + np.where(layout.pp > 1, traits.pipeline_sum_bytes, 0.0)
+    return np.where(table.is_word("precision", "fp16"), halved, summed)
 
 
 def _moments(workload: Workload, traits: Traits) -> tuple[float, float]:

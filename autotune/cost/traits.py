@@ -17,6 +17,8 @@ class Traits:
 
     gradient_bytes: float = 4.0
     """bytes per weight of the gradient buffer under mixed precision"""
+    pipeline_sum_bytes: float = 0.0
+    """bytes per weight of a sum that is whole beside the gradients under bf16 in a pipeline"""
     reduce_bytes: float = 4.0
     """bytes per weight that the gradient reduction carries under mixed precision"""
     fp16_reduce_bytes: float = 4.0
@@ -50,6 +52,14 @@ class Traits:
     """a chunked loss makes the logits of a chunk once more in the backward pass"""
     loss: str = "full"
     """how the trainer computes the loss by itself; the kinds stand in `loss_memory.py`"""
+    casts_logits: bool = True
+    """logits are cast to fp32 for a full or chunked loss: by autocast, or by the program where it keeps nothing in fp32 (`Workload.pure_bf16`)"""
+    holds_logits: bool = True
+    """the program still holds the 16-bit logits in the backward pass; HF Trainer's `training_step` has let go of the model's outputs by then"""
+    may_cut_logits: bool = False
+    """nothing says whether tensor parallelism cuts the loss too: what whole logits take more does not count in the risk of running out"""
+    drops_gradients: bool = False
+    """gradients are freed by the optimizer's step (torch's `zero_grad` since 2.0), so that none lives while the first micro-batch is in its forward pass"""
     loss_metrics: float = 0.0
     """metrics of the training run for which it computes the cross-entropy of all logits once more"""
     placeholder_gradients: bool = False
@@ -124,6 +134,7 @@ EAGER = Traits(
     casts_weights=True,
     reduction="last",
     discards_outputs=False,
+    drops_gradients=True,
 )
 NATIVE = replace(
     EAGER, selective="attention", keeps_gathered=True, ring_sums_fp32=True, chunks_again=True, weighs_in_fp32=True
@@ -137,6 +148,7 @@ TRAITS = {
     "nemo": replace(NVIDIA_RECIPES, loss="parallel", expandable_segments=False),
     "deepspeed": Traits(
         gradient_bytes=2.0,
+        pipeline_sum_bytes=4.0,
         reduce_bytes=2.0,
         fp16_reduce_bytes=2.0,
         loss="parallel",
@@ -154,6 +166,7 @@ TRAITS = {
         selective="operators",
         stops_early=True,
         loss="chunked",
+        drops_gradients=True,
         reduction="pipeline",
         repeats_keys=True,
         keeps_gathered=True,
@@ -163,6 +176,7 @@ TRAITS = {
         checkpoint_host=NON_REENTRANT,
         master_weights=False,
         stops_early=True,
+        drops_gradients=True,
         loss="kernel",
         loss_metrics=2.0,
         attention_speed=TRITON_ATTENTION,
@@ -170,21 +184,24 @@ TRAITS = {
     "internevo": Traits(gradient_bytes=2.0, reduce_bytes=2.0, loss="copied", step_bytes=4.0),
     "alpa": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0, loss="parallel", reduction="end"),
     "accelerate": EAGER,
-    "hf_trainer": replace(EAGER, checkpoint_host=REENTRANT),
+    "hf_trainer": replace(EAGER, checkpoint_host=REENTRANT, holds_logits=False),
     "lightning": EAGER,
     "native": NATIVE,
-    "command": replace(NATIVE, may_reduce_each=True),
+    "command": replace(
+        NATIVE, may_reduce_each=True, casts_logits=False, may_cut_logits=True, weighs_in_fp32=False
+    ),
 }
 """traits by trainer; a trainer that is not listed has those of `native`. composer, nemo, nvidia_recipes, internevo and alpa are loops of published runs, no trainers
 
 gradients    Megatron-LM accumulates in fp32 with bf16 (`--accumulate-allreduce-grads-in-fp32`, which bf16 implies and fp16 does not), and so does Megatron-Bridge, whose `bf16_mixed`
-             a launch names; NVIDIA's performance recipes reduce in bf16 (`grad_reduce_in_fp32 = False` in its scripts/performance); DeepSpeed keeps them in 16 bits
+             a launch names; NVIDIA's performance recipes reduce in bf16 (`grad_reduce_in_fp32 = False` in its scripts/performance); DeepSpeed keeps them in 16 bits, and its pipeline engine sums those of bf16 in fp32 (`BF16_Optimizer`)
 8 bits       Megatron-LM keeps bf16 weights and TransformerEngine caches them in both layouts; the recipes gather 8-bit weights (`fp8_param_gather`)
 async        nanotron under `tp_linear_async_communication`, which is set with sequence parallelism (`_ColumnLinearAsyncCommunication`)
 reduction    Alpa compiles a step into one program, which XLA reduces at its end; Accelerate, HF Trainer and Lightning accumulate under FSDP without
              reducing (`no_sync`, `GradientAccumulationPlugin.sync_each_batch` is off by default), as do torch's pipeline schedules and the native loop;
              torchtitan's FSDP sums and reduces in fp32 (`mixed_precision_reduce`) even gradients of weights in bf16 (`training.dtype`)
 step         DeepSpeed's and InternEvo's ZeRO optimizers cast the flat gradients to fp32 for their step; DeepSpeed's ZeRO-3 those of one group of weights at a time
+logits       transformers' models cast them to fp32 for their loss, and torchtitan does; torch's `cross_entropy` takes them as they are
 loss         torchtitan cuts projection and loss into chunks from release 0.3 on (`ChunkedLossWrapper`); Megatron-Bridge fuses by TransformerEngine; llm-foundry uses flash-attn's kernel, and its MPT models compute
              LanguageCrossEntropy and LanguagePerplexity of every micro-batch (`train_metrics` of ComposerMPTCausalLM); InternEvo casts its output to fp32 (NaiveAMPModel)
 """

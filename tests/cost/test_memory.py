@@ -31,12 +31,60 @@ def logits_of(trainer: str, **knobs: object) -> float:
 
 
 def test_the_loss_takes_what_its_kernels_allocate_by_trainer() -> None:
-    assert logits_of("hf_trainer") == 14  # 16-bit logits, and four tensors in fp32 of which three live at once
-    assert logits_of("hf_trainer", precision="fp32") == 16
+    assert logits_of("accelerate") == 14  # 16-bit logits, and four tensors in fp32 of which three live at once
+    assert logits_of("accelerate", precision="fp32") == 16
+    assert logits_of("hf_trainer") == logits_of("hf_trainer", precision="fp32") == 12  # outputs are let go before the backward pass
     assert logits_of("megatron") == 6
     assert logits_of("megatron", loss="fused") == logits_of("hf_trainer", loss="fused") == 2
     assert logits_of("nanotron") == 10
     assert logits_of("hf_trainer", loss="chunked") < 14 / 8 + 0.5
+
+
+def test_torchs_loss_of_logits_that_nobody_casts_is_in_sixteen_bits() -> None:
+    def of(trainer: str) -> float:
+        pure = replace(workload(trainer=trainer), pure_bf16=True)
+        return float(parts(pure, ParallelConfig(accumulation_steps=8)).logits) / (2048.0 * MODEL.vocab_size)
+
+    assert of("command") == 8
+    assert of("accelerate") == 14  # transformers' models cast
+
+
+def test_a_program_of_ones_own_may_cut_its_logits_or_not() -> None:
+    """Whole logits count in its peak, and cut ones in its risk."""
+    config, where = ParallelConfig(tp=4, accumulation_steps=8, recompute="full"), workload(trainer="command")
+    command, native = (estimate(replace(where, trainer=t), config) for t in ("command", "native"))
+    more = command.memory_parts_bytes.logits - native.memory_parts_bytes.logits
+    assert command.memory_parts_bytes.logits == 4 * native.memory_parts_bytes.logits
+    assert more / 2 < command.peak_memory_bytes - native.peak_memory_bytes < 1.1 * more  # a layer's backward pass may need as much
+    assert command.oom_probability == pytest.approx(float(native.oom_probability), abs=1e-3)
+
+
+@pytest.mark.parametrize("trainer", ["native", "command", "hf_trainer", "torchtitan"])
+def test_gradients_that_a_step_frees_grow_while_activations_and_logits_go(trainer: str) -> None:
+    """One micro-batch: at the loss there are none. Two: those of the first live at the loss of the second."""
+    where = workload(trainer=trainer)
+    few, many, two = (
+        parts(where, ParallelConfig(micro_batch_size=b, accumulation_steps=a)) for b, a in ((1, 1), (16, 1), (1, 2))
+    )
+    weights = 4.0 * MODEL.num_parameters
+    assert two.gradients == pytest.approx(weights, rel=0.01)
+    assert few.gradients + few.activations + few.logits == pytest.approx(weights, rel=0.01)
+    assert many.gradients == 0
+    assert few.optimizer == many.optimizer == two.optimizer
+
+
+def test_megatron_keeps_its_gradient_buffer_from_step_to_step() -> None:
+    one, two = (parts(workload(trainer="megatron"), ParallelConfig(accumulation_steps=n)) for n in (1, 2))
+    assert one.gradients == two.gradients > 0
+
+
+def test_deepspeeds_pipeline_sums_gradients_of_bf16_in_fp32() -> None:
+    def of(**knobs: object) -> float:
+        config = ParallelConfig(accumulation_steps=8, **knobs)  # type: ignore[arg-type]
+        return float(parts(workload(trainer="deepspeed"), config).gradients)
+
+    assert of(pp=2) == pytest.approx(3.0 * of(pp=2, precision="fp16"))
+    assert of() == of(precision="fp16")
 
 
 @pytest.mark.parametrize(("model", "micro_batch", "reserved"), [("llama-8b", 32, 174.49), ("qwen3-8b", 16, 112.88)])
@@ -183,12 +231,13 @@ def test_adapters_on_four_bits_leave_embedding_and_output_projection_in_sixteen(
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_program_that_keeps_all_in_bf16_needs_eight_bytes_per_weight(trainer: str, stage: int) -> None:
     """Weights, gradients and two moments of 2 bytes each; FSDP that keeps weights gathered (ZeRO 2 without master weights) has them twice."""
-    pure = replace(workload(trainer=trainer), pure_bf16=True)
+    pure = replace(workload(trainer=trainer, seq_len=128), pure_bf16=True)
     config = ParallelConfig(dp=4, zero_stage=stage) if stage else ParallelConfig()
     found, weights = parts(pure, config), MODEL.num_parameters
     shards = 4 if stage else 1
     assert found.optimizer == pytest.approx(4 * weights / shards, rel=0.01)
-    assert found.gradients == pytest.approx(2 * weights / (shards if stage >= 2 else 1), rel=0.01)
+    going = found.activations + found.logits if trainer == "command" else 0.0  # where gradients take their place
+    assert found.gradients + going == pytest.approx(2 * weights / (shards if stage >= 2 else 1), rel=0.01)
     gathered = 2 * weights if stage == 2 and trainer == "command" else 0
     whole = stage < 2 or (stage == 2 and trainer == "megatron")
     assert found.weights == pytest.approx(2 * weights / (1 if whole else shards) + gathered, rel=0.01)
@@ -275,12 +324,12 @@ def test_gradients_are_whole_under_fsdp_while_a_trainer_puts_their_reduction_off
 ) -> None:
     where = workload(trainer=trainer)
 
-    def gradients(**knobs: int) -> float:
-        return float(parts(where, ParallelConfig(dp=8, zero_stage=3, **knobs)).gradients)
+    def gradients(zero_stage: int, pp: int) -> float:
+        return float(parts(where, ParallelConfig(dp=8, pp=pp, zero_stage=zero_stage, accumulation_steps=4)).gradients)
 
     for name, pp in (("alone", 1), ("pipeline", 2)):
-        one, many = gradients(pp=pp), gradients(pp=pp, accumulation_steps=4)
-        assert many / one == pytest.approx(8.0 if name in kept_whole else 1.0)
+        whole, many = gradients(1, pp), gradients(3, pp)
+        assert whole / many == pytest.approx(1.0 if name in kept_whole else 8.0)
 
 
 def test_zero_2_reduces_the_gradients_of_each_micro_batch_where_it_keeps_them_cut() -> None:
