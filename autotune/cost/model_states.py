@@ -126,9 +126,11 @@ class StateBytes:
     def buffers(self, rank: StageWeights, constants: Calibration, traits: Traits) -> Column:
         """Bytes of gathered layers and of reductions.
 
-        FSDP keeps embedding and output projection gathered, gathers a layer while the one before it is in use, and reduces its gradients whole.
+        FSDP keeps embedding and output projection gathered (and their gradients whole, if they are one unit), gathers a layer while the one before it is
+        in use, and reduces its gradients whole.
         """
-        working = self.size * rank.edge + (3.0 * self.size + self.reduction) * rank.widest
+        edges = (2.0 if traits.one_edge_unit else 1.0) * self.size * rank.edge
+        working = edges + (3.0 * self.size + self.reduction) * rank.widest
         whole = rank.dense + rank.experts
         reduced = constants.buffer_bytes * whole + 4.0 * np.minimum(whole, traits.bucket_weights)
         return np.where(self.shards > 1, np.where(self.gathers, working, reduced), 0.0)
@@ -154,7 +156,7 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         "weight": weight,
         "edge_weight": weight,
         "gathered": cast,
-        "gradient": np.where(master, _gradient_bytes(table, layout, traits), 4.0),
+        "gradient": np.where(master, _gradient_bytes(table, traits), 4.0),
         "states": layer_moments + main,
         "edge_states": edge_moments + main,
         "step": np.where(away | ~master, 0.0, traits.step_bytes),
@@ -224,11 +226,10 @@ def _weight_bytes(table: ConfigTable, traits: Traits) -> Column:
     return found
 
 
-def _gradient_bytes(table: ConfigTable, layout: Layout, traits: Traits) -> Column:
-    """Bytes of a weight's gradient beside fp32 masters: the buffer holds what is reduced, under fp16 as under bf16; in a pipeline a sum may be beside it."""
+def _gradient_bytes(table: ConfigTable, traits: Traits) -> Column:
+    """Bytes of a weight's gradient beside fp32 masters: the buffer holds what is reduced, under fp16 as under bf16."""
     halved = min(traits.gradient_bytes, traits.fp16_reduce_bytes)
-    summed = traits.gradient_bytes + np.where(layout.pp > 1, traits.pipeline_sum_bytes, 0.0)
-    return np.where(table.is_word("precision", "fp16"), halved, summed)
+    return np.where(table.is_word("precision", "fp16"), halved, traits.gradient_bytes)
 
 
 def _moments(workload: Workload, traits: Traits) -> tuple[float, float]:

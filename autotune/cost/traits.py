@@ -17,8 +17,6 @@ class Traits:
 
     gradient_bytes: float = 4.0
     """bytes per weight of the gradient buffer under mixed precision"""
-    pipeline_sum_bytes: float = 0.0
-    """bytes per weight of a sum that is whole beside the gradients under bf16 in a pipeline"""
     reduce_bytes: float = 4.0
     """bytes per weight that the gradient reduction carries under mixed precision"""
     fp16_reduce_bytes: float = 4.0
@@ -80,6 +78,8 @@ class Traits:
     """autocast keeps a 16-bit copy of fp32 weights until the backward pass, unless ZeRO gathers them in 16 bits anyway"""
     moment_bytes: float = 8.0
     """bytes per weight of AdamW's two moments"""
+    one_edge_unit: bool = False
+    """FSDP wraps layers alone, so that embedding and output projection are one unit: the projection's gradient, the first, is whole until the embedding's, the last"""
     reduction: str = "each"
     """when ZeRO-2 and ZeRO-3 reduce and cut gradients: 'each' micro-batch; at the 'last' one, until which they are whole; 'pipeline' as 'last' under a
     pipeline, else as 'each'; or at the 'end' of the step, where ZeRO-2 cuts none of them at the peak"""
@@ -135,9 +135,16 @@ EAGER = Traits(
     reduction="last",
     discards_outputs=False,
     drops_gradients=True,
+    one_edge_unit=True,
 )
 NATIVE = replace(
-    EAGER, selective="attention", keeps_gathered=True, ring_sums_fp32=True, chunks_again=True, weighs_in_fp32=True
+    EAGER,
+    one_edge_unit=False,
+    selective="attention",
+    keeps_gathered=True,
+    ring_sums_fp32=True,
+    chunks_again=True,
+    weighs_in_fp32=True,
 )
 
 TRAITS = {
@@ -148,7 +155,6 @@ TRAITS = {
     "nemo": replace(NVIDIA_RECIPES, loss="parallel", expandable_segments=False),
     "deepspeed": Traits(
         gradient_bytes=2.0,
-        pipeline_sum_bytes=4.0,
         reduce_bytes=2.0,
         fp16_reduce_bytes=2.0,
         loss="parallel",
@@ -177,6 +183,7 @@ TRAITS = {
         master_weights=False,
         stops_early=True,
         drops_gradients=True,
+        one_edge_unit=True,
         loss="kernel",
         loss_metrics=2.0,
         attention_speed=TRITON_ATTENTION,
@@ -187,14 +194,12 @@ TRAITS = {
     "hf_trainer": replace(EAGER, checkpoint_host=REENTRANT, holds_logits=False),
     "lightning": EAGER,
     "native": NATIVE,
-    "command": replace(
-        NATIVE, may_reduce_each=True, casts_logits=False, may_cut_logits=True, weighs_in_fp32=False
-    ),
+    "command": replace(NATIVE, may_reduce_each=True, casts_logits=False, may_cut_logits=True, weighs_in_fp32=False),
 }
 """traits by trainer; a trainer that is not listed has those of `native`. composer, nemo, nvidia_recipes, internevo and alpa are loops of published runs, no trainers
 
 gradients    Megatron-LM accumulates in fp32 with bf16 (`--accumulate-allreduce-grads-in-fp32`, which bf16 implies and fp16 does not), and so does Megatron-Bridge, whose `bf16_mixed`
-             a launch names; NVIDIA's performance recipes reduce in bf16 (`grad_reduce_in_fp32 = False` in its scripts/performance); DeepSpeed keeps them in 16 bits, and its pipeline engine sums those of bf16 in fp32 (`BF16_Optimizer`)
+             a launch names; NVIDIA's performance recipes reduce in bf16 (`grad_reduce_in_fp32 = False` in its scripts/performance); DeepSpeed keeps them in 16 bits
 8 bits       Megatron-LM keeps bf16 weights and TransformerEngine caches them in both layouts; the recipes gather 8-bit weights (`fp8_param_gather`)
 async        nanotron under `tp_linear_async_communication`, which is set with sequence parallelism (`_ColumnLinearAsyncCommunication`)
 reduction    Alpa compiles a step into one program, which XLA reduces at its end; Accelerate, HF Trainer and Lightning accumulate under FSDP without
