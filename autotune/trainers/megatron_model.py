@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.spec import ModelSpec
+from autotune.spec import ModelSpec, ParallelConfig, Workload
 from autotune.spec.model_figures import LLAMA3_SCALING, YARN, figures_of, llama3_scaling, yarn_scaling
 from autotune.trainers.limit import Limit
 
@@ -22,9 +22,15 @@ WITHOUT_FLAG = ("beta_fast", "beta_slow", "original_max_position_embeddings")
 """figures of YaRN"""
 
 
-def model_limits(model: ModelSpec) -> Iterator[Limit]:
-    """Dense layers that are not the first ones: Qwen's files place them freely, and the shape only counts them."""
-    figures = figures_of(model)
+def model_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
+    """Dense layers that are not the first ones: Qwen's files place them freely, and the shape only counts them. And what attends to a window.
+
+    Facts of Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py, attn_forward_func_with_cp.
+    """
+    model, figures = workload.model, figures_of(workload.model)
+    if c.cp > 1 and c.cp_style == "ring" and figures is not None and 0 < figures.window < workload.seq_len:
+        message = f"passing keys on does not attend to the last {figures.window} tokens alone, as the model does"
+        yield Limit(knob="cp_style", value="ring", message=message, nearest="gather")
     if model.num_dense_layers and figures is not None and figures.family.startswith("qwen"):
         message = "a launch places the layers without experts first, but the file places them elsewhere"
         remedy = "megatron_bridge reads the file itself"

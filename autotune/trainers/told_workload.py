@@ -20,7 +20,7 @@ UNCOMMON_SHAPES = {
     "mtp_layers": "layers of multi-token prediction",
 }
 """Fields of `ModelSpec` that are set only for models that most trainers cannot build, each with what it stands for."""
-OTHERS = "use a trainer that reads the config.json itself (accelerate, deepspeed, hf_trainer, lightning, megatron_bridge, native), or command with a program of yours"
+OTHERS = "a trainer that reads the config.json itself (accelerate, deepspeed, hf_trainer, lightning, megatron_bridge, native), or command with a program of yours"
 """who may train a model that a trainer does not build"""
 
 
@@ -60,10 +60,15 @@ def shape_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
         return
     if figures is not None and model.source and not trainer.knows(figures.family):
         message = f"the trainer {trainer.name} would train another model than this config.json means; it knows {trainer.known_families}"
-        remedy = f"where a plain model of the same sizes will do, give them in the place of the file; else {OTHERS}"
+        remedy = f"where a plain model of the same sizes will do, give them in the place of the file; else use {OTHERS}"
         yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
     for name, what in UNCOMMON_SHAPES.items():
         value = getattr(model, name)
         if value and name not in trainer.shapes:
             message = f"the trainer {trainer.name} builds no {what}"
-            yield Limit(knob=f"model.{name}", value=value, message=message, remedy=OTHERS)
+            yield Limit(
+                knob=f"model.{name}",
+                value=value,
+                message=message,
+                remedy=f"use {'' if name == 'mtp_layers' else 'megatron, '}{OTHERS}",
+            )

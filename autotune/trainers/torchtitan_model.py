@@ -36,7 +36,9 @@ def model_limits(model: ModelSpec, c: ParallelConfig, seq_len: int) -> Iterator[
     if model.source and figures is not None and figures.family not in BUILDERS:
         return  # which is refused as a whole
 
-    def limit(field: str, message: str, remedy: str = WITH_CONFIG_JSON) -> Limit:
+    usual = WITH_CONFIG_JSON if figures is None else "use megatron"
+
+    def limit(field: str, message: str, remedy: str = usual) -> Limit:
         return Limit(knob=f"model.{field}", value=getattr(model, field), message=message, remedy=remedy)
 
     if model.num_experts and builder == "llama":

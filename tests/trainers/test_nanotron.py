@@ -111,6 +111,12 @@ def test_context_parallelism_is_told_to_attend_over_the_ranks() -> None:
         trainer("nanotron").launch(WORKLOAD, config, {**TestNanotron.options, "model_class": "llama"})
 
 
+def test_experts_and_latent_attention_are_refused_with_a_trainer_that_builds_them() -> None:
+    workload = replace(WORKLOAD, model=catalog.model("deepseek-v2-lite"))
+    with pytest.raises(ExportError, match=r"kv_lora_rank=512: .*builds no latent attention; use megatron, a trainer"):
+        trainer("nanotron").launch(workload, ParallelConfig(dp=8, micro_batch_size=8), TestNanotron.options)
+
+
 def test_a_yaml_of_its_qwen2_stays_one() -> None:
     launch = trainer("nanotron").launch(
         WORKLOAD, ParallelConfig(dp=8, micro_batch_size=8), {**TestNanotron.options, "model_class": "qwen2"}

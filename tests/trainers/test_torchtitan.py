@@ -192,6 +192,11 @@ class TestTorchtitan(TrainerContract):
             ),
             ("mixtral-8x7b", {"dp": 8, "zero_stage": 2}, r"model\.family=mixtral: .*it knows .*qwen3_moe"),
             ("kimi-k2", {"dp": 8, "zero_stage": 2}, r"model\.num_experts=384: .*name the model's config.json"),
+            (
+                "glm-4.5-air",
+                {"dp": 8, "zero_stage": 2},
+                r"model\.num_experts=128: its Llama has no experts; use megatron",
+            ),
         ],
     )
     def test_what_its_experts_cannot_be_combined_with_is_refused_with_a_remedy(

@@ -98,7 +98,7 @@ class MegatronTrainer(Trainer):
         c = effective(config)
         limits = (
             *core_limits(workload, c),
-            *model_limits(workload.model),
+            *model_limits(workload, c),
             *(_muon_limits(c) if workload.optimizer == "muon" else ()),
         )
         if options["transformer_impl"] == "transformer_engine":

@@ -99,7 +99,7 @@ class NanotronTrainer(Trainer):
             limit("model.gated_mlp", False, message, remedy="use megatron, lightning or native")
         if model.num_experts:
             message = "its experts are as wide as its dense layers and have no loss that balances them"
-            limit("model.num_experts", model.num_experts, message, remedy="use megatron or torchtitan")
+            limit("model.num_experts", model.num_experts, message, remedy="use megatron")
         if model.head_dim * model.num_attention_heads != model.hidden_size:
             message = f"the width of its heads is hidden_size / num_attention_heads = {model.hidden_size / model.num_attention_heads:g}"
             limit("model.attention_head_dim", model.head_dim, message, remedy="use megatron or torchtitan")
