@@ -45,7 +45,9 @@ def first_draft(path: Path, *, model: str | None = None, cluster: str | None = N
     if name is None:
         raise SpecError(
             f"{path.name} is neither a Python script nor a configuration of {', '.join(importing_trainers())}",
-            remedy="name the trainer with `autotune import --from TRAINER FILE`, or give the script that trains",
+            remedy="give the script or the settings file that it starts"
+            if path.suffix in SHELL_SCRIPTS
+            else "name the trainer with `autotune import --from TRAINER FILE`, or give the script that trains",
             field="FILE",
         )
     return _imported(present, name, path, model=model, cluster=cluster, folder=folder)

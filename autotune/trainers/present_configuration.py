@@ -61,7 +61,9 @@ class PresentConfiguration:
             if PurePosixPath(name).suffix.lower() in endings:
                 return name, text
         raise SpecError(
-            f"none of the files {', '.join(self.files) or '(none)'} ends in {' or '.join(endings)}", field="FILE"
+            f"none of the files {', '.join(self.files) or '(none)'} ends in {' or '.join(endings)}",
+            remedy="`autotune init FILE` finds out whose file it is",
+            field="FILE",
         )
 
     def option(self, name: str) -> str | None:

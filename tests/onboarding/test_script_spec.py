@@ -291,6 +291,10 @@ def test_a_shell_script_names_what_it_starts(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"job\.slurm starts examples/train\.py") as refused:
         first_draft(tmp_path / "job.slurm", folder=tmp_path)
     assert "give examples/train.py to `autotune init`, its nodes as --cluster" in refused.value.remedy
+    (tmp_path / "job.sh").write_text("FORCE_TORCHRUN=1 llamafactory-cli train sft.yaml\n")
+    with pytest.raises(SpecError, match=r"job\.sh is neither") as refused:
+        first_draft(tmp_path / "job.sh", folder=tmp_path)
+    assert refused.value.remedy == "give the script or the settings file that it starts"
 
 
 def test_a_script_that_cannot_accumulate_has_its_batch_as_a_knob(tmp_path: Path) -> None:
