@@ -14,6 +14,9 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.trainers.file_formats import to_json, to_toml, to_yaml
 
+MAX_VALUES = 100_000
+"""A document of more values, with those of an alias wherever it stands, is no configuration."""
+
 
 def parse_document(name: str, text: str) -> dict[str, Any]:
     """The mapping that a JSON, YAML or TOML file holds, by its ending. Raises `SpecError`."""
@@ -25,12 +28,28 @@ def parse_document(name: str, text: str) -> dict[str, Any]:
             found = tomllib.loads(text)
         else:
             found = json.loads(text) if ending == ".json" else yaml.safe_load(text)
+        values = _num_values(found, {})
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         kind = {".toml": "TOML", ".json": "JSON"}.get(ending, "YAML")
         raise SpecError(f"{name} is not {kind}: {_complaint(error)}", field="FILE") from None
     if not isinstance(found, dict):
         raise SpecError(f"{name} must hold keys and values, but holds {type(found).__name__}", field="FILE")
+    if values > MAX_VALUES:
+        raise SpecError(
+            f"{name} holds itself, or more than {MAX_VALUES:,} values: it is no configuration", field="FILE"
+        )
     return found
+
+
+def _num_values(node: Any, known: dict[int, int]) -> int:
+    """Values in a document, those of an alias wherever it stands; more than `MAX_VALUES` where a part holds itself. `known`: by the parts' identity."""
+    if not isinstance(node, dict | list):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = MAX_VALUES  # as long as it is open
+        inner = node.values() if isinstance(node, dict) else node
+        known[id(node)] = 1 + sum(_num_values(value, known) for value in inner)
+    return known[id(node)]
 
 
 def _complaint(error: Exception) -> str:

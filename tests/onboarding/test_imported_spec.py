@@ -202,3 +202,12 @@ def test_a_file_that_is_not_yaml_says_where_and_why(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("parallelism:\n\tdp: 2\n")
     with pytest.raises(SpecError, match=r"run\.yaml is not YAML: line 2: found character '.t' that cannot start"):
         trainer("nanotron").read_config(read_present(tmp_path / "run.yaml"))
+
+
+@pytest.mark.parametrize(
+    "text", ["a: &a [*a]", "a: &a [" + "1, " * 99 + "]\nb: &b [" + "*a, " * 99 + "]\nc: [" + "*b, " * 99 + "]"]
+)
+def test_a_file_whose_aliases_grow_without_end_is_no_configuration(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(SpecError, match=r"run\.yaml holds itself, or more than 100,000 values"):
+        trainer("nanotron").read_config(read_present(tmp_path / "run.yaml"))
