@@ -24,7 +24,7 @@ TIME = (
     *("time_sigma", "comm_sigma", "level_sigma", "expert_sigma"),
 )  # fmt: skip
 """the constants of time; all others are of memory"""
-OWN = ("full_speed_ranks", "turn_s", "tensor_hop_s")
+OWN = ("score_bytes", "full_speed_ranks", "turn_s", "tensor_hop_s")
 """constants of one pair's machines and kernels: zero where they are pooled"""
 
 
@@ -43,11 +43,13 @@ def document(
     trainers = {t: [c for c in everything if c.trainer == t] for t in sorted({c.trainer for c in everything})}
     bounds = {c.gpu: ceiling(catalog.gpu(BOUNDED_BY[c.gpu]), "bf16") for c in everything}
     shares = [np.log(c.matmul_efficiency / bounds[c.gpu]) for c in everything]
+    # of the pair that shows it: it counts in trainers whose measurements predate FlashAttention (`Traits.scores_kept_in`)
+    scores = {"score_bytes": max(c.score_bytes for c in everything)}
     widths = ("time_sigma", "comm_sigma", "level_sigma")
     common = {n: old["pooled"][n] for n in widths}
     if errors is not None:
         common = dict(zip(widths, (errors.time_sigma, errors.comm_sigma, errors.shared_sigma), strict=True))
-    pooled = {**_pooled(everything, [n for n in PHYSICAL if n in TIME]), **common}
+    pooled = {**_pooled(everything, [n for n in PHYSICAL if n in TIME]), **scores, **common}
     return {
         "provenance": "python -m tests.benchmarks.fit_cost_model --write; data and their sources: tests/benchmarks/data",
         **{name: value for name, value in old.items() if name not in ("provenance", "unread_trainer")},
