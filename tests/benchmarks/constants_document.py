@@ -43,7 +43,7 @@ def document(
     trainers = {t: [c for c in everything if c.trainer == t] for t in sorted({c.trainer for c in everything})}
     bounds = {c.gpu: ceiling(catalog.gpu(BOUNDED_BY[c.gpu]), "bf16") for c in everything}
     shares = [np.log(c.matmul_efficiency / bounds[c.gpu]) for c in everything]
-    # of the pair that shows it: it counts in trainers whose measurements predate FlashAttention (`Traits.scores_kept_in`)
+    # of the pair that shows it, whose measurements predate FlashAttention
     scores = {"score_bytes": max(c.score_bytes for c in everything)}
     widths = ("time_sigma", "comm_sigma", "level_sigma")
     common = {n: old["pooled"][n] for n in widths}
