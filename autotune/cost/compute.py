@@ -188,7 +188,7 @@ def padded_head(model: ModelSpec) -> float:
 
 def keeps_scores(workload: Workload, traits: Traits) -> bool:
     """Whether attention stores the score matrix in memory; FlashAttention does not."""
-    return workload.attention == "unfused" or (
+    return workload.unfused_attention or (
         traits.flash_needs_bf16 and "bf16" not in workload.cluster.gpu.peak_flops_per_s
     )
 

@@ -114,5 +114,5 @@ def _layers_of(workload: Workload) -> int:
     """The same for workloads whose layers are alike, however many these are."""
     shape = [getattr(workload.model, f.name) for f in fields(workload.model) if f.name not in DEPTH]
     return crc32(
-        f"{shape} {workload.seq_len} {workload.cluster.gpu.name} {workload.trainer} {workload.peft} {workload.attention}".encode()
+        f"{shape} {workload.seq_len} {workload.cluster.gpu.name} {workload.trainer} {workload.peft} {workload.unfused_attention}".encode()
     )

@@ -105,7 +105,7 @@ def import_draft(
                 or _least_batch(reading.knobs, max(ranks or 1, there.num_gpus if there else 1)),
                 **({} if reading.optimizer in ("", "adamw") else {"optimizer": reading.optimizer}),
                 **({"pure_bf16": True} if reading.pure_bf16 else {}),
-                **({} if reading.attention == "flash" else {"attention": reading.attention}),
+                **({"unfused_attention": True} if reading.unfused_attention else {}),
             },
             comment=f"fill in: {', '.join(unknown)}" if unknown else "",
         ),
@@ -254,7 +254,7 @@ def _present_job(
         global_batch_size=batch,
         optimizer=reading.optimizer or "adamw",
         pure_bf16=reading.pure_bf16,
-        attention=reading.attention,
+        unfused_attention=reading.unfused_attention,
         trainer=subject.name,
     )
     return workload, effective(complete(workload, {k: v for k, v in reading.knobs.items() if k in KNOBS}))

@@ -95,7 +95,7 @@ Text = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
 Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,99}$")]
 
 
-OF_WORKLOAD = ("seq_len", "global_batch_size", "optimizer", "document_len", "peft", "pure_bf16", "attention")
+OF_WORKLOAD = ("seq_len", "global_batch_size", "optimizer", "document_len", "peft", "pure_bf16", "unfused_attention")
 """keys of `workload` that are sought in other places"""
 
 

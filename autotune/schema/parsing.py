@@ -110,7 +110,7 @@ def parse_study(
             document_len=asked.workload.document_len,
             peft=None if asked.workload.peft is None else Peft(**asked.workload.peft.model_dump()),
             pure_bf16=asked.workload.pure_bf16,
-            attention=asked.workload.attention,
+            unfused_attention=asked.workload.unfused_attention,
         ),
     )
     space = replace(parse_space(asked.space, base=base), extra=_own_knobs(asked))

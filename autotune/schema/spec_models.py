@@ -153,8 +153,8 @@ class WorkloadDocument(Document):
     pure_bf16: StrictBool = Field(
         default=False, description="whether the program keeps weights, gradients and moments all in bf16"
     )
-    attention: Literal["flash", "unfused"] = Field(
-        default="flash", description="whether attention never stores the score matrix (flash), or does (unfused)"
+    unfused_attention: StrictBool = Field(
+        default=False, description="whether the program's attention stores the score matrix"
     )
 
 

@@ -13,8 +13,6 @@ from autotune.spec.model import ModelSpec
 OPTIMIZERS = ("adamw", "sgd", "adamw_8bit", "muon", "adafactor")
 """adamw keeps two fp32 moments per weight, adamw_8bit two of one byte, muon one (adamw's two for embeddings, norms and the output projection),
 adafactor sums over rows and columns, sgd none"""
-ATTENTIONS = ("flash", "unfused")
-"""flash never stores the score matrix (FlashAttention, arXiv 2205.14135; torch's scaled_dot_product_attention); unfused kernels write it, and read it again"""
 PEFT_METHODS = ("lora", "qlora")
 """lora trains adapters beside frozen weights (arXiv 2106.09685); qlora keeps the frozen weights in 4 bits (arXiv 2305.14314)"""
 PEFT_TARGETS = ("attention", "all")
@@ -62,8 +60,9 @@ class Workload:
     pure_bf16: bool = False
     """whether the program keeps weights, gradients and moments all in bf16, and nothing in fp32 (weights that are loaded in bf16 and trained as they are;
     bf16-true of Lightning)"""
-    attention: str = "flash"
-    """flash or unfused: whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention)"""
+    unfused_attention: bool = False
+    """whether the program's attention stores the score matrix (eager attention of transformers, Megatron-LM before FlashAttention), as FlashAttention (arXiv
+    2205.14135) and torch's scaled_dot_product_attention never do"""
 
     def __post_init__(self) -> None:
         for name, kind in (("model", ModelSpec), ("cluster", ClusterSpec)):
@@ -93,9 +92,10 @@ class Workload:
                 field="peft",
             )
 
-        if not isinstance(self.pure_bf16, bool):
-            raise SpecError(f"pure_bf16 must be true or false, but is {self.pure_bf16!r}", field="pure_bf16")
-        one_of("attention", self.attention, ATTENTIONS)
+        for name in ("pure_bf16", "unfused_attention"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise SpecError(f"{name} must be true or false, but is {value!r}", field=name)
 
     @property
     def global_batch_sizes(self) -> tuple[int, ...]:

@@ -94,8 +94,8 @@ class Reading:
     """one of `Workload.optimizer`"""
     pure_bf16: bool = False
     """whether weights, gradients and moments are all in bf16"""
-    attention: str = "flash"
-    """flash, or unfused where attention stores its scores"""
+    unfused_attention: bool = False
+    """whether attention stores its scores"""
     cluster: str = ""
     """name of the cluster"""
     options: Mapping[str, Any] = field(default_factory=dict)

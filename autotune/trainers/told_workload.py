@@ -36,10 +36,10 @@ def workload_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
         message = f"launches of the trainer {trainer.name} keep weights or moments in fp32"
         remedy = "those of torchtitan, lightning, and command with a program of yours need not"
         yield Limit(knob="workload.pure_bf16", value=True, message=message, nearest=False, remedy=remedy)
-    if workload.attention == "unfused" and not trainer.attends_unfused:
+    if workload.unfused_attention and not trainer.has_unfused_attention:
         message = f"launches of the trainer {trainer.name} attend by kernels that never store the scores"
-        remedy = "leave attention out, or use megatron, or command with a program of yours"
-        yield Limit(knob="workload.attention", value="unfused", message=message, nearest="flash", remedy=remedy)
+        remedy = "leave unfused_attention out, or use megatron, or command with a program of yours"
+        yield Limit(knob="workload.unfused_attention", value=True, message=message, nearest=False, remedy=remedy)
     if workload.peft is not None and workload.peft.method not in trainer.peft_methods:
         message = (
             f"the trainer {trainer.name} cannot be told to train adapters alone in this way ({trainer.no_adapters})"

@@ -66,8 +66,8 @@ class Trainer(ABC):
     """methods of `Workload.peft` that it can be told"""
     trains_pure_bf16: ClassVar[bool] = False
     """whether it can be told to keep weights, gradients and moments all in bf16 (`Workload.pure_bf16`)"""
-    attends_unfused: ClassVar[bool] = False
-    """whether it can be told to store the scores of attention (`Workload.attention`)"""
+    has_unfused_attention: ClassVar[bool] = False
+    """whether it can be told to store the scores of attention (`Workload.unfused_attention`)"""
     no_adapters: ClassVar[str] = "its launches set up none"
     """why it cannot be told others"""
 

@@ -38,8 +38,9 @@ TRAINERS = {
 }
 """Trainer by the first word of the source."""
 PRECISIONS = {"vtrain": "fp16"}
-ATTENTION = {"vtrain": "unfused"}
 """Precision where the source does not print it, by the same word; the fit reads these rows alike (`published/vtrain.py`)."""
+UNFUSED = ("vtrain",)
+"""sources whose attention stores its scores"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ def _cell(records: list[dict[str, str]], unknown_cause: FailureKind) -> Cell:
         seq_len=_int(first["seq_len"]),
         global_batch_size=_int(first["global_batch"]),
         trainer=trainer,
-        attention=ATTENTION.get(first["source"].split("-")[0], "flash"),
+        unfused_attention=first["source"].split("-")[0] in UNFUSED,
     )
     repeats: defaultdict[ParallelConfig, list[Row]] = defaultdict(list)
     for record in records:

@@ -309,7 +309,7 @@ def test_unfused_attention_stores_the_score_matrix_whatever_the_precision(traine
     half, brain = (estimate(w, c) for c in configs)
     assert half.step_time_s <= brain.step_time_s  # gradients of fp16 may be half as large
     for config, flash in zip(configs, (half, brain), strict=True):
-        unfused = estimate(replace(w, attention="unfused"), config)
+        unfused = estimate(replace(w, unfused_attention=True), config)
         assert unfused.memory_parts_bytes.activations > 1.2 * flash.memory_parts_bytes.activations
         assert unfused.step_time_s > 1.02 * flash.step_time_s
 
@@ -317,9 +317,9 @@ def test_unfused_attention_stores_the_score_matrix_whatever_the_precision(traine
 def test_megatron_has_no_fused_attention_on_a_gpu_without_bf16() -> None:
     w = replace(workload(trainer="megatron"), cluster=ClusterSpec.of("v100-32gb", num_nodes=1, gpus_per_node=8))
     config = ParallelConfig(tp=2, dp=4, precision="fp16")
-    assert estimate(w, config) == estimate(replace(w, attention="unfused"), config)
+    assert estimate(w, config) == estimate(replace(w, unfused_attention=True), config)
     torch_program = replace(w, trainer="command")
-    unfused = replace(torch_program, attention="unfused")
+    unfused = replace(torch_program, unfused_attention=True)
     assert estimate(torch_program, config).step_time_s < estimate(unfused, config).step_time_s
 
 

@@ -78,7 +78,7 @@ def test_a_folder_is_recognized_by_its_contents(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("megatron", {"optimizer": "muon", "attention": "unfused"}),
+        ("megatron", {"optimizer": "muon", "unfused_attention": True}),
         ("torchtitan", {"pure_bf16": True}),
         ("lightning", {"pure_bf16": True}),
     ],

@@ -81,7 +81,7 @@ class TestMegatron(TrainerContract):
     def test_attention_that_stores_its_scores(self) -> None:
         config = ParallelConfig(dp=8, accumulation_steps=8)
         launches = [
-            trainer("megatron").launch(replace(WORKLOAD, attention=kind), config) for kind in ("unfused", "flash")
+            trainer("megatron").launch(replace(WORKLOAD, unfused_attention=kind), config) for kind in (True, False)
         ]
         assert [flag(launch, "--attention-backend") for launch in launches] == ["unfused", False]
 

@@ -102,10 +102,10 @@ def test_programs_torchtitan_and_lightning_may_keep_everything_in_bf16(name: str
 
 @pytest.mark.parametrize("name", trainer_names())
 def test_programs_and_megatron_may_store_the_scores_of_attention(name: str) -> None:
-    limits = trainer(name).limits(replace(WORKLOAD, attention="unfused"), ParallelConfig(dp=8, accumulation_steps=8))
-    said = [str(limit) for limit in limits if limit.knob == "workload.attention"]
+    limits = trainer(name).limits(replace(WORKLOAD, unfused_attention=True), ParallelConfig(dp=8, accumulation_steps=8))
+    said = [str(limit) for limit in limits if limit.knob == "workload.unfused_attention"]
     assert (not said) == (name in ("command", "ray_train", "megatron"))
-    assert all("leave attention out" in message for message in said)
+    assert all("leave unfused_attention out" in message for message in said)
 
 
 def test_lines_are_cut_and_without_colours() -> None:

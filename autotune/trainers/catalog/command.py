@@ -91,7 +91,7 @@ class CommandTrainer(Trainer):
     packs_documents = True
     peft_methods = frozenset(PEFT_METHODS)
     trains_pure_bf16 = True
-    attends_unfused = True
+    has_unfused_attention = True
     options = (
         Option(
             name="argv",

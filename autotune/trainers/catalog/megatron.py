@@ -46,7 +46,7 @@ class MegatronTrainer(Trainer):
     rotary_scalings = frozenset({"llama3", "yarn"})
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
     no_adapters = "pretrain_gpt.py has none"
-    attends_unfused = True
+    has_unfused_attention = True
     optimizers = frozenset({"adamw", "sgd", "muon"})
     reads = frozenset({
         "tp", "pp", "dp", "cp", "ep", "micro_batch_size", "accumulation_steps", "precision",
@@ -250,7 +250,7 @@ def _training_flags(workload: Workload, c: ParallelConfig, options: Mapping[str,
     elif c.precision == "fp16":
         flags["fp16"] = True
     flags |= NARROW.get(c.precision, {})
-    if workload.attention == "unfused":
+    if workload.unfused_attention:
         flags["attention-backend"] = "unfused"
     if workload.model.num_experts and c.precision in ("bf16", *NARROW):
         flags["moe-grouped-gemm"] = True

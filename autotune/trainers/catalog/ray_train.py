@@ -36,7 +36,7 @@ class RayTrainTrainer(Trainer):
     packs_documents = True
     peft_methods = frozenset(PEFT_METHODS)
     trains_pure_bf16 = True
-    attends_unfused = True
+    has_unfused_attention = True
     options = (SAME_DATA,)
 
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:

@@ -92,7 +92,7 @@ def read(present: PresentConfiguration) -> Reading:
         seq_len=keys.count("seq-length"),
         global_batch_size=batch or batch_of(knobs),
         optimizer=keys.word("optimizer", OPTIMIZERS) or "",
-        attention=_attention(keys),
+        unfused_attention=_is_unfused(keys),
         options={option: value for option, value in options.items() if value is not None},
         settings={**keys.left, **more},
         remarks=(*remarks, *keys.remarks),
@@ -210,12 +210,12 @@ def _precision(keys: KeyReader, *, tf32: bool) -> str:
     return next((name for name, on in flags.items() if on), "tf32" if tf32 else "fp32")
 
 
-def _attention(keys: KeyReader) -> str:
-    """`Workload.attention`; kernels that never store the scores stay settings."""
+def _is_unfused(keys: KeyReader) -> bool:
+    """Whether attention stores its scores; other backends stay settings."""
     if keys.find("attention-backend") not in ("unfused", "local"):
-        return "flash"
+        return False
     keys.drop("attention-backend")
-    return "unfused"
+    return True
 
 
 def _zero(keys: KeyReader) -> int:

@@ -80,7 +80,7 @@ def alpa_deepspeed() -> list[Block]:
                 gpu="a100-40gb",
                 seq_len=SEQ_LEN,
                 trainer="deepspeed",
-                attention="unfused",  # Megatron's kernels, older than FlashAttention
+                unfused_attention=True,  # Megatron's kernels, older than FlashAttention
                 config=config,
                 tokens_per_s_per_gpu=speed,
                 peak_memory_bytes=number(r["peak_mem_gib"]) * GIB,

@@ -68,7 +68,7 @@ def bigscience() -> list[Block]:
                 gpus_per_node=whole(r["gpus_per_node"]),
                 seq_len=whole(r["seq_len"]),
                 trainer="megatron" if notes["section"] == "Megatron" or notes.get("DS") == "N" else "deepspeed",
-                attention="unfused",
+                unfused_attention=True,
                 config=config,
                 tokens_per_s_per_gpu=speed,
                 peak_memory_bytes=reserved * MIB,

@@ -50,7 +50,7 @@ def megatron_published() -> list[Block]:
                 gpu="a100-80gb",
                 seq_len=seq,
                 trainer="megatron",
-                attention="unfused",  # both papers are older than FlashAttention
+                unfused_attention=True,  # both papers are older than FlashAttention
                 config=config,
                 tokens_per_s_per_gpu=batch * seq / step / config.world_size,
                 cell=r["source"].split()[0],

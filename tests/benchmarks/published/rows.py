@@ -46,8 +46,8 @@ class Run:
     """the adapters that are trained; None: all weights"""
     pure_bf16: bool = False
     """whether nothing is kept in fp32"""
-    attention: str = "flash"
-    """flash or unfused"""
+    unfused_attention: bool = False
+    """whether attention stores its scores"""
     optimizer: str = "adamw"
     document_len: int = 0
     """tokens of the documents that are packed into a sequence; 0: a sequence is one document"""
@@ -141,7 +141,7 @@ def blocks_of(runs: Iterable[Run]) -> list[Block]:
     groups: Mapping[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in runs:
         key = (run.model.name, run.gpu, run.gpus_per_node, run.seq_len, run.where, run.trainer)
-        groups[*key, run.peft, run.pure_bf16, run.attention, run.optimizer, run.document_len].append(run)
+        groups[*key, run.peft, run.pure_bf16, run.unfused_attention, run.optimizer, run.document_len].append(run)
     return [
         Block(
             workload=Workload(
@@ -152,7 +152,7 @@ def blocks_of(runs: Iterable[Run]) -> list[Block]:
                 trainer=members[0].trainer,
                 peft=members[0].peft,
                 pure_bf16=members[0].pure_bf16,
-                attention=members[0].attention,
+                unfused_attention=members[0].unfused_attention,
                 optimizer=members[0].optimizer,
                 document_len=members[0].document_len,
             ),

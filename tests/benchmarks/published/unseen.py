@@ -51,7 +51,7 @@ def _run(r: dict[str, str]) -> Run:
         trainer=r["trainer"],
         peft=adapters,
         pure_bf16=r["pure_bf16"] == "1",
-        attention="unfused" if r["source"] in UNFUSED else "flash",
+        unfused_attention=r["source"] in UNFUSED,
         optimizer=r["optimizer"] or "adamw",
         document_len=whole(r.get("document_len", ""), 0),
         config=config,

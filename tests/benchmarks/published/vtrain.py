@@ -28,7 +28,7 @@ def vtrain() -> list[Block]:
                 gpu="a100-80gb",
                 seq_len=whole(r["seq_len"]),
                 trainer="megatron",
-                attention="unfused",
+                unfused_attention=True,
                 config=config,
                 tokens_per_s_per_gpu=tokens / float(r["step_time_s"]) / config.world_size,
                 cell=f"{r['model_name']} {r['gpus']} {r['global_batch']}",

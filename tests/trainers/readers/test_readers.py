@@ -207,14 +207,12 @@ def test_a_text_file_of_flags_is_a_configuration_of_megatron() -> None:
     assert "dp" not in reading.knobs
 
 
-@pytest.mark.parametrize(("backend", "attention"), [("unfused", "unfused"), ("flash", "flash")])
-def test_attention_that_stores_its_scores_is_read_and_other_backends_stay_settings(
-    backend: str, attention: str
-) -> None:
+@pytest.mark.parametrize(("backend", "unfused"), [("unfused", True), ("flash", False)])
+def test_attention_that_stores_its_scores_is_read_and_other_backends_stay_settings(backend: str, unfused: bool) -> None:
     text = f"--tensor-model-parallel-size 2\n--micro-batch-size 4\n--attention-backend {backend}\n"
     reading = trainer("megatron").read_config(PresentConfiguration(files={"args.txt": text}))
-    assert reading.attention == attention
-    assert ("attention-backend" in reading.settings) == (attention == "flash")
+    assert reading.unfused_attention == unfused
+    assert ("attention-backend" in reading.settings) != unfused
 
 
 def test_several_datasets_and_settings_go_back_onto_the_command() -> None:
