@@ -3,6 +3,7 @@
 Modules, from the parts to the whole:
 
     draft.py                  Draft: a spec as YAML with comments, and what is still to be filled in
+    named_cluster.py          the cluster that a draft names, and how torchrun starts its ranks
     configuration_files.py    a file or an exported folder as a `PresentConfiguration`, and the trainer that it belongs to
     imported_spec.py          import: the draft of a trainer's present configuration
     script.py                 Script: a Python program's options, constants and imports, read without running it
@@ -11,5 +12,6 @@ Modules, from the parts to the whole:
     option_matches.py         all options of a script, matched to knobs
     printed_lines.py          patterns from the f-strings that a program prints
     script_spec.py            the draft of a script
+    settings_program.py       the draft of a file of settings: LLaMA-Factory, axolotl
     first_spec.py             init: of a script or a configuration, whichever it is
 """

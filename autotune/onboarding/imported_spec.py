@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.errors import AutotuneError, CatalogError
 from autotune.onboarding.draft import Draft, Entry, file_name
+from autotune.onboarding.named_cluster import named_cluster
 from autotune.schema.files import is_model_file, read_model
 from autotune.space import complete, why_not
 from autotune.spec import KNOBS, ClusterSpec, ModelSpec, ParallelConfig, Workload, catalog
@@ -59,7 +60,7 @@ def import_draft(
     if shape is None or guessed:
         fill_in.append("model")
     cluster = cluster or _known_cluster(reading.cluster)
-    there = catalog.cluster(cluster) if cluster not in (None, "local") else None
+    there = named_cluster(cluster)
     ranks = _ranks(reading, there)
     batch = reading.global_batch_size or _batch(reading.knobs, ranks)
     values = {key: value for key, value in reading.options.items() if key not in OF_THE_RUN}

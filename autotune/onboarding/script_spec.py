@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.onboarding.draft import Draft, Entry, Item, file_name
+from autotune.onboarding.named_cluster import is_spread, named_cluster, ranks_on, torchrun_words
 from autotune.onboarding.option_matches import OptionMatches, match_options
 from autotune.onboarding.option_names import SHAPE, Meaning, meaning_of
 from autotune.onboarding.printed_lines import patterns_of
@@ -25,8 +26,8 @@ from autotune.trainers.launcher_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MA
 
 MODEL, SEQ_LEN, VOCAB_SIZE = "nano-gpt", 1024, 50304
 """stand-ins for figures that the script does not say"""
-BATCH, RANKS = 8, 8
-"""sequences per micro-batch, and ranks, where nothing tells them"""
+BATCH = 8
+"""sequences per micro-batch where nothing tells them"""
 FILL_IN = "FILL-IN"
 """value of an option that the script requires and that nobody but its owner knows"""
 MAX_IDEAS = 4
@@ -82,14 +83,14 @@ def script_draft(
         Entry(key="space", value=_space(found)),
         *_baseline(found),
         Entry(key="trainer", parts=tuple(trainer)),
-        Entry(key="runner", value="ray" if _is_spread(cluster) else "local"),
+        Entry(key="runner", value="ray" if is_spread(cluster) else "local"),
     )
     return Draft(heading=heading, entries=entries, fill_in=tuple(dict.fromkeys(fill_in)), notes=tuple(notes))
 
 
 def _argv(found: OptionMatches, cluster: str | None) -> Iterator[Item]:
     """The launcher, the script and its options."""
-    script, launcher, is_spread = found.script, found.script.launcher, _is_spread(cluster)
+    script, launcher, over_nodes = found.script, found.script.launcher, is_spread(cluster)
     reasons = {
         "torchrun": "it expects torchrun's environment",
         "accelerate": "it imports accelerate; for CPU ranks name their cluster: autotune init --cluster cpu-1x2",
@@ -100,10 +101,9 @@ def _argv(found: OptionMatches, cluster: str | None) -> Iterator[Item]:
         launcher, reasons["torchrun"] = "torchrun", "accelerate launch starts one process only on CPUs"
     starts = {
         "python": ["python"],
-        # over several nodes torchrun is told by its environment how they meet
-        "torchrun": ["torchrun", *(() if is_spread else ("--standalone",)), "--nproc-per-node={nproc_per_node}"],
-        "deepspeed": ["deepspeed", *(DEEPSPEED_NODES if is_spread else DEEPSPEED_ONE)],
-        "accelerate": ["accelerate", "launch", "--num_processes={world_size}", *(MACHINES if is_spread else ())],
+        "torchrun": [*torchrun_words(cluster)],
+        "deepspeed": ["deepspeed", *(DEEPSPEED_NODES if over_nodes else DEEPSPEED_ONE)],
+        "accelerate": ["accelerate", "launch", "--num_processes={world_size}", *(MACHINES if over_nodes else ())],
     }
     first, *more = starts[launcher]
     yield Item(first, reasons[launcher])
@@ -238,7 +238,7 @@ def _batches(found: OptionMatches, cluster: str | None) -> tuple[Any, str]:
 def _ranks(found: OptionMatches, cluster: str | None) -> int:
     if found.script.launcher == "python":
         return 1
-    return RANKS if cluster in (None, "local") else catalog.cluster(str(cluster)).num_gpus
+    return ranks_on(cluster)
 
 
 def _workload(found: OptionMatches, cluster: str | None) -> Entry:
@@ -290,12 +290,8 @@ def _uses_accelerate(script: Script) -> bool:
 
 def _is_cpu(cluster: str | None) -> bool:
     """Whether its ranks are said to be CPU processes. Raises `CatalogError` for an unknown one."""
-    return cluster not in (None, "local") and catalog.cluster(str(cluster)).gpu.is_cpu
-
-
-def _is_spread(cluster: str | None) -> bool:
-    """Whether the cluster has several nodes. Raises `CatalogError` for an unknown one."""
-    return cluster not in (None, "local") and catalog.cluster(str(cluster)).num_nodes > 1
+    found = named_cluster(cluster)
+    return found is not None and found.gpu.is_cpu
 
 
 def _what_reads(script: Script) -> str:

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, final
 
 from autotune.onboarding.draft import Draft, Entry, Item, file_name
+from autotune.onboarding.named_cluster import is_spread, ranks_on, torchrun_words
 from autotune.schema.files import is_model_file
 from autotune.spec import catalog
 
 STAND_IN_MODEL = "nano-llama"
-RANKS = 8
-"""where no cluster is named"""
 
 
 @final
@@ -95,9 +94,7 @@ def settings_draft(
     folder: Path,
 ) -> Draft:
     """The draft for the file; `folder`: of the spec, against which its paths are read."""
-    there = catalog.cluster(cluster) if cluster not in (None, "local") else None
-    is_spread = there is not None and there.num_nodes > 1
-    ranks = there.num_gpus if there else RANKS
+    ranks = ranks_on(cluster)
     known = (model, "") if model else _model(document.get(program.model), path, folder)
     micro, steps, seq_len = (
         _count(document, key) for key in (program.micro_batch_size, program.accumulation_steps, program.seq_len)
@@ -115,11 +112,7 @@ def settings_draft(
         key: "{recompute}",
     }
     argv = [
-        Item("torchrun"),
-        *(
-            () if is_spread else (Item("--standalone"),)
-        ),  # over several nodes torchrun is told by its environment how they meet
-        *(Item(word) for word in ("--nproc-per-node={nproc_per_node}", "-m", program.module, path.name)),
+        *(Item(word) for word in (*torchrun_words(cluster), "-m", program.module, path.name)),
         *(Item(f"{program.prefix}{name}={value}") for name, value in settings.items()),
         *(Item(word) for word in program.more),
     ]
@@ -159,7 +152,7 @@ def settings_draft(
             comment="the file's",
         ),
         Entry(key="trainer", parts=trainer),
-        Entry(key="runner", value="ray" if is_spread else "local"),
+        Entry(key="runner", value="ray" if is_spread(cluster) else "local"),
     )
     return Draft(
         heading=(f"A first spec of {path.name}, settings of {program.name}, by `autotune init`. Nothing was run.",),
