@@ -4,7 +4,7 @@ estimator.py     estimate(workload, configs): the entry point
 layout.py        where the ranks of each group sit            stages.py       layers of each pipeline stage
 flops.py         FLOPs of the model                           parameters.py   weights per rank
 compute.py       kernel time of a micro-batch                 elementwise.py  memory-bound kernels of a layer
-collectives.py   time of one collective
+collectives.py   time of one collective                       launches.py      how often the host launches for a layer
 traffic.py       communication of a step                      pipeline.py     bubbles, micro-batches in flight
 recompute.py     what recomputation repeats and keeps         step_time.py    the parts of a step put together
 memory.py        peak memory of the fullest rank              uncertainty.py  error bars
