@@ -1,4 +1,4 @@
-"""Commands that make a first spec: init (from a script or a configuration), import (from a trainer's present configuration)."""
+"""Commands that make a first spec: init (from a script, a launch script or a configuration), import (from a trainer's present configuration)."""
 
 from __future__ import annotations
 
@@ -31,16 +31,21 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A training script, or a trainer's configuration file.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A training script, the script that launches it, or a trainer's configuration file."
+        ),
+    ],
     output: OutputOption = None,
     model: ModelOption = None,
     cluster: ClusterOption = None,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Makes a first spec from a script or a configuration file.
+    """Makes a first spec from a script, a launch script or a configuration file.
 
-    The script is read, not run. Comments in the spec say in which line each value was found, and what to fill in.
+    A script is read, not run. Comments in the spec say in which line each value was found, and what to fill in.
     """
     from autotune.onboarding.first_spec import first_draft
 

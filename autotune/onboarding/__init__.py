@@ -1,4 +1,4 @@
-"""First specs: a study's spec made from a training script, or from a trainer's present configuration.
+"""First specs: a study's spec made from a training script, from a script that launches one, or from a trainer's present configuration.
 
 Modules, from the parts to the whole:
 
@@ -11,7 +11,14 @@ Modules, from the parts to the whole:
     option_names.py           which knob an option stands for, by its name
     option_matches.py         all options of a script, matched to knobs
     printed_lines.py          patterns from the f-strings that a program prints
+    script_argv.py            the command of a script's draft
     script_spec.py            the draft of a script
-    settings_program.py       the draft of a file of settings: LLaMA-Factory, axolotl
-    first_spec.py             init: of a script or a configuration, whichever it is
+    settings_program.py       programs that are told by a file of settings: LLaMA-Factory, axolotl
+    settings_draft.py         the draft of such settings
+    launch_script.py          a launch script: the program that it starts, and how
+    decided_elsewhere.py      knobs that files of DeepSpeed and accelerate decide
+    deepspeed_template.py     DeepSpeed's file with placeholders
+    hub_names.py              the model that a program names
+    started_program.py        the draft of what a launch script starts
+    first_spec.py             init: of a script, a launch script or a configuration, whichever it is
 """

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from autotune.onboarding.decided_elsewhere import decided_for
+from autotune.onboarding.deepspeed_template import Template, deepspeed_template
 from autotune.onboarding.option_names import SHAPE, Meaning, is_log_interval, is_performance_choice, meaning_of
 from autotune.onboarding.script import Script
 from autotune.onboarding.script_options import ScriptOption
@@ -20,6 +23,10 @@ class OptionMatches:
 
     script: Script
     """the script whose options they are"""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """knobs that files of settings decide, and no option"""
+    template: Template | None = None
+    """the file of DeepSpeed that it is started with"""
     used: dict[str, tuple[ScriptOption, Meaning]] = field(default_factory=dict)
     """by knob or figure: the option that stands for it; the first one where several do"""
     precision_flags: list[tuple[ScriptOption, Meaning]] = field(default_factory=list)
@@ -47,7 +54,7 @@ class OptionMatches:
     def where(self, target: str) -> str:
         """The line that says the value."""
         option = self.used[target][0] if target in self.used else next(self._constants(target))
-        return f"line {option.line}"
+        return "as it is started" if option.given is not None else f"line {option.line}"
 
     def _constants(self, target: str) -> Iterator[ScriptOption]:
         for constant in self.script.constants:
@@ -56,30 +63,35 @@ class OptionMatches:
                 yield constant
 
 
-def match_options(script: Script) -> OptionMatches:
-    """Matches a script's options."""
+def match_options(script: Script, cwd: Path) -> OptionMatches:
+    """Matches a script's options; `cwd`: where it runs."""
     found = OptionMatches(script=script)
+    decided = decided_for(script.started, cwd) if script.started else {}
+    found.template = deepspeed_template(script.started, cwd) if script.started else None
     for option in script.options:
         meaning = meaning_of(option, script.divided)
         if option.name.rpartition(".")[2] in _SUPPLIED:
             continue
         if meaning is None:
             if is_log_interval(option):
-                found.log_interval = option if option.default != 1 else None
+                found.log_interval = option if option.present != 1 else None
             elif is_performance_choice(option):
                 found.ideas.append(option)
-            elif option.is_required:
+            elif option.is_required and option.given is None:
                 found.required.append(option)
         elif meaning.target == "precision" and option.kind == "flag":
             found.precision_flags.append((option, meaning))
         elif meaning.target in (*SHAPE, "model"):
-            if option.is_required:
+            if option.is_required and option.given is None:
                 found.required.append(option)
             found.used.setdefault(meaning.target, (option, meaning))
         elif not _is_launched_otherwise(meaning.target, script):
             found.used.setdefault(meaning.target, (option, meaning))
     if "precision" in found.used:
         found.precision_flags.clear()
+    told = {*found.used, *(["precision"] if found.precision_flags else [])}
+    told |= {"zero_stage"} if found.template else set()
+    found.fixed = {knob: value for knob, value in decided.items() if knob not in told and value not in (False, "none")}
     return found
 
 

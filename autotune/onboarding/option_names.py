@@ -49,9 +49,9 @@ class Meaning:
     words: Mapping[str, Any] = field(default_factory=dict)
     """the script's words by the target's values, where they differ; whole arguments for a flag, None: left out"""
     values: tuple[Any, ...] = ()
-    """the knob's values that the script can be told, its default first"""
+    """the knob's values that the script can be told, that of today first"""
     default: Any = None
-    """the knob's value when the option is left out"""
+    """the knob's value today: as the script is started, else when the option is left out"""
 
 
 def meaning_of(option: ScriptOption, divided: frozenset[str] = frozenset()) -> Meaning | None:
@@ -67,7 +67,7 @@ def meaning_of(option: ScriptOption, divided: frozenset[str] = frozenset()) -> M
     return (
         None
         if target is None or target in ("compile", "sequence_parallel")
-        else Meaning(target=target, default=option.default)
+        else Meaning(target=target, default=option.present)
     )
 
 
@@ -86,7 +86,7 @@ def _last(name: str) -> str:
 
 
 def _batch(option: ScriptOption, target: str, divided: frozenset[str]) -> Meaning:
-    expression, default = "", option.default
+    expression, default = "", option.present
     over_all = re.search(r"\b(total|all (gpus|ranks|devices|nodes)|global|effective)\b", option.help.lower())
     if target == "micro_batch_size" and over_all:
         expression = "micro_batch_size * dp"
@@ -104,13 +104,13 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
     if offered:
         said = {value: next((w for w in words if w in offered), None) for value, words in known.items()}
         words: dict[str, Any] = {value: word for value, word in said.items() if word is not None}
-    elif target == "precision" and option.default is not None:
-        words = next((dict(f) for f in _FAMILIES if str(option.default) in f.values()), {})
+    elif target == "precision" and option.present is not None:
+        words = next((dict(f) for f in _FAMILIES if str(option.present) in f.values()), {})
     elif target == "zero_stage" and option.kind == "int":
         words = {str(stage): str(stage) for stage in range(4)}
     else:
         words = {}
-    default = next((value for value, spellings in known.items() if str(option.default) in spellings), None)
+    default = next((value for value, spellings in known.items() if str(option.present) in spellings), None)
     if len(words) < 2 and default is None:
         return None
     values = sorted(words, key=lambda value: value != default)
@@ -121,7 +121,7 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
 def _flag(option: ScriptOption, name: str) -> Meaning | None:
     for precision, pattern in PRECISION_FLAGS.items():
         if re.fullmatch(pattern, name):
-            default = precision if option.default else None
+            default = precision if option.present else None
             return Meaning(target="precision", words={precision: option.on}, values=(precision,), default=default)
     on_off = {"compile": ("true", "false"), "sequence_parallel": ("true", "false"), "recompute": ("full", "none")}
     for target, (on, off) in on_off.items():
@@ -135,6 +135,7 @@ def _flag(option: ScriptOption, name: str) -> Meaning | None:
 def _switch(option: ScriptOption, target: str, on: str, off: str) -> Meaning:
     default, other = (on, off) if option.default else (off, on)
     reachable = [default] if (option.on if other == on else option.off) is None else [default, other]
+    reachable.sort(key=lambda value: value != (on if option.present else off))
     typed = _typed(target, reachable)
     return Meaning(target=target, words={on: option.on, off: option.off}, values=typed, default=typed[0])
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import SpecError
+from autotune.onboarding.launch_script import Started
 from autotune.onboarding.script_options import ScriptOption, constants_of, options_of
 from autotune.onboarding.syntax import called_name, literal, literal_or_none
 
@@ -36,12 +37,18 @@ class Script:
     """names that it divides by the number of ranks, as nanoGPT its accumulation steps"""
     constants: tuple[ScriptOption, ...] = ()
     """numbers that it sets in its own text, which no option changes"""
+    started: Started | None = None
+    """how a launch script starts it; None: not known"""
+    is_read: bool = True
+    """whether its text is known, and not only how it is started"""
     printed: tuple[tuple[Any, ...], ...] = field(default=())
     """lines that it prints: literal texts, and (expression, format) for what is put between them"""
 
     @property
     def launcher(self) -> str:
         """torchrun, accelerate, deepspeed or python. DeepSpeed's own tells each rank its number by an option, which torchrun does not."""
+        if self.started is not None and (self.started.launcher in ("torchrun", "accelerate") or not self.is_read):
+            return self.started.launcher
         if "accelerate" in self.imports:
             return "accelerate"
         if "deepspeed" in self.imports:

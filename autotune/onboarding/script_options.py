@@ -40,6 +40,8 @@ class ScriptOption:
     """int, float, text or flag"""
     default: Any = None
     """its value when it is left out, where the text says it"""
+    given: Any = None
+    """the value that the script is started with today, where that is known"""
     choices: tuple[Any, ...] = ()
     """the values that it may have; empty for any"""
     is_required: bool = False
@@ -48,6 +50,11 @@ class ScriptOption:
     """its description"""
     line: int = 0
     """line of the script that declares it"""
+
+    @property
+    def present(self) -> Any:
+        """Its value today, as far as it is known."""
+        return self.default if self.given is None else self.given
 
     @property
     def shown(self) -> str:

@@ -21,7 +21,7 @@ NAMES: Mapping[str, str] = {
     "accumulation_steps": "(gradient|grad)_?acc(um|umulation|umulate)?(_steps|_iters?)?|acc(um|umulation)?(_steps|_iters?|_freq|_grad)?|"
     "accumulate_grad(ient)?(_batches|s)?|iters_to_accumulate|update_freq|gas",
     "global_batch_size": "(global|total|effective)_(train_)?(batch(_size)?|bs)|gbs",
-    "precision": "(d|data|torch_d|compute_d|amp_d|train_d|param_d)type|(mixed_)?precision|mixed|amp_dtype|compute_type",
+    "precision": "(d|data|torch_d|compute_d|amp_d|train_d|param_d)type|(mixed_)?precision|mixed|amp|compute_type",
     "recompute": "(use_)?(gradient|grad|activation|act)_?(checkpoint|ckpt|recompute)(ing|s)?|checkpoint_activations|use_checkpoint(ing)?|"
     "recompute(_activations|_granularity)?|ac(_mode)?|activation_checkpoint_mode|remat|use_gc",
     "compile": "(torch_|use_|use_torch_|enable_)?compile(_model)?",

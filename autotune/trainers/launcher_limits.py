@@ -18,7 +18,7 @@ from autotune.trainers.launch_files import INTERPRETER
 from autotune.trainers.limit import Limit
 from autotune.trainers.torchrun import Placement
 
-_MODULES = {
+MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate",
@@ -86,7 +86,7 @@ def _launcher(argv: Sequence[str]) -> str:
     """The launcher's name; empty when the command has none that is known."""
     first = os.path.basename(argv[0]) if argv else ""
     if INTERPRETER.fullmatch(first) and "-m" in argv[:-1]:
-        return _MODULES.get(argv[argv.index("-m") + 1], "")
+        return MODULES.get(argv[argv.index("-m") + 1], "")
     if first == "accelerate-launch" or (first == "accelerate" and argv[1:2] == ["launch"]):
         return "accelerate"
     return first if first in ("torchrun", "deepspeed") else ""

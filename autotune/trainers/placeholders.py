@@ -185,6 +185,11 @@ def null_inside(text: str) -> SpecError:
     )
 
 
+def braced(text: str) -> str:
+    """A text with its braces doubled: they are its own, no placeholders."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 def word(value: Any) -> str:
     """A value as text; flags become true and false, as in YAML and JSON."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -283,18 +283,11 @@ def test_a_script_of_deepspeed_trains_on_all_ranks(option: str, cluster: str, wo
     assert {row.config.dp for row in api.plan_of(study, top=100).rows} == {ranks}
 
 
-def test_a_shell_script_names_what_it_starts(tmp_path: Path) -> None:
-    (tmp_path / "job.slurm").write_text(
-        'LAUNCHER="accelerate launch --num_machines $SLURM_NNODES --main_process_ip $head"\n'
-        'export CMD="$LAUNCHER examples/train.py --mixed_precision fp16"\nsrun $CMD\n'
-    )
-    with pytest.raises(SpecError, match=r"job\.slurm starts examples/train\.py") as refused:
-        first_draft(tmp_path / "job.slurm", folder=tmp_path)
-    assert "give examples/train.py to `autotune init`, its nodes as --cluster" in refused.value.remedy
-    (tmp_path / "job.sh").write_text("FORCE_TORCHRUN=1 llamafactory-cli train sft.yaml\n")
+def test_a_shell_script_that_starts_no_program_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("make train\n")
     with pytest.raises(SpecError, match=r"job\.sh is neither") as refused:
         first_draft(tmp_path / "job.sh", folder=tmp_path)
-    assert refused.value.remedy == "give the script or the settings file that it starts"
+    assert refused.value.remedy == "no Python program was found that it starts: give the script or the settings file"
 
 
 def test_a_script_that_cannot_accumulate_has_its_batch_as_a_knob(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import final
+from typing import NamedTuple, final
 
 from autotune.errors import SpecError
 from autotune.trainers.readers.shell_statements import Statement, statements_of
@@ -33,6 +33,9 @@ _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?=([^{}]*)\}")
 _ALL_ARGUMENTS = re.compile(r"\"\$\{?[@*]\}?\"|\$\{?[@*]\}?")
 _QUOTED_ARRAY = re.compile(r"\"(\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\})\"")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]{1,200})\)\)")
+_SUBSTITUTION = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`")
+_SPACE = "\ue000"
+"""stands for a space that parts no words"""
 _HERE = re.compile(r"`pwd`|\$\(pwd\)|\$PWD\b|\$\{PWD\}")
 _DEPTH = 8
 """variables inside variables"""
@@ -59,24 +62,50 @@ _SLURM = {
 """variables that Slurm sets, by the option of sbatch"""
 
 
-def command_of(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(the words of the longest command with options, names of variables that are not set). Raises `SpecError` when there is no option."""
-    script = _Script(variables=_of_slurm(text))
+class Command(NamedTuple):
+    """A command of a script."""
+
+    words: tuple[str, ...]
+    """its words, variables put in"""
+    unset: tuple[str, ...]
+    """names of its variables that are not set, which stay as they are written"""
+
+
+class Commands(NamedTuple):
+    """What a script runs."""
+
+    commands: tuple[Command, ...]
+    """in their order"""
+    exported: Mapping[str, str]
+    """what it adds to their environment"""
+    of_slurm: Mapping[str, str]
+    """variables that Slurm sets, by its lines `#SBATCH`"""
+
+
+def command_of(text: str) -> Command:
+    """The longest command with options. Raises `SpecError` when there is no option."""
+    best = max(commands_of(text).commands, key=lambda command: _options(command.words), default=Command((), ()))
+    if not _options(best.words):
+        raise SpecError("the file holds no command with options such as --tensor-model-parallel-size 2", field="FILE")
+    return best
+
+
+def commands_of(text: str) -> Commands:
+    """The commands of a script."""
+    of_slurm = _of_slurm(text)
+    script = _Script(variables=dict(of_slurm))
     statements = list(statements_of(_HERE.sub(".", text)))
     if statements and all(statement.words[:1] and statement.words[0].startswith("-") for statement in statements):
         # a text file of bare flags is one command, whatever its lines are
         statements = [Statement(tuple(word for statement in statements for word in statement.words), ";")]
     script.follow(statements)
-    best: tuple[str, ...] = ()
-    of_best: tuple[str, ...] = ()
+    found: list[Command] = []
     for command in script.commands:
         unset: dict[str, None] = {}
-        for words in _programs(_filled(command, script.variables, unset)):
-            if _options(words) > _options(best):
-                best, of_best = words, tuple(unset)
-    if not best:
-        raise SpecError("the file holds no command with options such as --tensor-model-parallel-size 2", field="FILE")
-    return best, of_best
+        programs = tuple(_programs(_filled(command, script.variables, unset)))
+        found += [Command(words, tuple(unset)) for words in programs]
+    exported = {name: _filled(script.variables[name], script.variables, {}) for name in script.exported}
+    return Commands(tuple(found), exported, of_slurm)
 
 
 @dataclass(slots=True)
@@ -100,6 +129,7 @@ class _Script:
 
     variables: dict[str, str]
     commands: list[str] = field(default_factory=list)
+    exported: dict[str, None] = field(default_factory=dict)
     branches: list[_Branch] = field(default_factory=list)
 
     def follow(self, statements: Sequence[Statement]) -> None:
@@ -167,14 +197,18 @@ class _Script:
 
     def _run(self, words: tuple[str, ...], *, counts: bool) -> None:
         """Assignments, and what is left as a command."""
-        if words[0] in _DECLARATIONS:
+        first, assigns = words[0], list[str]()
+        if first in _DECLARATIONS:
             words = tuple(word for word in words[1:] if not word.startswith("-"))
         while words and (assigned := _ASSIGNMENT.fullmatch(words[0])):
             if counts:
                 _assign(self.variables, *assigned.groups())
+                assigns.append(assigned[1])
             else:
                 self.variables.setdefault(assigned[1], "")  # the script knows it, and leaves it empty here
             words = words[1:]
+        if first == "export" or words:  # `NAME=value command` exports for it
+            self.exported.update(dict.fromkeys([*assigns, *(name for name in words if name in self.variables)]))
         command = " ".join(words)
         if counts and command:
             for name, value in _SETS_DEFAULT.findall(command):
@@ -303,7 +337,9 @@ def _computed(expression: str, variables: dict[str, str]) -> str:
 
 
 def _words(command: str) -> tuple[str, ...]:
+    """The words; a substitution stays whole, whatever spaces it has."""
+    command = _SUBSTITUTION.sub(lambda found: re.sub(r"\s", _SPACE, found[0]), command)
     try:
-        return tuple(shlex.split(command))
+        return tuple(word.replace(_SPACE, " ") for word in shlex.split(command))
     except ValueError:
         return tuple(command.split())

@@ -1,0 +1,34 @@
+"""The model that a program names by its id on Hugging Face's hub, or by the folder of its weights."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from autotune.schema.files import is_model_file
+from autotune.spec import catalog
+
+
+def model_named(named: Any, base: Path, folder: Path) -> tuple[str, str] | None:
+    """(the model for the spec, a comment): of the hub as the catalog has it, or the config.json of a folder; None for any other.
+
+    `base`: the folder that a path begins at; `folder`: of the spec.
+    """
+    text = str(named or "")
+    if text in catalog.model_names() or text.lower() in catalog.hub_models():
+        return text, ""
+    of_tail = {_tail(hub): name for hub, name in catalog.hub_models().items()}
+    if text and (found := of_tail.get(_tail(text))) is not None:
+        return found, f"taken for {text}"
+    local = base / text / "config.json"
+    if text and local.is_file() and is_model_file(str(local)):
+        return os.path.relpath(local.resolve(), folder.resolve()), ""
+    return None
+
+
+def _tail(hub: str) -> str:
+    """A hub id without owner and without what no shape depends on: how the weights were tuned, and the 3 or 3.1 of Llama's 8B and 70B."""
+    name = re.sub(r"^(meta-)?llama-3-", "llama-3.1-", hub.rstrip("/").rpartition("/")[2].lower()).removeprefix("meta-")
+    return re.sub(r"-(hf|base|instruct|chat|it|sft|dpo)$", "", name)

@@ -1,0 +1,182 @@
+"""The command of a script's first spec: launcher, script, the words of its options, and what those words are by knob."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.onboarding.draft import Item
+from autotune.onboarding.launch_script import Argument, Started
+from autotune.onboarding.library_options import OF_A_RUN
+from autotune.onboarding.named_cluster import Place
+from autotune.onboarding.option_matches import OptionMatches
+from autotune.onboarding.option_names import SHAPE, Meaning
+from autotune.onboarding.script_options import ScriptOption
+from autotune.trainers.launcher_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES
+from autotune.trainers.placeholders import braced
+
+FILL_IN = "FILL-IN"
+"""value of an option that the script requires and that nobody but its owner knows"""
+MAX_IDEAS = 4
+"""options that are suggested as knobs of the study's own"""
+_WHERE = frozenset(
+    (
+        *(
+            "",
+            "num_processes",
+            "num_machines",
+            "machine_rank",
+            "main_process_ip",
+            "main_process_port",
+            "multi_gpu",
+            "gpu_ids",
+        ),
+        *("rdzv_backend", "rdzv_conf", "same_network", "num_cpu_threads_per_process", "role", "max_restarts"),
+    )
+)
+"""options of `accelerate launch` that say where it runs"""
+
+
+def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
+    """The launcher, the script and its options."""
+    script, launcher, over_nodes = found.script, found.script.launcher, place.is_spread
+    started = script.started
+    reasons = {
+        "torchrun": "it expects torchrun's environment",
+        "accelerate": "it imports accelerate; for CPU ranks name their cluster: autotune init --cluster cpu-1x2",
+        "deepspeed": "it reads --local_rank, which DeepSpeed's launcher gives it",
+        "python": "",
+    }
+    if launcher == "accelerate" and place.is_cpu:
+        launcher, reasons["torchrun"] = "torchrun", "accelerate launch starts one process only on CPUs"
+    starts = {
+        "python": ["python"],
+        "torchrun": [*place.torchrun],
+        "deepspeed": ["deepspeed", *(DEEPSPEED_NODES if over_nodes else DEEPSPEED_ONE)],
+        "accelerate": [
+            *("accelerate", "launch", "--num_processes={world_size}"),
+            *(MACHINES if over_nodes else ()),
+            *(_kept_of_accelerate(started) if started else ()),
+        ],
+    }
+    first, *more = starts[launcher]
+    yield Item(first, reasons[launcher])
+    yield from (Item(word) for word in more)
+    if started and started.is_module:
+        yield Item("-m")
+    yield Item(started.program if started else script.name)
+    if script.parser == "LightningCLI":
+        yield Item("fit")
+    if started:
+        yield from map(Item, _kept(found))
+    for target, option, meaning in _told(found):
+        word = "{%s}" % (meaning.expression or target)
+        yield Item(f"{option.prefix}{word}", _where(option, meaning))
+    if found.precision_flags:
+        named = ", ".join(f"{option.shown} (line {option.line})" for option, _ in found.precision_flags)
+        yield Item("{precision}", named)
+    if script.parser == "HfArgumentParser":
+        yield Item("--logging_steps=1", "a loss for every step")
+        given = {argument.name for argument in started.arguments} if started else set()
+        for name, off in OF_A_RUN.items():
+            if name in given:
+                yield Item(f"--{name}={off}", "off in trials: give launch.sh your own behind it")
+    if found.log_interval is not None and script.parser != "HfArgumentParser":
+        option = found.log_interval
+        yield Item(f"{option.prefix}1", f"a line for every step ({_said(option)})")
+    for option in found.required:
+        yield Item(f"{option.prefix}{FILL_IN}", f"fill in: the script requires it (line {option.line})")
+
+
+def _told(found: OptionMatches) -> Iterator[tuple[str, ScriptOption, Meaning]]:
+    """(what it stands for, option, meaning) of the options that a trial is told."""
+    for target, (option, meaning) in found.used.items():
+        if target not in (*SHAPE, "model") and (option.kind != "flag" or len(meaning.values) > 1):
+            yield target, option, meaning
+
+
+def _kept(found: OptionMatches) -> Iterator[str]:
+    """The arguments that the script is started with today, without those that a trial is told."""
+    told = {option.name for _, option, _ in _told(found)} | {option.name for option, _ in found.precision_flags}
+    if found.log_interval is not None:
+        told.add(found.log_interval.name)
+    if found.script.parser == "HfArgumentParser":
+        told |= {"logging_steps", *OF_A_RUN}
+    for argument in found.script.started.arguments if found.script.started else ():
+        if found.template and found.template.given in argument.values:
+            yield f"--{argument.name}={{files}}/{found.template.name}"
+        elif argument.name not in told | {"local_rank"}:
+            yield from written(argument, found.script.is_read)
+
+
+def written(argument: Argument, is_joined: bool) -> Iterator[str]:
+    """The words of an argument as a template has them; `is_joined`: whether an option may have its value behind `=`."""
+    if is_joined and argument.words[0].startswith("--") and len(argument.words) == 2:
+        yield braced(f"{argument.words[0]}={argument.words[1]}")
+    else:
+        yield from map(braced, argument.words)
+
+
+def _kept_of_accelerate(started: Started) -> Iterator[str]:
+    """What `accelerate launch` is told beside ranks and where they meet."""
+    for option in started.options:
+        if option.name not in _WHERE:
+            yield from written(option, True)
+
+
+def _where(option: ScriptOption, meaning: Meaning) -> str:
+    assumed = ""
+    if meaning.target == "micro_batch_size":
+        assumed = ", over all ranks" if meaning.expression else ", taken as sequences per rank"
+    elif meaning.target == "accumulation_steps" and meaning.expression:
+        assumed = ", which it divides by its ranks"
+    shown = "" if option.prefix else f"{option.shown}, "
+    return f"{shown}{_said(option)}{assumed}"
+
+
+def _said(option: ScriptOption) -> str:
+    """Where the option is declared, and its value."""
+    line = f"line {option.line}" if option.line else ""
+    default = "" if option.default is None else f"default {option.default}"
+    now = "" if option.given is None else f"{option.given} at present"
+    return ", ".join(text for text in (line, default, now) if text)
+
+
+def ideas_of(found: OptionMatches) -> Iterator[str]:
+    """Comments: options that could be knobs of the study's own."""
+    for option in found.ideas[:MAX_IDEAS]:
+        if option.kind == "flag":
+            yield f'could be tuned (line {option.line}): knobs: {{{option.name}: [false, true]}}, here "{{{option.name}}}" and values below'
+        else:
+            values = (
+                option.choices or ((option.default or 0), *((2, 4) if not option.default else (option.default * 2,)))
+                if option.kind == "int"
+                else option.choices
+            )
+            if values:
+                text = ", ".join(map(str, values))
+                yield f'could be tuned (line {option.line}): knobs: {{{option.name}: [{text}]}}, here "{option.prefix}{{{option.name}}}"'
+
+
+def values_of(found: OptionMatches) -> dict[str, dict[Any, Any]]:
+    """The option `values`: the script's words by knob."""
+    said: dict[str, dict[Any, Any]] = {}
+    for target, (_, meaning) in found.used.items():
+        if meaning.words and len(meaning.values) > 1:
+            said[target] = {_key(value): word for value, word in meaning.words.items()}
+    if found.precision_flags:
+        said["precision"] = precision_words(found.precision_flags)
+    return said
+
+
+def _key(value: str) -> Any:
+    return {"true": True, "false": False}.get(value, int(value) if value.isdecimal() else value)
+
+
+def precision_words(flags: list[tuple[ScriptOption, Meaning]]) -> dict[Any, Any]:
+    """The whole argument for each number format. Of flags that are on by default the first alone counts: one word cannot switch two."""
+    on = [(option, meaning.values[0]) for option, meaning in flags if option.default]
+    if on:
+        option, precision = on[0]
+        return {precision: None} if option.off is None else {precision: None, "fp32": f"{option.prefix}{option.off}"}
+    return {**{meaning.values[0]: f"{option.prefix}{option.on}" for option, meaning in flags}, "fp32": None}

@@ -1,0 +1,130 @@
+"""`autotune init` of a launch script: the draft of the program that it starts, as it starts it.
+
+A program of settings (LLaMA-Factory, axolotl) has the draft of its settings. Any other has that of its Python file, which is looked for beside the script
+and above; its options have the values that the script gives them. Where it is not found, what the script gives is all that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.onboarding.configuration_files import read_present
+from autotune.onboarding.draft import Draft
+from autotune.onboarding.launch_script import Argument, Started, arguments_of, is_plain
+from autotune.onboarding.library_options import TRAINING_ARGUMENTS
+from autotune.onboarding.named_cluster import Place
+from autotune.onboarding.option_names import is_log_interval, meaning_of
+from autotune.onboarding.script import Script, read_script
+from autotune.onboarding.script_options import ScriptOption, option_of
+from autotune.onboarding.script_spec import script_draft
+from autotune.onboarding.settings_draft import Settings, settings_draft
+from autotune.onboarding.settings_program import COMMANDS, settings_program
+from autotune.trainers.nested_documents import parse_document
+
+_ABOVE = 3
+"""folders above the script in which its program is looked for"""
+_FILES = (".yaml", ".yml", ".json")
+
+
+def started_draft(started: Started, path: Path, place: Place, *, model: str | None, folder: Path) -> Draft:
+    """The draft of what the script at `path` starts; `folder`: of the spec. Raises `SpecError` for a program that is no Python."""
+    draft = _draft(started, path, place, model=model, folder=folder)
+    notes, fill_in = list(draft.notes), draft.fill_in
+    if open_words := [word for word in started.words if not is_plain(word)]:
+        notes.append(f"only the shell knows {', '.join(open_words)}: write the values into argv")
+        fill_in = tuple(dict.fromkeys((*fill_in, "trainer.argv")))
+    if started.not_carried:
+        named = ", ".join(started.not_carried)
+        notes.append(f"{path.name} also exports {named}: export them where you start autotune")
+    return replace(draft, notes=tuple(notes), fill_in=fill_in)
+
+
+def _draft(started: Started, path: Path, place: Place, *, model: str | None, folder: Path) -> Draft:
+    program = COMMANDS.get(started.program) or settings_program({argument.name: True for argument in started.arguments})
+    if program is not None:
+        file = next((word for word in started.words[:1] if word.endswith(_FILES)), "")
+        cwd = _where(path, file)
+        told = dict(_settings(started.arguments))
+        if file and (cwd / file).is_file():
+            told = {**parse_document(file, read_present(cwd / file).files[Path(file).name]), **told}
+        arguments = tuple(arguments_of(started.words[1:])) if file else started.arguments
+        settings = Settings(
+            program=program, document=told, source=path, cwd=cwd, file=file, arguments=arguments, env=started.env
+        )
+        return settings_draft(settings, place, model=model, folder=folder)
+    file = f"{started.program.replace('.', '/')}.py" if started.is_module else started.program
+    cwd = _where(path, file)
+    script = Script(
+        name=started.program, options=(), parser="", imports=frozenset(), is_distributed=False, is_read=False
+    )
+    if (cwd / file).is_file():
+        script = read_script(Path(file).name, read_present(cwd / file).files[Path(file).name])
+    elif {"per_device_train_batch_size"} & {argument.name for argument in started.arguments}:
+        known = tuple(option_of(name, kind, default) for name, kind, default in TRAINING_ARGUMENTS)
+        script = replace(script, parser="HfArgumentParser", options=known)
+    script = replace(script, started=started, options=tuple(_given(script, started.arguments)))
+    return script_draft(script, place, cwd=cwd, source=path, model=model, folder=folder)
+
+
+def _where(path: Path, file: str) -> Path:
+    """The folder in which the script runs: where its program is found, beside it or above; else its own."""
+    beside = path.resolve().parent
+    return next((base for base in (beside, *beside.parents[:_ABOVE]) if file and (base / file).is_file()), beside)
+
+
+def _settings(arguments: tuple[Argument, ...]) -> Iterator[tuple[str, Any]]:
+    """Settings of a command: `--name value`, or `name=value`."""
+    for argument in arguments:
+        if argument.name:
+            yield argument.name, _typed(" ".join(argument.values)) if argument.values else True
+        else:
+            yield from (
+                (name, _typed(value)) for name, sign, value in (w.partition("=") for w in argument.values) if sign
+            )
+
+
+def _typed(text: str) -> Any:
+    """The value as YAML reads it: a number, a flag or a text."""
+    with suppress(yaml.YAMLError):
+        value = yaml.safe_load(text)
+        return value if isinstance(value, int | float | bool) else text
+    return text
+
+
+def _given(script: Script, arguments: tuple[Argument, ...]) -> Iterator[ScriptOption]:
+    """The script's options with the values that they are given; and options of no known declaration that stand for a knob."""
+    given: Mapping[str, Argument] = {argument.name: argument for argument in arguments}
+    for option in script.options:
+        found = given.get(option.name) or given.get(option.name.rpartition(".")[2])
+        negated = given.get(f"no_{option.name}")
+        if found is not None:
+            yield replace(option, given=_value(found, option.kind))
+        elif negated is not None and option.kind == "flag":
+            yield replace(option, given=False)
+        else:
+            yield option
+    declared = {option.name for option in script.options}
+    for name, argument in given.items():
+        if not name or name in declared:
+            continue
+        flag, value = argument.words[0].partition("=")[0], _value(argument, "")
+        option = (
+            ScriptOption(name=name, kind="flag", on=flag, given=True)
+            if not argument.values
+            else ScriptOption(name=name, kind="int" if type(value) is int else "text", prefix=f"{flag}=", given=value)
+        )
+        if flag.startswith("--") and (meaning_of(option) is not None or is_log_interval(option)):
+            yield option
+
+
+def _value(argument: Argument, kind: str) -> Any:
+    if not argument.values:
+        return True
+    value = _typed(argument.values[0])
+    return argument.values[0] if kind == "text" else value
