@@ -16,7 +16,8 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.schema.files import config_json, locate, model_name, name_of
 from autotune.spec import ModelCode, ModelSpec
-from autotune.spec.hugging_face import FAMILIES, text_model
+from autotune.spec.hugging_face import text_model
+from autotune.spec.hugging_face_families import FAMILIES
 from autotune.spec.hugging_face_plans import PIPELINE_SPLITS, TENSOR_PLANS
 from autotune.spec.plain import canonical, fingerprint
 
@@ -46,6 +47,12 @@ def transformers_model(text: str, source: str, *, base: Path | None, inspect: In
         path = config_json(text, base)
         document, name = json.loads(path.read_text(encoding="utf-8")), model_name(path)
     family, _ = text_model(document)
+    if family in FAMILIES and not FAMILIES[family].has_class:
+        raise SpecError(
+            f"transformers has no class for the family {family!r} of {name}: its code is beside the checkpoint",
+            remedy="write `model: PATH` for the native decoder of the same sizes, or {module: PACKAGE.MODULE:FUNCTION} with a function that builds it",
+            field="model.hf",
+        )
     code = ModelCode(
         has_tensor_plan=family in TENSOR_PLANS,
         has_pipeline_split=family in PIPELINE_SPLITS,

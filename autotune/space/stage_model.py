@@ -86,8 +86,9 @@ def _cut_source(cut: ModelSpec) -> str:
             document[key] = value[: cut.num_layers] if cut.num_dense_layers else value[whole - cut.num_layers :]
         elif value == whole:
             document[key] = cut.num_layers
-    if "first_k_dense_replace" in document:
-        document["first_k_dense_replace"] = cut.num_dense_layers
+    for key in ("first_k_dense_replace", "moe_layer_start_index"):
+        if key in document:
+            document[key] = cut.num_dense_layers
     read = fields_of(document)
     if (read["num_layers"], read.get("num_dense_layers", 0)) != (cut.num_layers, cut.num_dense_layers):
         raise SpecError(

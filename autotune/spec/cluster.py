@@ -38,7 +38,7 @@ FABRICS: Mapping[str, float | None] = {
 CLOCK_OF_POWER = 0.45
 """exponent of the clock over the limit of power. The same multiprocessor at 350 and at 700 W: an H100 PCIe has 114 of them and multiplies at most 499.5 TFLOP/s, an H100 SXM
 132 and 792.1 (mag-/gpu_benchmark, README.md), 0.73 of the rate; a V100 loses 12% from 250 to 175 W (exponent 0.35)"""
-_CLUSTER_NAME = re.compile(r"(?P<gpu>[a-z0-9-]+)-(?P<nodes>[0-9]{1,7})x(?P<gpus>[0-9]{1,4})")
+_CLUSTER_NAME = re.compile(r"(?P<gpu>[A-Za-z0-9_ -]+)-(?P<nodes>[0-9]{1,7})x(?P<gpus>[0-9]{1,4})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,14 +28,13 @@ NORM_TOPK = frozenset({"qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2"})
 """families whose `norm_topk_prob` says whether the weights of the chosen experts are made to add up to 1"""
 QK_NORM = frozenset({"qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma3_text", "exaone4", "hunyuan_v1_dense", "dots1"})
 """families that normalize queries and keys"""
-SIGMOID_ROUTERS = frozenset({"deepseek_v3", "kimi_k2", "glm4_moe"})
+SIGMOID_ROUTERS = frozenset({"deepseek_v3", "glm4_moe", "glm4_moe_lite"})
 """families whose experts are weighed by sigmoids, and chosen with a bias that balances their load (arXiv:2412.19437, section 2.1.2)"""
-_V3_ROUTER = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
 ROUTER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "deepseek_v2": {"n_group": 1, "topk_group": 1},
-    "deepseek_v3": _V3_ROUTER,
-    "kimi_k2": _V3_ROUTER,
+    "deepseek_v3": {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
     "glm4_moe": {"n_group": 1, "topk_group": 1},
+    "glm4_moe_lite": {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8},
 }
 """what these families' classes in transformers 5.23 take where the file does not say"""
 WINDOWED = frozenset({"mistral", "mixtral", "phi3"})

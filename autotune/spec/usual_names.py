@@ -1,8 +1,9 @@
-"""What trainers and training scripts usually call the knobs of a config, the figures of a workload and a model, and their values.
+"""What trainers and training scripts usually call the knobs of a config, the figures of a workload and a model, and their values; and GPUs by other names.
 
     tensor_model_parallel_size, tensor-parallel-size, tp_degree      -> tp
     per_device_train_batch_size, mbs                                 -> micro_batch_size
     bfloat16, bf16-mixed                                             -> bf16
+    RTX 4090, A100-SXM4-80GB, DGX Spark                              -> rtx-4090, a100-80gb, gb10
 
 Names are compared in small letters, words joined by underscores, without what stands before the last dot. `autotune import` and `autotune init` read
 options by them, and an unknown key of a spec is answered with the key that it means.
@@ -76,6 +77,28 @@ WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """how scripts write the values of a knob, the most usual first"""
 
 
+GPUS: Mapping[str, str] = {
+    "a100-40gb": "a100_?(sxm4?_?)?40gb?",
+    "a100-80gb": "a100_?(sxm4?_?)?80gb?|[dh]gx_a100",
+    "a100-pcie-40gb": "a100_40gb_pcie",
+    "a100-pcie-80gb": "a100_80gb_pcie",
+    "b200-sxm": "b200_?(sxm6?_?)?(180|192)gb|[dh]gx_b200",
+    "b300-sxm": "b300_?(sxm6?_?)?(270|288)gb|[dh]gx_b300",
+    "gb10": "(dgx_)?spark|grace_blackwell",
+    "gh200": "gh200_(96|480)gb|grace_hopper",
+    "h100-sxm": "h100_?(sxm5?_?)?80gb?(_hbm3)?|h100_sxm5|[dh]gx_h100",
+    "h200-sxm": "h200_?(sxm5?_?)?141gb|h200_sxm5|[dh]gx_h200",
+    "rtx-6000-ada": "(rtx_)?6000_?ada(_generation)?",
+    "rtx-pro-6000": "(rtx_)?(pro_6000|6000_pro)(_blackwell.*)?",
+    "v100-16gb": "v100_?(sxm[23]?_?)?16gb?",
+    "v100-32gb": "v100_?(sxm[23]?_?)?32gb?",
+}
+"""patterns of names of GPUs that the catalog calls otherwise"""
+_CARD = re.compile(r"(?:rtx|rx)?_?([a]?[0-9]{4})_?(ti|xtx)?_?(super)?_?(ada)?(?:_?[0-9]+gb)?")
+"""a graphics card by its number, with or without what stands before it"""
+_VENDOR = re.compile(r"^((nvidia|amd|geforce|instinct|radeon|tesla|quadro)_)+")
+
+
 def target_of(name: str) -> str | None:
     """The knob or figure that an option of this name stands for; None where autotune has no word for it."""
     return next((target for target, pattern in NAMES.items() if re.fullmatch(pattern, name)), None)
@@ -90,7 +113,19 @@ def meant_by(word: str) -> frozenset[str]:
     for values in WORDS.values():
         found |= {value for value, spellings in values.items() if word.lower() in map(str.lower, spellings)}
     found |= {alike for alike, usual in _SPEC_KEYS.items() if usual in found}
-    return frozenset(target for target in found if target)
+    return frozenset(target for target in found if target) | _gpus(name)
+
+
+def _gpus(name: str) -> frozenset[str]:
+    """Names that a GPU may have in the catalog."""
+    bare = _VENDOR.sub("", name)
+    found = {gpu for gpu, pattern in GPUS.items() if re.fullmatch(pattern, bare)}
+    if card := _CARD.fullmatch(bare):
+        number = "-".join(part for part in card.groups() if part)
+        found |= {f"rtx-{number}", f"rx-{number}"}
+    elif bare != name or "_" in bare:
+        found |= {bare.replace("_", "-")}
+    return frozenset(found)
 
 
 _SPEC_KEYS = {

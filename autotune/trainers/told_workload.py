@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from autotune.spec import Workload
+from autotune.spec.hugging_face_families import FAMILIES
 from autotune.spec.model_figures import figures_of
 from autotune.trainers.limit import Limit
 from autotune.trainers.own_model_limits import module_limits
@@ -20,7 +21,8 @@ UNCOMMON_SHAPES = {
     "mtp_layers": "layers of multi-token prediction",
 }
 """Fields of `ModelSpec` that are set only for models that most trainers cannot build, each with what it stands for."""
-OTHERS = "a trainer that reads the config.json itself (accelerate, deepspeed, hf_trainer, lightning, megatron_bridge, native), or command with a program of yours"
+OWN_PROGRAM = "command with a program of yours"
+OTHERS = f"a trainer that reads the config.json itself (accelerate, deepspeed, hf_trainer, lightning, megatron_bridge, native), or {OWN_PROGRAM}"
 """who may train a model that a trainer does not build"""
 
 
@@ -57,6 +59,11 @@ def shape_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
         yield from module_limits(model, trainer.name)
     figures = figures_of(model)
     if figures is not None and trainer.reads_config_json:
+        known = FAMILIES.get(figures.family)  # not of a model that its class was built to describe
+        if known is not None and not known.has_class:
+            message = f"launches of the trainer {trainer.name} build the class that transformers has for a config.json, and it has none for this one"
+            remedy = f"use native for a decoder of the same sizes (`model: PATH`), or {OWN_PROGRAM}"
+            yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
         return
     if figures is not None and model.source and not trainer.knows(figures.family):
         message = f"the trainer {trainer.name} would train another model than this config.json means; it knows {trainer.known_families}"

@@ -18,7 +18,7 @@ from autotune.trainers.torchtitan_settings import rotary_scaling
 BUILDERS = {
     **dict.fromkeys(("llama", "mistral"), "llama"),
     **dict.fromkeys(("qwen3", "qwen3_moe"), "qwen3"),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), "deepseek_v3"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek_v3"),
 }
 """builders by the family of a config.json; a model by its shape alone is a Llama"""
 WITH_CONFIG_JSON = "name the model's config.json in the spec: torchtitan 0.3 trains Qwen3's and DeepSeek's"

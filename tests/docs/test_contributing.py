@@ -106,7 +106,7 @@ def test_a_model(copy: Copy) -> None:
 def test_a_gpu(copy: Copy) -> None:
     copy.follow("A GPU")
     copy.passes("tests/spec/test_catalog.py")
-    assert _listed(copy, "clusters", "rtx-3080-1x8")
+    assert _listed(copy, "clusters", "rtx-3070-1x8")
 
 
 def test_a_searcher(copy: Copy) -> None:

@@ -59,6 +59,9 @@ NOMINAL_GB = {
     "a100-40gb": 40, "a100-80gb": 80, "a100-pcie-40gb": 40, "a100-pcie-80gb": 80, "a800": 80, "h100-sxm": 80, "h100-pcie": 80, "h100-nvl": 94, "h200-sxm": 141, "gh200": 96,
     "h800": 80, "h20": 96, "b200-sxm": 180, "gb200-nvl72": 186, "b300-sxm": 270, "gb300-nvl72": 279, "l4": 24, "a10": 24, "a10g": 24, "l40s": 48, "h100-sxm-96gb": 96,
     "rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32, "rtx-6000-ada": 48, "mi250x": 64, "mi300x": 192, "mi325x": 256, "mi355x": 288,
+    "mi350x": 288, "mi210": 64, "rx-7900-xtx": 24, "h200-nvl": 141, "b100-sxm": 192, "gb10": 128, "l20": 48, "rtx-a5000": 24, "rtx-a4000": 16, "rtx-5000-ada": 32, "rtx-8000": 48,
+    "rtx-5080": 16, "rtx-5070-ti": 16, "rtx-4080": 16, "rtx-4080-super": 16, "rtx-4070-ti": 12, "rtx-4070-ti-super": 16, "rtx-4060-ti-16gb": 16, "rtx-3090-ti": 24,
+    "rtx-3080": 10, "rtx-3080-ti": 12, "rtx-3060": 12, "rtx-2080-ti": 11,
 }  # fmt: skip
 """memory as the product's name or datasheet states it"""
 
@@ -95,7 +98,7 @@ def test_peaks_are_dense_and_rise_as_formats_get_narrower(name: str) -> None:
         assert peaks["fp16"] == pytest.approx(2 * peaks["tf32"], rel=0.03)
     if "nvfp4" in peaks:
         assert peaks["nvfp4"] / peaks["fp8"] == pytest.approx(
-            3 if "300" in name else 4 if name == "rtx-5090" else 2, rel=0.03
+            3 if "300" in name else 4 if name.startswith("rtx-50") else 2, rel=0.03
         )
 
 
@@ -104,7 +107,7 @@ def test_gpus_that_meet_over_pcie_reach_their_host_over_the_same_link(name: str)
     inside, host = catalog.cluster(f"{name}-1x2").intra_node.bytes_per_s, catalog.gpu(name).host_bytes_per_s
     if inside in (16e9, 32e9):
         assert host == inside
-    assert host in (16e9, 32e9, 64e9) or name in ("gh200", "gb200-nvl72", "gb300-nvl72")
+    assert host in (16e9, 32e9, 64e9) or name in ("gh200", "gb200-nvl72", "gb300-nvl72", "gb10")
 
 
 def test_a_rack_of_72_is_one_domain_of_18_nodes() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, CatalogError
 from autotune.schema import parse_study
+from autotune.spec import catalog
 from autotune.spec.checks import nearest
 from autotune.spec.usual_names import meant_by
 
@@ -85,3 +86,31 @@ def test_a_word_without_a_meaning_has_none() -> None:
 )
 def test_only_a_name_that_is_near_is_suggested(word: str, known: list[str], suggested: str) -> None:
     assert nearest(word, known) == suggested
+
+
+@pytest.mark.parametrize(
+    ("word", "gpu"),
+    [
+        ("4090", "rtx-4090"),
+        ("RTX 4090", "rtx-4090"),
+        ("RTX_4070_Ti_SUPER", "rtx-4070-ti-super"),
+        ("3090ti", "rtx-3090-ti"),
+        ("a6000", "rtx-a6000"),
+        ("RTX 6000 Ada", "rtx-6000-ada"),
+        ("7900xtx", "rx-7900-xtx"),
+        ("A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("h100-80gb", "h100-sxm"),
+        ("H100_SXM", "h100-sxm"),
+        ("NVIDIA H200 NVL", "h200-nvl"),
+        ("dgx-spark", "gb10"),
+        ("gh200-96gb", "gh200"),
+        ("Tesla T4", "t4"),
+        ("AMD Instinct MI350X", "mi350x"),
+    ],
+)
+def test_a_gpu_by_another_name_is_answered_with_that_of_the_catalog(word: str, gpu: str) -> None:
+    for look, name in ((catalog.gpu, word), (catalog.cluster, f"{word}-2x4")):
+        with pytest.raises(CatalogError) as refused:
+            look(name)
+        assert refused.value.remedy == f"did you mean {gpu}?"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotune import api
-from autotune.errors import ExportError
+from autotune.errors import ExportError, SpecError
 from autotune.spec import ParallelConfig, Study, catalog
 from autotune.spec.model_figures import figures_of
 from autotune.trainers import Launch, trainer
@@ -51,15 +51,16 @@ GEMMA = {
 }
 
 
+SPEC: dict[str, Any] = {
+    "cluster": "h100-sxm-1x8",
+    "workload": {"seq_len": 4096, "global_batch_size": 64},
+    "space": {"tp": [1, 2]},
+}
+
+
 def study(folder: Path, document: dict[str, Any]) -> Study:
     (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")
-    asked = {
-        "model": "./config.json",
-        "cluster": "h100-sxm-1x8",
-        "workload": {"seq_len": 4096, "global_batch_size": 64},
-        "space": {"tp": [1, 2]},
-    }
-    return api.load_study(asked, base=folder)
+    return api.load_study({**SPEC, "model": "./config.json"}, base=folder)
 
 
 def launch(name: str, asked: Study, **options: Any) -> Launch:
@@ -236,6 +237,38 @@ def test_transformers_builds_the_model_of_the_catalog_from_its_config(name: str)
     if rope and figures.rotary_base is not None:
         assert rope.get("full_attention", rope)["rope_theta"] == figures.rotary_base
         assert rope.get("full_attention", rope)["rope_type"] == (figures.rotary_scaling or "default")
+
+
+SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 92544}
+INTERNLM2 = {"model_type": "internlm2", **SIZES, "intermediate_size": 14336, "num_key_value_heads": 8, "bias": False}
+QWEN_1 = {"model_type": "qwen", **SIZES, "intermediate_size": 22016, "kv_channels": 128, "rotary_emb_base": 20000}
+BAICHUAN = {"model_type": "baichuan", **SIZES, "intermediate_size": 11008}
+
+
+@pytest.mark.parametrize(
+    ("document", "family", "key", "value", "flags"),
+    [
+        (INTERNLM2, "llama", "attention_bias", False, "--num-query-groups 8"),
+        (QWEN_1, "qwen2", "intermediate_size", 11008, "--rotary-base 20000 --add-qkv-bias"),
+    ],
+)
+def test_a_family_that_is_another_one_under_other_names_is_launched_as_that_one(
+    document: dict[str, Any], family: str, key: str, value: Any, flags: str, tmp_path: Path
+) -> None:
+    remote = {"auto_map": {"AutoConfig": "configuration.Config"}, "architectures": ["TheirForCausalLM"]}
+    asked = study(tmp_path, {**document, **remote})
+    exported = json.loads(launch("hf_trainer", asked).files["model/config.json"])
+    assert (exported["model_type"], exported[key]) == (family, value)
+    assert not {"auto_map", "architectures"} & set(exported)
+    assert flags in " ".join(launch("megatron", asked).argv)
+
+
+@pytest.mark.parametrize("name", ["hf_trainer", "deepspeed", "megatron_bridge", "megatron"])
+def test_a_family_without_a_class_is_refused_with_who_can(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"model\.family=baichuan: .*native.*command with a program of yours"):
+        launch(name, study(tmp_path, BAICHUAN))
+    with pytest.raises(SpecError, match=r"transformers has no class for the family 'baichuan'.*`model: PATH`"):
+        api.load_study({**SPEC, "model": {"hf": str(tmp_path / "config.json")}}, base=tmp_path)
 
 
 def test_a_multimodal_file_is_its_language_model(tmp_path: Path) -> None:

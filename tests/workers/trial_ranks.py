@@ -90,11 +90,17 @@ LATENT = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     **{family: {} for family in sorted(TENSOR_PLANS | PIPELINE_SPLITS)},
-    **dict.fromkeys(("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe"), ROUTED),
-    **{family: {**ROUTED, **LATENT} for family in ("deepseek_v2", "deepseek_v3")},
+    **dict.fromkeys(("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "flex_olmo"), ROUTED),
+    **{family: {**ROUTED, "head_dim": 8} for family in ("exaone_moe", "hy_v3", "minimax_m2", "solar_open")},
+    "ernie4_5_moe": {**ROUTED, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
+    **dict.fromkeys(("minicpm3", "youtu"), LATENT),
+    **{family: {**ROUTED, **LATENT} for family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")},
     "dots1": {**ROUTED, "n_shared_experts": 1},
     "granite": {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 3.0},
-    **{family: {"head_dim": 8} for family in ("ministral", "helium", "ernie4_5")},
+    **{
+        family: {"head_dim": 8}
+        for family in ("ministral", "helium", "ernie4_5", "cwm", "internlm3", "iquestcoder", "ministral3")
+    },
     "seed_oss": {"attention_dropout": 0.0, "residual_dropout": 0.0},
 }
 """figures of small models of every family whose class brings a plan, beside the sizes"""

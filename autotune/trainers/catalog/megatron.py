@@ -37,7 +37,7 @@ class MegatronTrainer(Trainer):
 
     name = "megatron"
     families = frozenset({
-        "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2",
+        "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3",
         "glm4_moe", "gpt2",
     })  # fmt: skip
     shapes = frozenset({"num_dense_layers", "shared_ffn_hidden_size", "kv_lora_rank"})

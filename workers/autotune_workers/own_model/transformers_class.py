@@ -14,6 +14,7 @@ from torch import nn
 
 from autotune.errors import ConfigError, MissingExtraError
 from autotune.spec import ModelSpec
+from autotune.spec.hugging_face_alike import as_alike
 from autotune_workers.own_model.blocks import longest_list
 from autotune_workers.own_model.built_model import BuiltModel
 from autotune_workers.own_model.tensor_plan import is_supported
@@ -29,7 +30,7 @@ def build_class(model: ModelSpec) -> BuiltModel:
             remedy="pip install transformers, or write `model: PATH` for the native decoder of the same shape",
             field="model.hf",
         ) from error
-    document = json.loads(model.source)
+    document = dict(as_alike(json.loads(model.source)))
     try:
         config = transformers.AutoConfig.for_model(document["model_type"]).from_dict(document)
         config.use_cache = False

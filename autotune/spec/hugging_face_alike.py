@@ -1,0 +1,139 @@
+"""Families that compute what another one of transformers does under other names: their `config.json` is read, and exported, as that one's.
+
+    internlm2, Yi, exaone, ...    Llama                        minicpm       Granite: factors of embedding, residuals and logits
+    qwen (version 1)              Qwen2 with as many key heads as heads      chatglm (versions 2 and 3)   GLM-4
+    language models of Qwen-VL and GLM-V    with positions in three dimensions, which are equal in text
+
+Facts of the families: the code beside their checkpoints (`modeling_*.py`); of those in transformers 5.23, `models/*/modeling_*.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from autotune.spec.hugging_face_defaults import with_class_defaults
+
+Document = Mapping[str, Any]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alike:
+    """What a family is like."""
+
+    family: str
+    """the other's `model_type`"""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """its name of a key -> the other's"""
+    change: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """keys that follow from its own: (file with the other's names) -> keys that change; None: the key goes"""
+
+
+def as_alike(document: Document) -> Document:
+    """The file in the words of the family that it is like; the same object where it is like none."""
+    name = str(document.get("model_type") or "")
+    alike = ALIKE.get(name)
+    if alike is None:
+        return document
+    own = {key: value for key, value in with_class_defaults(document, {}).items() if key not in _OF_OWN_CODE}
+    named = {key: value for key, value in own.items() if key not in alike.keys}
+    named |= {alike.keys[key]: value for key, value in own.items() if key in alike.keys}
+    named["model_type"] = alike.family
+    changed = named | (alike.change(named) if alike.change is not None else {})
+    return {key: value for key, value in changed.items() if value is not None or key not in _REMOVED}
+
+
+_OF_OWN_CODE = ("auto_map", "architectures", "attn_implementation")
+"""keys that name the family's own classes and kernels"""
+_REMOVED = ("multi_query_attention", "multi_query_group_num", "rope_scaling", "no_bias")
+"""keys that `change` takes away"""
+
+
+def _qwen(own: dict[str, Any]) -> dict[str, Any]:
+    """The width of its MLP counts gate and projection together."""
+    return {
+        "intermediate_size": own["intermediate_size"] // 2,
+        "num_key_value_heads": own["num_attention_heads"],
+        "no_bias": None,
+    }
+
+
+def _chatglm(own: dict[str, Any]) -> dict[str, Any]:
+    heads = own.get("multi_query_group_num") if own.get("multi_query_attention") else own.get("num_attention_heads")
+    return {
+        "num_key_value_heads": heads,
+        "rope_theta": 10000.0 * (own.get("rope_ratio") or 1),
+        "partial_rotary_factor": 0.5,
+        "multi_query_attention": None,
+        "multi_query_group_num": None,
+    }
+
+
+def _minicpm(own: dict[str, Any]) -> dict[str, Any]:
+    width, layers = own["hidden_size"], own["num_hidden_layers"]
+    experts = {"model_type": "granitemoe", "num_local_experts": own["num_experts"]} if own.get("num_experts") else {}
+    return {
+        "embedding_multiplier": own.get("scale_emb", 1),
+        "residual_multiplier": own.get("scale_depth", 1) / math.sqrt(layers),
+        "logits_scaling": width / own.get("dim_model_base", 1),
+        "attention_multiplier": (width / own["num_attention_heads"]) ** -0.5,
+        "tie_word_embeddings": own.get("tie_word_embeddings", True),
+        **experts,
+    }
+
+
+def _text_of_images(own: dict[str, Any]) -> dict[str, Any]:
+    rope, scaling = own.get("rope_parameters"), own.get("rope_scaling")
+    changed: dict[str, Any] = {}
+    if isinstance(rope, Mapping) and "mrope_section" in rope:
+        changed["rope_parameters"] = {
+            **{key: value for key, value in rope.items() if not key.startswith("mrope")},
+            "rope_type": "default",
+        }
+    if isinstance(scaling, Mapping) and "mrope_section" in scaling:
+        changed["rope_scaling"] = None
+    return changed
+
+
+_BIAS = {"bias": "attention_bias"}
+ALIKE: Mapping[str, Alike] = {
+    **dict.fromkeys(("Yi", "aquila", "internlm", "internlm2", "skywork", "xverse"), Alike(family="llama", keys=_BIAS)),
+    "code_llama": Alike(family="llama"),
+    "exaone": Alike(family="llama", keys={"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps"}),
+    "mimo": Alike(family="qwen2"),
+    "qwen": Alike(
+        family="qwen2",
+        keys={"layer_norm_epsilon": "rms_norm_eps", "rotary_emb_base": "rope_theta", "kv_channels": "head_dim"},
+        change=_qwen,
+    ),
+    "chatglm": Alike(
+        family="glm",
+        keys={
+            "num_layers": "num_hidden_layers",
+            "padded_vocab_size": "vocab_size",
+            "ffn_hidden_size": "intermediate_size",
+            "kv_channels": "head_dim",
+            "layernorm_epsilon": "rms_norm_eps",
+            "add_qkv_bias": "attention_bias",
+            "seq_length": "max_position_embeddings",
+        },
+        change=_chatglm,
+    ),
+    "minicpm": Alike(family="granite", change=_minicpm),
+    **dict.fromkeys(("phi4mm", "phi4_multimodal"), Alike(family="phi3")),
+    "stablelm_epoch": Alike(
+        family="stablelm", keys={"rope_pct": "partial_rotary_factor", "norm_eps": "layer_norm_eps"}
+    ),
+    "kimi_k2": Alike(family="deepseek_v3"),
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"), Alike(family="qwen2", change=_text_of_images)
+    ),
+    "qwen3_vl_text": Alike(family="qwen3", change=_text_of_images),
+    "qwen3_vl_moe_text": Alike(family="qwen3_moe", change=_text_of_images),
+    "glm4v_text": Alike(family="glm4", change=_text_of_images),
+    "glm4v_moe_text": Alike(family="glm4_moe", change=_text_of_images),
+}
+"""by `model_type`"""

@@ -1,0 +1,150 @@
+"""What families write about their shapes in keys of their own: latent attention, patterns of layers with experts, heads and widths.
+
+Each function takes the file with the defaults of its family, and the fields of `ModelSpec` so far, and returns the fields that change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.errors import SpecError
+
+Document = Mapping[str, Any]
+
+INLINE = "give the model's fields inline: num_layers, hidden_size, num_attention_heads, vocab_size, ..."
+"""remedy for a file that cannot be read"""
+BUILT = (
+    "write `model: {hf: PATH}` with transformers installed, which builds the class and counts it, or {module: ...} for code of yours; "
+    f"else, for an approximation, {INLINE}"
+)
+"""remedy for a file whose layers no shape describes"""
+
+
+def _latent_attention(asked: Document) -> dict[str, Any]:
+    """DeepSeek's latent attention (arXiv:2405.04434, section 2.1): keys and values from a narrow latent, rotary parts apart. A null latent: plain attention."""
+    if not asked.get("kv_lora_rank"):
+        return {}
+    nope, rope = asked["qk_nope_head_dim"], asked["qk_rope_head_dim"]
+    return {
+        "attention_head_dim": nope + rope,
+        "q_lora_rank": asked.get("q_lora_rank") or 0,
+        "kv_lora_rank": asked["kv_lora_rank"],
+        "qk_rope_head_dim": rope,
+        "v_head_dim": asked["v_head_dim"],
+        "num_kv_heads": asked["num_attention_heads"],
+    }
+
+
+def first_dense(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    """Experts in all layers but the first few, with experts that every token visits beside them (DeepSeek, GLM, Kimi)."""
+    if not fields.get("num_experts"):
+        return {}
+    if asked.get("moe_layer_freq", 1) != 1:
+        raise SpecError(
+            f"moe_layer_freq must be 1, but is {asked['moe_layer_freq']}: other patterns of experts are not known",
+            remedy=INLINE,
+            field="model",
+        )
+    width, listed = asked["moe_intermediate_size"], asked.get("mlp_layer_types")
+    dense = listed.count("dense") if isinstance(listed, list) else asked.get("first_k_dense_replace") or 0
+    return {
+        "ffn_hidden_size": width,
+        "shared_ffn_hidden_size": (asked.get("n_shared_experts") or 0) * width,
+        "num_dense_layers": dense,
+        "dense_ffn_hidden_size": asked["intermediate_size"] if dense else 0,
+    }
+
+
+def deepseek(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    return {**_latent_attention(asked), **first_dense(asked, fields)}
+
+
+def ernie_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    """Experts from one layer on to the last: `moe_layer_end_index` is -1, or not before the last layer."""
+    last, end = fields["num_layers"] - 1, asked.get("moe_layer_end_index", -1)
+    if end != -1 and end < last:
+        raise SpecError(
+            f"moe_layer_end_index must be that of the last layer, {last}, but is {end}: dense layers behind those with experts are not known",
+            remedy=INLINE,
+            field="model",
+        )
+    return first_dense(asked, fields)
+
+
+def hunyuan_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    """Experts that every token visits are as wide as the others."""
+    return {"shared_ffn_hidden_size": (asked.get("n_shared_experts") or 0) * fields["ffn_hidden_size"]}
+
+
+def granite_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    """One MLP that every token visits beside the experts; without experts it is the layer's MLP."""
+    width = asked.get("shared_intermediate_size") or 0
+    return {"shared_ffn_hidden_size" if fields.get("num_experts") else "ffn_hidden_size": width}
+
+
+def granite_hybrid(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    """Granite 4 in the sizes that attend in every layer; the others have `mamba` among their `layer_types`, and a file that lists none has no other."""
+    if not isinstance(asked.get("layer_types", asked.get("layers_block_type")), list):
+        raise SpecError(
+            "layer_types must list the kind of each layer, but the file has none: its class takes all to be state-space layers",
+            remedy=BUILT,
+            field="model",
+        )
+    return granite_experts(asked, fields)
+
+
+def qwen_experts(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    """Experts in every `decoder_sparse_step`-th layer, but not in `mlp_only_layers`."""
+    layers, every, plain = fields["num_layers"], asked["decoder_sparse_step"] or 1, asked.get("mlp_only_layers") or []
+    sparse = sum((i + 1) % every == 0 and i not in plain for i in range(layers)) if fields.get("num_experts") else 0
+    return {
+        "ffn_hidden_size": asked["moe_intermediate_size"] if sparse else asked["intermediate_size"],
+        "shared_ffn_hidden_size": asked.get("shared_expert_intermediate_size") or 0,
+        "num_dense_layers": layers - sparse if sparse else 0,
+        "dense_ffn_hidden_size": asked["intermediate_size"] if sparse < layers else 0,
+    }
+
+
+def llama4(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    """Experts in every `interleave_moe_layer_step`-th layer, each such layer with one expert that every token visits."""
+    layers, step = fields["num_layers"], asked["interleave_moe_layer_step"] or 0
+    listed = asked.get("moe_layers")
+    sparse = len(listed) if isinstance(listed, list) else len(range(step - 1, layers, step)) if step else 0
+    return {
+        "shared_ffn_hidden_size": asked["intermediate_size"],
+        "num_dense_layers": layers - sparse,
+        "dense_ffn_hidden_size": asked["intermediate_size_mlp"] if sparse < layers else 0,
+    }
+
+
+def falcon(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    heads = fields["num_attention_heads"]
+    if asked["new_decoder_architecture"]:
+        return {"num_kv_heads": asked.get("num_kv_heads") or heads}
+    return {"num_kv_heads": 1 if asked["multi_query"] else heads}
+
+
+def one_key_head(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"num_kv_heads": 1 if asked["multi_query"] else fields["num_attention_heads"]}
+
+
+def mpt(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    inner = asked.get("attn_config")
+    kv = inner.get("kv_n_heads") if isinstance(inner, Mapping) else None
+    return {"ffn_hidden_size": int(asked["expansion_ratio"] * fields["hidden_size"]), "num_kv_heads": kv}
+
+
+def opt(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    if asked.get("word_embed_proj_dim", fields["hidden_size"]) != fields["hidden_size"]:
+        raise SpecError(
+            f"word_embed_proj_dim must equal hidden_size, but is {asked['word_embed_proj_dim']} and hidden_size={fields['hidden_size']}",
+            remedy=INLINE,
+            field="model",
+        )
+    return padded_positions(asked, fields)
+
+
+def padded_positions(asked: Document, fields: dict[str, Any]) -> dict[str, Any]:
+    """The first two rows of learnt positions stand for padding."""
+    return {"max_positions": asked["max_position_embeddings"] + 2}
