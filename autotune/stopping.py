@@ -20,6 +20,7 @@ the asked precision, and the finalists once more. No process is restarted for th
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ LOSING_ERROR = 0.05
 """Chance at most that a trial whose median is not above the best is ended as a loser by `evidence_slower`, however often it is looked at."""
 FAR = 0.1
 """Slower by more than this is slower by far: what three steps show, if at most a quarter of all steps are that much slower than their median."""
+_LARGEST = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +74,13 @@ def evidence_slower(step_times: Sequence[float], best_s: float) -> float:
 
     Each step the bettor stakes a fraction of the wealth on "slower than best_s" at even odds. Under the hypothesis the odds are at most
     fair, so wealth is a supermartingale and ever exceeds 1 / alpha with probability alpha at most (Ville 1939; Shafer 2021,
-    "Testing by betting", section 2): it may be looked at after every step. The mean over `STAKES` is such a wealth again.
+    "Testing by betting", section 2): it may be looked at after every step. The mean over `STAKES` is such a wealth again. Of thousands of slower steps it is
+    more than a float holds, and then the greatest that one does.
     """
     slower = sum(t > best_s for t in step_times)
     rest = len(step_times) - slower
-    return sum((1 + s) ** slower * (1 - s) ** rest for s in STAKES) / len(STAKES)
+    logs = [slower * math.log1p(s) + rest * math.log1p(-s) for s in STAKES]
+    return sum(math.exp(min(log, _LARGEST)) / len(STAKES) for log in logs)
 
 
 def trial_decision(step_times: Sequence[float], measure: MeasureSpec, beat_step_time_s: float | None) -> StopDecision:

@@ -112,6 +112,14 @@ def test_one_fast_step_is_no_reason_to_go_on_for_ever() -> None:
     assert evidence_slower([*slow, 0.5], 1.0) > 1 / LOSING_ERROR
 
 
+def test_thousands_of_slower_steps_are_evidence_too() -> None:
+    """A measurement may have 100,000 steps; a stake of 90% multiplies beyond what a float holds after 1,100."""
+    assert evidence_slower([2.0, 2.0, 0.5], 1.0) == pytest.approx((1.5**2 * 0.5 + 1.9**2 * 0.1) / 2)
+    assert math.isfinite(evidence_slower([2.0] * 100_000, 1.0))
+    measure = MeasureSpec(min_steps=3000, max_steps=100_000, precision=1e-9)
+    assert trial_decision([2.0 + 1e-4 * i for i in range(3000)], measure, 1.9).stopped_early
+
+
 def test_verdict_waits_for_the_least_and_ends_at_the_most_steps() -> None:
     measure = MeasureSpec(min_steps=8, max_steps=10, precision=0.001)
     assert not trial_decision([1.0] * 7, measure, None).stop

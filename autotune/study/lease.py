@@ -100,8 +100,8 @@ class StudyLease:
         """All trials: the terminal ones in the order in which they ended, then the others by number."""
         trials = self.trials()
         order = [int(event.data["number"]) for event in self._events() if event.kind == "trial.ended"]
-        ended = [n for n in dict.fromkeys(order) if n in trials and trials[n].status.is_terminal]
-        return [trials[n] for n in ended] + [t for n, t in sorted(trials.items()) if n not in set(ended)]
+        ended = {n: trials[n] for n in order if n in trials and trials[n].status.is_terminal}
+        return [*ended.values(), *(t for n, t in sorted(trials.items()) if n not in ended)]
 
     def trials(self) -> dict[int, Trial]:
         """All trials as they are kept, by number."""

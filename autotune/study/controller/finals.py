@@ -126,13 +126,14 @@ def most_runs(measure: MeasureSpec) -> int:
 def next_final(
     who: Sequence[ParallelConfig], trials: Sequence[Trial], study: Study
 ) -> tuple[int, ParallelConfig] | None:
-    """The round (from 0) and config to measure next; None when the race is over. `who`: participants. `trials`: of the whole study."""
+    """The round (from 0) and config to measure next; None when the race is over, or cannot be run whole because the runner has fewer ranks than before. `who`:
+    participants. `trials`: of the whole study."""
     finals = ended_finals(trials)
     alive = [c for c in who if c not in failed_in_finals(finals)]
     if len(alive) < 2:
         return None
     rounds, least = 0, study.measure.final_rounds
-    if not least:
+    if not least or _cannot_run(finals):
         return None
     done = {c: len(measured_finals(c, finals)) for c in alive}
     while True:
@@ -185,6 +186,7 @@ def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] 
     finals, levels = ended_finals(trials), MachineLevels(trials)
     failed, baseline = failed_in_finals(finals), baseline_of(trials)
     notes = [f"{config} failed when it was measured again" for config in failed]
+    notes += [f"{t.config} could not be measured again: {t.reason}" for t in _cannot_run(finals)]
     who = participants(trials, study) if who is None else who
     alive = [c for c in who if c not in failed]
     is_raced = len(alive) > 1 and all(measured_finals(c, finals) for c in alive)
@@ -318,3 +320,8 @@ def failed_in_finals(trials: Sequence[Trial]) -> list[ParallelConfig]:
     """Configs that failed when they were measured again; they cannot win."""
     finals = (t for t in trials if t.purpose is TrialPurpose.FINAL)
     return list(dict.fromkeys(t.config for t in finals if t.status is TrialStatus.FAILED))
+
+
+def _cannot_run(finals: Sequence[Trial]) -> list[Trial]:
+    """Final measurements that could not be run."""
+    return [t for t in finals if t.status is TrialStatus.INFEASIBLE]

@@ -1,6 +1,6 @@
 """What the study was asked to do instead of going on: to pause, to stop or to be cancelled. The strongest request so far holds.
 
-nothing < pause < stop < cancel
+nothing < pause on request < interrupt < stop < cancel
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class RestRequest:
         return (self.status, self.reason) != before
 
     def ask(self, status: StudyStatus, reason: str) -> bool:
-        """A request to come to rest; one that is weaker than the present changes nothing. Whether it changed anything."""
-        before = self.status, self.reason
-        if _STRENGTH.index(status) >= _STRENGTH.index(self.status):
+        """A request to come to rest; one that is not stronger than the present changes nothing. Whether it changed anything."""
+        is_stronger = _strength(status, reason) > _strength(self.status, self.reason)
+        if is_stronger:
             self.status, self.reason = status, reason
-        return (self.status, self.reason) != before
+        return is_stronger
 
     @property
     def kills(self) -> bool:
@@ -59,3 +59,7 @@ class RestRequest:
         return self.status is StudyStatus.CANCELLED or (
             self.status is StudyStatus.PAUSED and self.reason != PAUSED_ON_REQUEST
         )
+
+
+def _strength(status: StudyStatus | None, reason: str) -> tuple[int, bool]:
+    return _STRENGTH.index(status), status is StudyStatus.PAUSED and reason != PAUSED_ON_REQUEST

@@ -189,9 +189,8 @@ class Controller:
                 else:
                     self._retry(attempt[1], CUT_OFF)
             self._cut_off = []
-            # an earlier controller may have asked for a trial and died before it refused it, or had another runner
-            never_started = {n for n in self._waiting if self.trials[n].status is TrialStatus.PENDING}
-            self._waiting = [n for n in self._waiting if n not in never_started or not self._is_refused(self.trials[n])]
+            # an earlier controller may have asked for a trial and died before it refused it, or had a runner with more ranks
+            self._waiting = [n for n in self._waiting if not self._is_refused(self.trials[n])]
         self._accounts.pass_time(now_s)
 
     def _end_attempt(self, event: AttemptEnded) -> None:
@@ -297,9 +296,11 @@ class Controller:
             self._waiting.append(trial.number)
 
     def _is_refused(self, trial: Trial) -> bool:
-        """Whether a trial of the store cannot be run any more, because the runner has fewer ranks than before; then it ends as INFEASIBLE."""
+        """Whether a trial of the store cannot be run any more, because the runner has fewer ranks than before; then it ends: as INFEASIBLE, or as CANCELLED where an
+        attempt of it ran."""
         if refusal := self._admission.refusal(trial):
-            self._end_trial(replace(trial, status=TrialStatus.INFEASIBLE, reason=refusal))
+            status = TrialStatus.CANCELLED if trial.attempts else TrialStatus.INFEASIBLE
+            self._end_trial(replace(trial, status=status, reason=refusal))
         return bool(refusal)
 
     def _may_start(self, trial: Trial) -> bool:

@@ -523,6 +523,53 @@ def test_a_stored_trial_that_the_runner_has_too_few_ranks_for_by_now_ends_infeas
     assert (end.status, end.speedup) == (expected.status, expected.speedup)
 
 
+def test_a_trial_that_was_cut_off_on_more_ranks_than_there_are_now_is_cancelled_and_the_search_goes_on() -> None:
+    world = World(study(max_trials=30))
+    world.tick()
+    while world.trials[world.only].config.world_size < 4 or world.only == 0:
+        world.finish(world.only)
+    cut_off = world.only
+    world.capacity = 2
+    world.restart()
+    end = world.run()
+    assert (world.trials[cut_off].status, world.trials[cut_off].attempts) == (TrialStatus.CANCELLED, 1)
+    assert world.trials[cut_off].reason == "more ranks than the 2 of the runner"
+    small = {c for c in CONFIGS if c.world_size <= 2}
+    assert small <= {t.config for t in world.trials.values() if t.is_measured}
+    assert end.message.startswith("all ")
+
+
+@pytest.mark.parametrize("finals", [0, 1, 3])
+def test_finals_that_need_more_ranks_than_there_are_now_end(finals: int) -> None:
+    world = World(study(max_trials=16))
+    world.tick()
+    while world.trials[world.only].purpose is not TrialPurpose.FINAL:
+        world.finish(world.only, speed(world.trials[world.only].config))
+    for _ in range(finals):
+        world.finish(world.only, speed(world.trials[world.only].config))
+    world.do(InterruptAsked())
+    world.cancel_confirmed(world.only)
+    world.capacity = 2
+    world.restart()
+    end = world.run(speed)
+    assert end.status is StudyStatus.COMPLETED
+    assert world.trials[end.best or 0].config == FAST
+    (refused,) = (t for t in world.trials.values() if t.status is TrialStatus.INFEASIBLE)
+    note = f"{refused.config} could not be measured again: more ranks than the 2 of the runner"
+    assert note in end.result["notes"]
+
+
+def test_a_pause_on_request_takes_nothing_back_of_an_interrupt() -> None:
+    world = World(study(max_trials=3))
+    world.tick()
+    assert any(isinstance(c, NoteRest) for c in world.do(PauseAsked()))
+    assert [c.reason for c in world.do(InterruptAsked()) if isinstance(c, NoteRest)] == ["interrupted"]
+    for asked in (PauseAsked(), InterruptAsked(), ResumeAsked(), InterruptAsked(reason="shut down")):
+        assert world.do(asked) == []
+    world.cancel_confirmed(world.only)
+    assert (world.end.status, world.end.message) == (StudyStatus.PAUSED, "interrupted")
+
+
 def test_a_config_that_takes_its_machine_down_is_given_up_in_the_end() -> None:
     world = World(study(max_trials=3))
     world.tick()
