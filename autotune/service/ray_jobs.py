@@ -142,11 +142,13 @@ class RayLauncher:
         for study, name in list(self._jobs.items()):
             try:
                 found = self._info(name)
-            except RunnerError as error:  # unreachable is not dead
+                is_alive = found is not None and found["status"] in ALIVE and not self._is_stuck(name, found["status"])
+            except RunnerError as error:  # unreachable is not dead, and the ends found before are told
                 self._problem = str(error)
                 return over
-            if found is not None and found["status"] in ALIVE and not self._is_stuck(name, found["status"]):
+            if is_alive:
                 continue
+            self._pending.pop(name, None)
             del self._jobs[study]
             by_hand = found is not None and found["status"] == "STOPPED" and name not in self._stopped
             over.append(Ended(study=study, code=_code(found), by_hand=by_hand))
@@ -155,11 +157,11 @@ class RayLauncher:
 
     def _is_stuck(self, name: str, status: str) -> bool:
         """Whether the job has been PENDING for too long; if so, it is stopped."""
-        now = time.monotonic()
-        since = self._pending.setdefault(name, now)
         if status != "PENDING":
-            self._pending[name] = now
-        if now - since < PENDING_S or status != "PENDING":
+            self._pending.pop(name, None)
+            return False
+        now = time.monotonic()
+        if now - self._pending.setdefault(name, now) < PENDING_S:
             return False
         self._stopped.add(name)
         self._request("POST", f"/{name}/stop")
@@ -180,7 +182,7 @@ class RayLauncher:
         try:
             answer = self._http.get(f"{self.dashboard.rstrip('/')}/api/prometheus/sd")
             found = answer.json() if answer.status_code == 200 else None
-        except (httpx.HTTPError, ValueError):
+        except (httpx.HTTPError, ValueError, RuntimeError):  # the last: it was closed meanwhile by another thread
             found = None
         if not isinstance(found, list):
             raise RunnerError(f"Ray's dashboard at {self.dashboard} lists no nodes to scrape", remedy=_REMEDY)

@@ -156,9 +156,8 @@ class Supervisor:
             return
         self._checked_s = self._monotonic()
         for study in sorted(self._started):
-            record = self._store.study(study)
-            over_at = record.ended_at or (record.wanted_at if record.wanted is Wanted.CANCEL else None)
-            if over_at is not None and (datetime.now(UTC) - over_at).total_seconds() > STRAGGLE_S:
+            record = self._record(study)
+            if record is None or _is_long_over(record):
                 log.warning("study %s has ended or was cancelled, but its process runs on: it is killed", study)
                 self._launcher.kill(study)
             elif self._is_hung(study):
@@ -200,8 +199,8 @@ class Supervisor:
         """Studies to start: first those whose lease still names a dead process of this host, then those that nobody holds, oldest first."""
         first = []
         for study in sorted(self._orphaned):
-            record = self._store.study(study)
-            if record.status in (StudyStatus.QUEUED, *ACTIVE):
+            record = self._record(study)
+            if record is not None and record.status in (StudyStatus.QUEUED, *ACTIVE):
                 first.append(record)
             else:
                 self._orphaned.discard(study)
@@ -256,11 +255,8 @@ class Supervisor:
         if ended.code == ENDED:
             self._trouble.pop(ended.study, None)
             return
-        try:
-            record = self._store.study(ended.study)
-        except NotFoundError:
-            return
-        if record.status.is_terminal or record.status is StudyStatus.PAUSED:
+        record = self._record(ended.study)
+        if record is None or record.status.is_terminal or record.status is StudyStatus.PAUSED:
             self._trouble.pop(ended.study, None)
             return
         trouble = self._trouble.setdefault(ended.study, _Trouble())
@@ -279,6 +275,13 @@ class Supervisor:
         log.warning(
             "the process of study %s ended with code %s; starting it again in %.1f s", ended.study, ended.code, wait_s
         )
+
+    def _record(self, study: str) -> StudyRecord | None:
+        """The study; None once it was deleted, which must not stop the others."""
+        try:
+            return self._store.study(study)
+        except NotFoundError:
+            return None
 
     def _fail(self, record: StudyRecord, trouble: _Trouble) -> None:
         how = f"killed by signal {-trouble.code}" if trouble.code < 0 else f"exit code {trouble.code}"
@@ -304,3 +307,9 @@ class Supervisor:
             return
         except AutotuneError as error:
             log.warning("study %s was stopped in Ray's dashboard but cannot be cancelled: %s", study, error)
+
+
+def _is_long_over(record: StudyRecord) -> bool:
+    """Whether the study has ended, or was cancelled, longer ago than its process may take to end."""
+    over_at = record.ended_at or (record.wanted_at if record.wanted is Wanted.CANCEL else None)
+    return over_at is not None and (datetime.now(UTC) - over_at).total_seconds() > STRAGGLE_S

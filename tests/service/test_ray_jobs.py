@@ -31,7 +31,7 @@ class PaperRay:
 
     def __init__(self) -> None:
         self.jobs: dict[str, dict[str, Any]] = {}
-        self.away = False
+        self.away = self.breaks_off = False
         ray = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -45,7 +45,9 @@ class PaperRay:
             def handle_any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 name = self.path.removeprefix("/api/jobs").strip("/")
-                if ray.away:
+                if name.endswith("/stop") and ray.breaks_off:
+                    self.close_connection = True
+                elif ray.away:
                     self.answer(502, "away")
                 elif self.headers.get("Authorization") != f"Bearer {TOKEN}":
                     self.answer(401, "no token")
@@ -193,6 +195,45 @@ def test_unreachable_is_not_dead(ray: PaperRay, store: SqlStore) -> None:
     launcher.kill(record.id)
     over = launcher.ended()
     assert [(e.study, e.by_hand) for e in over] == [(record.id, False)]
+
+
+def test_an_end_is_told_also_when_ray_goes_away_while_a_later_job_is_looked_at(
+    ray: PaperRay, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_jobs, "PENDING_S", 0.0)
+    (first, second), launcher = (submit(store), submit(store)), joined(ray)
+    launcher.start(first)
+    launcher.start(second)
+    ray.jobs[first.id]["status"] = "SUCCEEDED"
+    ray.jobs[second.id]["status"] = "PENDING"
+    ray.breaks_off = True
+    assert [e.study for e in launcher.ended()] == [first.id]
+    assert "cannot be reached" in launcher.health()
+    ray.breaks_off = False
+    assert [e.study for e in launcher.ended()] == [second.id], "it was stopped: it had been PENDING for too long"
+    assert launcher.studies == frozenset()
+
+
+def test_a_job_that_begins_in_time_is_left_alone(
+    ray: PaperRay, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_jobs, "PENDING_S", 1000.0)
+    record, launcher = submit(store), joined(ray)
+    launcher.start(record)
+    ray.jobs[record.id]["status"] = "PENDING"
+    assert launcher.ended() == []
+    ray.jobs[record.id]["status"] = "RUNNING"
+    assert launcher.ended() == []
+    monkeypatch.setattr(ray_jobs, "PENDING_S", 0.001)
+    assert launcher.ended() == []
+    assert ray.jobs[record.id]["status"] == "RUNNING"
+
+
+def test_a_launcher_that_is_closed_names_no_nodes_to_scrape(ray: PaperRay, store: SqlStore) -> None:
+    launcher = joined(ray)
+    launcher.close(1.0)  # as when a cluster has died, while the thread that keeps the list of nodes asks
+    with pytest.raises(RunnerError, match="no nodes"):
+        launcher.scrape_targets()
 
 
 def test_tokens_of_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,6 +224,34 @@ def test_a_process_that_does_not_end_with_its_study_is_killed(store: SqlStore, m
     assert launcher.killed == [study]
 
 
+def test_a_study_that_is_deleted_while_its_restart_is_due_does_not_stop_the_others(store: SqlStore) -> None:
+    gone = submit(store)
+    launcher = PaperLauncher()
+    watch = supervisor(store, launcher)
+    watch.round()
+    launcher.over = [Ended(study=gone, code=-9)]
+    watch.round()
+    api.act(store, gone, "cancel")
+    api.delete_study(store, gone)
+    other = submit(store, seed=1)
+    watch.round()
+    assert launcher.started == [gone, other]
+
+
+def test_the_process_of_a_deleted_study_is_killed_and_the_others_are_looked_after(store: SqlStore) -> None:
+    gone, other = submit(store), submit(store, seed=1)
+    launcher, clock = PaperLauncher(), Clock()
+    watch = supervisor(store, launcher, clock, most=3)
+    watch.round()
+    api.act(store, gone, "cancel")
+    api.delete_study(store, gone)
+    later = submit(store, seed=2)
+    clock.now_s += CHECK_S
+    watch.round()
+    assert launcher.killed == [gone]
+    assert launcher.started == [gone, other, later]
+
+
 def test_a_process_that_lets_its_lease_lie_is_killed_and_one_that_waits_for_its_turn_is_not(store: SqlStore) -> None:
     study = submit(store)
     before = store.claim(study, "elsewhere", lease_s=0.01)
