@@ -51,13 +51,14 @@ def run(argv: list[str]) -> int:
     try:
         command = typer.main.get_command(application())
         code = command.main(args=argv, prog_name="autotune", standalone_mode=False)
+        sys.stdout.flush()
     except AutotuneError as error:
         return report_error(error, as_json=as_json)
     except (typer.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout has gone (`autotune list | head`); redirect stdout so that the exit prints no error.
+    except (BrokenPipeError, SystemExit):
+        # The reader of stdout has gone (`autotune list | head`), for which click and rich end the program; redirect stdout so that the exit prints no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE
     except Exception as error:

@@ -125,11 +125,11 @@ def _print_launch(prepared: PreparedCheck) -> None:
         rows += [("note", text) for text in launch.notes]
     out, _ = consoles()
     for name, text in rows:
-        out.print(f"{name:9} {text}", markup=False, soft_wrap=True)
+        out.print(f"{name:9} {text}", soft_wrap=True)
     for name, text in launch.files.items() if launch is not None else ():
-        out.print(f"file      {name}", markup=False, soft_wrap=True)
+        out.print(f"file      {name}", soft_wrap=True)
         for line in text.splitlines():
-            out.print(f"          {line}", markup=False, soft_wrap=True)
+            out.print(f"          {line}", soft_wrap=True)
     sys.stdout.flush()
 
 

@@ -150,6 +150,7 @@ def _profiled(
 def _progress() -> Iterator[Any]:
     """Says on stderr which rank is run, and how long that took."""
     from rich.status import Status
+    from rich.text import Text
 
     from autotune.spec import config_label
     from autotune.spec.duration import format_duration
@@ -165,7 +166,7 @@ def _progress() -> Iterator[Any]:
         if now.run is not None:
             note(f"{what}: {format_duration(now.run.took_s)}")
         elif status is not None:
-            status.update(what)
+            status.update(Text(what))
 
     try:
         yield tell
@@ -203,10 +204,10 @@ def _print_one(out: Console, answer: Fit, palette: Palette, *, chosen_by_plan: b
 
     problem = problem_lines(answer)
     for line in problem:
-        out.print(f"[bold red]{safe(line, palette)}[/]")
+        out.print(safe(line, palette), style="bold red")
     colour = {"fits": "green", "at the limit": "yellow"}.get(answer.verdict, "red")
     verdict = safe(verdict_line(answer), palette)
-    out.print(verdict if problem else f"[bold {colour}]{verdict}[/]")
+    out.print(verdict, style="" if problem else f"bold {colour}")
     out.print(safe(workload_line(answer.workload), palette))
     why = " (the plan's choice; --config asks about another)" if chosen_by_plan else ""
     out.print(safe(config_label(answer.config) + why, palette))
@@ -216,7 +217,7 @@ def _print_one(out: Console, answer: Fit, palette: Palette, *, chosen_by_plan: b
         if len(answer.runs) > 1:
             out.print(f"memory over the second optimizer step, {rank_names(answer)[answer.runs.index(fullest)]}")
         for line in sketch(fullest.timeline, limit_bytes=answer.memory_bytes, palette=palette):
-            out.print(line)
+            out.print(line, markup=True)
         out.print()
         for line in (*peak_lines(answer), work_line(answer)):
             out.print(safe(line, palette))

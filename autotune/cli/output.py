@@ -59,10 +59,10 @@ PIPE_WIDTH = 100_000
 
 
 def consoles() -> tuple[Console, Console]:
-    """The consoles of stdout and of stderr. Lines in a file or a pipe stay whole, and their tables have tabs."""
+    """The consoles of stdout and of stderr. Text is no markup. Lines in a file or a pipe stay whole, and their tables have tabs."""
     from rich.console import Console
 
-    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    out, err = (Console(stderr=is_err, highlight=False, markup=False) for is_err in (False, True))
     for console in (out, err):
         if not console.is_terminal:
             console.width = PIPE_WIDTH

@@ -132,7 +132,7 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
     why = ", for these reasons (`autotune estimate SPEC --config ...` gives the reason for one config):"
     out.print(f"{found.feasible:,} feasible configs, {excluded:,} combinations excluded{why if excluded else ''}")
     for reason, count in in_words(found.infeasible).items():
-        out.print(f"  {count:>12,}  {reason}", markup=False)
+        out.print(f"  {count:>12,}  {reason}")
     if found.rows:
         out.print(plan_table(found, palette=palette_of(out)))
         out.print("ranked by predicted speed times the probability that the config fits into memory")
@@ -279,8 +279,8 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
         f"speed     {format_count(float(predicted.tokens_per_s))} tokens/s, "
         f"{format_count(float(predicted.tokens_per_s_per_gpu))} per GPU, MFU {float(predicted.mfu):.1%}"
     )
-    out.print(f"          {time_bar(predicted.time_parts_s, palette=palette)}")
-    out.print(f"          {time_legend(predicted.time_parts_s, palette=palette)}")
+    out.print(f"          {time_bar(predicted.time_parts_s, palette=palette)}", markup=True)
+    out.print(f"          {time_legend(predicted.time_parts_s, palette=palette)}", markup=True)
     for name, seconds in predicted.time_parts_s.to_dict().items():
         if seconds > 0:
             out.print(f"  {name:12}{format_duration(seconds):>12}")
@@ -289,8 +289,8 @@ def _print_estimate(config: Any, predicted: Any, cluster: Any) -> None:
         f"memory    {format_bytes(float(predicted.peak_memory_bytes))} of {format_bytes(cluster.gpu.memory_bytes)}   (90%: {low} to {high}), "
         f"{float(predicted.oom_probability):.0%} risk of running out"
     )
-    out.print(f"          {time_bar(predicted.memory_parts_bytes, palette=palette)}")
-    out.print(f"          {time_legend(predicted.memory_parts_bytes, palette=palette)}")
+    out.print(f"          {time_bar(predicted.memory_parts_bytes, palette=palette)}", markup=True)
+    out.print(f"          {time_legend(predicted.memory_parts_bytes, palette=palette)}", markup=True)
     for name, size in predicted.memory_parts_bytes.to_dict().items():
         if size > 0:
             out.print(f"  {name:12}{format_bytes(size):>12}")

@@ -242,15 +242,13 @@ def audit(
     if json:
         emit({"audit": lines})
         return
-    from rich.markup import escape
-
     table = bare_table()
     for name in ("number", *names[1:]):
         table.add_column(name, overflow="fold")
     for line in lines:
         what = " ".join(f"{key}={value}" for key, value in line["data"].items())
         cells = (str(line["sequence"]), line["at"][:19].replace("T", " "), line["actor"], line["action"])
-        table.add_row(*(escape(text) for text in (*cells, line["subject"], what)))
+        table.add_row(*cells, line["subject"], what)
     if lines:
         consoles()[0].print(table)
     else:

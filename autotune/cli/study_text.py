@@ -54,15 +54,14 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
     out.print(
         f"study {study['id']} ({study['name']}): {study['status']}"
         + (f", {study['message']}" if study["message"] else ""),
-        markup=False,
     )
     if (job := study.get("ray")) is not None:
-        out.print(f"Ray job {job['job']}" + (f": {job['url']}" if job["url"] else ""), markup=False, soft_wrap=True)
+        out.print(f"Ray job {job['job']}" + (f": {job['url']}" if job["url"] else ""), soft_wrap=True)
     for line in placed_lines(study):
-        out.print(line, markup=False)
+        out.print(line)
     out.print(trials_line(rows) if rows else f"trials: {sum(study['trials'].values()) or 'none'}")
     if line := infeasible_line(document.get("infeasible") or {}):
-        out.print(line, markup=False)
+        out.print(line)
     failures = [t for t in rows if t.status is TrialStatus.FAILED]
     if failures:
         kinds: dict[str, int] = {}
@@ -87,7 +86,7 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
         if best["config"] == (document.get("baseline") or {}).get("config"):
             why = ()  # it compares the default config with the runner-up, which nobody asked about
         for sentence in (*why, *(document.get("notes") or ())):
-            out.print(f"  {sentence}", markup=False)
+            out.print(f"  {sentence}")
         err.print(
             f"next: autotune explain {study['id']}\n      autotune report {study['id']} -o report.html\n"
             f"      {next_step(study['id'], document.get('next_export'))}",
@@ -107,7 +106,7 @@ def print_target(target: Mapping[str, Any]) -> None:
         table.add_row(*row)
     out.print(table)
     for sentence in target_sentences(target):
-        out.print(sentence, markup=False)
+        out.print(sentence)
 
 
 def next_best(document: Mapping[str, Any], trials: Sequence[Trial]) -> str:

@@ -280,8 +280,13 @@ def address_of(url: str | None) -> str:
     from autotune.settings import settings
 
     address = (url or settings().url or "http://127.0.0.1:8600").rstrip("/")
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+    try:
+        parts = urlsplit(address)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_plain = not (parts.username or parts.password or parts.query or parts.fragment)
+    except ValueError:  # a bracket that is not closed, a port that is no number or too large
+        is_valid = is_plain = False
+    if not (is_valid and is_plain):
         raise SpecError(
             f"the address of a service must be http://HOST:PORT or https://HOST:PORT, but is {address[:200]!r}",
             remedy="correct --url or AUTOTUNE_URL",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
+    from rich.text import Text
 
 UNBOUNDED = 100_000
 """columns of a terminal that nothing needs more of"""
@@ -49,7 +50,7 @@ class Shortening:
 
 @dataclass(slots=True, kw_only=True)
 class FittedTable:
-    """Rows of cells (rich markup) under `columns`; a rich renderable."""
+    """Rows of cells under `columns`; a rich renderable."""
 
     empty: Callable[[], Table]
     """makes the table that the columns and rows are put into"""
@@ -58,10 +59,10 @@ class FittedTable:
     """from the widest terminal to the narrowest: the first that fits is shown, else the last"""
     ellipsis: bool = True
     """whether what is cut short ends in an ellipsis, which is not ASCII"""
-    rows: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
-    caption: str | None = None
+    rows: list[tuple[tuple[str | Text, ...], str]] = field(default_factory=list)
+    caption: str | Text | None = None
 
-    def add_row(self, *cells: str, style: str = "") -> None:
+    def add_row(self, *cells: str | Text, style: str = "") -> None:
         """Adds a row: one cell for each column, those that may be left out too."""
         if len(cells) != len(self.columns):
             raise ValueError(f"a row of {len(self.columns)} columns needs as many cells, but got {len(cells)}")
@@ -86,12 +87,12 @@ class FittedTable:
 
     def _natural(self, key: str) -> tuple[int, int]:
         """The width that a column would like to have, and the least."""
-        from rich.text import Text
+        from rich.cells import cell_len
 
         place = [column.key for column in self.columns].index(key)
         column = self.columns[place]
         texts = [self._heading(column), *(cells[place] for cells, _ in self.rows)]
-        longest = max(Text.from_markup(text).cell_len for text in texts)
+        longest = max(cell_len(str(text)) for text in texts)
         return min(longest, column.most or longest), column.least
 
     @staticmethod

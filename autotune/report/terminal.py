@@ -20,6 +20,7 @@ from autotune.spec.size import format_bytes as format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 PART_NAMES: Mapping[str, str] = {
     "compute": "compute",
@@ -228,6 +229,8 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
 
     A narrow terminal shows no parts, then no MFU, then no risk; a config that is still too long is wrapped between its words.
     """
+    from rich.text import Text
+
     rows = getattr(plan, "rows", plan)
     shown = list(rows)[:top]
     table = FittedTable(
@@ -245,7 +248,9 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
             Shortening(without=frozenset({"step by parts", "MFU", "OOM risk"}), shorten=("config",)),
         ),
         ellipsis=palette.unicode,
-        caption=time_legend(shown[0].estimate.time_parts_s, palette=palette) if shown else None,
+        caption=Text.from_markup(time_legend(shown[0].estimate.time_parts_s, palette=palette), style="table.caption")
+        if shown
+        else None,
     )
     for row in shown:
         estimate = row.estimate
@@ -257,7 +262,7 @@ def plan_table(plan: Any, *, top: int | None = None, palette: Palette = FULL) ->
             f"{float(estimate.mfu):.1%}",
             format_bytes(float(estimate.peak_memory_bytes)),
             f"{float(estimate.oom_probability):.0%}",
-            time_bar(estimate.time_parts_s, width=24, palette=palette),
+            Text.from_markup(time_bar(estimate.time_parts_s, width=24, palette=palette)),
         )
     return table
 
@@ -278,16 +283,16 @@ def plain_table(palette: Palette, title: str = "") -> Table:
     )
 
 
-def _status(status: TrialStatus) -> str:
-    return f"[{STATUS_COLOURS[status]}]{status.lower()}[/]"
+def _status(status: TrialStatus) -> Text:
+    from rich.text import Text
+
+    return Text(status.lower(), style=STATUS_COLOURS[status])
 
 
 def safe(text: str, palette: Palette = FULL) -> str:
-    """Foreign text for a cell: no control characters, no markup, and ASCII with a plain palette."""
-    from rich.markup import escape
-
+    """Foreign text for a terminal: no control characters, and ASCII with a plain palette."""
     shown = "".join(c if c.isprintable() else " " for c in text)
-    return escape(shown if palette.unicode else shown.encode("ascii", "replace").decode())
+    return shown if palette.unicode else shown.encode("ascii", "replace").decode()
 
 
 def _positive(parts: TimeParts | MemoryParts | Mapping[str, float]) -> dict[str, float]:

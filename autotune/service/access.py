@@ -118,7 +118,7 @@ class Gate:
         address = request.client.host if request.client else ""
         if header is None and cookie is None:
             return self._local(request.headers, address)
-        kind, _, text = (header or f"Bearer {cookie}").partition(" ")
+        kind, _, text = (f"Bearer {cookie}" if header is None else header).partition(" ")
         token = await self.check_token(request, text.strip()) if kind.lower() == "bearer" else None
         if token is None:
             if header is None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -82,3 +85,19 @@ def test_nan_never_reaches_json():
     from autotune.cli.output import strict
 
     assert json.dumps(strict({"a": [float("nan"), float("inf"), 1.0]}), allow_nan=False) == '{"a": [null, null, 1.0]}'
+
+
+@pytest.mark.parametrize("line", ["models", "models --json", "--version"])
+def test_a_reader_that_has_gone_is_no_failure(line: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)  # as `autotune list | head` has once it has read enough
+    command = [sys.executable, "-c", "from autotune.cli import main; main()", *line.split()]
+    with open(writing, "wb") as gone:
+        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_names_are_shown_as_they_are(run):
+    made = run("token", "create", "--owner", "team[/a] [red]")
+    assert made.code == 0, made.err
+    assert "\tteam[/a] [red]\t" in run("token", "list").out

@@ -80,6 +80,10 @@ def test_a_mistake_in_a_spec(run, tmp_path, old: str, new: str, place: str, word
         ("status nothing", ["no study has the id or name 'nothing'", "`autotune list`"]),
         ("list --store /no/where.db", ["the folder /no of the store", "make it, or name another store"]),
         ("list --store mysql://x/y", ["must be SQLite or PostgreSQL", "but is mysql"]),
+        ("list --url http://[::1", ["must be http://HOST:PORT", "'http://[::1'", "AUTOTUNE_URL"]),
+        ("list --url http://localhost:86oo", ["must be http://HOST:PORT", "86oo"]),
+        ("list --url http://localhost:99999", ["must be http://HOST:PORT", "99999"]),
+        ("list --url localhost:8600", ["must be http://HOST:PORT", "'localhost:8600'"]),
         ("store check --store none.db", ["there is no store at", "--store or AUTOTUNE_STORE"]),
     ],
 )

@@ -18,6 +18,7 @@ from autotune.report.terminal import (
     format_bytes,
     format_count,
     format_duration,
+    plain_table,
     plan_table,
     time_bar,
     time_legend,
@@ -202,3 +203,37 @@ def test_a_row_has_a_cell_for_each_column() -> None:
     table = plan_table([])
     with pytest.raises(ValueError, match="8 columns"):
         table.add_row("1")
+
+
+FOREIGN = "pip install 'autotune[ray]' [/tmp/x] [bold]b[/bold] \\[a]"
+"""text in which rich's markup would see colours, and the end of one that never began"""
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_text_in_tables_is_no_markup(is_terminal: bool) -> None:
+    stream, table = io.StringIO(), plain_table(ASCII, title=FOREIGN)
+    table.add_column(FOREIGN)
+    table.add_column("note")
+    table.add_row("a", FOREIGN)
+    table.caption = FOREIGN
+    Console(file=stream, width=300, color_system=None, force_terminal=is_terminal).print(table)
+    assert stream.getvalue().count(FOREIGN) == 3 + is_terminal  # a title is for people
+
+
+def test_text_in_a_fitted_table_is_as_wide_as_it_is_long() -> None:
+    failed = replace(
+        trial(3), status=TrialStatus.FAILED, failure=Failure(kind=FailureKind.ERROR, message="[rank0] [/x]")
+    )
+    assert "[rank0] [/x]" in shown(trials_table([failed], palette=ASCII), width=200)
+    own = replace(trial(4), config=ParallelConfig(extra={"layout": "[data]", "mount": "[/x]"}))
+    assert "layout=[data] mount=[/x]" in shown(trials_table([own], palette=ASCII), width=200)
+
+
+def test_parts_and_statuses_have_their_colours() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=200, color_system="truecolor", force_terminal=True)
+    console.print(plan_table([SimpleNamespace(rank=1, config=ParallelConfig(), estimate=estimate(1.0))]))
+    console.print(trials_table([trial(0)]))
+    blue, green = "38;2;76;120;168", "\x1b[32m"  # of PART_COLOURS and STATUS_COLOURS
+    assert stream.getvalue().count(blue) >= 2, "in the bar and in the legend"
+    assert green in stream.getvalue()

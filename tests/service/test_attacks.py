@@ -139,6 +139,9 @@ def test_a_cookie_alone_changes_nothing(guarded: Service) -> None:
     answer = guarded.http.post(f"/studies/{made}/act", data=form, headers=cookie)
     assert answer.status_code == 403
     assert str(guarded.store.study(made).status) == "QUEUED"
+    # an empty header must not pass for a token of a program, which needs no form token
+    empty = cookie | {"Authorization": ""}
+    assert kind(guarded.http.post(f"{API}/studies", json=spec(), headers=empty)) == (401, "unauthorized")
 
 
 def test_a_proxy_does_not_make_strangers_local(service: Service) -> None:
