@@ -3,6 +3,7 @@
 It reads orders from standard input and reports on standard output, one JSON object per line:
 
     {"start": STUDY}  ->  {"started": STUDY, "pid": N}  ...  {"ended": STUDY, "pid": N, "code": C}      C < 0: killed by that signal
+                      ->  {"ended": STUDY, "pid": 0, "code": NOT_STARTED}                              no process is to be had now
     {"stop": true}        sends SIGTERM to all children; the server ends after the last of them
     end of input          the service has died: the server ends, and its children continue without it
 
@@ -20,6 +21,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from autotune.service.worker import NOT_STARTED
 
 LOG_MODE = 0o600
 BEAT_S = 0.2
@@ -75,7 +78,12 @@ class StudyForkServer:
         return bool(data)
 
     def _start(self, study: str) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no process or no memory is left: the server and its other children go on
+            print(f"study {study} cannot be started now: {error}", file=sys.stderr, flush=True)
+            _report({"ended": study, "pid": 0, "code": NOT_STARTED})
+            return
         if pid == 0:
             self._run_child(study)
         self._children[pid] = study

@@ -21,7 +21,7 @@ from autotune.errors import AutotuneError, ConflictError, NotFoundError, RunnerE
 from autotune.ports import Lease, LeasedStore, StudyRecord
 from autotune.service.launcher import Ended, Launcher
 from autotune.service.options import RUNNER_OPTIONS
-from autotune.service.worker import ENDED, HELD, STORE_AWAY
+from autotune.service.worker import ENDED, HELD, NOT_STARTED, STORE_AWAY
 from autotune.spec import StudyStatus, Wanted
 from autotune.study.lease import release_dead
 from autotune.study.process_id import is_beside, is_gone
@@ -260,7 +260,11 @@ class Supervisor:
             self._trouble.pop(ended.study, None)
             return
         trouble = self._trouble.setdefault(ended.study, _Trouble())
-        if ended.code in (HELD, STORE_AWAY):  # no crash: another process holds the study, or the store is away
+        if ended.code in (
+            HELD,
+            STORE_AWAY,
+            NOT_STARTED,
+        ):  # no crash: another process holds it, or the store or the machine is at fault
             trouble.not_before_s = self._monotonic() + (FIRST_WAIT_S if ended.code == HELD else STORE_WAIT_S)
             return
         done = sum(count for status, count in record.trial_counts.items() if status not in ("PENDING", "RUNNING"))

@@ -19,8 +19,8 @@ from autotune.service.ray_jobs import DASHBOARD_KEY
 from autotune.service.study_metrics import StudyMetrics
 from autotune.study.progress import LoopEvent, Notice, PhaseEntered, TrialEnded
 
-ENDED, FAILED, HELD, STORE_AWAY = 0, 1, 3, 4
-"""Exit codes: the study has ended or is paused; it failed; another controller holds its lease; the store cannot be reached."""
+ENDED, FAILED, HELD, STORE_AWAY, NOT_STARTED = 0, 1, 3, 4, 5
+"""Exit codes: the study has ended or is paused; it failed; another controller holds its lease; the store cannot be reached; the machine had no process for it."""
 
 
 def run(study_id: str, *, store_url: str | None = None, lease_s: float = 10.0) -> int:

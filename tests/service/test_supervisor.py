@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 import time
@@ -15,8 +17,9 @@ from autotune import api
 from autotune.errors import RunnerError
 from autotune.ports import StudyRecord
 from autotune.service.launcher import Ended, ProcessLauncher
+from autotune.service.study_fork_server import StudyForkServer
 from autotune.service.supervisor import CHECK_S, HUNG_CHECKS, MAX_CRASHES, Supervisor
-from autotune.service.worker import HELD, STORE_AWAY
+from autotune.service.worker import HELD, NOT_STARTED, STORE_AWAY
 from autotune.spec import StudyStatus
 from autotune.store import SqlStore, maintenance, open_store
 from autotune.study.process_id import this_process
@@ -170,7 +173,7 @@ def test_a_study_whose_process_dies_is_started_again_later_and_later_and_at_last
     assert len(launcher.started) == MAX_CRASHES
 
 
-@pytest.mark.parametrize("code", [HELD, STORE_AWAY])
+@pytest.mark.parametrize("code", [HELD, STORE_AWAY, NOT_STARTED])
 def test_being_too_late_or_without_a_store_is_no_crash(store: SqlStore, code: int) -> None:
     study = submit(store)
     launcher, clock = PaperLauncher(), Clock()
@@ -394,6 +397,20 @@ def test_a_service_that_ends_leaves_its_studies_to_the_next(tmp_path: Path) -> N
 
 
 @pytest.mark.flaky(reruns=2)
+def test_a_machine_without_processes_left_ends_no_fork_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    server = StudyForkServer(tmp_path, lease_s=1.0)
+    monkeypatch.setattr(os, "fork", refuse)
+    server._start("abc")
+    told = capfd.readouterr()
+    assert json.loads(told.out) == {"ended": "abc", "pid": 0, "code": NOT_STARTED}
+    assert "abc cannot be started now" in told.err
+
+
 def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
     with Service(tmp_path, supervised=True) as service, service.client() as client:
         study = client.submit(slow_spec())["study"]["id"]

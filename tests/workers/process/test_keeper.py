@@ -127,6 +127,30 @@ def test_what_is_not_on_the_node_is_refused_with_what_to_do(
     assert socket.gethostname() in reason
 
 
+def test_of_files_that_cannot_be_written_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    keeper = KeeperProcess(detached=False)
+    try:
+        begin(keeper, SLEEPS, files={"a": "text", "a/b": "a file in a file"})
+        assert "Error" in until(keeper, "refused")[-1]["reason"]
+    finally:
+        keeper.close(30.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_utf8_in_any_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
+        monkeypatch.setenv(name, value)
+    keeper = KeeperProcess(detached=False)
+    try:
+        begin(keeper, "import sys; print(open(sys.argv[1], 'rb').read())", f"{FOLDER}/a", files={"a": "größer"})
+        heard = until(keeper, "ended")
+    finally:
+        keeper.close(30.0)
+    (line,) = [line for message in heard if message["event"] == "lines" for _, line in message["lines"]]
+    assert line == repr("größer".encode())
+
+
 def test_a_keeper_that_is_killed_takes_the_program_with_it(keeper: KeeperProcess) -> None:
     begin(keeper, SLEEPS)
     pid = pid_in(until(keeper, "lines"))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +101,22 @@ def test_a_missing_program_is_refused_with_its_node(host: Any) -> None:
     host.begin("owner", 1, ProgramOrder(argv=("/nowhere/bin/python",)))
     reason = Owner(host).until("refused")[-1]["reason"]
     assert reason.startswith("node 127.0.0.1: there is no program '/nowhere/bin/python'")
+
+
+def test_a_folder_that_cannot_be_unpacked_is_refused_and_nothing_of_it_stays(
+    host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("first.py", "")
+        archive.writestr("x" * 300, "")  # longer than names may be
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("ray.get", lambda reference: reference)
+    host._package = [packed.getvalue()]
+    host.prepare("owner", 1)
+    host.begin("owner", 1, order(SLEEP))
+    assert "File name too long" in Owner(host).until("refused")[-1]["reason"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("how", ["end", "prepare", "abandon"])

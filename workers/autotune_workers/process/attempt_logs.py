@@ -59,7 +59,7 @@ def keep_logs(folder: Path, attempt: AttemptId, logs: Sequence[NodeLog]) -> str:
     try:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         for node, log in enumerate(logs):
-            (place / f"node-{node}.log").write_text(log.text)
+            (place / f"node-{node}.log").write_text(log.text, encoding="utf-8")
     except OSError:
         return ""
     _prune(folder)

@@ -130,7 +130,8 @@ class _Keeper:
         kills, folder, records = oom_kills(), "", ""
         log, sink = os.pipe2(os.O_CLOEXEC)
         try:
-            folder = _written(order)
+            folder = tempfile.mkdtemp(prefix="autotune-launch-") if order["files"] else ""
+            _write(order["files"], folder)
             records = tempfile.mkdtemp(prefix="autotune-flight-recorder-")
             who = program_account.account(order["user"])
             program_account.hand_over(who, folder, records, *order["remove"])
@@ -215,16 +216,11 @@ class _Keeper:
         return living
 
 
-def _written(order: Mapping[str, Any]) -> str:
-    """Writes the order's files; the path of their folder, or an empty text when there are none."""
-    if not order["files"]:
-        return ""
-    folder = tempfile.mkdtemp(prefix="autotune-launch-")
-    for name, text in order["files"].items():
+def _write(files: Mapping[str, str], folder: str) -> None:
+    for name, text in files.items():
         path = Path(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
+        path.write_text(text, encoding="utf-8")
 
 
 def _started(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import tempfile
 import threading
 import time
@@ -100,7 +101,11 @@ class NodeHost(OwnedActor):
         if not self._package:
             return ""
         folder = tempfile.mkdtemp(prefix="autotune-folder-")
-        unpack(ray.get(self._package[0]), folder)
+        try:
+            unpack(ray.get(self._package[0]), folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return folder
 
     def _relay(self, keeper: KeeperProcess, attempt: int) -> None:
