@@ -103,6 +103,36 @@ def test_requests_that_are_given_up_all_at_once_leave_an_empty_queue() -> None:
     assert asyncio.run(all_at_once()) == "done"
 
 
+def test_what_is_given_up_while_it_waits_makes_room_in_its_callers_line() -> None:
+    async def all_at_once() -> str:
+        line, release = queue(waiting_per_caller=1), threading.Event()
+        running = asyncio.ensure_future(line.run("a", release.wait))
+        for _ in range(3):
+            given_up = asyncio.ensure_future(line.run("a", lambda: "never"))
+            await asyncio.sleep(0.01)
+            given_up.cancel()
+            await asyncio.gather(given_up, return_exceptions=True)
+        last = asyncio.ensure_future(line.run("a", lambda: "done"))
+        release.set()
+        await running
+        return await asyncio.wait_for(last, 60)
+
+    assert asyncio.run(all_at_once()) == "done"
+
+
+def test_a_caller_with_two_places_uses_both_and_leaves_nothing_behind() -> None:
+    both = threading.Barrier(2)
+
+    async def all_at_once() -> tuple[list[Any], FairQueue]:
+        line = queue(places=2, places_per_caller=2)
+        answers = await asyncio.gather(*(line.run("a", lambda: both.wait(60)) for _ in range(4)))
+        return answers, line
+
+    answers, line = asyncio.run(all_at_once())
+    assert sorted(answers) == [0, 0, 1, 1]
+    assert [line._waiting, dict(line._running), line._turn] == [{}, {}, {}], "a caller that is served takes no memory"
+
+
 def begin_plans(service: Service, count: int) -> list[int]:
     """Has a reader ask for so many plans of the largest space at once; the status of each is added to the list as it is answered."""
     reader, answered = bearer(service.token("read", "reader")), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from autotune import api, cli
 from autotune.cli.source import LocalSource
 from autotune.errors import ConflictError, InfeasibleError, NotFoundError, SpecError
+from autotune.service.resources import events
 from autotune.testing.stores import running_study
 from tests.service.running import API, Service, slow_spec, spec, until
 
@@ -66,6 +68,24 @@ def test_the_stream_tells_all_and_ends(tuning: Service) -> None:
         lines = [line for line in answer.iter_lines() if line.startswith("event:")]
     assert lines[-1] == "event: end"
     until(lambda: tuning.service.streams == 0)
+
+
+def test_the_stream_of_a_study_that_is_deleted_between_two_looks_ends(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "STREAM_POLL_S", 1.0)
+    study = service.http.post(f"{API}/studies", json=spec()).json()["study"]["id"]
+    accept = {"Accept": "text/event-stream"}
+    with service.http.stream("GET", f"{API}/studies/{study}/events", headers=accept) as answer:
+        lines = answer.iter_lines()
+        assert "event: study.submitted" in [next(lines) for _ in range(6)]
+        time.sleep(0.2)  # it has found nothing more, and rests
+        api.act(service.store, study, "cancel")
+        api.delete_study(service.store, study)
+        list(lines)  # to its end
+    with service.client() as client, pytest.raises(NotFoundError):
+        list(client.stream(study))
+    until(lambda: service.service.streams == 0)
 
 
 def test_a_running_study_is_paused_resumed_and_cancelled(tuning: Service) -> None:

@@ -7,7 +7,6 @@ the stream sends an event `end` and closes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -16,7 +15,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, NotFoundError
 from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.response_models import EventList, responses
 from autotune.service.service_state import STREAM_POLL_S, Limit, Reader, ServiceState, StudyId, TheService
@@ -62,13 +61,17 @@ async def _stream(service: ServiceState, study: str, after: int) -> AsyncIterato
     yield ": open\n\n"
     while not service.closing.is_set():
         found, record = [], None
-        with contextlib.suppress(AutotuneError):  # the store cannot be reached: the stream waits until it can
+        try:
             revision = await service.revisions.read(study)
             if revision != seen:
                 # read the study before its events: a study is terminal only after its last event
                 record = await run_in_threadpool(service.store.study, study)
                 found = await run_in_threadpool(service.store.events, study, after=after, limit=PAGE)
                 seen = None if found else revision
+        except NotFoundError:  # it was deleted; a client that asks again is told
+            return
+        except AutotuneError:  # the store cannot be reached: the stream waits until it can
+            pass
         for event in found:
             after = event.sequence
             yield f"id: {after}\nevent: {event.kind}\ndata: {json.dumps(finite(event.to_dict()))}\n\n"
