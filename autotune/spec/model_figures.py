@@ -146,6 +146,13 @@ def yarn_scaling(model: ModelSpec) -> dict[str, float] | None:
     return {name: _first(scaling, name) or default for name, default in YARN.items()}
 
 
+def is_truncated(model: ModelSpec) -> bool:
+    """Whether the borders of the model's YaRN are rounded to whole dimensions, as they are but in gpt-oss where the file does not say."""
+    document = text_document(model)
+    _, scaling = _rotary(document)
+    return bool(scaling.get("truncate", document.get("model_type") != "gpt_oss"))
+
+
 YARN = {
     "factor": 1.0,
     "mscale": 1.0,

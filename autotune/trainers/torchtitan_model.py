@@ -1,7 +1,7 @@
-"""A model as the call of a builder in the exported `autotune_model.py` for torchtitan 0.3: `llama`, `qwen3` or `deepseek_v3`.
+"""A model as the call of a builder in the exported `autotune_model.py` for torchtitan 0.3: `llama`, `qwen3`, `deepseek_v3` or `gpt_oss`.
 
 The builder follows from the family of the config.json. Qwen3 normalizes queries and keys; DeepSeek's attention makes keys and values from a latent, and its
-first layers have no experts. All routers are balanced by a bias, as torchtitan's own flavours are. Facts of its code (0.3.0): models/*/__init__.py.
+first layers have no experts; gpt-oss has learnt sinks, biases, and a window in every other layer. All routers are balanced by a bias, as torchtitan's own flavours are. Facts of its code (0.3.0): models/*/__init__.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.spec import ModelSpec, ParallelConfig
-from autotune.spec.model_figures import Router, figures_of, yarn_scaling
+from autotune.spec.model_figures import Router, figures_of, is_truncated, text_document, yarn_scaling
 from autotune.trainers.limit import Limit
 from autotune.trainers.python_source import call
 from autotune.trainers.torchtitan_settings import rotary_scaling
@@ -19,9 +19,12 @@ BUILDERS = {
     **dict.fromkeys(("llama", "mistral"), "llama"),
     **dict.fromkeys(("qwen3", "qwen3_moe"), "qwen3"),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek_v3"),
+    "gpt_oss": "gpt_oss",
 }
 """builders by the family of a config.json; a model by its shape alone is a Llama"""
-WITH_CONFIG_JSON = "name the model's config.json in the spec: torchtitan 0.3 trains Qwen3's and DeepSeek's"
+WITH_CONFIG_JSON = "name the model's config.json in the spec: torchtitan 0.3 trains Qwen3's, DeepSeek's and gpt-oss's"
+GPT_OSS_WINDOW, SWIGLU_LIMIT = 128, 7.0
+"""what gpt-oss's class in transformers takes where the file does not say"""
 
 
 def builder_of(model: ModelSpec) -> str:
@@ -50,6 +53,16 @@ def model_limits(model: ModelSpec, c: ParallelConfig, seq_len: int) -> Iterator[
     if model.tied_embeddings and builder == "deepseek_v3":
         message = "its DeepSeek has an output projection of its own"
         yield Limit(knob="model.tied_embeddings", value=True, message=message, nearest=False)
+    if builder == "gpt_oss" and (kinds := text_document(model).get("layer_types")):
+        usual = ["full_attention" if number % 2 else "sliding_attention" for number in range(len(kinds))]
+        if list(kinds) != usual:
+            message = "its gpt-oss attends to a window in every other layer, the first of them, but the file's layer_types have another order"
+            yield Limit(
+                knob="model.family",
+                value="gpt_oss",
+                message=message,
+                remedy="use a trainer that reads the file, such as hf_trainer",
+            )
     if figures is not None and 0 < figures.window < seq_len:
         message = f"it attends over whole sequences, but each token of the model to {figures.window} before it"
         yield Limit(
@@ -85,9 +98,13 @@ def model_arguments(model: ModelSpec, c: ParallelConfig, seq_len: int) -> dict[s
         arguments |= {"n_kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "hidden_dim": model.ffn_hidden_size}
         arguments["tied"] = model.tied_embeddings
         if model.num_experts:
-            is_normed = figures is None or not figures.softmax_over_all
-            counts = {"num_experts": model.num_experts, "top_k": model.experts_per_token}
-            arguments["experts"] = {**counts, "route_norm": is_normed}
+            arguments["experts"] = {"num_experts": model.num_experts, "top_k": model.experts_per_token}
+    if builder == "qwen3" and model.num_experts:
+        arguments["experts"]["route_norm"] = figures is None or not figures.softmax_over_all
+    if builder == "gpt_oss":
+        document = text_document(model)
+        arguments["experts"]["swiglu_limit"] = document.get("swiglu_limit", SWIGLU_LIMIT)
+        arguments["sliding_window"] = document.get("sliding_window", GPT_OSS_WINDOW)
     arguments |= {
         "vocab_size": model.vocab_size,
         "norm_eps": figures.norm_epsilon if figures and figures.norm_epsilon is not None else 1e-5,
@@ -146,5 +163,6 @@ def _rotary(model: ModelSpec, seq_len: int) -> dict[str, Any]:
             "scaling": "yarn",
             **{theirs: yarn[name] for name, theirs in names.items()},
             "original_seq_len": int(yarn["original_max_position_embeddings"]),
+            "truncate": is_truncated(model),
         }
     return rope | {"scaling": "none"}

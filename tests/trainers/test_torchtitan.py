@@ -46,13 +46,22 @@ PUBLISHED = {
     "qwen3-30b-a3b": 8,
     "deepseek-v2-lite": 4,
     "deepseek-v3": 8,
+    "gpt-oss-20b": 8,
 }
 """models of the catalog beside Llama's that release 0.3 trains, with a degree of expert parallelism"""
 
 
 def parameters_of(model: ModelSpec) -> int:
-    """What torchtitan holds of the model: with the norms of queries, keys and latents, which the shape does not count."""
+    """What torchtitan holds of the model: with the norms of queries, keys and latents, and gpt-oss's sinks and biases, which the shape does not count."""
     figures = figures_of(model)
+    if figures and figures.family == "gpt_oss":
+        attention = (2 * model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim
+        attention += (
+            model.hidden_size - model.num_attention_heads * model.head_dim + model.num_attention_heads
+        )  # output, sinks
+        return model.num_parameters + model.num_layers * (
+            attention + model.num_experts * (1 + 2 * model.ffn_hidden_size + model.hidden_size)
+        )
     norms = 2 * model.head_dim if figures and figures.qk_norm else model.q_lora_rank + model.kv_lora_rank
     return model.num_parameters + norms * model.num_layers
 
