@@ -80,6 +80,8 @@ def core_limits(workload: Workload, c: ParallelConfig) -> tuple[Limit, ...]:
     if c.zero_stage >= 2 and c.pp > 1:
         limit("zero_stage", c.zero_stage, "Megatron-FSDP is not launched together with pipeline stages here", 1)
     limits += _module_limits(c)
+    if model.mtp_layers and c.ep_overlap and (model.mtp_layers > 1 or c.pp == 1):
+        limit("ep_overlap", True, "beside multi-token prediction it needs one such layer, and pp > 1", False)
     if model.num_experts and c.tp > 1 and not c.sequence_parallel:
         limit("sequence_parallel", False, "experts with tensor parallelism need sequence parallelism", True)
     if c.ep > 1 and not model.num_experts:

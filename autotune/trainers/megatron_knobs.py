@@ -1,7 +1,7 @@
 """Knobs as fields of Megatron Core's TransformerConfig, DistributedDataParallelConfig and OptimizerConfig, and back (release 0.16).
 
 Megatron-LM takes each field as a flag with dashes, Megatron-Bridge under `model`, `ddp` or `optimizer`. An explicit layout of a pipeline names the layers of each
-stage, separated by |, with E for the embedding, t for a layer and L for the loss: `Ett|ttt|ttL`. Stage i belongs to rank i mod pp.
+stage, separated by |, with E for the embedding, t for a layer, m for one of multi-token prediction and L for the loss: `Ett|ttt|tmL`. Stage i belongs to rank i mod pp.
 """
 
 from __future__ import annotations
@@ -78,21 +78,23 @@ def flex_backend(workload: Workload) -> str:
 
 
 def divides_evenly(model: ModelSpec, c: ParallelConfig) -> bool:
-    """Whether layers, with embedding and loss where they count, make equal stages."""
+    """Whether layers, with embedding and loss where they count, make equal stages. Layers of multi-token prediction count beside them in a layout alone."""
+    if c.pp_split == "edges" and c.pp > 1 and model.mtp_layers:
+        return False
     counted = model.num_layers + (2 if c.pp_split == "edges" else 0)
     return counted % (c.pp * c.virtual_stages) == 0
 
 
 def stage_layout(model: ModelSpec, c: ParallelConfig) -> str:
-    """An explicit layout whose stages hold equally many of layers, embedding and loss; those left over go to the stages in the middle."""
-    stages = c.pp * c.virtual_stages
-    each, spare = divmod(model.num_layers + 2, stages)
+    """An explicit layout whose stages hold equally many of layers, embedding and loss, as `cut_layers` counts them; those left over go to the stages in the middle.
+    Layers of multi-token prediction are all on the last stage, with the loss."""
+    stages, loss = c.pp * c.virtual_stages, 1 + 2 * model.mtp_layers
+    last = max(0, (model.num_layers + 1 + loss) // stages - loss)
+    each, spare = divmod(model.num_layers - last + 1, stages - 1)
     start = (stages - spare) // 2
-    counts = [each + (start <= stage < start + spare) for stage in range(stages)]
-    letters = ["t" * count for count in counts]
+    letters = ["t" * (each + (start <= stage < start + spare)) for stage in range(stages - 1)]
     letters[0] = "E" + letters[0][1:]
-    letters[-1] = letters[-1][1:] + "L"
-    return "|".join(letters)
+    return "|".join([*letters, "t" * last + "m" * model.mtp_layers + "L"])
 
 
 def stages_of_layout(layout: Any) -> int:

@@ -3,6 +3,7 @@
     latent attention   Megatron's multi-latent attention; YaRN's beta_fast, beta_slow and original length have no flags: they are DeepSeek's 32, 1 and 4096
     dense layers       come first (--moe-layer-freq names 0 or 1 for each layer)
     shared experts     one MLP as wide as all of them together; Qwen2's has a gate
+    further tokens     layers behind the last one (multi-token prediction), each like it, with Megatron's weight of their losses
 
 The load of experts is balanced by a loss of weight 0.01, of routers with a bias by one of 0.0001 (arXiv:2412.19437, section 4.2), unless the file says.
 """
@@ -31,6 +32,9 @@ def model_limits(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
     if c.cp > 1 and c.cp_style == "ring" and figures is not None and 0 < figures.window < workload.seq_len:
         message = f"passing keys on does not attend to the last {figures.window} tokens alone, as the model does"
         yield Limit(knob="cp_style", value="ring", message=message, nearest="gather")
+    if model.mtp_layers and not model.gated_mlp:
+        message = "multi-token prediction knows rotary positions alone, not learnt ones"
+        yield Limit(knob="model.mtp_layers", value=model.mtp_layers, message=message, nearest=0)
     if model.num_dense_layers and figures is not None and figures.family.startswith("qwen"):
         message = "a launch places the layers without experts first, but the file places them elsewhere"
         remedy = "megatron_bridge reads the file itself"
@@ -79,6 +83,8 @@ def model_flags(model: ModelSpec, seq_len: int) -> dict[str, Any]:
         flags |= _expert_flags(model)
     if model.kv_lora_rank:
         flags |= _latent_flags(model)
+    if model.mtp_layers:
+        flags["mtp-num-layers"] = model.mtp_layers
     figures = figures_of(model)
     if figures is None:
         return flags

@@ -77,5 +77,5 @@ def shape_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
                 knob=f"model.{name}",
                 value=value,
                 message=message,
-                remedy=f"use {'' if name == 'mtp_layers' else 'megatron, '}{OTHERS}",
+                remedy=f"use megatron, {OTHERS}",
             )

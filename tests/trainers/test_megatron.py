@@ -16,6 +16,7 @@ from autotune.spec.hugging_face import fields_of
 from autotune.testing.knobs import varied_configs
 from autotune.testing.trainers import EXPERTS, GPT, MODEL, WORKLOAD, TrainerContract, configs
 from autotune.trainers import Launch, StepMetrics, trainer
+from autotune.trainers.megatron_knobs import stage_layout
 from autotune.trainers.present_configuration import PresentConfiguration
 from tests.trainers.released_names import released_names
 
@@ -187,6 +188,33 @@ class TestMegatron(TrainerContract):
         refused = {limit.knob for limit in trainer("megatron").limits(replace(WORKLOAD, optimizer="muon"), config)}
         assert refused == {list(knobs)[-1]}
         assert not trainer("megatron").limits(WORKLOAD, config)
+
+    def test_layers_that_predict_further_tokens_stand_with_the_loss(self) -> None:
+        model = replace(catalog.model("deepseek-v3"), mtp_layers=1)
+        workload = replace(WORKLOAD, model=model)
+        config = ParallelConfig(
+            pp=4, dp=4, ep=4, micro_batch_size=1, accumulation_steps=16, pp_split="edges", zero_stage=1
+        )
+        launch = trainer("megatron").launch(workload, config)
+        assert flag(launch, "--mtp-num-layers") == "1"
+        layout = str(flag(launch, "--pipeline-model-parallel-layout"))
+        assert [len(stage) for stage in layout.split("|")] == [16, 17, 16, 15]
+        assert (layout[0], layout[-3:], layout.count("t")) == ("E", "tmL", 61)
+        read = trainer("megatron").read_config(PresentConfiguration(argv=launch.argv))
+        assert read.model["mtp_layers"] == 1
+        many = stage_layout(model, ParallelConfig(pp=32))
+        assert (many.count("t"), many.count("|"), many.rpartition("|")[2]) == (61, 31, "mL")
+
+    def test_what_multi_token_prediction_cannot_be_combined_with_is_refused(self) -> None:
+        model = replace(catalog.model("deepseek-v3"), mtp_layers=1)
+        config = ParallelConfig(dp=8, ep=8, micro_batch_size=8, ep_overlap=True)
+        (limit,) = trainer("megatron").limits(replace(WORKLOAD, model=model), config)
+        assert (limit.knob, limit.nearest) == ("ep_overlap", False)
+        assert not trainer("megatron").limits(replace(WORKLOAD, model=replace(model, mtp_layers=0)), config)
+        (limit,) = trainer("megatron").limits(
+            replace(WORKLOAD, model=replace(GPT, mtp_layers=1)), ParallelConfig(dp=8, micro_batch_size=8)
+        )
+        assert (limit.knob, limit.nearest) == ("model.mtp_layers", 0)
 
     def test_a_dataset_needs_its_tokenizer(self) -> None:
         config = ParallelConfig(dp=8, micro_batch_size=8)

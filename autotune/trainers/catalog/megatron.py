@@ -40,7 +40,7 @@ class MegatronTrainer(Trainer):
         "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3",
         "glm4_moe", "gpt2",
     })  # fmt: skip
-    shapes = frozenset({"num_dense_layers", "shared_ffn_hidden_size", "kv_lora_rank"})
+    shapes = frozenset({"num_dense_layers", "shared_ffn_hidden_size", "kv_lora_rank", "mtp_layers"})
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
     checked_against = "Megatron-LM with Megatron Core 0.16.1"
     rotary_scalings = frozenset({"llama3", "yarn"})

@@ -39,7 +39,7 @@ class TorchtitanTrainer(Trainer):
     name = "torchtitan"
     families = frozenset(BUILDERS)
     shapes = frozenset({"num_dense_layers", "shared_ffn_hidden_size", "kv_lora_rank"})
-    summary = "torchtitan's Llama, Qwen3 or DeepSeek: a Python configuration (0.3); its Llama by a TOML job file (0.2)"
+    summary = "torchtitan's Llama, Qwen3, DeepSeek or gpt-oss: a Python configuration (0.3); its Llama by a TOML job file (0.2)"
     checked_against = "torchtitan 0.2.2, 0.3.0"
     rotary_scalings = frozenset({"llama3", "yarn"})
     no_adapters = "release 0.2 has none, and 0.3 keeps frozen weights in fp32, which the memory estimate does not count"
@@ -185,7 +185,8 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
     model, figures = workload.model, figures_of(workload.model)
     if figures is not None and figures.family != "llama":
         message = "launches of torchtitan 0.2 build its Llama"
-        yield Limit(knob="model.family", value=figures.family, message=message, remedy="version=0.3 trains this family")
+        remedy = "version=0.3 trains this family" if figures.family in BUILDERS else ""
+        yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
     elif model.num_experts or model.kv_lora_rank:
         yield from model_limits(model, c, workload.seq_len)
     if figures is not None and figures.rotary_scaling == "yarn":

@@ -264,6 +264,7 @@ def _model(keys: KeyReader) -> dict[str, Any]:
             model |= {"num_dense_layers": dense, "dense_ffn_hidden_size": model.get("ffn_hidden_size", 0)}
         model |= {"ffn_hidden_size": width} if width else {}
         model["shared_ffn_hidden_size"] = keys.count("moe-shared-expert-intermediate-size") or 0
+    model["mtp_layers"] = keys.count("mtp-num-layers") or 0
     return {field: value for field, value in model.items() if value or field in ("gated_mlp", "tied_embeddings")}
 
 
