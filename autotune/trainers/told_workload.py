@@ -10,6 +10,7 @@ from autotune.spec.hugging_face_families import FAMILIES
 from autotune.spec.model_figures import figures_of
 from autotune.trainers.limit import Limit
 from autotune.trainers.own_model_limits import module_limits
+from autotune.trainers.trained_families import OWN_PROGRAM, who_trains
 
 if TYPE_CHECKING:
     from autotune.trainers.trainer import Trainer
@@ -21,7 +22,6 @@ UNCOMMON_SHAPES = {
     "mtp_layers": "layers of multi-token prediction",
 }
 """Fields of `ModelSpec` that are set only for models that most trainers cannot build, each with what it stands for."""
-OWN_PROGRAM = "command with a program of yours"
 OTHERS = f"a trainer that reads the config.json itself (accelerate, deepspeed, hf_trainer, lightning, megatron_bridge, native), or {OWN_PROGRAM}"
 """who may train a model that a trainer does not build"""
 
@@ -53,29 +53,27 @@ def workload_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
 def shape_limits(trainer: Trainer, workload: Workload) -> Iterator[Limit]:
     """A module of the user's, a family that it would train as another, and shapes that it does not build."""
     model = workload.model
-    if not (
-        trainer.trains_modules or UNCOMMON_SHAPES.keys() <= trainer.shapes
-    ):  # the latter build a model of their own
+    if not (trainer.trains_modules or trainer.has_own_model):
         yield from module_limits(model, trainer.name)
     figures = figures_of(model)
+    if model.mtp_layers and "mtp_layers" not in trainer.shapes:
+        message = f"the trainer {trainer.name} builds no {UNCOMMON_SHAPES['mtp_layers']}"
+        remedy = f"use megatron, megatron_bridge, or {OWN_PROGRAM}"
+        yield Limit(knob="model.mtp_layers", value=model.mtp_layers, message=message, nearest=0, remedy=remedy)
     if figures is not None and trainer.reads_config_json:
         known = FAMILIES.get(figures.family)  # not of a model that its class was built to describe
         if known is not None and not known.has_class:
             message = f"launches of the trainer {trainer.name} build the class that transformers has for a config.json, and it has none for this one"
-            remedy = f"use native for a decoder of the same sizes (`model: PATH`), or {OWN_PROGRAM}"
+            remedy = f"use {who_trains(figures.family)}"
             yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
         return
+    who = f"megatron, {OTHERS}" if figures is None else who_trains(figures.family, but=trainer.name)
     if figures is not None and model.source and not trainer.knows(figures.family):
         message = f"the trainer {trainer.name} would train another model than this config.json means; it knows {trainer.known_families}"
-        remedy = f"where a plain model of the same sizes will do, give them in the place of the file; else use {OTHERS}"
+        remedy = f"where a plain model of the same sizes will do, give them in the place of the file; else use {who}"
         yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
     for name, what in UNCOMMON_SHAPES.items():
         value = getattr(model, name)
-        if value and name not in trainer.shapes:
+        if value and name not in trainer.shapes and name != "mtp_layers":
             message = f"the trainer {trainer.name} builds no {what}"
-            yield Limit(
-                knob=f"model.{name}",
-                value=value,
-                message=message,
-                remedy=f"use megatron, {OTHERS}",
-            )
+            yield Limit(knob=f"model.{name}", value=value, message=message, remedy=f"use {who}")

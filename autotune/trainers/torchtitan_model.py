@@ -14,14 +14,8 @@ from autotune.spec.model_figures import Router, figures_of, is_truncated, text_d
 from autotune.trainers.limit import Limit
 from autotune.trainers.python_source import call
 from autotune.trainers.torchtitan_settings import rotary_scaling
+from autotune.trainers.trained_families import TORCHTITAN, who_trains
 
-BUILDERS = {
-    **dict.fromkeys(("llama", "mistral"), "llama"),
-    **dict.fromkeys(("qwen3", "qwen3_moe"), "qwen3"),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek_v3"),
-    "gpt_oss": "gpt_oss",
-}
-"""builders by the family of a config.json; a model by its shape alone is a Llama"""
 WITH_CONFIG_JSON = "name the model's config.json in the spec: torchtitan 0.3 trains Qwen3's, DeepSeek's and gpt-oss's"
 GPT_OSS_WINDOW, SWIGLU_LIMIT = 128, 7.0
 """what gpt-oss's class in transformers takes where the file does not say"""
@@ -30,16 +24,16 @@ GPT_OSS_WINDOW, SWIGLU_LIMIT = 128, 7.0
 def builder_of(model: ModelSpec) -> str:
     """The builder's name."""
     figures = figures_of(model)
-    return "llama" if figures is None else BUILDERS.get(figures.family, "llama")
+    return "llama" if figures is None else TORCHTITAN.get(figures.family, "llama")
 
 
 def model_limits(model: ModelSpec, c: ParallelConfig, seq_len: int) -> Iterator[Limit]:
     """Models that no builder builds, and what experts cannot be combined with."""
     builder, figures = builder_of(model), figures_of(model)
-    if model.source and figures is not None and figures.family not in BUILDERS:
+    if model.source and figures is not None and figures.family not in TORCHTITAN:
         return  # which is refused as a whole
 
-    usual = WITH_CONFIG_JSON if figures is None else "use megatron"
+    usual = WITH_CONFIG_JSON if figures is None else f"use {who_trains(figures.family, but='torchtitan')}"
 
     def limit(field: str, message: str, remedy: str = usual) -> Limit:
         return Limit(knob=f"model.{field}", value=getattr(model, field), message=message, remedy=remedy)
@@ -54,14 +48,14 @@ def model_limits(model: ModelSpec, c: ParallelConfig, seq_len: int) -> Iterator[
         message = "its DeepSeek has an output projection of its own"
         yield Limit(knob="model.tied_embeddings", value=True, message=message, nearest=False)
     if builder == "gpt_oss" and (kinds := text_document(model).get("layer_types")):
-        usual = ["full_attention" if number % 2 else "sliding_attention" for number in range(len(kinds))]
-        if list(kinds) != usual:
+        known = ["full_attention" if number % 2 else "sliding_attention" for number in range(len(kinds))]
+        if list(kinds) != known:
             message = "its gpt-oss attends to a window in every other layer, the first of them, but the file's layer_types have another order"
             yield Limit(
                 knob="model.family",
                 value="gpt_oss",
                 message=message,
-                remedy="use a trainer that reads the file, such as hf_trainer",
+                remedy=f"use {who_trains('gpt_oss', but='torchtitan')}",
             )
     if figures is not None and 0 < figures.window < seq_len:
         message = f"it attends over whole sequences, but each token of the model to {figures.window} before it"

@@ -83,6 +83,8 @@ class Trainer(ABC):
 
     rotary_scalings: ClassVar[frozenset[str]] = frozenset()
     """kinds of rotary scaling in a config.json that it is told, where it does not read the file itself"""
+    rotary_remedy: ClassVar[str] = "set it in the trainer"
+    """what to do about another kind"""
 
     @abstractmethod
     def find_limits(self, workload: Workload, config: ParallelConfig, options: Mapping[str, Any]) -> tuple[Limit, ...]:
@@ -253,6 +255,11 @@ class Trainer(ABC):
             notes=(*notes, *launch.notes, *self._figure_notes(workload)),
         )
 
+    @property
+    def has_own_model(self) -> bool:
+        """Whether its program builds a model of its own: any shape of any family."""
+        return self.families is None and UNCOMMON_SHAPES.keys() <= self.shapes
+
     def knows(self, family: str) -> bool:
         """Whether it trains this `model_type` as a config.json means it."""
         return self.families is None or family in self.families
@@ -264,9 +271,7 @@ class Trainer(ABC):
 
     def _figure_notes(self, workload: Workload) -> Iterator[str]:
         """What the launch could not be told of the model, in words."""
-        if (
-            self.same_data or UNCOMMON_SHAPES.keys() <= self.shapes
-        ):  # trials of the same decoder, or a program with a model of its own
+        if self.same_data or self.has_own_model:  # the former tries the same decoder in every trial
             return
         figures = figures_of(workload.model)
         if figures is None:
@@ -281,7 +286,7 @@ class Trainer(ABC):
                 f"it knows {self.known_families}"
             )
         if figures.rotary_scaling and not (self.reads_config_json or figures.rotary_scaling in self.rotary_scalings):
-            yield f"the rotary scaling {figures.rotary_scaling!r} of the model's config.json is not carried over: set it in the trainer"
+            yield f"the rotary scaling {figures.rotary_scaling!r} of the model's config.json is not carried over: {self.rotary_remedy}"
 
 
 def needs(options: Mapping[str, Any], name: str, because: str) -> Any:

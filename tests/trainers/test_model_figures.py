@@ -271,6 +271,36 @@ def test_a_family_without_a_class_is_refused_with_who_can(name: str, tmp_path: P
         api.load_study({**SPEC, "model": {"hf": str(tmp_path / "config.json")}}, base=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "family", "who"),
+    [
+        ("torchtitan", "glm4_moe", "use megatron, megatron_bridge, accelerate, "),
+        ("megatron", "gpt_oss", "use megatron_bridge, torchtitan, accelerate, "),
+        ("megatron", "gemma2", "use megatron_bridge, accelerate, "),
+        ("nanotron", "olmo2", "use accelerate, deepspeed, hf_trainer, lightning, native"),
+        ("megatron_bridge", "mixtral", "use megatron, accelerate, "),
+    ],
+)
+def test_a_family_that_is_refused_names_the_trainers_that_train_it(
+    name: str, family: str, who: str, tmp_path: Path
+) -> None:
+    asked = study(tmp_path, {**QWEN, "model_type": family, "moe_intermediate_size": 1408, "num_experts_per_tok": 2})
+    with pytest.raises(ExportError) as refused:
+        launch(name, asked)
+    assert f"model.family={family}" in str(refused.value)
+    assert who in str(refused.value)
+
+
+def test_layers_that_predict_further_tokens_are_no_models_of_transformers(tmp_path: Path) -> None:
+    asked = study(tmp_path, QWEN)
+    predicting = replace(asked.workload, model=replace(asked.workload.model, mtp_layers=1))
+    for name in ("hf_trainer", "torchtitan"):
+        limits = trainer(name).limits(predicting, ParallelConfig(dp=8, accumulation_steps=8))
+        assert "model.mtp_layers" in {limit.knob for limit in limits}
+    bridge = trainer("megatron_bridge").launch(predicting, ParallelConfig(dp=8, accumulation_steps=8))
+    assert bridge.files["bridge.yaml"].count("mtp_num_layers: 1") == 1
+
+
 def test_a_multimodal_file_is_its_language_model(tmp_path: Path) -> None:
     asked = study(tmp_path, {"model_type": "gemma3", "text_config": {**GEMMA, "model_type": "gemma3_text"}})
     assert json.loads(launch("deepspeed", asked).files["model/config.json"])["model_type"] == "gemma3_text"

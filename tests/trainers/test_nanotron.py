@@ -113,8 +113,21 @@ def test_context_parallelism_is_told_to_attend_over_the_ranks() -> None:
 
 def test_experts_and_latent_attention_are_refused_with_a_trainer_that_builds_them() -> None:
     workload = replace(WORKLOAD, model=catalog.model("deepseek-v2-lite"))
-    with pytest.raises(ExportError, match=r"kv_lora_rank=512: .*builds no latent attention; use megatron, a trainer"):
+    with pytest.raises(
+        ExportError,
+        match=r"kv_lora_rank=512: .*builds no latent attention; use megatron, megatron_bridge, torchtitan, acc",
+    ):
         trainer("nanotron").launch(workload, ParallelConfig(dp=8, micro_batch_size=8), TestNanotron.options)
+
+
+def test_rotary_scaling_that_its_models_do_not_read_is_named_with_who_does() -> None:
+    launch = trainer("nanotron").launch(
+        replace(WORKLOAD, model=catalog.model("llama-8b")),
+        ParallelConfig(dp=8, micro_batch_size=8),
+        TestNanotron.options,
+    )
+    (note,) = (note for note in launch.notes if "rotary scaling 'llama3'" in note)
+    assert note.endswith("they read no rope_scaling); torchtitan and megatron do")
 
 
 def test_a_yaml_of_its_qwen2_stays_one() -> None:

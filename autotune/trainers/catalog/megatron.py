@@ -21,6 +21,7 @@ from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import megatron_flags
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.trained_families import MEGATRON
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, needs
 from autotune.trainers.trainer_option import Reach
 
@@ -36,10 +37,7 @@ class MegatronTrainer(Trainer):
     """Megatron-LM's GPT pretraining."""
 
     name = "megatron"
-    families = frozenset({
-        "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3",
-        "glm4_moe", "gpt2",
-    })  # fmt: skip
+    families = MEGATRON
     shapes = frozenset({"num_dense_layers", "shared_ffn_hidden_size", "kv_lora_rank", "mtp_layers"})
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
     checked_against = "Megatron-LM with Megatron Core 0.16.1"

@@ -21,6 +21,7 @@ from autotune.trainers.present_configuration import SETTINGS, PresentConfigurati
 from autotune.trainers.programs import program
 from autotune.trainers.readers import bridge_yaml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.trained_families import MEGATRON_BRIDGE, who_trains
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer
 from autotune.trainers.trainer_option import Reach
 
@@ -32,11 +33,6 @@ PRECISIONS = {
     "nvfp4": "bf16_with_nvfp4_mixed",
 }
 """recipes of mixed precision (megatron/bridge/training/mixed_precision.py)"""
-FAMILIES = frozenset({
-    "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma", "gemma2", "gemma3_text", "deepseek_v2", "deepseek_v3",
-    "glm4_moe", "gpt_oss", "olmoe", "nemotron",
-})  # fmt: skip
-"""values of `model_type` for which AutoBridge has a bridge (`register_bridge` in megatron/bridge/models)"""
 
 
 class MegatronBridgeTrainer(Trainer):
@@ -44,6 +40,7 @@ class MegatronBridgeTrainer(Trainer):
 
     name = "megatron_bridge"
     reads_config_json = True
+    shapes = frozenset({"mtp_layers"})
     summary = "Megatron-Bridge, a model's config.json or a recipe with bridge.yaml"
     checked_against = "Megatron-Bridge 0.3.1 with Megatron Core 0.16.1"
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
@@ -114,9 +111,9 @@ class MegatronBridgeTrainer(Trainer):
 
 def _model_limits(model: ModelSpec, c: ParallelConfig) -> tuple[Limit, ...]:
     figures = figures_of(model)
-    if figures is not None and figures.family not in FAMILIES:
-        message = f"Megatron-Bridge has no bridge for this family; it knows {', '.join(sorted(FAMILIES))}"
-        remedy = "use accelerate, deepspeed, hf_trainer, lightning or native, which read the file too"
+    if figures is not None and figures.family not in MEGATRON_BRIDGE:
+        message = f"Megatron-Bridge has no bridge for this family; it knows {', '.join(sorted(MEGATRON_BRIDGE))}"
+        remedy = f"use {who_trains(figures.family)}"
         return (Limit(knob="model.family", value=figures.family, message=message, remedy=remedy),)
     if figures is None and not model.gated_mlp:
         message = "Megatron-Bridge has no bridge for GPT-2; a model by its shape alone is a Llama"
@@ -149,6 +146,7 @@ def _settings(workload: Workload, c: ParallelConfig, options: Mapping[str, Any])
     }
     if workload.model.num_experts:
         model["expert_tensor_parallel_size"] = 1  # experts stay whole, as in NVIDIA's recipes
+    if workload.model.num_experts or workload.model.mtp_layers:
         model["mtp_num_layers"] = workload.model.mtp_layers or None  # a config.json may name more than the study trains
     if sharded:
         model["gradient_accumulation_fusion"] = False

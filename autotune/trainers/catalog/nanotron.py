@@ -21,6 +21,7 @@ from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import nanotron_yaml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
+from autotune.trainers.trained_families import NANOTRON
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
 from autotune.trainers.trainer_option import Reach
 
@@ -46,7 +47,8 @@ class NanotronTrainer(Trainer):
     """nanotron's pretraining of Llama and Qwen2."""
 
     name = "nanotron"
-    families = frozenset({"llama", "mistral", "qwen2"})
+    families = NANOTRON
+    rotary_remedy = "nanotron's models scale no positions (they read no rope_scaling); torchtitan and megatron do"
     summary = "nanotron (main branch), one YAML and run_train.py"
     checked_against = "nanotron's main branch after 0.4"
     reads = frozenset({

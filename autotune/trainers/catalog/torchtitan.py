@@ -19,8 +19,9 @@ from autotune.trainers.limit import Limit, next_multiple
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.readers import torchtitan_python, torchtitan_toml
 from autotune.trainers.torchrun import place, tf32_environment, torchrun
-from autotune.trainers.torchtitan_model import BUILDERS, model_limits
+from autotune.trainers.torchtitan_model import model_limits
 from autotune.trainers.torchtitan_settings import stage_limits
+from autotune.trainers.trained_families import TORCHTITAN, who_trains
 from autotune.trainers.trainer import SHARED_OPTIONS, Option, StepMetrics, Trainer, clean, needs, number
 from autotune.trainers.trainer_option import Reach
 
@@ -37,7 +38,7 @@ class TorchtitanTrainer(Trainer):
     """torchtitan's pretraining."""
 
     name = "torchtitan"
-    families = frozenset(BUILDERS)
+    families = frozenset(TORCHTITAN)
     shapes = frozenset({"num_dense_layers", "shared_ffn_hidden_size", "kv_lora_rank"})
     summary = "torchtitan's Llama, Qwen3, DeepSeek or gpt-oss: a Python configuration (0.3); its Llama by a TOML job file (0.2)"
     checked_against = "torchtitan 0.2.2, 0.3.0"
@@ -185,7 +186,9 @@ def _limits_of_0_2(workload: Workload, c: ParallelConfig) -> Iterator[Limit]:
     model, figures = workload.model, figures_of(workload.model)
     if figures is not None and figures.family != "llama":
         message = "launches of torchtitan 0.2 build its Llama"
-        remedy = "version=0.3 trains this family" if figures.family in BUILDERS else ""
+        remedy = f"use {who_trains(figures.family, but='torchtitan')}"
+        if figures.family in TORCHTITAN:
+            remedy = "version=0.3 trains this family"
         yield Limit(knob="model.family", value=figures.family, message=message, remedy=remedy)
     elif model.num_experts or model.kv_lora_rank:
         yield from model_limits(model, c, workload.seq_len)

@@ -16,7 +16,7 @@ from autotune.trainers.nested_documents import merged
 from autotune.trainers.present_configuration import PresentConfiguration, Reading, options_of
 from autotune.trainers.readers.torchtitan_toml import flavored, reading_of
 from autotune.trainers.torchtitan_job import CONVERTERS
-from autotune.trainers.torchtitan_model import BUILDERS
+from autotune.trainers.trained_families import TORCHTITAN
 
 MODES = {"FullAC.Config": "full", "SelectiveAC.Config": "selective", "MemoryBudgetAC.Config": "memory_budget"}
 """values of `activation_checkpoint`, by the job file's names"""
@@ -153,7 +153,7 @@ def _registered(function: ast.FunctionDef, node: Any) -> dict[str, Any]:
 
 def _sizes(node: Any) -> dict[str, Any]:
     """Sizes of the model that an export brings; nothing for any other."""
-    if not isinstance(node, ast.Call) or ast.unparse(node.func) not in set(BUILDERS.values()):
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) not in set(TORCHTITAN.values()):
         return {}
     given = _arguments(node)
     sizes = {field: given[name] for name, field in SIZES.items() if name in given}
