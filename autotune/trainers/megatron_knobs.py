@@ -138,9 +138,19 @@ def read_recompute(keys: KeyReader, name: Callable[[str], str], granularity: str
     return "norm" if named <= NORM_MODULES else "mlp"
 
 
+def has_grouped_gemm(model: ModelSpec, c: ParallelConfig) -> bool:
+    """Whether the experts of a rank are multiplied together, which these kernels do in 16 bits and below."""
+    return bool(model.num_experts) and c.precision not in ("fp32", "tf32", "fp16")
+
+
+def environment(c: ParallelConfig) -> dict[str, str]:
+    """What Transformer Engine from 2.10 on asks for, so that offloaded activations take no weights along."""
+    return {"NVTE_CPU_OFFLOAD_V1": "1"} if c.offload in ("activations", "all") else {}
+
+
 def _recomputed(model: ModelSpec, c: ParallelConfig) -> list[str] | None:
     if c.recompute == "norm":
-        return ["layernorm", "moe_act"] if model.num_experts else ["layernorm"]
+        return ["layernorm", "moe_act"] if has_grouped_gemm(model, c) else ["layernorm"]
     if c.recompute == "mlp":
         dense = ["mlp"] if model.num_dense_layers or not model.num_experts else []
         return [*dense, *(["moe"] if model.num_experts else [])]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import pytest
@@ -189,6 +192,22 @@ class TestMegatron(TrainerContract):
         assert refused == {list(knobs)[-1]}
         assert not trainer("megatron").limits(WORKLOAD, config)
 
+    def test_what_the_releases_assert_of_knobs_of_scale(self) -> None:
+        workload = replace(WORKLOAD, model=EXPERTS)
+        common = {"dp": 8, "ep": 2, "micro_batch_size": 8}
+        for precision, modules in (("bf16", ["layernorm", "moe_act"]), ("fp32", ["layernorm"])):
+            config = ParallelConfig(**common, recompute="norm", precision=precision)
+            argv = trainer("megatron").launch(workload, config).argv
+            start = argv.index("--recompute-modules") + 1
+            assert list(argv[start : start + 1 + ("moe_act" in argv)]) == modules
+            assert ("--moe-grouped-gemm" in argv) is ("moe_act" in argv)
+        away = ParallelConfig(**common, offload="activations")
+        assert trainer("megatron").launch(workload, away).env["NVTE_CPU_OFFLOAD_V1"] == "1"
+        refused = {limit.knob for limit in trainer("megatron").limits(workload, away, {"transformer_impl": "local"})}
+        assert "offload" in refused
+        graphed = trainer("megatron").launch(workload, ParallelConfig(**common, cuda_graph="step", precision="bf16"))
+        assert any("Megatron-LM 0.17" in note for note in graphed.notes)
+
     def test_layers_that_predict_further_tokens_stand_with_the_loss(self) -> None:
         model = replace(catalog.model("deepseek-v3"), mtp_layers=1)
         workload = replace(WORKLOAD, model=model)
@@ -359,3 +378,32 @@ def test_every_flag_is_one_that_the_release_knows() -> None:
         seen |= {word[2:] for word in argv[argv.index("pretrain_gpt.py") :] if word.startswith("--")}
     assert seen - renamed <= known, seen - renamed - known
     assert len(seen) > 40
+
+
+PARSED = """
+import argparse, json, sys
+from megatron.training.arguments import add_megatron_arguments
+parser = add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+print(json.dumps(sorted({word for argv in json.load(sys.stdin) for word in parser.parse_known_args(argv)[1]})))
+"""
+"""Prints the words that Megatron-LM's own parser does not know; a value that it refuses ends it."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec("megatron") is None, reason="a megatron-core with megatron.training (from 0.17 on) is not installed"
+)
+def test_megatrons_own_parser_knows_every_word() -> None:
+    predicting = replace(catalog.model("deepseek-v3"), mtp_layers=1)
+    asked = []
+    for model in (MODEL, GPT, EXPERTS, predicting, *map(catalog.model, PUBLISHED)):
+        workload = replace(WORKLOAD, model=model)
+        for config in itertools.chain(configs(), varied_configs(workload)):
+            if not trainer("megatron").limits(workload, config):
+                argv = trainer("megatron").launch(workload, config).argv
+                asked.append(argv[argv.index("pretrain_gpt.py") + 1 :])
+    command = [sys.executable, "-W", "ignore", "-c", PARSED]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+    assert len(asked) > 1000

@@ -15,7 +15,7 @@ from autotune.trainers.effective import cpu_note, effective
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.megatron_core import NOT_IN_CORE, OVERLAP, SHARDING, core_limits, parse_iteration
-from autotune.trainers.megatron_knobs import model_fields, optimizer_fields
+from autotune.trainers.megatron_knobs import environment, has_grouped_gemm, model_fields, optimizer_fields
 from autotune.trainers.megatron_model import model_flags, model_limits, model_notes
 from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
@@ -40,7 +40,7 @@ class MegatronTrainer(Trainer):
     families = MEGATRON
     shapes = frozenset({"num_dense_layers", "shared_ffn_hidden_size", "kv_lora_rank", "mtp_layers"})
     summary = "Megatron-LM, pretrain_gpt.py with flags (0.14 and later)"
-    checked_against = "Megatron-LM with Megatron Core 0.16.1"
+    checked_against = "Megatron-LM with Megatron Core 0.16.1, 0.17.0, 0.18.0"
     rotary_scalings = frozenset({"llama3", "yarn"})
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
     no_adapters = "pretrain_gpt.py has none"
@@ -103,6 +103,7 @@ class MegatronTrainer(Trainer):
             return limits
         needing = {"precision": (c.precision in NARROW, "bf16"), "async_tp": (c.async_tp, False)}
         needing["cuda_graph"] = (c.cuda_graph == "layers", "none")
+        needing["offload"] = (c.offload in ("activations", "all"), "none")
         return (
             *limits,
             *(
@@ -130,12 +131,16 @@ class MegatronTrainer(Trainer):
             **_training_flags(workload, c, options),
             **_data_flags(workload.model, options),
         }
-        env = dict(tf32_environment(c.precision))
+        env = {**tf32_environment(c.precision), **environment(c)}
         if c.zero_stage < 2 and (c.tp > 1 or c.cp > 1) and not c.ep_overlap:  # the overlap runs several streams
             env["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
         if "pipeline-model-parallel-layout" in flags:  # it names the stages of every rank
             flags.pop("num-virtual-stages-per-pipeline-rank", None)
         notes = [*cpu_note(workload, "Megatron-LM"), *model_notes(workload.model)]
+        if c.cuda_graph == "step" and c.ep > 1:
+            notes.append(
+                "Megatron-LM 0.17 (not 0.16 and 0.18) asserts --moe-pad-experts-for-cuda-graph-inference here: with it, put that into the option settings"
+            )
         if workload.optimizer == "muon":
             notes.append("Muon comes from NVIDIA's package emerging_optimizers, which must be installed")
         if options["entrypoint"] == "pretrain_gpt.py":
@@ -250,7 +255,7 @@ def _training_flags(workload: Workload, c: ParallelConfig, options: Mapping[str,
     flags |= NARROW.get(c.precision, {})
     if workload.unfused_attention:
         flags["attention-backend"] = "unfused"
-    if workload.model.num_experts and c.precision in ("bf16", *NARROW):
+    if has_grouped_gemm(workload.model, c):
         flags["moe-grouped-gemm"] = True
     if c.recompute in ("selective", "norm", "mlp"):
         flags["recompute-granularity"] = "selective"

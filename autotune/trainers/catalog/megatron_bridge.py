@@ -16,7 +16,7 @@ from autotune.trainers.file_formats import hf_config, to_json, to_yaml
 from autotune.trainers.launch_files import Launch
 from autotune.trainers.limit import Limit
 from autotune.trainers.megatron_core import NOT_IN_CORE, OVERLAP, SHARDING, core_limits, parse_iteration
-from autotune.trainers.megatron_knobs import model_fields, optimizer_fields
+from autotune.trainers.megatron_knobs import environment, model_fields, optimizer_fields
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.programs import program
 from autotune.trainers.readers import bridge_yaml
@@ -97,7 +97,11 @@ class MegatronBridgeTrainer(Trainer):
             files["model/config.json"] = to_json(hf_config(workload.model, workload.seq_len))
             notes.append("it trains on mock data; name a recipe, or set `dataset` in the option settings")
         connections = c.zero_stage < 2 and c.tp * c.cp > 1 and not c.ep_overlap  # the overlap runs several streams
-        env = {**tf32_environment(c.precision), **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if connections else {})}
+        env = {
+            **tf32_environment(c.precision),
+            **environment(c),
+            **({"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if connections else {}),
+        }
         return Launch(argv=(*start, *command), env=env, files=files, notes=tuple(notes))
 
     def read_config(self, present: PresentConfiguration) -> Reading:
