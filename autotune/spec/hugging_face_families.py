@@ -267,7 +267,7 @@ _SEVERAL_WIDTHS = "has layers of several widths"
 APART: Mapping[str, str] = {
     **dict.fromkeys(
         (
-            *("bamba", "bailing_hybrid", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba"),
+            *("bamba", "bailing_hybrid", "bailing_moe_linear", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba"),
             *("mamba2", "minimax", "minimax_m1", "minimax_text_01", "nemotron_h", "olmo_hybrid", "plamo2", "qwen3_5_moe_text"),
             *("qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm", "zamba", "zamba2"),
         ),

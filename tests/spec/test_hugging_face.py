@@ -65,6 +65,25 @@ def test_transformers_still_builds_as_many() -> None:
         assert sum(p.numel() for p in built.parameters()) == known["parameters"], hub
 
 
+@pytest.mark.slow
+def test_what_transformers_writes_of_every_class_is_read() -> None:
+    """With all its keys, and with those alone that differ from the class's own."""
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    from transformers import CONFIG_MAPPING
+
+    unusable = {"granitemoehybrid", "deepseek_v2", "glm4_moe", "glm4v_moe_text"}  # their defaults are no decoders
+    known = [name for name in (*FAMILIES, *ALIKE) if name in CONFIG_MAPPING and name not in unusable]
+    assert len(known) > 80
+    for name in known:
+        config = CONFIG_MAPPING[name]()
+        read = [
+            ModelSpec.from_hf({**json.loads(json.dumps(written, default=str)), "model_type": name}, name=name)
+            for written in (config.to_dict(), config.to_diff_dict())
+        ]
+        assert read[0] == read[1], name
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
