@@ -141,6 +141,7 @@ _KNOWN = (
     (r"RTX 2080 Ti$", "rtx-2080-ti"),
     (r"RTX 4060 Ti$", "rtx-4060-ti-16gb"),
     (r"RTX 4070 Ti$", "rtx-4070-ti"),
+    (r"RTX 4070 Ti SUPER$", "rtx-4070-ti-super"),
     (r"RTX 4080$", "rtx-4080"),
     (r"RTX 4080 SUPER$", "rtx-4080-super"),
     (r"RTX 5070 Ti$", "rtx-5070-ti"),

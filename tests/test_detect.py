@@ -118,7 +118,7 @@ def test_a_known_product_is_the_catalog_gpu_with_its_real_memory() -> None:
         ("NVIDIA L4", "l4"),
         ("NVIDIA H20", "h20"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-        ("NVIDIA GeForce RTX 4080 SUPER", "rtx-4080-super"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx-4070-ti-super"),
         ("NVIDIA GeForce RTX 3080", "rtx-3080"),
         ("NVIDIA RTX A5000", "rtx-a5000"),
         ("NVIDIA H200 NVL", "h200-nvl"),

@@ -143,7 +143,7 @@ def clusters(json: JsonOption = False) -> None:
         "fp8_tflops": "fp8\nTFLOP/s",
         "domain_gpus": "domain\nGPUs",
         "intra_node_gb_per_s": "in node\nGB/s",
-        "inter_node_gb_per_s": "between\nnodes GB/s",
+        "inter_node_gb_per_s": "between\nGB/s",
     }
     hidden = ("gpu", "nvfp4_tflops", "power_watts", "usd_per_hour")
     shown = [{key: value for key, value in row.items() if key not in hidden} for row in rows]

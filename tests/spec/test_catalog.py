@@ -60,7 +60,7 @@ NOMINAL_GB = {
     "h800": 80, "h20": 96, "b200-sxm": 180, "gb200-nvl72": 186, "b300-sxm": 270, "gb300-nvl72": 279, "l4": 24, "a10": 24, "a10g": 24, "l40s": 48, "h100-sxm-96gb": 96,
     "rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32, "rtx-6000-ada": 48, "mi250x": 64, "mi300x": 192, "mi325x": 256, "mi355x": 288,
     "mi350x": 288, "mi210": 64, "rx-7900-xtx": 24, "h200-nvl": 141, "b100-sxm": 192, "gb10": 128, "l20": 48, "rtx-a5000": 24, "rtx-a4000": 16, "rtx-5000-ada": 32, "rtx-8000": 48,
-    "rtx-5080": 16, "rtx-5070-ti": 16, "rtx-4080": 16, "rtx-4080-super": 16, "rtx-4070-ti": 12, "rtx-4060-ti-16gb": 16, "rtx-3090-ti": 24,
+    "rtx-5080": 16, "rtx-5070-ti": 16, "rtx-4080": 16, "rtx-4080-super": 16, "rtx-4070-ti": 12, "rtx-4070-ti-super": 16, "rtx-4060-ti-16gb": 16, "rtx-3090-ti": 24,
     "rtx-3080": 10, "rtx-3080-ti": 12, "rtx-3060": 12, "rtx-2080-ti": 11,
 }  # fmt: skip
 """memory as the product's name or datasheet states it"""

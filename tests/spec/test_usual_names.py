@@ -93,7 +93,7 @@ def test_only_a_name_that_is_near_is_suggested(word: str, known: list[str], sugg
     [
         ("4090", "rtx-4090"),
         ("RTX 4090", "rtx-4090"),
-        ("RTX_4080_SUPER", "rtx-4080-super"),
+        ("RTX_4070_Ti_SUPER", "rtx-4070-ti-super"),
         ("3090ti", "rtx-3090-ti"),
         ("a6000", "rtx-a6000"),
         ("RTX 6000 Ada", "rtx-6000-ada"),
