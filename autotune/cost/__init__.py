@@ -14,6 +14,7 @@ memory_constants.py  constants of memory by trainer, fitted or assumed
 bounds.py        no efficiency above what was ever measured
 sensitivity.py   how step times change with the constants     own_error.py     errors of single configs, and how neighbours share them
 refit.py         constants given trials, with a covariance    correction.py    a study's estimates given its trials
+error_scale.py   how wide the errors of a study are
 stalls.py        sends that wait, and how often               stalled_trials.py  trials that ran so
 guarded_refit.py which trials may move the constants, and how far              transferred.py   what they say about another workload
 calibration.py   Calibration: constants of a GPU type and trainer, kept in constants.json

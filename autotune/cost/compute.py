@@ -5,7 +5,9 @@ A matmul of m x n x k takes
     2 m n k / (peak * efficiency) * (1 + half_size * (1/m + 1/n + 1/k))
 
 The second factor adds the time to read and write the matrices, as in the roofline model with both terms added (Williams et al., CACM 2009).
-Neglected: tile quantization.
+On Ampere, whose tensor cores are fully used where rows are multiples of 128 bytes (NVIDIA, Matrix Multiplication Background, "Tensor Core requirements"; Anthony
+et al., arXiv 2401.14489, section III), other matrices take `UNALIGNED` times as long: runs of 14,400 / 8 = 1,800 columns against 13,824 / 8 = 1,728 = 27 * 64 (BigScience,
+chronicles-prequel.md). Neglected: tile and wave quantization.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.elementwise import moved_elements
+from autotune.cost.elementwise import has_wide_stream, moved_elements
 from autotune.cost.experts import expert_moved_bytes, expert_rows, rows_per_expert
 from autotune.cost.flops import attended_len, head_flops, layer_attention_flops, layer_matmuls
 from autotune.cost.layout import Column, Layout
@@ -36,8 +38,14 @@ mxfp8 1.26 on GB200 (twice the peak) and 1.50 on GB300 (three times): two equati
 
 
 FP32 = 4.0
+BACKWARD_SCORES = 2.5
+"""backward pass of FlashAttention in forward passes: it computes the scores again (Dao, arXiv 2307.08691)"""
 HEAD_STEP = 32
 """head dimensions of FlashAttention's kernels are multiples of it"""
+LINE_ELEMENTS = 64.0
+"""16-bit elements of a cache line of 128 bytes"""
+UNALIGNED = 1.4
+"""Time of a matmul whose rows do not begin with cache lines, as a multiple of one whose rows do, on Ampere"""
 LOSS_CHUNKS = 8.0
 """pieces into which a chunked loss cuts the sequence (torchtitan's `num_chunks`)"""
 
@@ -96,6 +104,7 @@ def layer_forward_s(
     sixteen_bits = sixteen_bits_factor(table, constants)
     seconds_per_flop = 1.0 / (peak * reached_factor(table, constants) * constants.matmul_efficiency)
     matmuls, cast = np.zeros_like(layout.tp), np.zeros_like(layout.tp)
+    size, by_lines = element_bytes(table), loads_by_lines(workload)
     for weight in layer_matmuls(model):
         cut = layout.expert_tp if weight.expert else layout.tp
         n = weight.n / (cut if weight.cut == "n" else 1.0)
@@ -105,10 +114,13 @@ def layer_forward_s(
             m, rows = rows_per_expert(model, layout), expert_rows(model, layout)
             slower = constants.expert_imbalance / constants.grouped_efficiency
         flops = 2.0 * rows * n * k * weight.share * slower
+        if by_lines:
+            cut_side, whole_side = (n, weight.k) if weight.cut == "n" else (k, weight.n)
+            off = (cut_side % LINE_ELEMENTS != 0) | (whole_side % LINE_ELEMENTS != 0)
+            flops = flops * np.where(off & (size < FP32), UNALIGNED, 1.0)
         if constants.cast_bytes > 0:
             cast = cast + rows * weight.share * (n + k)
         matmuls = matmuls + flops * seconds_per_flop * (1.0 + constants.half_size * (1.0 / m + 1.0 / n + 1.0 / k))
-    size = element_bytes(table)
     scores = layout.tokens * layer_attention_flops(model, attended_len(workload)) / layout.tp
     half_precision = np.minimum(peak, half_peak) * sixteen_bits
     reached = constants.attention_efficiency * traits.attention_speed
@@ -118,7 +130,8 @@ def layer_forward_s(
         read_and_written = stored * constants.score_bytes * size / 2.0
         plain = 2.0 * scores / (half_precision * constants.matmul_efficiency)
         attention = plain + read_and_written / (gpu.memory_bytes_per_s * constants.memory_efficiency)
-    moved = layout.tokens * size * moved_elements(model, table, layout, traits).total
+    is_wide = has_wide_stream(workload, traits)
+    moved = layout.tokens * size * moved_elements(model, table, layout, traits, is_wide=is_wide).total
     if constants.cast_bytes > 0:
         moved = moved + np.where(is_narrow(table), cast * constants.cast_bytes / 3.0, 0.0)
     if model.num_experts:
@@ -191,6 +204,12 @@ def keeps_scores(workload: Workload, traits: Traits) -> bool:
     return workload.unfused_attention or (
         traits.flash_needs_bf16 and "bf16" not in workload.cluster.gpu.peak_flops_per_s
     )
+
+
+def loads_by_lines(workload: Workload) -> bool:
+    """Whether matmuls load their rows by cache lines: NVIDIA's Ampere, the generation with tf32 and without fp8; Hopper and later copy whole tiles, in units of 16 bytes."""
+    peaks = workload.cluster.gpu.peak_flops_per_s
+    return "tf32" in peaks and "fp8" not in peaks
 
 
 def layer_host_s(table: ConfigTable, layout: Layout, constants: Calibration) -> Column:

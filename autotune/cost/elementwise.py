@@ -10,6 +10,7 @@
                                                 and the one rotated key is copied to all heads
     gated activation    3f                      5f: silu and product are two kernels
     plain activation    2f                      2f
+    stream in fp32      twice as much for residuals and activations; norms are computed in fp32 anyway (`has_wide_stream`)
 
 Eager kernels are counted for models of Llama's form (gated MLP, which come with RMSNorm and rotary embeddings) in trainers without fused kernels
 (`Traits.fused`); LayerNorm and GELU are one kernel each in torch. Check: torchtitan reports 5,762 tokens/s per H100 for Llama 3.1 8B and 6,667 when compiled (16%);
@@ -24,7 +25,7 @@ import numpy as np
 
 from autotune.cost.layout import Column, Layout
 from autotune.cost.traits import Traits
-from autotune.spec import ConfigTable, ModelSpec
+from autotune.spec import ConfigTable, ModelSpec, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,10 @@ class MovedElements:
         return self.norms + self.residuals + self.attention + self.mlp
 
 
-def moved_elements(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits) -> MovedElements:
-    """What the memory-bound kernels of one layer read and write, for every row."""
+def moved_elements(
+    model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, *, is_wide: bool = False
+) -> MovedElements:
+    """What the memory-bound kernels of one layer read and write, for every row. `is_wide`: what flows between the layers is in fp32."""
     compiled = np.asarray(table.compile, dtype=bool)
     eager = ~compiled & (model.gated_mlp and not traits.fused)
     cut = np.where(layout.sequence_parallel, layout.tp, 1.0)
@@ -56,9 +59,20 @@ def moved_elements(model: ModelSpec, table: ConfigTable, layout: Layout, traits:
     if model.is_latent:
         rotated = 2.0 * heads * model.qk_rope_head_dim + 2.0 * (kv + heads * model.v_head_dim)
     activation = np.where(eager, 5.0, 3.0) if model.gated_mlp else 2.0
+    width = 2.0 if is_wide else 1.0
     return MovedElements(
         norms=np.where(eager, 36.0, 4.0) * h / cut,
-        residuals=np.where(compiled, 4.0, 6.0) * h / cut,
+        residuals=width * np.where(compiled, 4.0, 6.0) * h / cut,
         attention=(rotated + np.where(eager, 8.0 * (q + kv), 0.0)) / layout.tp,
-        mlp=activation * model.active_ffn_width / layout.tp,
+        mlp=width * activation * model.active_ffn_width / layout.tp,
     )
+
+
+def has_wide_stream(workload: Workload, traits: Traits) -> bool:
+    """Whether what flows between the layers is in fp32, as beside 4-bit weights under PEFT (`trainable.py`)."""
+    return has_library(workload, traits) and workload.peft is not None and workload.peft.method == "qlora"
+
+
+def has_library(workload: Workload, traits: Traits) -> bool:
+    """Whether adapters are those of Hugging Face's PEFT."""
+    return traits.peft or (workload.peft is not None and workload.peft.library == "peft")

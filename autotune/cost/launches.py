@@ -15,6 +15,7 @@ import numpy as np
 from autotune.cost.flops import layer_matmuls
 from autotune.cost.layout import Column, Layout
 from autotune.cost.recompute import Repeated
+from autotune.cost.trainable import apart
 from autotune.cost.traits import Traits
 from autotune.spec import ModelSpec, Workload
 
@@ -25,11 +26,8 @@ UNPACKING = 0.19
 
 
 def _matrices(model: ModelSpec, *, every: bool) -> float:
-    """Weight matrices of one layer as libraries hold them: queries, keys and values apart, and the gate beside the projection up."""
-    apart = {"inputs": 1.0 if model.is_latent else 3.0, "up": 2.0 if model.gated_mlp else 1.0}
-    return sum(
-        apart.get(m.part, 1.0) * m.share for m in layer_matmuls(model) if every or m.part in ("inputs", "output")
-    )
+    """Weight matrices of one layer as libraries hold them."""
+    return sum(apart(model, m.part) * m.share for m in layer_matmuls(model) if every or m.part in ("inputs", "output"))
 
 
 def launches_of_layer(workload: Workload, layout: Layout, traits: Traits, again: Repeated) -> Column:

@@ -200,10 +200,14 @@ class Conditioned:
         return 0.5 * float(own + moved @ np.linalg.solve(self.prior.covariance, moved))
 
     @property
+    def squares(self) -> float:
+        """y' A^-1 y: about n where the trials lie as far from what was predicted as the prior says."""
+        return float(((np.tril(self.factor[0]).T @ self.own) ** 2).sum())
+
+    @property
     def log_evidence(self) -> float:
         """Log density of the trials by the prior, all together, up to a constant (Rasmussen & Williams 2006, eq. 2.30)."""
-        lower = np.tril(self.factor[0])
-        return -0.5 * float(((lower.T @ self.own) ** 2).sum()) - float(np.log(np.diag(lower)).sum())
+        return -0.5 * self.squares - float(np.log(np.diag(self.factor[0])).sum())
 
     def left_out(self) -> tuple[Array, Array]:
         """Of each trial's log(measured / predicted), given all others: how far it lies from its mean, and its variance; shape (n,) each (Rasmussen & Williams

@@ -10,6 +10,7 @@ import numpy as np
 from autotune.cost.calibration import Calibration
 from autotune.cost.collectives import send_time_s, shared_by
 from autotune.cost.compute import (
+    BACKWARD_SCORES,
     element_bytes,
     exposed,
     head_step_s,
@@ -32,7 +33,14 @@ from autotune.cost.recompute import repeated
 from autotune.cost.ring import ring_scores_s
 from autotune.cost.stages import Stages
 from autotune.cost.traffic import RankWeights, context_s, data_step_s, hidden_rings_s, tensor_layer_s, tensor_rings_s
-from autotune.cost.trainable import FROZEN_EDGE_BYTES, adapter_weights, adapters_forward_s, frozen_bytes, unpacking_s
+from autotune.cost.trainable import (
+    FROZEN_EDGE_BYTES,
+    adapter_weights,
+    adapters_forward_s,
+    adapters_moved_s,
+    frozen_bytes,
+    unpacking_s,
+)
 from autotune.cost.traits import Traits
 from autotune.cost.update import orthogonal_s, update_bytes
 from autotune.spec import ConfigTable, TimeParts, Workload
@@ -55,8 +63,7 @@ def time_parts(
     model, cluster = workload.model, workload.cluster
     matmuls, attention, moved = layer_forward_s(workload, table, layout, constants, traits)
     again = repeated(model, table, layout, traits, attended_len(workload))
-    # FlashAttention's backward pass computes the scores again: 2.5 forwards (Dao, arXiv 2307.08691)
-    backward_scores = 2.0 if keeps_scores(workload, traits) else 2.5
+    backward_scores = 2.0 if keeps_scores(workload, traits) else BACKWARD_SCORES
     scores = (1.0 + backward_scores + again.scores) * attention
     if work is not None:
         scores = np.where(work.known, work.scores_s, scores)
@@ -70,6 +77,8 @@ def time_parts(
         products = np.where(work.known, work.products_s, products)
     products = products + passes * unpacking_s(workload, constants, dense + experts)
     kernels = products + (3.0 + again.moved) * moved + scores
+    forward, backward = adapters_moved_s(workload, table, layout, constants, traits)
+    kernels = kernels + (1.0 + again.matmuls) * forward + backward
     tensor = tensor_layer_s(workload, table, layout, constants, again.collectives)
     if work is not None:
         rings = tensor_rings_s(workload, layout, constants, work.rings, work.ring_bytes)

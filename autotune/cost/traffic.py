@@ -10,7 +10,8 @@ tensor     two all-reduces per layer forward and two backward, of tokens * h ele
 data       one all-reduce of the gradients, or under ZeRO a reduce-scatter and an all-gather of the weights (Rajbhandari et al., arXiv 1910.02054,
            section 7); ZeRO-3 gathers the weights once more before the backward pass, for every micro-batch. Where gradients are kept in shards they are
            reduced for every micro-batch, else once in a step (`model_states.cuts_gradients`). With copies of the shards (HSDP) these run inside a copy, and each shard's gradients are all-reduced over the copies (Zhao et al., PyTorch FSDP, arXiv 2304.11277, section 3.2.2)
-context    ring: keys and values go around, concurrently with attention (Liu et al., arXiv 2310.01889). heads: all-to-alls of queries, keys, values and
+context    ring: keys and values go around, concurrently with attention (Liu et al., arXiv 2310.01889). torch's `context_parallel`, which torchtitan uses, gathers them at once
+           and begins with the rank's own keys meanwhile, one n-th of the attention; gradients go around in fp32 (`_templated_ring_attention_backward`). heads: all-to-alls of queries, keys, values and
            outputs (Jacobs et al., DeepSpeed-Ulysses, arXiv 2309.14509). gather: keys and values are gathered before attention, and their gradients reduced
            and scattered after it (Llama 3, arXiv 2407.21783, section 3.3.2). The last two hide behind nothing
 expert     see `experts.py`
@@ -24,7 +25,7 @@ import numpy as np
 
 from autotune.cost.calibration import Calibration
 from autotune.cost.collectives import all_to_all_time_s, ring_bytes_s, ring_latency_s, ring_time_s
-from autotune.cost.compute import element_bytes, exposed
+from autotune.cost.compute import BACKWARD_SCORES, element_bytes, exposed
 from autotune.cost.experts import whole_expert_share
 from autotune.cost.flops import layer_matmuls, weighed
 from autotune.cost.layout import Column, Layout
@@ -97,10 +98,17 @@ def context_s(
     # keys and values in the forward pass, these and their gradients in the backward pass
     once = ring_time_s(layout.cp_group, per_token * layout.cp * kv, cluster, constants)
     passed = (3.0 + again) * once
-    round_trip = 4.0 / element_bytes(table) * layout.cp / np.maximum(layout.cp - 1.0, 1.0)
-    gradients = round_trip if traits.ring_sums_fp32 else 1.0
     dealt = (2.0 + again) * 2.0 * all_to_all_time_s(layout.cp_group, per_token * (q + kv / 2.0), cluster, constants)
-    ring = exposed((2.0 + again + gradients) * once, scores, constants.data_overlap)
+    if traits.repeats_keys:  # a ring passes on what attention gets
+        once = ring_time_s(layout.cp_group, per_token * layout.cp * 2.0 * q, cluster, constants)
+    round_trip = 4.0 / element_bytes(table) * layout.cp / np.maximum(layout.cp - 1.0, 1.0)
+    gradients = (round_trip if traits.ring_sums_fp32 else 1.0) * once
+    gathers = (2.0 + again) * once
+    ring = exposed(gathers + gradients, scores, constants.data_overlap)
+    if traits.ring_gathers:
+        first = scores / layout.cp
+        backward = (scores - first) * BACKWARD_SCORES / (1.0 + BACKWARD_SCORES + again)
+        ring = exposed(gathers, first, constants.data_overlap) + exposed(gradients, backward, constants.data_overlap)
     return np.where(
         table.is_word("cp_style", "heads"), dealt, np.where(table.is_word("cp_style", "gather"), passed, ring)
     )

@@ -4,6 +4,18 @@ An adapter of rank r beside a matrix of (k, n) is one of (k, r) and one of (r, n
 none of its weights. QLoRA keeps the frozen matrices of the layers in 4 bits with a scale for every 64 weights, `FOUR_BITS` bytes each with double quantization
 (Dettmers et al., arXiv 2305.14314, section 3), and writes them in 16 bits before each use. Embedding and output projection stay in 16 bits: libraries replace the
 linear modules of the layers, and none of them the head (bitsandbytes in transformers: `llm_int8_skip_modules`).
+
+Beside its two narrow products an adapter reads and writes, in elements of the compute precision per token, of the input (k) and of the output (n) of its matrix:
+
+                                                  forward                   backward
+    kernel by kernel (torchtune, NeMo)            5 n                       3 k + 2 n        scaling, sum; sum of both inputs' gradients
+    compiled                                      3 n                       3 k + 2 n        one kernel after the products
+    PEFT, whose adapters are in fp32              10.5 k + 5 n              13.5 k + 2 n     input cast to fp32, dropped out there, and cast back by autocast
+    PEFT beside 4 bits                            7.5 k + 11 n              10.5 k + 5 n     input in fp32; output copied, and summed in fp32
+
+`prepare_model_for_kbit_training` of PEFT casts embeddings and norms to fp32, and so all that flows between the layers; bitsandbytes casts the input of every matrix to
+16 bits and its output back: 3 k + 3 n in each direction. (peft: `tuners/lora/layer.py` and `bnb.py`, Linear.forward; `utils/other.py`; bitsandbytes:
+`nn/modules.py`, Linear4bit.) Scripts for PEFT set a dropout, the recipes of the others none; taken as given.
 """
 
 from __future__ import annotations
@@ -13,10 +25,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from autotune.cost.calibration import Calibration
-from autotune.cost.compute import sixteen_bits_peak
+from autotune.cost.compute import FP32, element_bytes, sixteen_bits_peak
+from autotune.cost.elementwise import has_library, has_wide_stream
 from autotune.cost.flops import Matmul, layer_matmuls
 from autotune.cost.layout import Column, Layout
-from autotune.spec import ModelSpec, Peft, Workload
+from autotune.cost.traits import Traits
+from autotune.spec import ConfigTable, ModelSpec, Peft, Workload
 
 FOUR_BITS = 0.516
 """bytes of a weight in 4 bits, its share of the scales included"""
@@ -24,6 +38,13 @@ FROZEN_EDGE_BYTES = 2.0
 """bytes of a frozen weight of the embedding or the output projection"""
 UNPACKED_BYTES = FOUR_BITS + 2.0
 """bytes that are read and written to make a weight of 16 bits out of one of 4 bits"""
+EAGER = np.array([[0.0, 5.0], [3.0, 2.0]])
+"""elements per token that an adapter reads and writes, in units of its matrix's input and output: forward, backward"""
+COMPILED = np.array([[0.0, 3.0], [3.0, 2.0]])
+PEFT = np.array([[10.5, 5.0], [13.5, 2.0]])
+PEFT_4_BITS = np.array([[7.5, 11.0], [10.5, 5.0]])
+CAST = 3.0
+"""elements of 16 bits that a cast between 16 and 32 bits reads and writes"""
 
 
 def frozen_bytes(workload: Workload) -> float:
@@ -55,6 +76,43 @@ def adapters_forward_s(workload: Workload, layout: Layout, constants: Calibratio
             narrow = 1.0 + constants.half_size * (1.0 / layout.tokens + 1.0 / rank + 1.0 / width)
             seconds = seconds + 2.0 * tokens * width * rank * per_flop * narrow
     return seconds
+
+
+def adapters_moved_s(
+    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits
+) -> tuple[Column, Column]:
+    """Seconds of what one layer's adapters read and write beside their products, for one micro-batch: (forward, backward), for every row."""
+    nothing = np.zeros_like(layout.tp)
+    if workload.peft is None:
+        return nothing, nothing
+    size, model = element_bytes(table), workload.model
+    halved = (size < FP32)[:, None, None]  # in fp32 nothing is cast
+    casting = PEFT_4_BITS if has_wide_stream(workload, traits) else PEFT if has_library(workload, traits) else EAGER
+    compiled = np.asarray(table.compile, dtype=bool)[:, None, None]
+    beside = np.where(compiled, COMPILED, np.where(halved, casting, EAGER))
+    moved = np.zeros((len(table), 2))
+    for matrix, inputs, outputs in _adapted(model, workload.peft, layout):
+        widths = _widths(model, matrix, inputs, outputs, merged=traits.fused)
+        moved = moved + np.einsum("ipw,iw->ip", beside, widths)
+    if has_wide_stream(workload, traits):
+        for matrix, inputs, outputs in _adapted(model, Peft(targets="all"), layout):
+            cast = CAST * _widths(model, matrix, inputs, outputs, merged=False).sum(axis=1, keepdims=True)
+            moved = moved + np.where(halved[:, 0] & ~compiled[:, 0], cast, 0.0)
+    rate = workload.cluster.gpu.memory_bytes_per_s * constants.memory_efficiency
+    seconds = moved * (layout.tokens * size / rate)[:, None]
+    return seconds[:, 0], seconds[:, 1]
+
+
+def _widths(model: ModelSpec, matrix: Matmul, inputs: Column, outputs: Column, *, merged: bool) -> Column:
+    """Elements per token that go into the matrices of this name and those that come out, shape (N, 2). `merged`: queries, keys and values are one matrix, as in Megatron."""
+    visits = matrix.share * (model.experts_per_token if matrix.expert else 1.0)
+    times = 1.0 if merged else apart(model, matrix.part)
+    return np.stack([visits * times * inputs, visits * outputs], axis=1)
+
+
+def apart(model: ModelSpec, part: str) -> float:
+    """Weight matrices as libraries hold them in one of the layer's: queries, keys and values apart, and the gate beside the projection up."""
+    return {"inputs": 1.0 if model.is_latent else 3.0, "up": 2.0 if model.gated_mlp else 1.0}.get(part, 1.0)
 
 
 def unpacking_s(workload: Workload, constants: Calibration, weights: Column) -> Column:

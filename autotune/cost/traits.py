@@ -46,6 +46,8 @@ class Traits:
     to the matrix products that keep them as inputs"""
     ring_sums_fp32: bool = False
     """a ring of context parallelism passes on gradients of keys and values in fp32, once more than keys and values, so that they come back to their owner"""
+    ring_gathers: bool = False
+    """a ring of context parallelism gathers all keys and values at once, beside the first of its kernels alone (torch's `context_parallel`, whose default is `_AllGatherRotater`)"""
     chunks_again: bool = False
     """a chunked loss makes the logits of a chunk once more in the backward pass"""
     loss: str = "full"
@@ -105,6 +107,8 @@ class Traits:
     """host time of a layer that full recomputation adds, in units of its forward and backward pass; torch's checkpoint adds more than the forward pass (`launches.py`)"""
     shard_hooks: float = 0.0
     """host time of the hooks by which ZeRO-3 gathers and releases a layer's weights module by module, in the same units"""
+    peft: bool = False
+    """adapters are those of Hugging Face's PEFT, which keeps them in fp32 and, beside 4-bit weights, all that flows between the layers too (`trainable.py`)"""
     program: str = "cut"
     """kind of program, of which one that no fit has read has the level: 'sharded' (a plain torch loop under FSDP) or 'cut' (tensor and pipeline parallelism of its own)"""
     collectives_per_layer: float = 1.0
@@ -162,6 +166,7 @@ TRAITS = {
         step_bytes=4.0,
         step_weights=1e9,
         shard_hooks=MODULE_HOOKS,
+        peft=True,
     ),
     "torchtitan": Traits(
         pure_reduce_bytes=4.0,
@@ -176,6 +181,8 @@ TRAITS = {
         reduction="pipeline",
         repeats_keys=True,
         keeps_gathered=True,
+        ring_sums_fp32=True,
+        ring_gathers=True,
     ),
     "composer": Traits(
         program="sharded",
@@ -190,8 +197,8 @@ TRAITS = {
     ),
     "internevo": Traits(gradient_bytes=2.0, reduce_bytes=2.0, loss="copied", step_bytes=4.0),
     "alpa": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0, loss="parallel", reduction="end"),
-    "accelerate": EAGER,
-    "hf_trainer": replace(EAGER, checkpoint_host=REENTRANT, holds_logits=False),
+    "accelerate": replace(EAGER, peft=True),
+    "hf_trainer": replace(EAGER, checkpoint_host=REENTRANT, holds_logits=False, peft=True),
     "lightning": EAGER,
     "native": NATIVE,
     "command": replace(NATIVE, may_reduce_each=True, casts_logits=False, may_cut_logits=True, weighs_in_fp32=False),

@@ -140,4 +140,5 @@ def _peft(program: SettingsProgram, document: Mapping[str, Any]) -> dict[str, An
     if method not in ("lora", "qlora"):
         return {}
     is_quantized = method == "qlora" or document.get("quantization_bit") == 4 or bool(document.get("load_in_4bit"))
-    return {"peft": {"method": "qlora" if is_quantized else "lora", "rank": _count(document, (program.peft[1], 8))}}
+    method = "qlora" if is_quantized else "lora"
+    return {"peft": {"method": method, "rank": _count(document, (program.peft[1], 8)), "library": "peft"}}

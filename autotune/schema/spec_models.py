@@ -135,6 +135,9 @@ class PeftDocument(Document):
     targets: Literal["attention", "all"] = Field(
         default="all", description="projections with adapters: those of the attention, or those of the MLP too"
     )
+    library: Literal["", "peft"] = Field(
+        default="", description="peft: adapters of Hugging Face's PEFT, which casts what goes into them to fp32"
+    )
 
 
 class WorkloadDocument(Document):

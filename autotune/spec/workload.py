@@ -15,6 +15,8 @@ OPTIMIZERS = ("adamw", "sgd", "adamw_8bit", "muon", "adafactor")
 adafactor sums over rows and columns, sgd none"""
 PEFT_METHODS = ("lora", "qlora")
 """lora trains adapters beside frozen weights (arXiv 2106.09685); qlora keeps the frozen weights in 4 bits (arXiv 2305.14314)"""
+PEFT_LIBRARIES = ("", "peft")
+"""libraries of adapters: Hugging Face's PEFT, which keeps them in fp32, or another"""
 PEFT_TARGETS = ("attention", "all")
 """which projections have adapters: those of the attention, or those of the MLP (or the experts) too"""
 
@@ -30,11 +32,14 @@ class Peft:
     """inner width of an adapter, >= 1"""
     targets: str = "all"
     """attention or all"""
+    library: str = ""
+    """peft where the program's adapters are those of Hugging Face's PEFT (LLaMA-Factory, axolotl, TRL), empty where not"""
 
     def __post_init__(self) -> None:
         one_of("peft.method", self.method, PEFT_METHODS)
         positive_int("peft.rank", self.rank, at_most=1 << 16)
         one_of("peft.targets", self.targets, PEFT_TARGETS)
+        one_of("peft.library", self.library, PEFT_LIBRARIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from autotune.cost import Calibration
-from autotune.cost.refit import Conditioned, UncertainConstants, uncertain
-from autotune.cost.stalled_trials import unstalled
+from autotune.cost.correction import errors_given, learnt
+from autotune.cost.refit import UncertainConstants, uncertain
 from autotune.cost.uncertainty import Z90
 from tests.benchmarks.held_out import FREE, NEAR, Judged
 
@@ -133,8 +133,8 @@ def errors_after(
     rows: Judged, tried: np.ndarray, prior: UncertainConstants, rest: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of log(measured / predicted) of the rows `rest`, given the trials as a study's `Correction` takes them."""
-    others, ran = rows.derivatives.take(rest), tried[unstalled(rows.derivatives.take(tried), rows.error[tried], prior)]
-    if not len(ran):
-        return np.zeros(len(others)), np.hypot(rows.config_sigma, rows.level_sigma)[rest]
-    center, sigma, _ = Conditioned.on(rows.derivatives.take(ran), rows.error[ran], prior).errors_of(others)
-    return center, sigma
+    known = learnt(rows.derivatives.take(tried), rows.error[tried], prior)
+    if known is None:
+        sigma = np.hypot(rows.config_sigma, rows.level_sigma)[rest]
+        return np.zeros(len(sigma)), sigma
+    return errors_given(known, rows.derivatives.take(rest))[:2]

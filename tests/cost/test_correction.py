@@ -73,6 +73,16 @@ def test_a_config_that_ran_is_known_best() -> None:
     assert width(again) <= min(width(given(config, told)) for config in [*CONFIGS[1:], FAR])
 
 
+def test_after_a_trial_far_off_intervals_stay_wide_until_trials_agree() -> None:
+    """The scale of the errors is the study's own: a program that is as fast as predicted is known better than one that takes twice as long, also where it is off."""
+    as_predicted, far_off = (width(given(CONFIGS[3], trial(CONFIGS[0], ratio))) for ratio in (1.0, 2.2))
+    assert far_off > 1.5 * as_predicted
+    others = [trial(c, 2.2) for c in CONFIGS[:3]]
+    assert width(given(CONFIGS[3], *others)) < far_off
+    scattered = [trial(c, ratio) for c, ratio in zip(CONFIGS[:3], (1.1, 2.2, 1.5), strict=True)]
+    assert width(given(CONFIGS[3], *scattered)) > 2.0 * width(given(CONFIGS[3], *(trial(c, 1.5) for c in CONFIGS[:3])))
+
+
 def test_repeats_of_a_config_count_once() -> None:
     once = given(CONFIGS[2], trial(CONFIGS[0], 1.3))
     assert given(CONFIGS[2], *[trial(CONFIGS[0], 1.3)] * 5) == once

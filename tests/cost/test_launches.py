@@ -55,4 +55,4 @@ def test_the_host_takes_that_long_for_a_layer(trainer: str, peft: Peft | None, m
 def test_long_kernels_hide_the_host() -> None:
     found = [step_s("dp=8", seq_len=65536, layer_host_s=host) for host in (2e-3, 20e-3)]
     assert found[0] == pytest.approx(found[1], rel=0.01)
-    assert step_s("dp=8", seq_len=65536, peft=replace(LORA, rank=1)) < found[1]
+    assert step_s("dp=8", seq_len=65536, peft=Peft(rank=1, targets="attention")) < found[1]

@@ -10,6 +10,8 @@ import pytest
 from autotune.cost import calibration_for, estimate
 from autotune.cost.layout import layout_of
 from autotune.cost.ring import ring_scores_s, shorter_kernels
+from autotune.cost.traffic import context_s
+from autotune.cost.traits import Traits, traits_of
 from autotune.spec import ConfigTable, ParallelConfig, Workload, catalog
 
 MODEL = catalog.model("llama-8b")
@@ -49,3 +51,30 @@ def test_only_a_ring_pays_for_it() -> None:
         estimate(where(), replace(config, cp_style=style)).time_parts_s.compute for style in ("ring", "heads")
     )
     assert ring > heads
+
+
+def context_traffic_s(traits: Traits, attention_s: float) -> float:
+    """Seconds of a ring over two nodes that are not hidden, when all of what can run concurrently does."""
+    table = ConfigTable.of([ParallelConfig.parse("tp=2,cp=8")])
+    workload = replace(where(seq_len=1 << 22), cluster=catalog.cluster("h100-sxm-2x8"))
+    constants = replace(calibration_for(workload), data_overlap=1.0)
+    scores = np.array([attention_s])
+    layout = layout_of(workload, table)
+    return float(context_s(workload, table, layout, constants, traits, np.zeros(1), scores)[0])
+
+
+def test_keys_that_are_gathered_at_once_hide_behind_the_first_kernel_alone() -> None:
+    """torch's `context_parallel` gathers before the second kernel; a ring that passes them on hides them behind all of attention."""
+    gathers = replace(Traits(), ring_gathers=True)
+    traffic = context_traffic_s(Traits(), 1e-6)
+    assert context_traffic_s(gathers, 2.0 * traffic) > 5.0 * context_traffic_s(Traits(), 2.0 * traffic)
+    assert context_traffic_s(gathers, 100.0 * traffic) < 0.01 * traffic
+
+
+def test_a_ring_passes_on_the_keys_that_attention_gets() -> None:
+    """Llama 3 8B has four heads of queries to one of keys, and torchtitan copies the keys to all of them."""
+    plain = replace(traits_of("torchtitan"), repeats_keys=False)
+    copied = context_traffic_s(traits_of("torchtitan"), 1e-6)
+    assert copied == pytest.approx(
+        MODEL.num_attention_heads / MODEL.num_kv_heads * context_traffic_s(plain, 1e-6), rel=0.05
+    )

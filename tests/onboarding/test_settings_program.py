@@ -92,7 +92,7 @@ def test_the_file_is_started_on_several_nodes_with_the_knobs_in_its_place(
 def test_what_the_file_alone_decides_is_fixed(tmp_path: Path) -> None:
     study = loaded(drafted(AXOLOTL, tmp_path), tmp_path)
     assert study.workload.peft is not None
-    assert (study.workload.peft.method, study.workload.peft.rank) == ("qlora", 32)
+    assert (study.workload.peft.method, study.workload.peft.rank, study.workload.peft.library) == ("qlora", 32, "peft")
     (refused,) = trainer("command").limits(
         study.workload,
         ParallelConfig(dp=16, micro_batch_size=2, accumulation_steps=4, zero_stage=2),

@@ -27,6 +27,8 @@ BATCHES = {1: "published_unseen", 2: "published_unseen_2", 3: "published_unseen_
 
 UNFUSED = ("bigscience_a100", "mt_nlg_paper", "glm_130b_paper", "flagperf_baichuan2", "lightning_gpt2_xl")
 """sources whose attention stores its scores: Megatron-LM older than FlashAttention (May 2022), transformers of 2022, a model with no other attention"""
+PEFT_PROGRAMS = ("universal_llm_trainer", "vectorlm")
+"""programs of their own whose code calls Hugging Face's PEFT"""
 
 
 def unseen(recompute: str = "none", batch: int = 1) -> dict[str, list[Block]]:
@@ -42,7 +44,12 @@ def _run(r: dict[str, str]) -> Run:
     seq_len = whole(r["seq_len"])
     peak = number(r["peak_mem"]) * UNITS.get(r["mem_unit"], math.nan)
     allocated = r["mem_kind"] == "allocated"
-    adapters = Peft(method=r["peft"], rank=whole(r["peft_rank"]), targets=r["peft_targets"]) if r["peft"] else None
+    library = "peft" if r["source"] in PEFT_PROGRAMS else ""
+    adapters = (
+        Peft(method=r["peft"], rank=whole(r["peft_rank"]), targets=r["peft_targets"], library=library)
+        if r["peft"]
+        else None
+    )
     return Run(
         model=model,
         gpu=r["gpu"],
