@@ -135,7 +135,7 @@ def best(
                 **asked, measured_after=after, metric=metric, stability_weight=stability_weight, top=top or 1
             )
     if (target := document.get("target")) is not None and top:
-        target = document["target"] = {**target, "configs": target["configs"][:top]}
+        document["target"] = {**target, "configs": target["configs"][:top]}
     found = document["best"] is not None or target is not None
     if json:
         emit(document)
@@ -146,7 +146,7 @@ def best(
     elif target is not None:
         from autotune.cli.study_text import next_step, print_target
 
-        print_target(target)
+        print_target(target, top=top)
         note(f"next: {next_step(document['study']['id'], document.get('next_export'))}")
     else:
         _print_best(document, pareto=pareto)

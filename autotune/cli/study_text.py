@@ -94,15 +94,15 @@ def print_study(document: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]
         )
 
 
-def print_target(target: Mapping[str, Any]) -> None:
-    """Prints the ranking of a target's configs, and what is known of it."""
+def print_target(target: Mapping[str, Any], *, top: int | None = None) -> None:
+    """Prints the ranking of a target's configs, the first `top` of them (None: all that are kept), and what is known of all."""
     from autotune.report.target_text import HEADS, TEXT_COLUMNS, target_rows, target_sentences
 
     out, _ = consoles()
     table = bare_table()
     for i, head in enumerate(HEADS):
         table.add_column(head, justify="left" if i in TEXT_COLUMNS else "right", overflow="fold")
-    for row in target_rows(target):
+    for row in target_rows(target)[:top]:
         table.add_row(*row)
     out.print(table)
     for sentence in target_sentences(target):

@@ -21,7 +21,7 @@ from autotune.space import complete, why_not
 from autotune.spec import KNOBS, ClusterSpec, ModelSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import Trainer, trainer
 from autotune.trainers.effective import effective
-from autotune.trainers.nested_documents import dotted, without_equal
+from autotune.trainers.nested_documents import dotted, split_by_path, without_equal
 from autotune.trainers.own_program import CWD
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 
@@ -124,6 +124,8 @@ def import_draft(
         )
     if settings:
         notes.append(f"kept as they are, and written again by every export: {', '.join(dotted(settings))}")
+    if watching := split_by_path(settings, subject.watching)[1]:
+        notes.append(f"only exports have what watches a run, trials go without: {', '.join(watching)}")
     heading = (f"The present configuration of {name}, read from {path.name} by `autotune import`.",)
     return Draft(heading=heading, entries=tuple(entries), fill_in=tuple(fill_in), notes=tuple(notes))
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -95,3 +96,26 @@ def dotted(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from dotted(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
+
+
+def split_by_path(
+    document: Mapping[str, Any], patterns: Sequence[str], prefix: str = ""
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(the document without the values whose path matches a pattern such as `profiling.*`, the paths that are left out)
+
+    Values that are off already, false or null, stay: without them a default could count, which may be on.
+    """
+    left: dict[str, Any] = {}
+    out: list[str] = []
+    for key, value in document.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            inner, below = split_by_path(value, patterns, f"{path}.")
+            out += below
+            if inner:
+                left[key] = inner
+        elif value is not None and value is not False and any(fnmatchcase(path, pattern) for pattern in patterns):
+            out.append(path)
+        else:
+            left[key] = value
+    return left, tuple(sorted(out))

@@ -22,7 +22,7 @@ from autotune.spec.model_figures import figures_of
 from autotune.trainers.effective import effective
 from autotune.trainers.launch_files import Launch, started_by
 from autotune.trainers.limit import Limit, moved, refuse
-from autotune.trainers.nested_documents import document_text, dotted, merged, parse_document
+from autotune.trainers.nested_documents import document_text, dotted, merged, parse_document, split_by_path
 from autotune.trainers.own_program import CWD, in_its_folder
 from autotune.trainers.present_configuration import SETTINGS, PresentConfiguration, Reading
 from autotune.trainers.step_metrics import MAX_LINE, LineReader, StepMetrics, clean, number
@@ -113,6 +113,17 @@ class Trainer(ABC):
             remedy="`autotune init FILE` makes a first spec of a script",
             field="--from",
         )
+
+    watching: ClassVar[tuple[str, ...]] = ()
+    """patterns of settings that only watch a run, such as `profiling.*`: an export has them, a trial, whose steps they would slow, has not"""
+
+    @final
+    def in_trial(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """A study's options as a trial launches them."""
+        settings = options.get(SETTINGS.name)
+        if not isinstance(settings, Mapping):
+            return dict(options)
+        return {**options, SETTINGS.name: split_by_path(settings, self.watching)[0]}
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
         """The launch with further settings of the trainer's own."""

@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from autotune.cli.study_text import CAUSES, logged_line
+from autotune.report.target_text import target_sentences
 from autotune.study.controller import commands
 from autotune.trainers import python_line, trainer_names
 
@@ -48,7 +49,13 @@ def test_as_many_configs_of_a_target_are_shown_as_asked_for(run, write):
     run("tune", write(target="a100-40gb-2x8", searcher="bayesian"), "--max-trials", 1)
     ranks = [row["rank"] for row in run("best", "small", "--top", 2, "--json").document["target"]["configs"]]
     assert ranks == [1, 2]
-    assert len(run("best", "small", "--json").document["target"]["configs"]) > 2
+    whole = run("best", "small", "--json").document["target"]
+    assert len(whole["configs"]) > 2
+    shown, everything = (" ".join(run("best", "small", "--top", n).out.split()) for n in (2, len(whole["configs"])))
+    for sentence in target_sentences(whole):
+        assert " ".join(sentence.split()) in shown
+        assert " ".join(sentence.split()) in everything
+    assert len(shown) < len(everything)
 
 
 def test_best_across_history_by_model_and_cluster(run, write):

@@ -157,7 +157,7 @@ def launch_of(request: TrialRequest) -> Launch:
     own = trainer(request.trainer)
     known = {option.name for option in own.options}
     seed = {"seed": request.seed} if "seed" in known else {}
-    launch = own.launch(request.workload, request.config, {**seed, **request.trainer_options})
+    launch = own.launch(request.workload, request.config, own.in_trial({**seed, **request.trainer_options}))
     return launch.on_node(0, master_addr=FIRST_NODE, master_port=MEETING_PORT) if launch.is_spread else launch
 
 

@@ -49,6 +49,10 @@ class DeepspeedTrainer(Trainer):
         "offload=all": "ds_config.json offloads the optimizer; activations only as checkpoints of DeepSpeed's own function",
     }
     can_import = True
+    watching = (
+        "tensorboard.*", "wandb.*", "comet.*", "trackio.*", "csv_monitor.*", "flops_profiler.*", "comms_logger.*",
+        "wall_clock_breakdown", "memory_breakdown", "dump_state", "steps_per_print",
+    )  # fmt: skip
     recognized_by = ("train_micro_batch_size_per_gpu", "zero_optimization")
     settings_file = "ds_config.json"
     options = (

@@ -46,6 +46,7 @@ class LightningTrainer(Trainer):
     summary = "Lightning's Trainer, lightning.yaml for LightningCLI or for a program that comes along"
     checked_against = "lightning 2.6.6"
     can_import = True
+    watching = ("trainer.profiler", "trainer.profiler.*", "trainer.logger", "trainer.logger.*")
     recognized_by = ("accumulate_grad_batches:", "seed_everything:", "lightning.pytorch.strategies")
     settings_file = "lightning.yaml"
     no_adapters = "the program of its launches starts from random weights, of which adapters alone learn nothing"

@@ -53,6 +53,10 @@ class MegatronTrainer(Trainer):
     })  # fmt: skip
     cannot: ClassVar = {**NOT_IN_CORE, "loss=full": "it is what Megatron-LM does by itself: loss=own"}
     can_import = True
+    watching = (
+        "profile", "profile-*", "use-pytorch-profiler", "record-memory-history", "memory-snapshot-path", "nvtx-ranges",
+        "tensorboard-*", "log-*-to-tensorboard", "wandb-*", "timing-log-*",
+    )  # fmt: skip
     recognized_by = ("tensor-model-parallel-size", "pretrain_gpt.py", "num-layers")
     options = (
         *SHARED_OPTIONS,

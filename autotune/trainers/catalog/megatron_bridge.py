@@ -45,6 +45,10 @@ class MegatronBridgeTrainer(Trainer):
     checked_against = "Megatron-Bridge 0.3.1 with Megatron Core 0.16.1"
     limited_by = frozenset(KNOBS) - {"micro_batch_size"}  # interleaving: accumulation_steps is a multiple of pp
     can_import = True
+    watching = (
+        "profiling.*", "logger.tensorboard_*", "logger.log_*_to_tensorboard", "logger.wandb_*", "logger.mlflow_*",
+        "logger.timing_log_*",
+    )  # fmt: skip
     recognized_by = (
         "tensor_model_parallel_size:",
         "expert_model_parallel_size:",

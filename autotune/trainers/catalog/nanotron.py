@@ -57,6 +57,7 @@ class NanotronTrainer(Trainer):
     })  # fmt: skip
     cannot = NOT_SET
     can_import = True
+    watching = ("profiler", "profiler.*")
     recognized_by = ("batch_accumulation_per_replica", "pp_engine", "context_parallel_size")
     settings_file = "config.yaml"
     options = (

@@ -63,6 +63,9 @@ class TorchtitanTrainer(Trainer):
     optimizers = frozenset({"adamw"})
     trains_pure_bf16 = True
     can_import = True
+    watching = (
+        "profiling.*", "profiler.*", "metrics.enable_tensorboard", "metrics.enable_wandb", "metrics.save_tb_folder",
+    )  # fmt: skip
     recognized_by = ("tensor_parallel_degree", "[activation_checkpoint]", "data_parallel_shard_degree")
     settings_file = "torchtitan.toml"
     options = (

@@ -71,6 +71,10 @@ def read(present: PresentConfiguration) -> Reading:
         knobs |= program.knobs
         if "--recompute-layers" in present.argv:
             recompute = True
+        if keys.find("trainer.logger"):
+            keys.remarks.append(
+                f"{name}: trainer.logger is left out, because the program of an export has none: name yours with the option script"
+            )
         keys.drop(*(f"trainer.{key}" for key in WRITTEN_ANEW))
     keys.drop("trainer.accelerator")
     if recompute:

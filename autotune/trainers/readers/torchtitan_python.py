@@ -34,6 +34,8 @@ SIZES = {
 """fields of `ModelSpec`, by the arguments of an export's builders"""
 WRITTEN_ANEW = ("loss", "metrics", "checkpoint.enable", "training.disable_cuda_graphs")
 """keys that follow from knobs or are the same in every launch"""
+TRACKERS = ("metrics.enable_tensorboard", "metrics.enable_wandb")
+"""keys among them that a configuration has chosen"""
 
 
 def read(present: PresentConfiguration) -> Reading:
@@ -53,6 +55,10 @@ def read(present: PresentConfiguration) -> Reading:
     if not model and isinstance(model_call, ast.AST):
         remark = f"{name}: model_spec={ast.unparse(model_call):.80}: the export trains the model of the spec instead; name that one there"
         keys.remarks.append(remark)
+    if trackers := [key for key in TRACKERS if keys.find(key)]:
+        keys.remarks.append(
+            f"{name}: {', '.join(trackers)}: an export sets `metrics` itself; set them again in its file"
+        )
     keys.drop(*WRITTEN_ANEW, "activation_checkpoint.mode", "optimizer.name")
     return reading_of(keys, present, model=model, version="0.3", loss="full" if whole_loss else "own")
 

@@ -60,7 +60,7 @@ def prepare(request: TrialRequest, *, is_local: bool) -> ProgramJob:
     steps = request.measure.warmup_steps + request.measure.max_steps
     own = {k: v for k, v in (("steps", steps), ("seed", request.seed)) if k in known}
     options = {**own, **{k: v for k, v in options.items() if k not in _MEETING}}
-    launch = whose.launch(request.workload, request.config, options)
+    launch = whose.launch(request.workload, request.config, whose.in_trial(options))
     placement = place(request.workload.cluster, request.config)
     upload = options.get("working_dir") == UPLOAD
     if is_local:
