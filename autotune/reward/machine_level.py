@@ -25,8 +25,8 @@ their numbers, the order in which they began.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,15 +93,21 @@ class MachineChange:
 class MachineLevels:
     """The phases of one study's search, and the level in each of its trials."""
 
-    def __init__(self, trials: Iterable[Trial] = ()) -> None:
-        """`trials`: of one study, in any order; final measurements, which are held against the default config of their own round, count for nothing."""
+    def __init__(self, trials: Iterable[Trial] = (), *, earlier: MachineLevels | None = None) -> None:
+        """`trials`: of one study, in any order; final measurements, which are held against the default config of their own round, count for nothing. `earlier`: the
+        levels of some of them, of which figures are taken over."""
         measured = sorted(
             (t for t in trials if t.is_measured and t.purpose is not TrialPurpose.FINAL), key=lambda t: t.number
         )
         runs = [t for t in measured if t.purpose is TrialPurpose.BASELINE]
         others = [t for t in measured if t.purpose is not TrialPurpose.BASELINE]
-        found, alone = _phases(runs) if runs else ([], [])
+        known: Mapping[int, _Run] = earlier._runs if earlier is not None else {}
+        self._runs: dict[int, _Run] = {
+            t.number: known.get(t.number) or _Run.of(t.measurement) for t in runs if t.measurement is not None
+        }
+        found, alone = _phases(self._runs) if runs else ([], [])
         self.phases = tuple(found)
+        self._starts = [phase.runs[0] for phase in self.phases]
         self.odd = frozenset(run for _, after in alone for run in after.runs)
         """runs of the default config that are in no phase"""
         self._gaps: dict[int, LevelRange] = {}
@@ -134,7 +140,7 @@ class MachineLevels:
         """The level in the trial of this number."""
         if number in self._gaps or not self.phases:
             return self._gaps.get(number, LevelRange())
-        phase = self.phases[max(0, bisect_right([p.runs[0] for p in self.phases], number) - 1)]
+        phase = self.phases[max(0, bisect_right(self._starts, number) - 1)]
         return LevelRange(slow=phase.level, fast=phase.level)
 
     def seen(self, trial: Trial, stability_weight: float) -> Trial:
@@ -142,9 +148,13 @@ class MachineLevels:
         slowest: no claim may rest on the others."""
         return at_level(trial, self.at(trial.number).fast, stability_weight)
 
-    def at_best(self, trial: Trial, stability_weight: float) -> Trial:
+    def reward(self, trial: Trial, stability_weight: float) -> Reward | None:
+        """That of `seen`."""
+        return _reward_at(trial, self.at(trial.number).fast, stability_weight)
+
+    def best_reward(self, trial: Trial, stability_weight: float) -> Reward | None:
         """The same with the slowest machine that is possible."""
-        return at_level(trial, self.at(trial.number).slow, stability_weight)
+        return _reward_at(trial, self.at(trial.number).slow, stability_weight)
 
 
 def at_first_level(trials: Sequence[Trial], stability_weight: float) -> list[Trial]:
@@ -157,8 +167,12 @@ def at_level(trial: Trial, level: float, stability_weight: float) -> Trial:
     """A trial that was measured at this level, as it would have come out at level 0. Final measurements are left as they are."""
     if not level or trial.measurement is None or trial.purpose is TrialPurpose.FINAL:
         return trial
-    reward = trial.reward and moved(trial.reward, -level, stability_weight)
-    return replace(trial, measurement=slowed(trial.measurement, math.exp(level)), reward=reward)
+    measurement = slowed(trial.measurement, math.exp(level))
+    return replace(trial, measurement=measurement, reward=_reward_at(trial, level, stability_weight))
+
+
+def _reward_at(trial: Trial, level: float, stability_weight: float) -> Reward | None:
+    return moved(trial.reward, -level, stability_weight) if level and trial.reward is not None else trial.reward
 
 
 def slowed(measurement: Measurement, factor: float) -> Measurement:
@@ -184,46 +198,80 @@ def moved(reward: Reward, log_speed: float, stability_weight: float) -> Reward:
     )
 
 
-def _phases(runs: Sequence[Trial]) -> tuple[list[Phase], list[tuple[Phase, Phase]]]:
-    """The phases of the default config's runs, in order; and the runs that are in none, each as a phase after the one that it followed."""
-    seen = {t.number: t.measurement for t in runs if t.measurement is not None}
-    y = {number: math.log(m.median_tokens_per_s) for number, m in seen.items()}
-    within = {number: within_run_variance(m) for number, m in seen.items()}
-    first, *rest = seen
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What counts of a run of the default config."""
+
+    y: float
+    """ln of its median tokens per second"""
+    within: float
+    """what its steps tell of the noise (`within_run_variance`)"""
+
+    @classmethod
+    def of(cls, measurement: Measurement) -> _Run:
+        return cls(y=math.log(measurement.median_tokens_per_s), within=within_run_variance(measurement))
+
+
+def _phases(runs: Mapping[int, _Run]) -> tuple[list[Phase], list[tuple[Phase, Phase]]]:
+    """The phases of the default config's runs, by number in order; and the runs that are in none, each as a phase after the one that it followed."""
+    first, *rest = runs
     found, odd = [[first]], list[int]()
     alone: dict[int, list[int]] = {}
+    noise = _PhaseNoise(runs[first])
     for number in rest:
-        noise = _noise(found, y, within)
-        if _agrees(y[number], [y[k] for k in found[-1]], noise):
+        run = runs[number]
+        if noise.explains(run.y - noise.mean, len(found[-1])):
             found[-1].append(number)
+            noise.add(run)
             odd = []
-        elif odd and _agrees(y[number], [y[odd[-1]]], noise):
+        elif odd and noise.explains(run.y - runs[odd[-1]].y, 1):
             alone.pop(odd[-1])
             found.append([odd[-1], number])
+            noise.begin(runs[odd[-1]])
+            noise.add(run)
             odd = []
         else:
             alone[number] = list(found[-1])
             odd.append(number)
-    origin = _mean([y[k] for k in found[0]])
+    origin = _mean([runs[k].y for k in found[0]])
 
     def phase(numbers: Sequence[int]) -> Phase:
-        return Phase(level=_mean([y[k] for k in numbers]) - origin, runs=tuple(numbers))
+        return Phase(level=_mean([runs[k].y for k in numbers]) - origin, runs=tuple(numbers))
 
     return [phase(numbers) for numbers in found], [(phase(before), phase([n])) for n, before in alone.items()]
 
 
-def _noise(phases: Sequence[Sequence[int]], y: dict[int, float], within: dict[int, float]) -> RunNoise:
-    """The noise between the runs of the same phase; `within`: what the steps of each run tell of it."""
-    means = [_mean([y[k] for k in phase]) for phase in phases]
-    squares = sum((y[k] - mean) ** 2 for phase, mean in zip(phases, means, strict=True) for k in phase)
-    freedom = sum(len(phase) - 1 for phase in phases)
-    return RunNoise.of_variances([within[k] for phase in phases for k in phase], squares, freedom)
+class _PhaseNoise:
+    """The noise between the runs of the same phase, added up run by run (Welford 1962)."""
 
+    def __init__(self, first: _Run) -> None:
+        self.mean, self._count = first.y, 1
+        """mean y of the present phase, and its runs"""
+        self._within = [first.within]
+        """of all runs, in rising order"""
+        self._squares, self._freedom = 0.0, 0
 
-def _agrees(value: float, others: Sequence[float], noise: RunNoise) -> bool:
-    """Whether the noise between runs explains the difference of one run to the mean of others."""
-    sd = math.sqrt(noise.variance * (1 + 1 / len(others)))
-    return abs(value - _mean(others)) <= t_quantile(noise.freedom, 0.5 + CHANGE_CONFIDENCE / 2) * sd
+    def begin(self, run: _Run) -> None:
+        """Another phase begins with this run."""
+        insort(self._within, run.within)
+        self.mean, self._count = run.y, 1
+
+    def add(self, run: _Run) -> None:
+        """The phase goes on with this run."""
+        insort(self._within, run.within)
+        self._count += 1
+        apart = run.y - self.mean
+        self.mean += apart / self._count
+        self._squares += apart * (run.y - self.mean)
+        self._freedom += 1
+
+    def explains(self, apart: float, runs: int) -> bool:
+        """Whether the noise between runs explains the difference of one run to the mean of so many others."""
+        middle = len(self._within) // 2
+        typical = (self._within[middle] + self._within[~middle]) / 2
+        noise = RunNoise.of_typical(typical, self._squares, self._freedom)
+        sd = math.sqrt(noise.variance * (1 + 1 / runs))
+        return abs(apart) <= t_quantile(noise.freedom, 0.5 + CHANGE_CONFIDENCE / 2) * sd
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -51,12 +51,13 @@ class RunNoise:
     @classmethod
     def of(cls, measurements: Iterable[Measurement], squares: float = 0.0, freedom: float = 0.0) -> RunNoise:
         """The noise of runs like these, updated by a sum of squares with so many degrees of freedom."""
-        return cls.of_variances([within_run_variance(m) for m in measurements], squares, freedom)
+        within = [within_run_variance(m) for m in measurements]
+        return cls.of_typical(float(np.median(within)) if within else 0.0, squares, freedom)
 
     @classmethod
-    def of_variances(cls, within: Sequence[float], squares: float = 0.0, freedom: float = 0.0) -> RunNoise:
-        """The same of runs whose `within_run_variance` is known."""
-        prior = BETWEEN_RUNS_SD**2 + (float(np.median(within)) if within else 0.0)
+    def of_typical(cls, within: float, squares: float, freedom: float) -> RunNoise:
+        """The same of runs whose median `within_run_variance` is known."""
+        prior = BETWEEN_RUNS_SD**2 + within
         total = PRIOR_FREEDOM + freedom
         return cls(variance=(PRIOR_FREEDOM * prior + squares) / total, freedom=total)
 

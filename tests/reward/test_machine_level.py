@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from autotune.reward import MachineLevels, at_first_level, counted_once
@@ -119,11 +120,11 @@ def test_where_nothing_was_predicted_both_levels_are_possible_and_the_fast_one_c
     assert (levels.at(1).slow, levels.at(1).fast) == (pytest.approx(-math.log(4)), 0.0)
     assert not levels.at(1).is_known
     assert levels.seen(trials[1], 0.2) == trials[1]
-    best = levels.at_best(trials[1], 0.2)
-    assert best.reward is not None
-    assert best.reward.throughput == pytest.approx(-math.log(0.5))
-    assert best.reward.total == pytest.approx(0.2 - 0.8 * math.log(0.5))
-    assert best.reward.parts["tokens_per_s_ratio"] == pytest.approx(2.0)
+    best = levels.best_reward(trials[1], 0.2)
+    assert best is not None
+    assert best.throughput == pytest.approx(-math.log(0.5))
+    assert best.total == pytest.approx(0.2 - 0.8 * math.log(0.5))
+    assert best.parts["tokens_per_s_ratio"] == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("is_predicted", [True, False])
@@ -143,6 +144,29 @@ def test_what_disturbed_a_single_run_explains_trials_before_it_only_where_they_w
     assert levels.at(1).slow == levels.at(1).fast == 0.0
     assert levels.at(2).fast == pytest.approx(-math.log(4) if is_predicted else 0.0)
     assert levels.is_uneven is is_predicted
+
+
+def test_levels_that_take_figures_over_are_those_of_all_trials() -> None:
+    rng = np.random.default_rng(0)
+    speeds = np.repeat([1.0, 1.0, 4.0, 1.4, 1.0], 4) * np.exp(rng.normal(0, 0.02, 20))
+    trials = runs(*speeds.tolist())
+    levels = MachineLevels()
+    for count in range(1, len(trials) + 1):
+        levels, anew = MachineLevels(trials[:count], earlier=levels), MachineLevels(trials[:count])
+        assert (levels.phases, levels.odd) == (anew.phases, anew.odd)
+        assert [levels.at(t.number) for t in trials] == [anew.at(t.number) for t in trials]
+    assert len(levels.changes) == 3
+
+
+def test_the_noise_of_phases_is_that_of_all_their_runs() -> None:
+    """Two runs at the second level agree as far as the spread of the earlier runs lets them: within the prior's 2% they would not."""
+    steady, noisy = runs(1.0, 1.0, 1.0, 1.0, 4.0, 4.6), runs(1.0, 1.09, 0.92, 1.1, 0.91, 1.08, 0.9, 1.12, 4.0, 4.6)
+    assert MachineLevels(steady).changes == ()
+    (change,) = MachineLevels(noisy).changes
+    assert change.after.runs == (24, 27)
+    assert change.speedup == pytest.approx(
+        1 / math.sqrt(4.0 * 4.6) * math.exp(np.log([1.0, 1.09, 0.92, 1.1, 0.91, 1.08, 0.9, 1.12]).mean())
+    )
 
 
 def test_final_measurements_are_left_as_they_are() -> None:

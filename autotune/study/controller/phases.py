@@ -129,9 +129,10 @@ class Phases:
         for number in replaced:
             del self._told[number]
         moved: dict[int, Trial] = {}
-        if self._levels is not self._index.levels:
-            self._levels = self._index.levels
-            seen = {n: self._index.seen(self._index.trials[n]) for n in self._told}
+        before, self._levels = self._levels, self._index.levels
+        if before is not self._levels and (before.is_uneven or self._levels.is_uneven):
+            other = [n for n in self._told if before.at(n).fast != self._levels.at(n).fast]
+            seen = {n: self._index.seen(self._index.trials[n]) for n in other}
             moved = {n: t for n, t in seen.items() if t.measurement != self._told[n].measurement}
             self._told |= moved
         if moved or replaced:

@@ -99,28 +99,30 @@ def unfairly_judged(index: TrialIndex, study: Study) -> list[Trial]:
     """Search trials that may beat the best now that the machine is known to have changed, the most promising first; without those that were asked for again."""
     if not index.levels.is_uneven or index.best is None or index.best.reward is None:
         return []
-    weight = study.objective.stability_weight
-    last: dict[ParallelConfig, int] = {}
-    for trial in index.trials.values():
-        if trial.status is not TrialStatus.CANCELLED:
-            last[trial.config] = max(trial.number, last.get(trial.config, 0))
+    weight, noise = study.objective.stability_weight, noise_between_two_runs(index.best)
     hopes: list[tuple[float, Trial]] = []
     for trial in index.trials.values():
         is_stopped = trial.status is TrialStatus.STOPPED
         if (
             trial.purpose is not TrialPurpose.SEARCH
             or not trial.is_measured
-            or last[trial.config] != trial.number
             or trial.number == index.best.number
             or not (is_stopped or not index.levels.at(trial.number).is_known)
         ):
             continue
-        reward = index.levels.at_best(trial, weight).reward
+        reward = index.levels.best_reward(trial, weight)
         if reward is None or reward.total <= DIVERGED_CEILING:
             continue
-        margin = noise_between_two_runs(index.best) if is_stopped else 0.0
+        margin = noise if is_stopped else 0.0
         steady = 1.0 if is_stopped else reward.stability
         hope = (1 - weight) * (reward.throughput + margin) + weight * steady
         if hope > index.best.reward.total:
             hopes.append((hope, trial))
-    return [t for _, t in sorted(hopes, key=lambda pair: (-pair[0], pair[1].number))]
+    if not hopes:
+        return []
+    last: dict[ParallelConfig, int] = {}
+    for trial in index.trials.values():
+        if trial.status is not TrialStatus.CANCELLED:
+            last[trial.config] = max(trial.number, last.get(trial.config, 0))
+    hopes.sort(key=lambda pair: (-pair[0], pair[1].number))
+    return [t for _, t in hopes if last[t.config] == t.number]

@@ -136,23 +136,30 @@ class TrialIndex:
         is_repeat = is_baseline and self.baseline is not None
         if is_baseline:
             self.baseline = self.baseline or trial
-        if is_baseline or trial.number < self.levels.last_run:
-            self.levels = MachineLevels(self.trials.values())
-        if is_repeat or self.measured[trial.config] > 1 or trial.number < self.levels.last_run:
+        levels = self.levels
+        if is_baseline or trial.number < levels.last_run:
+            self.levels = MachineLevels(self.trials.values(), earlier=levels)
+        has_moved = self.levels is not levels and (self.levels.is_uneven or levels.is_uneven)
+        if has_moved or (self.measured[trial.config] > 1 and not is_repeat):
             self._best = self._best_stopped = None
             for each in counted_once(list(self.trials.values())):
                 self._compare(each)
-        else:
+        elif not is_repeat:
             self._compare(trial)
 
     def _compare(self, trial: Trial) -> None:
         """Takes in a trial that is the best so far or is not."""
-        if trial.reward is None or not competes(trial, self._study):
+        is_completed = trial.status is TrialStatus.COMPLETED
+        best = self._best if is_completed else self._best_stopped
+        reward = self.levels.reward(trial, self._study.objective.stability_weight)
+        if reward is None or not competes(trial, self._study):
             return
-        if trial.status is TrialStatus.COMPLETED:
-            self._best = _better(self.seen(trial), self._best)
+        if best is not None and (-reward.total, trial.number) > by_reward(best):
+            return
+        if is_completed:
+            self._best = self.seen(trial)
         else:
-            self._best_stopped = _better(self.seen(trial), self._best_stopped)
+            self._best_stopped = self.seen(trial)
 
 
 def seconds_of(trial: Trial) -> float:
@@ -160,7 +167,3 @@ def seconds_of(trial: Trial) -> float:
     return (
         trial.measurement.setup_s + math.fsum(trial.measurement.step_times_s) if trial.measurement is not None else 0.0
     )
-
-
-def _better(trial: Trial, best: Trial | None) -> Trial:
-    return trial if best is None else min(trial, best, key=by_reward)
