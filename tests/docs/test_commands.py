@@ -99,7 +99,13 @@ def test_the_long_commands_of_a_page_work(studied: Harness, name: str) -> None:
 
 def test_the_readme_shows_what_plan_prints(harness: Harness) -> None:
     (table,) = (block.text for block in PAGES["README.md"] if block.language == "text" and "| rank |" in block.text)
-    (line,) = (c.line for b in console_blocks() if b.page == "README.md" for c in commands(b) if " plan " in c.line)
+    (line,) = (
+        c.line
+        for b in console_blocks()
+        if b.page == "README.md" and b.kind != "none"
+        for c in commands(b)
+        if " plan " in c.line
+    )
     page = harness.page("plan of the readme")
     environment = {**harness.environment, "AUTOTUNE_STORE": str(page.folder / "empty.db"), "COLUMNS": "160"}
     code, output = harness.fork({"argv": line.split()[1:], "cwd": str(page.folder), "env": environment})
