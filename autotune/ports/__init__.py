@@ -28,10 +28,12 @@ from autotune.ports.service_store import (
 )
 from autotune.ports.study_record import (
     HistoryEvent,
+    HistoryFilter,
     KnownWorkload,
     Lease,
     Revision,
     StudyFields,
+    StudyFilter,
     StudyRecord,
 )
 from autotune.ports.study_store import (
@@ -81,6 +83,7 @@ __all__ = [
     "EndTrial",
     "Fact",
     "HistoryEvent",
+    "HistoryFilter",
     "HistoryReader",
     "KeepNote",
     "KeepSteps",
@@ -106,6 +109,7 @@ __all__ = [
     "Store",
     "StoreMonitor",
     "StudyFields",
+    "StudyFilter",
     "StudyNote",
     "StudyReader",
     "StudyRecord",

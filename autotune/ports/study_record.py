@@ -69,6 +69,43 @@ class StudyFields(TypedDict, total=False):
     result: Mapping[str, Any]
 
 
+class StudyFilter(TypedDict, total=False):
+    """Which studies are listed: those that match all that is given. A name that is empty, and None, leave open what they say."""
+
+    status: StudyStatus | None
+    model: str
+    cluster: str
+    trainer: str
+    owner: str
+    name: str
+    tag: str
+    runner: str
+    without_runner: str
+    """those of any other runner"""
+    ended_before: datetime | None
+
+
+class HistoryFilter(TypedDict, total=False):
+    """Which measurements across all studies are asked for: those that match all that is given. A name that is empty, and None, leave open what they say."""
+
+    model: str
+    cluster: str
+    trainer: str
+    gpu: str
+    num_gpus: int | None
+    """of the cluster"""
+    seq_len: int | None
+    """tokens"""
+    owner: str
+    runner: str
+    without_runner: str
+    """those of any other runner"""
+    workload: int | None
+    """a `KnownWorkload.key`"""
+    measured_after: datetime | None
+    """only configs whose representative was measured later"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEvent:
     """One line of a study's append-only history."""

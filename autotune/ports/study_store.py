@@ -24,11 +24,19 @@ may share a store.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Protocol, Unpack
 
 from autotune.ports.decision import Decision
-from autotune.ports.study_record import HistoryEvent, KnownWorkload, Lease, Revision, StudyFields, StudyRecord
+from autotune.ports.study_record import (
+    HistoryEvent,
+    HistoryFilter,
+    KnownWorkload,
+    Lease,
+    Revision,
+    StudyFields,
+    StudyFilter,
+    StudyRecord,
+)
 from autotune.ports.trial_runner import StepsReported
 from autotune.spec import Study, StudyStatus, Trial, Wanted
 
@@ -40,23 +48,8 @@ class StudyReader(Protocol):
         """The study of this id, the newest of this name, or the one whose id begins so."""
         ...
 
-    def studies(
-        self,
-        *,
-        status: StudyStatus | None = None,
-        model: str = "",
-        cluster: str = "",
-        trainer: str = "",
-        owner: str = "",
-        name: str = "",
-        ended_before: datetime | None = None,
-        runner: str = "",
-        without_runner: str = "",
-        tag: str = "",
-        limit: int = 50,
-        offset: int = 0,
-    ) -> list[StudyRecord]:
-        """Studies that match all that is given, newest first. `without_runner`: those of any other runner."""
+    def studies(self, *, limit: int = 50, offset: int = 0, **filters: Unpack[StudyFilter]) -> list[StudyRecord]:
+        """Studies that match all filters, newest first."""
         ...
 
     def trials(self, study_id: str, *, numbers: Collection[int] | None = None) -> list[Trial]:
@@ -96,29 +89,14 @@ class HistoryReader(Protocol):
     """Reads what all studies together have measured."""
 
     def best(
-        self,
-        *,
-        model: str = "",
-        cluster: str = "",
-        trainer: str = "",
-        gpu: str = "",
-        num_gpus: int | None = None,
-        seq_len: int | None = None,
-        owner: str = "",
-        workload: int | None = None,
-        runner: str = "",
-        without_runner: str = "",
-        one_each: bool = False,
-        measured_after: datetime | None = None,
-        limit: int = 10,
+        self, *, one_each: bool = False, limit: int = 10, **filters: Unpack[HistoryFilter]
     ) -> list[tuple[StudyRecord, Trial]]:
         """Best measured trials by the tokens per second and GPU of the cluster at which they stand, best first, one for each workload and config.
 
         A config that was measured more than once is represented by its median, the lower one of an even number. Simulated measurements
         count only where there is no real one. It stands at what the finals of its median's study say (`autotune.reward.standing`); of those that
-        stand equal, the one that was measured faster comes first. `workload`: a key of `known_workloads`. `measured_after`: only configs whose
-        median was measured later. `one_each`: only the best of each model and cluster, the latest study first, for the speeds of unlike models
-        say nothing about each other.
+        stand equal, the one that was measured faster comes first. `one_each`: only the best of each model and cluster, the latest study first, for
+        the speeds of unlike models say nothing about each other.
         """
         ...
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, select
+from sqlalchemy import Column, ColumnElement, Connection, Row, Select, bindparam, func, select
 
 from autotune.errors import NotFoundError
 from autotune.ports import Revision, StudyRecord
@@ -73,7 +73,7 @@ def study(connection: Connection, study_id: str) -> StudyRecord:
 def list_studies(
     connection: Connection,
     *,
-    statuses: Iterable[StudyStatus] = (),
+    status: StudyStatus | None = None,
     model: str = "",
     cluster: str = "",
     trainer: str = "",
@@ -89,26 +89,34 @@ def list_studies(
     """The records that match all filters, newest first."""
     newest_first = studies.c.created_us.desc(), studies.c.key.desc()
     query = select(studies.c.key).order_by(*newest_first).limit(limit).offset(offset)
-    if wanted := [str(s) for s in statuses]:
-        query = query.where(studies.c.status.in_(wanted))
-    if owner:
-        query = query.where(studies.c.owner == owner)
-    if name:
-        query = query.where(studies.c.name == name)
+    if model or cluster or trainer:
+        query = query.join(workloads, workloads.c.key == studies.c.workload)
+    query = query.where(
+        *_equal(
+            (studies.c.status, str(status or "")),
+            (studies.c.owner, owner),
+            (studies.c.name, name),
+            (studies.c.runner, runner),
+            (workloads.c.model, model),
+            (workloads.c.cluster, cluster),
+            (workloads.c.trainer, trainer),
+        )
+    )
+    if without_runner:
+        query = query.where(studies.c.runner != without_runner)
     if ended_before is not None:
         query = query.where(studies.c.ended_us < to_us(ended_before))
-    query = query.where(studies.c.runner == runner) if runner else query
-    query = query.where(studies.c.runner != without_runner) if without_runner else query
     if tag:
         query = query.where(studies.c.key.in_(select(tags.c.study).where(tags.c.tag == tag)))
-    about = {"model": model, "cluster": cluster, "trainer": trainer}
-    if any(about.values()):
-        query = query.join(workloads, workloads.c.key == studies.c.workload)
-        query = query.where(*(workloads.c[column] == value for column, value in about.items() if value))
     # the specs are fetched for those that were picked: those before the offset would be read and left out
     picked = list(connection.scalars(query))
     rows = {row.key: row for row in connection.execute(_study_rows().where(studies.c.key.in_(picked)))}
     return _records(connection, [rows[key] for key in picked])
+
+
+def _equal(*asked: tuple[Column[Any], Any]) -> list[ColumnElement[bool]]:
+    """The conditions of the filters that are given: empty names and None leave a column open."""
+    return [column == value for column, value in asked if value not in ("", None)]
 
 
 def claimable(connection: Connection, now: int, *, limit: int) -> list[StudyRecord]:
@@ -155,37 +163,39 @@ def best(
     model: str = "",
     cluster: str = "",
     trainer: str = "",
-    limit: int,
+    gpu: str = "",
+    num_gpus: int | None = None,
+    seq_len: int | None = None,
+    owner: str = "",
     runner: str = "",
     without_runner: str = "",
-    one_each: bool = False,
+    workload: int | None = None,
     measured_after: datetime | None = None,
-    **filters: Any,
+    one_each: bool,
+    limit: int,
 ) -> list[tuple[StudyRecord, Trial]]:
-    """Representatives of configs, by the tokens per second and GPU of the cluster at which they stand, best first. See `autotune.ports.HistoryReader.best`.
-
-    `filters`: gpu, num_gpus, seq_len, owner, workload; those that are empty or None do not count.
-    """
+    """Representatives of configs, by the tokens per second and GPU of the cluster at which they stand, best first. See `autotune.ports.HistoryReader.best`."""
     order = (records.c.standing.desc(), records.c.throughput.desc(), records.c.trial)
     picked = select(records.c.trial).order_by(*order)
-    for column, value in ((records.c.model, model), (records.c.cluster, cluster), (records.c.trainer, trainer)):
-        picked = picked.where(column == value) if value else picked
-    columns: dict[str, Any] = {
-        "gpu": workloads.c.gpu,
-        "num_gpus": workloads.c.num_gpus,
-        "seq_len": workloads.c.seq_len,
-        "workload": records.c.workload,
-        "owner": studies.c.owner,
-    }
-    asked = {name: value for name, value in filters.items() if value not in (None, "")}
-    if {"gpu", "num_gpus", "seq_len"} & set(asked):
+    if gpu or num_gpus is not None or seq_len is not None:
         picked = picked.join(workloads, workloads.c.key == records.c.workload)
-    if runner or without_runner or measured_after is not None or "owner" in asked:
+    if owner or runner or without_runner or measured_after is not None:
         picked = picked.join(trials, trials.c.key == records.c.trial).join(studies, studies.c.key == trials.c.study)
-    for name, value in asked.items():
-        picked = picked.where(columns[name] == value)
-    if runner or without_runner:
-        picked = picked.where(studies.c.runner == runner if runner else studies.c.runner != without_runner)
+    picked = picked.where(
+        *_equal(
+            (records.c.model, model),
+            (records.c.cluster, cluster),
+            (records.c.trainer, trainer),
+            (records.c.workload, workload),
+            (workloads.c.gpu, gpu),
+            (workloads.c.num_gpus, num_gpus),
+            (workloads.c.seq_len, seq_len),
+            (studies.c.owner, owner),
+            (studies.c.runner, runner),
+        )
+    )
+    if without_runner:
+        picked = picked.where(studies.c.runner != without_runner)
     if measured_after is not None:
         picked = picked.where(trials.c.ended_us > to_us(measured_after))
     if one_each:

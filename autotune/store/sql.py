@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Unpack
 
 from sqlalchemy import text
@@ -13,12 +12,14 @@ from autotune.ports import (
     AuditEvent,
     Decision,
     HistoryEvent,
+    HistoryFilter,
     KnownWorkload,
     Lease,
     Revision,
     Statistics,
     StepsReported,
     StudyFields,
+    StudyFilter,
     StudyRecord,
 )
 from autotune.spec import Study, StudyStatus, Trial, Wanted
@@ -83,40 +84,10 @@ class SqlStore:
         with self.database.read() as connection:
             return queries.revision(connection, study_id)
 
-    def studies(
-        self,
-        *,
-        status: StudyStatus | None = None,
-        model: str = "",
-        cluster: str = "",
-        trainer: str = "",
-        owner: str = "",
-        name: str = "",
-        ended_before: datetime | None = None,
-        runner: str = "",
-        without_runner: str = "",
-        tag: str = "",
-        limit: int = 50,
-        offset: int = 0,
-    ) -> list[StudyRecord]:
-        """Studies, newest first."""
-        statuses = () if status is None else (status,)
+    def studies(self, *, limit: int = 50, offset: int = 0, **filters: Unpack[StudyFilter]) -> list[StudyRecord]:
+        """Studies that match all filters, newest first."""
         with self.database.read() as connection:
-            return queries.list_studies(
-                connection,
-                statuses=statuses,
-                model=model,
-                cluster=cluster,
-                trainer=trainer,
-                owner=owner,
-                name=name,
-                ended_before=ended_before,
-                runner=runner,
-                without_runner=without_runner,
-                tag=tag,
-                limit=limit,
-                offset=offset,
-            )
+            return queries.list_studies(connection, limit=limit, offset=offset, **filters)
 
     def claimable(self, *, limit: int = 50) -> list[StudyRecord]:
         """Studies that should run (QUEUED, RUNNING, STOPPING) but whose lease nobody holds, oldest first."""
@@ -228,40 +199,11 @@ class SqlStore:
             return queries.study(connection, study_id)
 
     def best(
-        self,
-        *,
-        model: str = "",
-        cluster: str = "",
-        trainer: str = "",
-        gpu: str = "",
-        num_gpus: int | None = None,
-        seq_len: int | None = None,
-        owner: str = "",
-        workload: int | None = None,
-        runner: str = "",
-        without_runner: str = "",
-        one_each: bool = False,
-        measured_after: datetime | None = None,
-        limit: int = 10,
+        self, *, one_each: bool = False, limit: int = 10, **filters: Unpack[HistoryFilter]
     ) -> list[tuple[StudyRecord, Trial]]:
         """Best measured trials across all studies by the tokens per second and GPU at which they stand, one for each workload and config."""
         with self.database.read() as connection:
-            return queries.best(
-                connection,
-                model=model,
-                cluster=cluster,
-                trainer=trainer,
-                gpu=gpu,
-                num_gpus=num_gpus,
-                seq_len=seq_len,
-                owner=owner,
-                workload=workload,
-                runner=runner,
-                without_runner=without_runner,
-                one_each=one_each,
-                measured_after=measured_after,
-                limit=limit,
-            )
+            return queries.best(connection, one_each=one_each, limit=limit, **filters)
 
     def known_workloads(self) -> list[KnownWorkload]:
         """All workloads that have measurements. `best` takes the `key` of one as its filter `workload`."""
