@@ -1,17 +1,20 @@
-"""Which study a name means, where several have it: the newest one to look at, and none to act on unless one alone has not ended,
-nor to delete unless one alone has the name.
+"""Which study a name means where several have it.
 
-Whoever looks is told of the others; whoever would stop, cancel or delete the wrong one is asked for the id.
+to look at    the newest; the others are listed
+to act on     the only one that has not ended, else the id is asked for
+to delete     the only one of that name, else the id is asked for
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import note
-from autotune.cli.source import Source
 from autotune.spec.speedup import format_speedup
+
+if TYPE_CHECKING:
+    from autotune.cli.source import Source
 
 LISTED = 5
 """studies of one name that are listed"""

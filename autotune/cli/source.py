@@ -1,127 +1,22 @@
 """The source of a command's answers: the results database itself, or a running service. Both return the same documents.
 
-`open_source` returns an `autotune.Client` when a service is named (--url or AUTOTUNE_URL), otherwise a `LocalSource`. Both have the methods of
-`Source`.
+`open_source` returns an `autotune.Client` when a service is named (--url or AUTOTUNE_URL), otherwise a `LocalSource`, whose methods are those of the client.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    from autotune.client import Client
     from autotune.ports import ServiceStore, StudyRecord
     from autotune.results.result import Result
     from autotune.spec import Trial
 
 Document = dict[str, Any]
-
-
-class Source(Protocol):
-    """What commands ask for. Documents are plain JSON values with the keys of the public contract."""
-
-    url: str
-    """address of the service; empty where the results database is asked"""
-
-    def submit(self, spec: Mapping[str, Any], *, idempotency_key: str | None = None) -> Document:
-        """Stores a study as QUEUED: {study}."""
-        ...
-
-    def studies(self, *, limit: int = 50, offset: int = 0, **filters: Any) -> Document:
-        """Newest first: {studies: [...]}."""
-        ...
-
-    def status(self, study_id: str) -> Document:
-        """{study, best, baseline, speedup}."""
-        ...
-
-    def record(self, study_id: str) -> Document:
-        """{record}: the study in full, as the store holds it."""
-        ...
-
-    def trials(self, study_id: str) -> list[Document]:
-        """All trials of a study."""
-        ...
-
-    def result(self, study_id: str) -> Result:
-        """The study with its trials, running or ended."""
-        ...
-
-    def events(self, study_id: str, *, after: int = 0) -> list[Document]:
-        """The next page of events after that sequence number."""
-        ...
-
-    def act(self, study_id: str, action: str) -> Document:
-        """pause, resume, stop or cancel: {study}."""
-        ...
-
-    def notes(self, study_id: str) -> list[Document]:
-        """The notes that people wrote on a study, oldest first."""
-        ...
-
-    def add_note(self, study_id: str, text: str) -> Document:
-        """Writes a note on a study: {note}."""
-        ...
-
-    def remove_note(self, study_id: str, number: int) -> Document:
-        """Removes a note for good: {notes}."""
-        ...
-
-    def tag(self, study_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> Document:
-        """Adds and removes tags of a study: {study}."""
-        ...
-
-    def deletion(self, study_id: str) -> Document:
-        """What deleting a study would take away: {deletion}."""
-        ...
-
-    def delete(self, study_id: str) -> Document:
-        """Deletes a study that has ended, for good: {deletion}."""
-        ...
-
-    def best(
-        self,
-        study_id: str,
-        *,
-        top: int = 1,
-        pareto: bool = False,
-        metric: str | None = None,
-        stability_weight: float | None = None,
-    ) -> Document:
-        """Best configs of a study, by its own objective or the one named: {study, best, baseline, speedup, objective, configs}."""
-        ...
-
-    def explain(self, study_id: str, trial: int | None = None) -> Document:
-        """Why a trial (None: the winner) won or lost."""
-        ...
-
-    def best_across(
-        self,
-        *,
-        model: str = "",
-        cluster: str = "",
-        trainer: str = "",
-        runner: str = "",
-        num_gpus: int | None = None,
-        measured_after: datetime | None = None,
-        seq_len: int | None = None,
-        global_batch_size: int | None = None,
-        metric: str | None = None,
-        stability_weight: float | None = None,
-        top: int = 1,
-    ) -> Document:
-        """Best configs across all studies, by speed or by the objective named: {study, best, configs, source, ...}."""
-        ...
-
-    def export(self, study_id: str, trainer: str, options: Mapping[str, Any], *, on: str = "") -> Document:
-        """The best config as a launch of that trainer, on that scheduler: {trainer, config, argv, env, files, notes, tuned, job}."""
-        ...
-
-    def close(self) -> None:
-        """Closes all connections."""
-        ...
+Source: TypeAlias = "Client | LocalSource"
 
 
 class LocalSource:
