@@ -32,7 +32,7 @@ from autotune.testing.stores import measured, pending, run_trial
 from tests.benchmarks import large_store
 from tests.benchmarks.large_study import large_study
 from tests.benchmarks.service_load import cpu_s, served
-from tests.browser.chromium import chromium, find_chromium, visit
+from tests.browser.chromium import chromium, find_chromium, go, visit
 
 REPEATS = 5
 TRIALS_EACH = 10
@@ -64,7 +64,7 @@ def first(url: str, pid: int, path: str) -> tuple[float, float, int]:
 
 def seen(page: Any, path: str) -> tuple[float, float, float]:
     """Seconds until something is painted, until the results are there, and until the figures are."""
-    page.goto(path)
+    go(page, path)
     times_s = [_now_s(page, selector) for selector in (RESULTS, FIGURES)]
     return 1e-3 * float(page.evaluate(PAINT)), times_s[0], times_s[1]
 

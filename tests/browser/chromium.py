@@ -68,6 +68,25 @@ def visit(browser: Any, url: str, **options: Any) -> Iterator[Visit]:
         context.close()
 
 
+def go(page: Any, address: str) -> None:
+    """Opens the address.
+
+    When an address of this machine comes or goes, as with the bridge of a network of nodes that another test makes, Chromium gives up what it loads
+    (ERR_NETWORK_CHANGED) and loads it again by itself, which interrupts whoever asks in between: then once more.
+    """
+    from playwright.sync_api import Error
+
+    for _ in range(20):
+        try:
+            page.goto(address)
+            return
+        except Error as error:
+            if not any(sign in str(error) for sign in ("ERR_NETWORK_CHANGED", "is interrupted by another navigation")):
+                raise
+            page.wait_for_timeout(100)
+    raise RuntimeError(f"the network of this machine changed twenty times while {address} was loaded")
+
+
 def follow(page: Any, link: Any) -> None:
     """Clicks what leads to another page, a link or a button, and waits until all of that page is there: a click alone returns when its first bytes are."""
     page.wait_for_load_state()  # or the load of the page that is left would be taken for it

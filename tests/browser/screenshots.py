@@ -18,7 +18,7 @@ import yaml
 
 from autotune import assets
 from autotune.client import Client
-from tests.browser.chromium import chromium, visit
+from tests.browser.chromium import chromium, go, visit
 from tests.service.running import until
 from tests.service.served import served
 
@@ -65,7 +65,7 @@ def take(browser: Any, url: str, picture: Picture, values: Mapping[str, Any], fo
     width, height = picture.window
     with visit(browser, url, viewport={"width": width, "height": height}, color_scheme=picture.scheme) as seen:
         page = seen.page
-        page.goto(picture.path.format(**values))
+        go(page, picture.path.format(**values))
         page.locator(picture.ready).first.wait_for()
         if picture.at:
             heading = page.get_by_role("heading", name=picture.at, exact=True).first

@@ -17,7 +17,7 @@ from autotune.ports import KeepTrial
 from autotune.service.options import ServiceOptions
 from autotune.spec import StudyStatus
 from autotune.testing.stores import decide, failed, launch, measured, pending, reported, run_trial
-from tests.browser.chromium import Visit, visit
+from tests.browser.chromium import Visit, go, visit
 from tests.browser.test_buttons import log_in
 from tests.browser.test_pages_of_trials import check_quiet
 from tests.service.running import Service, spec, until
@@ -138,7 +138,7 @@ def seen(browser: Any, kept: Service) -> Iterator[Visit]:
 def test_a_page_is_accessible(seen: Visit, kept: Service, studies: dict[str, str], name: str) -> None:
     page = seen.page
     page.emulate_media(color_scheme="light")
-    page.goto(PAGES[name].format(**studies))
+    go(page, PAGES[name].format(**studies))
     if name == "copy":
         page.locator(".preview table").wait_for()
     page.evaluate("document.querySelectorAll('details').forEach((part) => (part.open = true))")
@@ -180,7 +180,7 @@ def check_keyboard(page: Any) -> None:
 
 def test_the_first_tab_leads_past_the_navigation(seen: Visit, studies: dict[str, str]) -> None:
     page = seen.page
-    page.goto("/studies")
+    go(page, "/studies")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.innerText") == "Skip to the content"
     assert page.evaluate("document.activeElement.getBoundingClientRect().top") >= 0
@@ -194,7 +194,7 @@ def test_a_page_that_follows_a_study_keeps_the_focus(browser: Any, kept: Service
     with visit(browser, kept.url) as found, kept.client(kept.token("admin", "root")) as client:
         log_in(found, kept.token("admin", "root"))
         page = found.page
-        page.goto(f"/studies/{study}")
+        go(page, f"/studies/{study}")
         page.get_by_role("link", name="Compare trials").focus()
         page.evaluate("document.querySelector('h1').isOld = true")
         client.pause(study)

@@ -6,13 +6,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from autotune.spec import Wanted
-from tests.browser.chromium import Visit, follow, refuse_once, visit
+from tests.browser.chromium import Visit, follow, go, refuse_once, visit
 from tests.service.running import Service, bearer, slow_spec, spec, until
 
 
 def log_in(seen: Visit, token: str) -> None:
     """Fills in the login form and sends it."""
-    seen.page.goto("/login")
+    go(seen.page, "/login")
     seen.page.get_by_label("Token").fill(token)
     seen.page.get_by_role("button", name="Log in").click()
     seen.page.wait_for_url("**/studies")
@@ -52,7 +52,7 @@ def test_the_buttons_of_a_study_act_and_say_what_happened(browser: Any, tuning: 
     study = submitted(tuning, token, slow_spec())
     with visit(browser, tuning.url) as seen:
         page = seen.page
-        page.goto("/best")
+        go(page, "/best")
         assert page.url.endswith("/login?next=/best")  # nobody has logged in yet
         log_in(seen, token)
         until(lambda: status_of(tuning, study) == "RUNNING")
@@ -75,7 +75,7 @@ def test_the_buttons_of_a_study_act_and_say_what_happened(browser: Any, tuning: 
 
         page.get_by_role("button", name="Log out").click()
         page.wait_for_url("**/login")
-        page.goto("/studies")
+        go(page, "/studies")
         assert "/login" in page.url
         assert seen.complaints == []
         assert {urlsplit(address).netloc for address in seen.requests} == {urlsplit(tuning.url).netloc}
@@ -87,7 +87,7 @@ def test_the_page_of_a_running_study_follows_it_without_a_reload(browser: Any, t
     with visit(browser, tuning.url) as seen:
         page = seen.page
         log_in(seen, token)
-        page.goto(f"/studies/{study}")
+        go(page, f"/studies/{study}")
         page.get_by_text("History: the newest events").click()
         page.evaluate("window.kept = true")
         page.get_by_text("running", exact=True).first.wait_for()
@@ -109,7 +109,7 @@ def test_the_end_of_a_study_is_shown_though_the_service_was_away_and_someone_was
     with visit(browser, tuning.url) as seen:
         page = seen.page
         log_in(seen, token)
-        page.goto(f"/studies/{study}")
+        go(page, f"/studies/{study}")
         page.get_by_text("running", exact=True).first.wait_for()
         page.get_by_text("Notes", exact=True).click()
         page.get_by_label("New note").fill("half a note")
@@ -150,7 +150,7 @@ def test_filters_pages_and_links_lead_where_they_say(browser: Any, tuning: Servi
 
 def test_a_wrong_token_is_refused_in_words(browser: Any, tuning: Service) -> None:
     with visit(browser, tuning.url) as seen:
-        seen.page.goto("/login")
+        go(seen.page, "/login")
         seen.page.get_by_label("Token").fill("at_000000000000_wrong")
         follow(seen.page, seen.page.get_by_role("button", name="Log in"))
         assert "unknown, expired or revoked" in seen.page.get_by_role("alert").inner_text()
@@ -160,7 +160,7 @@ def test_a_reader_sees_no_buttons_that_would_be_refused(browser: Any, tuning: Se
     study = submitted(tuning, tuning.token("submit"), slow_spec())
     with visit(browser, tuning.url) as seen:
         log_in(seen, tuning.token("read", "bob"))
-        seen.page.goto(f"/studies/{study}")
+        go(seen.page, f"/studies/{study}")
         assert buttons_of(seen.page) - {"Show"} == {"Log out"}  # `Show` filters the trials, once there are some
         assert "bob (read)" in seen.page.inner_text("header")
     tuning.http.post(f"/api/v1/studies/{study}/cancel", headers=bearer(tuning.token("admin", "root")))
@@ -173,7 +173,7 @@ def test_the_form_of_another_site_is_refused(browser: Any, tuning: Service) -> N
     with visit(browser, tuning.url) as seen:
         log_in(seen, token)
         evil = f'<form method="post" action="{tuning.url}/studies/{study}/act"><button name="action" value="cancel">Win</button></form>'
-        seen.page.goto(f"data:text/html,{evil}")
+        go(seen.page, f"data:text/html,{evil}")
         follow(seen.page, seen.page.get_by_role("button", name="Win"))
         assert "The request failed" in seen.page.content() or "Log in" in seen.page.content()
     assert status_of(tuning, study) != "CANCELLED"

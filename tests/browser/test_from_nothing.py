@@ -17,7 +17,7 @@ import pytest
 
 from autotune import cli
 from autotune.service.ray_cluster import own_token
-from tests.browser.chromium import Visit, follow, visit
+from tests.browser.chromium import Visit, follow, go, visit
 from tests.browser.test_buttons import buttons_of, log_in
 from tests.service.served import served
 
@@ -56,7 +56,7 @@ def check_alone(seen: Visit, url: str) -> None:
 
 def check_job_and_back(page: Any, study: str) -> None:
     """The link on the study's page opens its job in the Ray dashboard, which asks for the cluster's token; the job's metadata has the page's address."""
-    page.goto(study)
+    go(page, study)
     assert f"on {socket.gethostname()} (CPU)" in page.inner_text("main")
     link = page.get_by_text("Ray job").get_by_role("link")
     job = link.inner_text()
@@ -65,7 +65,7 @@ def check_job_and_back(page: Any, study: str) -> None:
     page.get_by_role("button", name="Submit").click()
     metadata = page.get_by_text('"autotune_study"').first.inner_text()
     assert page.url.endswith(f"/jobs/{job}")
-    page.goto(json.loads(metadata)["url"])
+    go(page, json.loads(metadata)["url"])
     assert page.url == study
     page.locator("h1", has_text="first").wait_for()
 

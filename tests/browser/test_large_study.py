@@ -11,7 +11,7 @@ import pytest
 from autotune.service.pages import study_page
 from autotune.spec import Reward
 from autotune.testing.stores import measured, pending, run_trial, running_study
-from tests.browser.chromium import refuse_once, visit
+from tests.browser.chromium import go, refuse_once, visit
 from tests.service.running import Service
 
 MOVED = """new Promise((done) => {
@@ -31,11 +31,11 @@ def test_the_parts_of_a_large_study_come_and_are_replaced(
         lease = running_study(store)
         for number in range(19):
             run_trial(store, lease, measured(pending(number), step_time_s=1.0 / (1 + number)))
-        page.goto(f"/studies/{lease.study}")
+        go(page, f"/studies/{lease.study}")
         page.locator("#figures figure svg").first.wait_for()
         assert page.evaluate(MOVED) < 0.1, "the parts that come push nothing on the screen away"
         run_trial(store, lease, measured(pending(19), step_time_s=1 / 20))  # nothing is at hand any more
-        page.goto(f"/studies/{lease.study}?sort=-measured#trials")
+        go(page, f"/studies/{lease.study}?sort=-measured#trials")
         page.locator("#figures figure svg").first.wait_for()
         assert page.locator("#trials tbody tr").count() == 20
         assert page.evaluate("scrollY") > 500, "the part that the address names is shown when it has come"
@@ -54,7 +54,7 @@ def test_the_parts_of_a_large_study_come_and_are_replaced(
         page.get_by_role("button", name="Show").click()
         page.get_by_text("1 to 1 of 1 trial that match, 21 in all").wait_for()
 
-        page.goto(f"/studies/{lease.study}")
+        go(page, f"/studies/{lease.study}")
         page.locator("#figures figure svg").first.wait_for()
         refused = refuse_once(page, f"**/studies/{lease.study}/results*", status=429)
         best = Reward(total=10.0, throughput=10.0, stability=1.0)

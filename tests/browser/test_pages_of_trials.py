@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.chromium import Visit, follow, visit
+from tests.browser.chromium import Visit, follow, go, visit
 from tests.browser.test_buttons import buttons_of, log_in, status_of, submitted
 from tests.service.running import Service, spec, until
 
@@ -60,7 +60,7 @@ def test_a_new_study_is_checked_while_it_is_typed_and_followed_to_its_launch(bro
         assert "The study is submitted." in page.inner_text("[role=status]")
         study = urlsplit(page.url).path.rsplit("/", 1)[1]
         until(lambda: status_of(tuning, study) == "COMPLETED")
-        page.goto(f"/studies/{study}")
+        go(page, f"/studies/{study}")
 
         page.get_by_role("link", name="1", exact=True).click()
         page.wait_for_url(f"**/studies/{study}/trials/1")
@@ -93,7 +93,7 @@ def test_the_owner_tags_notes_ranks_copies_and_deletes(browser: Any, tuning: Ser
     with visit(browser, tuning.url) as seen:
         page = seen.page
         log_in(seen, tuning.token("submit"))
-        page.goto(f"/studies/{study}")
+        go(page, f"/studies/{study}")
         page.get_by_label("Tags to add, separated by spaces").fill("night h100")
         page.keyboard.press("Enter")
         page.get_by_text("The tags are changed.").wait_for()
@@ -151,13 +151,13 @@ def test_a_reader_sees_all_pages_and_no_button_that_changes_anything(
             f"/compare?study={finished}&study={finished}",
             "/best?runner=simulated&num_gpus=8&days=7",
         ):
-            page.goto(path)
+            go(page, path)
             assert page.locator("[role=alert]").count() == 0, path
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
             assert buttons_of(page) <= {"Log out", "Show", "Rank", "Compare"}, path
             assert page.get_by_role("link", name="Delete").count() == 0
         check_quiet(seen, tuning)
-        page.goto("/submit")
+        go(page, "/submit")
         assert "scope submit" in page.inner_text("main")
         assert "New study" not in page.inner_text("header")
         assert "bob (read)" in page.inner_text("header")
@@ -167,7 +167,7 @@ def test_without_scripts_the_button_checks_the_spec(browser: Any, tuning: Servic
     with visit(browser, tuning.url, java_script_enabled=False, viewport={"width": 390, "height": 800}) as seen:
         page = seen.page
         log_in(seen, tuning.token("submit"))
-        page.goto("/submit")
+        go(page, "/submit")
         page.get_by_label("Spec, in YAML").fill(TYPED.replace("gpt2-medium", "gpt2-medum"))
         follow(page, page.get_by_role("button", name="Check"))
         assert "Line 2, column 1" in page.inner_text("main")
