@@ -30,6 +30,7 @@ check: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir site
+	@echo "site/index.html is the start page; with its search: $(BIN)/python -m http.server --directory site"
 
 serve: $(VENV)/.installed
 	$(BIN)/autotune serve

@@ -37,6 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     benchmarks = root / "tests" / "benchmarks"
     results = (benchmarks / "RESULTS.md").read_text(encoding="utf-8")
     results = results.replace("figures/search_regret.svg", "images/search-regret.svg")
+    results = results.replace("](../../docs/", "](")  # the page lies beside those that it links to
     files.append(File.generated(config, "results.md", content=results))
     regret = benchmarks / "figures" / "search_regret.svg"
     files.append(File.generated(config, "images/search-regret.svg", abs_src_path=str(regret)))
