@@ -15,6 +15,7 @@ from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import read_present
 from autotune.onboarding.launch_script import Started
 from autotune.trainers import trainer
+from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.readers.accelerate_yaml import PRECISIONS
 
 
@@ -51,6 +52,18 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
     elif settings.get("fsdp"):
         found["zero_stage"] = zero_stage_of(settings, base)
     return found
+
+
+def ranks_asked(started: Started, base: Path) -> tuple[int, int | None]:
+    """(nodes, ranks of a node) that the launch asks for, also by the file of `accelerate launch --config_file`; None where it does not say."""
+    file = base / started.option("config_file")
+    if started.launcher == "accelerate" and started.gpus_per_node is None and file.is_file():
+        with suppress(SpecError):
+            asked = parse_document(file.name, read_present(file).files[file.name])
+            ranks, nodes = asked.get("num_processes"), asked.get("num_machines", 1)
+            if isinstance(ranks, int) and isinstance(nodes, int) and ranks >= nodes > 0:
+                return nodes, ranks // nodes
+    return started.nodes, started.gpus_per_node
 
 
 def decided_by(name: str, file: str, base: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import importing_trainers, read_present, recognized
+from autotune.onboarding.decided_elsewhere import ranks_asked
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.imported_spec import import_draft
 from autotune.onboarding.launch_script import started_by
@@ -40,7 +41,7 @@ def first_draft(path: Path, *, model: str | None = None, cluster: str | None = N
             told = Settings(program=program, document=document, source=path, cwd=path.parent, file=path.name)
             return settings_draft(told, Place(cluster), model=model, folder=folder)
     if path.suffix in SHELL_SCRIPTS and name != "megatron" and (started := started_by(present.files[path.name])):
-        place = Place(cluster, started.nodes, started.gpus_per_node)
+        place = Place(cluster, *ranks_asked(started, path.parent))
         return started_draft(started, path, place, model=model, folder=folder)
     if name is None:
         raise SpecError(

@@ -28,7 +28,7 @@ _OF_THE_PLACE = re.compile(
     r"(MASTER_|WORLD_SIZE|(LOCAL_)?RANK$|N?NODE_?|NNODES|NGPU|GPUS_PER_NODE|CUDA_VISIBLE_DEVICES|SLURM_|FORCE_TORCHRUN|PATH$|LD_LIBRARY_PATH)"
 )
 """variables that say where a job runs, which a trial is told by its launcher"""
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
+_SECRET = re.compile(r"(KEY|TOKEN)S?(?![A-Z])|SECRET|PASSW", re.IGNORECASE)
 
 
 class Argument(NamedTuple):
@@ -68,6 +68,11 @@ class Started:
     def option(self, name: str) -> str:
         """The value of the launcher's option; empty where it has none."""
         return value_of(self.options, name)
+
+    @property
+    def file(self) -> str:
+        """The path of its Python file, where it is one."""
+        return f"{self.program.replace('.', '/')}.py" if self.is_module else self.program
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -37,11 +37,3 @@ LIGHTNING_TRAINER: tuple[tuple[str, str, Any], ...] = (
     ("max_steps", "int", -1),
 )
 """of Lightning's `Trainer`, under `trainer.` with LightningCLI"""
-OF_A_RUN = {
-    "report_to": "none",
-    "save_strategy": "no",
-    "eval_strategy": "no",
-    "evaluation_strategy": "no",
-    "load_best_model_at_end": "False",
-}
-"""options of `TrainingArguments` by which a run is watched, saved and judged, each with the value that switches it off"""

@@ -9,9 +9,10 @@ from typing import Any
 
 from autotune.onboarding.decided_elsewhere import decided_for
 from autotune.onboarding.deepspeed_template import Template, deepspeed_template
-from autotune.onboarding.option_names import SHAPE, Meaning, is_log_interval, is_performance_choice, meaning_of
+from autotune.onboarding.option_names import OF_MODEL, Meaning, is_log_interval, is_performance_choice, meaning_of
 from autotune.onboarding.script import Script
 from autotune.onboarding.script_options import ScriptOption
+from autotune.onboarding.settings_file import SettingsFile, overridden, settings_file, told_by_file
 
 _SUPPLIED = ("local_rank", "rank", "node_rank", "master_addr", "master_port")
 """options that the launcher fills in by the environment"""
@@ -27,6 +28,8 @@ class OptionMatches:
     """knobs that files of settings decide, and no option"""
     template: Template | None = None
     """the file of DeepSpeed that it is started with"""
+    settings: SettingsFile | None = None
+    """the file of settings of which each trial has its own"""
     used: dict[str, tuple[ScriptOption, Meaning]] = field(default_factory=dict)
     """by knob or figure: the option that stands for it; the first one where several do"""
     precision_flags: list[tuple[ScriptOption, Meaning]] = field(default_factory=list)
@@ -54,7 +57,21 @@ class OptionMatches:
     def where(self, target: str) -> str:
         """The line that says the value."""
         option = self.used[target][0] if target in self.used else next(self._constants(target))
-        return "as it is started" if option.given is not None else f"line {option.line}"
+        return option.file or ("as it is started" if option.given is not None else f"line {option.line}")
+
+    @property
+    def files(self) -> dict[str, Mapping[str, Any]]:
+        """What each trial has its own files of, by name."""
+        found = {self.template.name: self.template.document} if self.template else {}
+        told = {option.name: f"{{{meaning.expression or target}}}" for target, (option, meaning) in self._told_by_file}
+        if self.settings and told:
+            log = {self.log_interval.name: 1} if self.log_interval and self.log_interval.is_in_file else {}
+            found[self.settings.name] = self.settings.told({**told, **log})
+        return found
+
+    @property
+    def _told_by_file(self) -> Iterator[tuple[str, tuple[ScriptOption, Meaning]]]:
+        return ((target, used) for target, used in self.used.items() if used[0].is_in_file and target not in OF_MODEL)
 
     def _constants(self, target: str) -> Iterator[ScriptOption]:
         for constant in self.script.constants:
@@ -68,8 +85,12 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
     found = OptionMatches(script=script)
     decided = decided_for(script.started, cwd) if script.started else {}
     found.template = deepspeed_template(script.started, cwd) if script.started else None
-    for option in script.options:
-        meaning = meaning_of(option, script.divided)
+    found.settings = settings_file(script, cwd)
+    given = [option for option in script.options if option.given is not None]
+    others = [option for option in script.options if option.given is None]
+    of_file = told_by_file(found.settings) if found.settings else ()
+    for option in (*given, *overridden(script, cwd), *of_file, *others):
+        meaning = meaning_of(option, script.divided, script.autocast)
         if option.name.rpartition(".")[2] in _SUPPLIED:
             continue
         if meaning is None:
@@ -79,9 +100,9 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
                 found.ideas.append(option)
             elif option.is_required and option.given is None:
                 found.required.append(option)
-        elif meaning.target == "precision" and option.kind == "flag":
+        elif meaning.target == "precision" and option.kind == "flag" and not option.is_in_file:
             found.precision_flags.append((option, meaning))
-        elif meaning.target in (*SHAPE, "model"):
+        elif meaning.target in OF_MODEL:
             if option.is_required and option.given is None:
                 found.required.append(option)
             found.used.setdefault(meaning.target, (option, meaning))
@@ -89,6 +110,8 @@ def match_options(script: Script, cwd: Path) -> OptionMatches:
             found.used.setdefault(meaning.target, (option, meaning))
     if "precision" in found.used:
         found.precision_flags.clear()
+    if found.settings and found.settings.name not in found.files:
+        found.settings = None
     told = {*found.used, *(["precision"] if found.precision_flags else [])}
     told |= {"zero_stage"} if found.template else set()
     found.fixed = {knob: value for knob, value in decided.items() if knob not in told and value not in (False, "none")}

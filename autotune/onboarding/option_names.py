@@ -20,6 +20,8 @@ from autotune.spec.usual_names import NAMES, PRECISION_FLAGS, WORDS, target_of
 
 SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 """figures that make a model's shape"""
+OF_MODEL = frozenset({*SHAPE, "model"})
+"""what says which model is trained: read, and told to no trial"""
 _FAMILIES = (
     {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"},
     {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"},
@@ -54,11 +56,12 @@ class Meaning:
     """the knob's value today: as the script is started, else when the option is left out"""
 
 
-def meaning_of(option: ScriptOption, divided: frozenset[str] = frozenset()) -> Meaning | None:
-    """What the option stands for; None for options that autotune has no word for. `divided`: names that the script divides by its ranks."""
+def meaning_of(option: ScriptOption, divided: frozenset[str] = frozenset(), autocast: str = "") -> Meaning | None:
+    """What the option stands for; None for options that autotune has no word for. `divided`: names that the script divides by its ranks;
+    `autocast`: the number format of its autocast, where its text says it."""
     name = _last(option.name)
     if option.kind == "flag":
-        return _flag(option, name)
+        return _flag(option, name, autocast)
     target = target_of(name)
     if target is not None and target in WORDS:
         return _worded(option, target)
@@ -73,7 +76,11 @@ def meaning_of(option: ScriptOption, divided: frozenset[str] = frozenset()) -> M
 
 def is_log_interval(option: ScriptOption) -> bool:
     """Whether the option says after how many steps the script prints a line."""
-    return option.kind == "int" and bool(option.prefix) and _LOG_INTERVAL.fullmatch(_last(option.name)) is not None
+    return (
+        option.kind == "int"
+        and bool(option.prefix or option.file)
+        and _LOG_INTERVAL.fullmatch(_last(option.name)) is not None
+    )
 
 
 def is_performance_choice(option: ScriptOption) -> bool:
@@ -118,10 +125,14 @@ def _worded(option: ScriptOption, target: str) -> Meaning | None:
     return Meaning(target=target, words=differing, values=_typed(target, values), default=default)
 
 
-def _flag(option: ScriptOption, name: str) -> Meaning | None:
+def _flag(option: ScriptOption, name: str, autocast: str) -> Meaning | None:
     for precision, pattern in PRECISION_FLAGS.items():
         if re.fullmatch(pattern, name):
+            if re.search("amp|mixed", name):
+                precision = "bf16" if re.search(r"\b(bf16|bfloat16)\b", option.help.lower()) else autocast or precision
             default = precision if option.present else None
+            if option.is_in_file:
+                return _switch(option, "precision", precision, "fp32")
             return Meaning(target="precision", words={precision: option.on}, values=(precision,), default=default)
     on_off = {"compile": ("true", "false"), "sequence_parallel": ("true", "false"), "recompute": ("full", "none")}
     for target, (on, off) in on_off.items():
@@ -129,6 +140,8 @@ def _flag(option: ScriptOption, name: str) -> Meaning | None:
             return _switch(option, target, on, off)
     if re.fullmatch(r"(use_|enable_)?fsdp", name):
         return _switch(option, "zero_stage", "3", "0")
+    if name == "reshard_after_forward":
+        return _switch(option, "zero_stage", "3", "2")
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from autotune.errors import SpecError
 from autotune.onboarding.launch_script import Started
 from autotune.onboarding.script_options import ScriptOption, constants_of, options_of
-from autotune.onboarding.syntax import called_name, literal, literal_or_none
+from autotune.onboarding.syntax import called_name, keywords_of, literal, literal_or_none
 
 _DISTRIBUTED = re.compile(r"\b(LOCAL_RANK|init_process_group|DistributedDataParallel|init_device_mesh|fully_shard)\b")
 
@@ -37,6 +37,10 @@ class Script:
     """names that it divides by the number of ranks, as nanoGPT its accumulation steps"""
     constants: tuple[ScriptOption, ...] = ()
     """numbers that it sets in its own text, which no option changes"""
+    autocast: str = ""
+    """the number format that its calls of autocast name; empty where they name none, or several"""
+    overridden: str = ""
+    """the file of settings any of which its command overrides by `key=value`: Hydra's, or OmegaConf's"""
     started: Started | None = None
     """how a launch script starts it; None: not known"""
     is_read: bool = True
@@ -78,6 +82,8 @@ def read_script(name: str, text: str) -> Script:
         is_distributed=_DISTRIBUTED.search(text) is not None,
         divided=frozenset(_divided(tree)),
         constants=() if parser == "configurator" else constants_of(tree),
+        autocast=_autocast(tree),
+        overridden=_overridden(tree),
         printed=tuple(_printed(tree)),
     )
 
@@ -88,6 +94,26 @@ def _imports(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.partition(".")[0]
+
+
+def _overridden(tree: ast.Module) -> str:
+    """The file of `@hydra.main(config_path=..., config_name=...)`, or the one that a script loads which calls `OmegaConf.from_cli()`."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in calls:
+        if ast.unparse(call.func) == "hydra.main":
+            given = {name: literal_or_none(node) for name, node in keywords_of(call).items()}
+            name = str(given.get("config_name") or "config").removesuffix(".yaml")
+            return f"{given.get('config_path') or '.'}/{name}.yaml".removeprefix("./")
+    if not any(called_name(call) == "from_cli" for call in calls):
+        return ""
+    loaded = (literal_or_none(call.args[0]) for call in calls if called_name(call) == "load" and call.args)
+    return next((path for path in loaded if isinstance(path, str) and path.endswith((".yaml", ".yml"))), "")
+
+
+def _autocast(tree: ast.Module) -> str:
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and called_name(n) == "autocast"]
+    named = {word for call in calls for word in re.findall(r"\btorch\.(bfloat16|float16)\b", ast.unparse(call))}
+    return {"bfloat16": "bf16", "float16": "fp16"}[named.pop()] if len(named) == 1 else ""
 
 
 def _divided(tree: ast.Module) -> Iterator[str]:

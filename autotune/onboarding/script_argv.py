@@ -7,11 +7,11 @@ from typing import Any
 
 from autotune.onboarding.draft import Item
 from autotune.onboarding.launch_script import Argument, Started
-from autotune.onboarding.library_options import OF_A_RUN
 from autotune.onboarding.named_cluster import Place
 from autotune.onboarding.option_matches import OptionMatches
-from autotune.onboarding.option_names import SHAPE, Meaning
+from autotune.onboarding.option_names import OF_MODEL, Meaning
 from autotune.onboarding.script_options import ScriptOption
+from autotune.spec.usual_names import OF_A_RUN
 from autotune.trainers.launcher_limits import DEEPSPEED_NODES, DEEPSPEED_ONE, MACHINES
 from autotune.trainers.placeholders import braced
 
@@ -78,10 +78,13 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
     if script.parser == "HfArgumentParser":
         yield Item("--logging_steps=1", "a loss for every step")
         given = {argument.name for argument in started.arguments} if started else set()
+        given.add("save_strategy")  # by itself it saves at the end of each trial
         for name, off in OF_A_RUN.items():
             if name in given:
                 yield Item(f"--{name}={off}", "off in trials: give launch.sh your own behind it")
-    if found.log_interval is not None and script.parser != "HfArgumentParser":
+    if found.settings and not started:
+        yield Item(f"--{found.settings.option}={{files}}/{found.settings.name}", "each trial has its own, as below")
+    if found.log_interval is not None and not found.log_interval.is_in_file and script.parser != "HfArgumentParser":
         option = found.log_interval
         yield Item(f"{option.prefix}1", f"a line for every step ({_said(option)})")
     for option in found.required:
@@ -91,7 +94,7 @@ def argv_of(found: OptionMatches, place: Place) -> Iterator[Item]:
 def _told(found: OptionMatches) -> Iterator[tuple[str, ScriptOption, Meaning]]:
     """(what it stands for, option, meaning) of the options that a trial is told."""
     for target, (option, meaning) in found.used.items():
-        if target not in (*SHAPE, "model") and (option.kind != "flag" or len(meaning.values) > 1):
+        if target not in OF_MODEL and not option.is_in_file and (option.kind != "flag" or len(meaning.values) > 1):
             yield target, option, meaning
 
 
@@ -102,11 +105,16 @@ def _kept(found: OptionMatches) -> Iterator[str]:
         told.add(found.log_interval.name)
     if found.script.parser == "HfArgumentParser":
         told |= {"logging_steps", *OF_A_RUN}
+    files = {file.given: file.name for file in (found.template, found.settings) if file}
     for argument in found.script.started.arguments if found.script.started else ():
-        if found.template and found.template.given in argument.values:
-            yield f"--{argument.name}={{files}}/{found.template.name}"
-        elif argument.name not in told | {"local_rank"}:
-            yield from written(argument, found.script.is_read)
+        if argument.name in told | {"local_rank"}:
+            continue
+        for word in written(argument, found.script.is_read):
+            head, sign, value = word.rpartition("=")
+            if value in files:
+                yield f"{head}{sign}{{files}}/{files[value]}"
+            elif argument.name or head.lstrip("+") not in told:
+                yield word
 
 
 def written(argument: Argument, is_joined: bool) -> Iterator[str]:
@@ -136,7 +144,7 @@ def _where(option: ScriptOption, meaning: Meaning) -> str:
 
 def _said(option: ScriptOption) -> str:
     """Where the option is declared, and its value."""
-    line = f"line {option.line}" if option.line else ""
+    line = option.file or (f"line {option.line}" if option.line else "")
     default = "" if option.default is None else f"default {option.default}"
     now = "" if option.given is None else f"{option.given} at present"
     return ", ".join(text for text in (line, default, now) if text)
@@ -145,17 +153,20 @@ def _said(option: ScriptOption) -> str:
 def ideas_of(found: OptionMatches) -> Iterator[str]:
     """Comments: options that could be knobs of the study's own."""
     for option in found.ideas[:MAX_IDEAS]:
+        name, where = option.name.rpartition(".")[2], option.file or f"line {option.line}"
+        told = f'in that file "{{{name}}}"' if option.is_in_file else f'here "{option.prefix}{{{name}}}"'
         if option.kind == "flag":
-            yield f'could be tuned (line {option.line}): knobs: {{{option.name}: [false, true]}}, here "{{{option.name}}}" and values below'
+            more = "" if option.file else " and values below"
+            yield f"could be tuned ({where}): knobs: {{{name}: [false, true]}}, {told}{more}"
         else:
             values = (
-                option.choices or ((option.default or 0), *((2, 4) if not option.default else (option.default * 2,)))
+                option.choices or ((option.present or 0), *((2, 4) if not option.present else (option.present * 2,)))
                 if option.kind == "int"
                 else option.choices
             )
             if values:
                 text = ", ".join(map(str, values))
-                yield f'could be tuned (line {option.line}): knobs: {{{option.name}: [{text}]}}, here "{option.prefix}{{{option.name}}}"'
+                yield f"could be tuned ({where}): knobs: {{{name}: [{text}]}}, {told}"
 
 
 def values_of(found: OptionMatches) -> dict[str, dict[Any, Any]]:

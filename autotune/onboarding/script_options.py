@@ -31,10 +31,10 @@ class ScriptOption:
     name: str
     """its name without dashes, words joined by underscores"""
     prefix: str = ""
-    """what stands before its value on the command line: `--batch-size=`; empty for a flag without a value"""
-    on: str | None = None
+    """what stands before its value on the command line: `--batch-size=`; empty for a flag without a value, and in a file"""
+    on: str | bool | None = None
     """what makes a flag true: its value, or the whole word where it has none; None: leaving it out does"""
-    off: str | None = None
+    off: str | bool | None = None
     """the argument that makes a flag false, likewise"""
     kind: str = "text"
     """int, float, text or flag"""
@@ -50,6 +50,8 @@ class ScriptOption:
     """its description"""
     line: int = 0
     """line of the script that declares it"""
+    file: str = ""
+    """the file of settings that holds it instead"""
 
     @property
     def present(self) -> Any:
@@ -59,7 +61,12 @@ class ScriptOption:
     @property
     def shown(self) -> str:
         """The option as people write it."""
-        return (self.prefix or self.on or self.off or self.name).rstrip("=")
+        return (self.prefix or str(self.on or self.off or self.name)).rstrip("=")
+
+    @property
+    def is_in_file(self) -> bool:
+        """Whether it is told by the file alone, and by no argument."""
+        return bool(self.file) and not self.prefix
 
 
 def options_of(tree: ast.Module) -> tuple[str, tuple[ScriptOption, ...]]:
@@ -89,7 +96,7 @@ def constants_of(tree: ast.Module) -> tuple[ScriptOption, ...]:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             name, value = last_name(node.targets[0]), literal_or_none(node.value)
             if name and isinstance(value, int | float) and not isinstance(value, bool):
-                found.setdefault(name, ScriptOption(name=name, default=value, kind=_kind(value), line=node.lineno))
+                found.setdefault(name, ScriptOption(name=name, default=value, kind=kind_of(value), line=node.lineno))
     return tuple(found.values())
 
 
@@ -130,7 +137,7 @@ def _argparse(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]
             yield replace(base, kind=kind or "text")
         else:
             prefix = f"{long}=" if long.startswith("--") else long
-            yield replace(base, kind=kind or _kind(base.default), prefix=prefix)
+            yield replace(base, kind=kind or kind_of(base.default), prefix=prefix)
 
 
 def _hugging_face(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
@@ -193,7 +200,7 @@ def _fields(
             help_text = str(metadata.get("help", "")) if isinstance(metadata, dict) else ""
             value = given.get("default")
         default = literal_or_none(value)
-        kind = next((k for word, k in _KINDS.items() if word in ast.unparse(node.annotation)), _kind(default))
+        kind = next((k for word, k in _KINDS.items() if word in ast.unparse(node.annotation)), kind_of(default))
         option = option_of(f"{prefix}{node.target.id}", kind, default, style=style)
         choices = _choices(node.annotation)
         yield replace(option, is_required=not has_default, help=help_text, line=node.lineno, choices=choices)
@@ -281,7 +288,7 @@ def _click(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
             yield replace(option, kind="flag", on=on, off=off or None, default=bool(default))
         else:
             kind = _KINDS.get(last_name(choice), "") if isinstance(choice, ast.expr) else ""
-            yield replace(option, kind=kind or _kind(default), prefix=f"{on}=")
+            yield replace(option, kind=kind or kind_of(default), prefix=f"{on}=")
 
 
 def _typer(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOption]:
@@ -311,7 +318,7 @@ def _parameters(function: ast.FunctionDef, *, prefix: str = "", dashes: bool = F
             node = node.args[0]
         default = literal_or_none(node)
         annotation = "" if parameter.annotation is None else ast.unparse(parameter.annotation)
-        kind = next((k for word, k in _KINDS.items() if word in annotation), _kind(default))
+        kind = next((k for word, k in _KINDS.items() if word in annotation), kind_of(default))
         name = f"{prefix}{parameter.arg}"
         option = option_of(name.replace("_", "-") if dashes else name, kind, default, style="tyro" if dashes else "hf")
         yield replace(option, is_required=node is None and not prefix, line=parameter.lineno)
@@ -327,7 +334,7 @@ def _configurator(tree: ast.Module, calls: list[ast.Call]) -> Iterator[ScriptOpt
         if isinstance(value, bool):
             yield replace(_text_flag(ScriptOption(name=name, default=value), f"--{name}"), line=node.lineno)
         elif isinstance(value, int | float | str):
-            yield ScriptOption(name=name, prefix=f"--{name}=", kind=_kind(value), default=value, line=node.lineno)
+            yield ScriptOption(name=name, prefix=f"--{name}=", kind=kind_of(value), default=value, line=node.lineno)
 
 
 def _text_flag(option: ScriptOption, flag: str) -> ScriptOption:
@@ -338,7 +345,8 @@ def _plain(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """int, float, text or flag, by a value."""
     return (
         "flag"
         if isinstance(value, bool)

@@ -59,16 +59,16 @@ def script_draft(
         trainer.append(Entry(key="env", value={name: braced(text) for name, text in env.items()}, comment=why))
     if values:
         trainer.append(Entry(key="values", value=values))
-    if found.template:
-        why = f"{found.template.given}, which each trial has with its own ZeRO stage"
-        trainer.append(Entry(key="files", value={found.template.name: found.template.document}, comment=why))
+    if found.files:
+        given = " and ".join(file.given for file in (found.template, found.settings) if file)
+        trainer.append(Entry(key="files", value=found.files, comment=f"{given}, as each trial has it"))
     if found.fixed:
         trainer.append(Entry(key="fixed", value=dict(found.fixed), comment="what its settings decide alone"))
     if metrics:
         trainer.append(Entry(key="metrics", value=metrics, comment="from its print statements"))
     if found.required:
         fill_in.append("trainer.argv")
-    notes = [_what_reads(script), *_what_starts(script, source)]
+    notes = [_what_reads(found), *_what_starts(script, source)]
     if not found.used and not found.precision_flags:
         fill_in.append("trainer.argv")
         notes.append(_how_to_be_told(found))
@@ -85,8 +85,8 @@ def script_draft(
         shape or Entry(key="model", value=MODEL, comment="fill in: `autotune models`, a config.json, or the shape"),
         where,
         workload,
-        Entry(key="space", value=_space(found)),
-        *_baseline(found),
+        Entry(key="space", value=_space(found, place)),
+        *_baseline(found, place),
         Entry(key="trainer", parts=tuple(trainer)),
         runner,
     )
@@ -105,11 +105,22 @@ def _precisions(found: OptionMatches) -> list[Any]:
     return sorted(words, key=lambda value: value != default)
 
 
-def _space(found: OptionMatches) -> dict[str, Any]:
+def _micro(found: OptionMatches, place: Place) -> int | None:
+    """Sequences of a rank and micro-batch today, as far as it is said."""
+    micro = found.count("micro_batch_size")
+    is_over_all = "micro_batch_size" in found.used and bool(found.used["micro_batch_size"][1].expression)
+    return max(1, micro // _ranks(found, place)) if micro and is_over_all else micro
+
+
+def _ranks(found: OptionMatches, place: Place) -> int:
+    return 1 if found.script.launcher == "python" else place.ranks
+
+
+def _space(found: OptionMatches, place: Place) -> dict[str, Any]:
     space: dict[str, Any] = {}
     if found.script.launcher == "python":
         space["world_sizes"] = [1]
-    micro = found.count("micro_batch_size")
+    micro = _micro(found, place)
     if "micro_batch_size" in found.used:
         around = micro or BATCH
         space["micro_batch_size"] = sorted({max(1, around // 4), max(1, around // 2), around, 2 * around, 4 * around})
@@ -131,16 +142,15 @@ def _space(found: OptionMatches) -> dict[str, Any]:
 
 def _batches(found: OptionMatches, place: Place) -> tuple[Any, str]:
     """(the global batch, where it is from)"""
-    micro, steps = found.count("micro_batch_size") or BATCH, found.count("accumulation_steps") or 1
-    ranks = 1 if found.script.launcher == "python" else place.ranks
+    micro, steps = _micro(found, place) or BATCH, found.count("accumulation_steps") or 1
+    ranks = _ranks(found, place)
     stated = found.used.get("global_batch_size")
     if stated and isinstance(stated[1].default, int):
         in_tokens = bool(stated[1].expression)
         seq_len = found.count("seq_len") or SEQ_LEN
         return (stated[1].default // seq_len if in_tokens else stated[1].default), found.where("global_batch_size")
     is_total = "accumulation_steps" in found.used and bool(found.used["accumulation_steps"][1].expression)
-    is_over_all = "micro_batch_size" in found.used and bool(found.used["micro_batch_size"][1].expression)
-    whole = micro * steps * (1 if is_total or is_over_all else ranks)
+    whole = micro * steps * (1 if is_total else ranks)
     if "accumulation_steps" in found.used:
         return (
             whole,
@@ -163,9 +173,9 @@ def _workload(found: OptionMatches, place: Place) -> Entry:
     return Entry(key="workload", value=value, comment=f"{told}; batch: {why}")
 
 
-def _baseline(found: OptionMatches) -> Iterator[Entry]:
+def _baseline(found: OptionMatches, place: Place) -> Iterator[Entry]:
     """What the script is started with, as far as it is said."""
-    micro = found.count("micro_batch_size")
+    micro = _micro(found, place)
     if "micro_batch_size" not in found.used or not micro:
         return
     values: dict[str, Any] = {"dp": 1} if found.script.launcher == "python" else {}
@@ -213,9 +223,14 @@ def _what_starts(script: Script, source: Path) -> Iterator[str]:
     yield f"{source.name} starts {started.program} by {started.launcher}; its arguments that stand for no knob are kept"
 
 
-def _what_reads(script: Script) -> str:
+def _what_reads(found: OptionMatches) -> str:
+    script, file = found.script, found.settings
+    if file:
+        return f"{file.given} stays as it is: each trial has a copy with its own values, as `files` has it"
     if not script.is_read:
         return f"{script.name} was not found: only what it is started with is known of it"
+    if script.overridden:
+        return f"the command of {script.name} overrides values of {script.overridden}: those that argv does not name stay as they are there"
     if not script.options:
         return f"{script.name} has no options that could be found"
     return (
@@ -234,6 +249,6 @@ def _how_to_be_told(found: OptionMatches) -> str:
     ]
     settled = f": it sets {', '.join(named[:6])} itself" if named else ""
     return (
-        f"nothing can be tuned yet{settled}. Let it read such values from its command line, from a JSON, YAML or TOML file (`files:`), "
-        "or from the environment (`env:`), and name them in argv"
+        f"nothing can be tuned yet{settled}. If it reads a file of settings that it is started with, give `autotune init` the shell script that starts it. "
+        "Else let it read such values from its command line, from a JSON, YAML or TOML file (`files:`), or from the environment (`env:`), and name them in argv"
     )

@@ -7,12 +7,9 @@ and above; its options have the values that the script gives them. Where it is n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from autotune.onboarding.configuration_files import read_present
 from autotune.onboarding.draft import Draft
@@ -24,6 +21,7 @@ from autotune.onboarding.script import Script, read_script
 from autotune.onboarding.script_options import ScriptOption, option_of
 from autotune.onboarding.script_spec import script_draft
 from autotune.onboarding.settings_draft import Settings, settings_draft
+from autotune.onboarding.settings_file import typed
 from autotune.onboarding.settings_program import COMMANDS, settings_program
 from autotune.trainers.nested_documents import parse_document
 
@@ -58,7 +56,7 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
             program=program, document=told, source=path, cwd=cwd, file=file, arguments=arguments, env=started.env
         )
         return settings_draft(settings, place, model=model, folder=folder)
-    file = f"{started.program.replace('.', '/')}.py" if started.is_module else started.program
+    file = started.file
     cwd = _where(path, file)
     script = Script(
         name=started.program, options=(), parser="", imports=frozenset(), is_distributed=False, is_read=False
@@ -82,19 +80,11 @@ def _settings(arguments: tuple[Argument, ...]) -> Iterator[tuple[str, Any]]:
     """Settings of a command: `--name value`, or `name=value`."""
     for argument in arguments:
         if argument.name:
-            yield argument.name, _typed(" ".join(argument.values)) if argument.values else True
+            yield argument.name, typed(" ".join(argument.values)) if argument.values else True
         else:
             yield from (
-                (name, _typed(value)) for name, sign, value in (w.partition("=") for w in argument.values) if sign
+                (name, typed(value)) for name, sign, value in (w.partition("=") for w in argument.values) if sign
             )
-
-
-def _typed(text: str) -> Any:
-    """The value as YAML reads it: a number, a flag or a text."""
-    with suppress(yaml.YAMLError):
-        value = yaml.safe_load(text)
-        return value if isinstance(value, int | float | bool) else text
-    return text
 
 
 def _given(script: Script, arguments: tuple[Argument, ...]) -> Iterator[ScriptOption]:
@@ -126,5 +116,5 @@ def _given(script: Script, arguments: tuple[Argument, ...]) -> Iterator[ScriptOp
 def _value(argument: Argument, kind: str) -> Any:
     if not argument.values:
         return True
-    value = _typed(argument.values[0])
+    value = typed(argument.values[0])
     return argument.values[0] if kind == "text" else value

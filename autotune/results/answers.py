@@ -19,6 +19,7 @@ from autotune.reward import at_first_level
 from autotune.spec import ParallelConfig, StudyStatus, Trial, TrialStatus, Workload
 from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
+from autotune.spec.usual_names import OF_A_RUN
 from autotune.study.controller import Winner, training_s
 from autotune.study.passed_runner import PASSED
 from autotune.study.process_id import is_gone
@@ -284,6 +285,8 @@ def launch_document(
     told = () if "steps" in options else _length_notes(target, study.workload, config, {**own, **options})
     if result.best is None and trial is None:
         told = (prediction_note(result.record), *told)
+    if silenced := [f"--{name}={off}" for name, off in OF_A_RUN.items() if f"--{name}={off}" in launch.argv]:
+        told = (*told, f"it has {', '.join(silenced)}, as trials do; give launch.sh your own behind them")
     tuned = provenance(result) if result.best is not None and config == result.best.config else {}
     launch = in_environment_of(study, replace(launch, notes=(*launch.notes, *told), tuned=tuned))
     job = job_of(starter, launch, study.workload, config, job_options)

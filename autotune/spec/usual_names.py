@@ -20,7 +20,7 @@ NAMES: Mapping[str, str] = {
     "train_batch_size|micro_batch(_size)?|mbs|local_batch_size|batch_size_(per|train)(_gpu|_device|_rank)?|train_micro_batch_size(_per_gpu)?|"
     "micro_bs|mini_batch_size",
     "accumulation_steps": "(gradient|grad)_?acc(um|umulation|umulate)?(_steps|_iters?)?|acc(um|umulation)?(_steps|_iters?|_freq|_grad)?|"
-    "accumulate_grad(ient)?(_batches|s)?|iters_to_accumulate|update_freq|gas",
+    "accumulate_grad(ient)?(_batches|s)?|iters_to_accumulate|update_freq|gas?",
     "global_batch_size": "(global|total|effective)_(train_)?(batch(_size)?|bs)|gbs",
     "precision": "(d|data|torch_d|compute_d|amp_d|train_d|param_d)type|(mixed_)?precision|mixed|amp|compute_type",
     "recompute": "(use_)?(gradient|grad|activation|act)_?(checkpoint|ckpt|recompute)(ing|s)?|checkpoint_activations|use_checkpoint(ing)?|"
@@ -75,8 +75,14 @@ WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """how scripts write the values of a knob, the most usual first"""
-
-
+OF_A_RUN: Mapping[str, str] = {
+    "report_to": "none",
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "evaluation_strategy": "no",
+    "load_best_model_at_end": "False",
+}
+"""options of `TrainingArguments` by which a run is watched, saved and judged, each with the value that switches it off"""
 GPUS: Mapping[str, str] = {
     "a100-40gb": "a100_?(sxm4?_?)?40gb?",
     "a100-80gb": "a100_?(sxm4?_?)?80gb?|[dh]gx_a100",

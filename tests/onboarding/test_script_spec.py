@@ -387,3 +387,35 @@ def test_a_script_that_counts_batches_of_an_epoch_prints_a_line_for_each_of_them
     )
     assert found is not None
     assert (found.step, found.step_time_s, found.loss) == (40, pytest.approx(0.0382), 6.77)
+
+
+TOTAL = """
+import argparse, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=32, help="the total batch size of all GPUs on the current node")
+parser.add_argument("--ga", type=int, default=2)
+parser.add_argument("--seq-len", type=int, default=128)
+parser.add_argument("--amp", action="store_true")
+with torch.autocast("cuda", torch.bfloat16, enabled=args.amp):
+    pass
+"""
+
+
+def test_a_batch_over_all_ranks_is_divided_by_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TOTAL)
+    draft = first_draft(tmp_path / "train.py", cluster=CLUSTER, folder=tmp_path)
+    study = loaded(draft, tmp_path)
+    assert study.workload.global_batch_sizes == (64,)
+    assert study.baseline is not None
+    assert (study.baseline.micro_batch_size, study.baseline.accumulation_steps, study.baseline.dp) == (4, 2, 8)
+    assert "--batch-size=32" in arguments(study, study.baseline)
+
+
+def test_mixed_precision_is_that_of_the_scripts_autocast(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TOTAL)
+    draft = first_draft(tmp_path / "train.py", cluster=CLUSTER, folder=tmp_path)
+    assert draft.document["trainer"]["values"]["precision"] == {"bf16": "--amp", "fp32": None}
+    (tmp_path / "train.py").write_text(TOTAL.replace("torch.bfloat16", "dtype"))
+    draft = first_draft(tmp_path / "train.py", cluster=CLUSTER, folder=tmp_path)
+    assert draft.document["trainer"]["values"]["precision"] == {"fp16": "--amp", "fp32": None}

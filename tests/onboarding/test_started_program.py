@@ -197,3 +197,26 @@ def test_what_a_script_starts(text: str, launcher: str, program: str, nodes: int
 
 def test_a_script_that_starts_no_program() -> None:
     assert started_by("make train\nfor i in 1 2; do echo $i; done\n") is None
+
+
+def test_ranks_are_those_of_the_file_of_accelerate(folder: Path) -> None:
+    draft = drafted(folder, "accelerate launch --config_file configs/fsdp.yaml src/train.py\n", name="run.sh")
+    assert draft.document["workload"]["global_batch_size"] == 8 * 1 * 8
+    (folder / "code/configs/fsdp.yaml").write_text(FSDP.replace("num_processes: 8", "num_processes: 2"))
+    draft = drafted(folder, "accelerate launch --config_file configs/fsdp.yaml src/train.py\n", name="run.sh")
+    assert draft.document["workload"]["global_batch_size"] == 8 * 1 * 2
+
+
+def test_only_names_of_secrets_are_kept_back(folder: Path) -> None:
+    text = "export TOKENIZERS_PARALLELISM=false HF_TOKEN=hf_abc API_KEYS=a,b\npython src/train.py\n"
+    draft = drafted(folder, text, name="run.sh")
+    assert draft.document["trainer"]["env"] == {"TOKENIZERS_PARALLELISM": "false"}
+    assert "run.sh also exports HF_TOKEN, API_KEYS: export them where you start autotune" in draft.notes
+
+
+def test_trials_of_transformers_save_nothing_and_the_exported_launch_says_so(folder: Path) -> None:
+    (folder / "code/train.py").write_text(TRAINER)
+    study = loaded(
+        drafted(folder, "torchrun --nproc_per_node 2 train.py --max_steps 100\n", "cpu-1x2", "run.sh"), folder
+    )
+    assert "--save_strategy=no" in argv(study, ParallelConfig(dp=2, micro_batch_size=8, accumulation_steps=1))

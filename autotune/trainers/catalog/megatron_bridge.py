@@ -53,7 +53,7 @@ class MegatronBridgeTrainer(Trainer):
         "tensor_model_parallel_size:",
         "expert_model_parallel_size:",
         "pipeline_model_parallel_size:",
-        "mixed_precision:",
+        "bf16_mixed",
     )
     settings_file = "bridge.yaml"
     no_adapters = "they belong to its fine-tuning recipes, which start from a checkpoint that a launch does not name"

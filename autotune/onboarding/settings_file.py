@@ -1,0 +1,136 @@
+"""The file of settings that a script is told by: its values as options, and the file of a trial, in which some of them are placeholders.
+
+@hydra.main(config_path="conf", config_name="train")   its command overrides any of them: trainer.batch=8
+OmegaConf.from_cli()                                   likewise, of the file that the script loads
+train.py --config=train.yaml, train.py train.json      each trial has a file of its own, and its command names that
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, final
+
+from autotune.errors import SpecError
+from autotune.onboarding.configuration_files import read_present
+from autotune.onboarding.deepspeed_template import OPTIONS
+from autotune.onboarding.script import Script
+from autotune.onboarding.script_options import ScriptOption, kind_of
+from autotune.trainers.nested_documents import parse_document
+from autotune.trainers.placeholders import braced
+
+ENDINGS = (".yaml", ".yml", ".json", ".toml")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsFile:
+    """A file that the command names, of which each trial has its own."""
+
+    given: str
+    """how the command names it today"""
+    option: str
+    """the option whose value it is, without dashes; empty where it stands alone"""
+    document: Mapping[str, Any]
+    """its contents"""
+
+    @property
+    def name(self) -> str:
+        """Its name among the files of a trial."""
+        return PurePosixPath(self.given).name
+
+    def told(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """The file of a trial; `written`: what stands in the place of values, by their path."""
+        return dict(_replaced(self.document, written, ""))
+
+
+def settings_file(script: Script, cwd: Path) -> SettingsFile | None:
+    """The file that the script is started with, else the one that an option has as its default; None where there is none."""
+    if script.overridden:
+        return None
+    named = [(word, a.name) for a in (script.started.arguments if script.started else ()) for word in a.values]
+    named += [(o.default, o.name) for o in script.options if isinstance(o.default, str) and o.given is None]
+    for given, option in named:
+        if option in OPTIONS or (script.parser == "HfArgumentParser" and not option):
+            continue  # DeepSpeed's file has a template of its own; HfArgumentParser's has to be its only argument
+        if given.endswith(ENDINGS) and not given.startswith("-") and (document := _read(cwd / given)):
+            return SettingsFile(given=given, option=option, document=document)
+    return None
+
+
+def told_by_file(file: SettingsFile) -> Iterator[ScriptOption]:
+    """The values of the file as options that no argument carries."""
+    for path, value in _values(file.document, ""):
+        yield ScriptOption(name=path, kind=kind_of(value), on=True, off=False, given=value, file=file.given)
+
+
+def overridden(script: Script, cwd: Path) -> Iterator[ScriptOption]:
+    """The values of the file that the command may override, as options with what the command gives them today."""
+    if not script.overridden:
+        return
+    started = script.started
+    given = dict(word.lstrip("+").split("=", 1) for word in (started.words if started else ()) if "=" in word)
+    beside = cwd / Path(started.file).parent if started else cwd
+    for name, value in _values(_composed(beside / script.overridden) or _read(cwd / script.overridden), ""):
+        present = typed(given[name]) if name in given else None
+        option = ScriptOption(name=name, prefix=f"{name}=", kind=kind_of(value), default=value, file=script.overridden)
+        yield replace(option, on="true", off="false", given=present)
+
+
+def typed(text: str) -> Any:
+    """The value as YAML reads it: a number, a flag or a text."""
+    import yaml  # imported here because it is slow to import
+
+    with suppress(yaml.YAMLError):
+        value = yaml.safe_load(text)
+        return value if isinstance(value, int | float | bool) else text
+    return text
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The file's contents; empty for a file that is not there or holds something else."""
+    with suppress(SpecError):
+        if path.is_file():
+            return parse_document(path.name, read_present(path).files[path.name])
+    return {}
+
+
+def _composed(path: Path) -> dict[str, Any]:
+    """A file of Hydra with the files that its `defaults` name, as far as they are there."""
+    document = _read(path)
+    composed: dict[str, Any] = {}
+    for entry in document.pop("defaults", None) or ():
+        for group, name in entry.items() if isinstance(entry, dict) else [("", entry)]:
+            if isinstance(name, str) and name != "_self_" and not str(group).startswith(("override ", "/")):
+                part = _composed(path.parent / group / f"{name.removesuffix('.yaml')}.yaml")
+                composed |= {group: part} if group else part
+    return _merged(composed, document)
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {
+        key: _merged(under[key], value)
+        for key, value in over.items()
+        if isinstance(value, dict) and isinstance(under.get(key), dict)
+    }
+    return {**under, **over, **nested}
+
+
+def _values(node: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+    """(path, value) of all that is neither a mapping nor a list."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _values(value, f"{before}{key}.")
+        elif not isinstance(value, list):
+            yield f"{before}{key}", value
+
+
+def _replaced(node: Any, written: Mapping[str, Any], path: str) -> Any:
+    """The document with what is written in the place of values; the braces of its other texts are doubled."""
+    if isinstance(node, dict):
+        return {key: _replaced(value, written, f"{path}.{key}" if path else str(key)) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_replaced(value, {}, "") for value in node]
+    return written[path] if path in written else braced(node) if isinstance(node, str) else node
