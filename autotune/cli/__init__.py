@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SUMMARY = """Finds the fastest stable configuration to train a model on a cluster, in about ten short real trials.
 
-Start with `autotune doctor`, then `autotune plan SPEC` (needs no hardware), `autotune check SPEC` (five steps) and `autotune tune SPEC`."""
+Start with `autotune init train.py -o SPEC` (a spec of your script), then `autotune plan SPEC` (needs no hardware), `autotune check SPEC` (five steps) and `autotune tune SPEC`. `autotune doctor` checks the machine."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -41,14 +41,14 @@ SpecArgument = Annotated[
 NoCheckOption = Annotated[
     bool,
     typer.Option(
-        "--no-check", help="Begin without trying a program that the store has never seen for a few steps first."
+        "--no-check", help="Skip the check of five steps, which a program that the store has never seen gets first."
     ),
 ]
 NoProfileOption = Annotated[
     bool,
     typer.Option(
         "--no-profile",
-        help="Make no profile of a model of your own by dry runs; its memory then comes from a stored profile, or from the formulas of a decoder.",
+        help="Make no dry runs for a profile of a model of your own; its memory then comes from a stored profile, or from the formulas of a decoder.",
     ),
 ]
 StudyArgument = Annotated[str, typer.Argument(metavar="ID", help="Study: id, start of the id, or name.")]
