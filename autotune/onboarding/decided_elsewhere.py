@@ -18,21 +18,47 @@ from autotune.trainers import trainer
 from autotune.trainers.nested_documents import parse_document
 from autotune.trainers.readers.accelerate_yaml import PRECISIONS
 
+ON = (True, "auto", "true", "True", "full")
+"""values of a setting that is on; `auto`: where the GPU can"""
+_FORMATS = {
+    "fp8": ("fp8",),
+    "bf16": ("bf16", "pure_bf16", "bfloat16"),
+    "fp16": ("fp16", "float16"),
+    "tf32": ("tf32",),
+}
+"""settings that switch a number format on, the narrowest first"""
 
-def precision_of(settings: Mapping[str, Any]) -> str:
-    """The number format by the settings `bf16` and `fp16`; bf16 also where a program is to find out itself (`auto`)."""
-    on = (True, "auto", "true", "True", "full")
-    return next((name for name in ("bf16", "fp16") if settings.get(name) in on), "fp32")
+
+def precision_of(settings: Mapping[str, Any], usual: str = "fp32") -> str:
+    """The number format by the settings that switch one on; bf16 also where a program is to find out itself (`auto`). `usual`: where none says."""
+    on = next((name for name, keys in _FORMATS.items() if any(settings.get(key) in ON for key in keys)), "fp32")
+    said = any(settings.get(key) is not None for name in ("bf16", "fp16") for key in _FORMATS[name])
+    return on if said or on == "fp8" or usual == "fp32" else usual
 
 
-def zero_stage_of(settings: Mapping[str, Any], base: Path) -> int:
-    """The ZeRO stage by the settings `deepspeed` (a file; `base`: where its path begins) and `fsdp`."""
-    named = settings.get("deepspeed")
+def is_pure_bf16(settings: Mapping[str, Any]) -> bool:
+    """Whether the weights, too, are in bf16."""
+    return any(settings.get(key) in ON for key in ("pure_bf16", "bfloat16"))
+
+
+def sharding_of(settings: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """The ZeRO stage, and whether the optimizer is on the host, by the settings `deepspeed` (a file; `base`: where its path begins), `fsdp`,
+    `dist_config` and `use_distributed_optimizer`."""
+    kind = settings.get("dist_config")
+    kind = kind if isinstance(kind, Mapping) else {}
+    named = settings.get("deepspeed") or kind.get("config_file")
+    if isinstance(named, Mapping):
+        inner = named.get("zero_optimization")
+        return {"zero_stage": int(inner.get("stage", 0)) if isinstance(inner, Mapping) else 0}
     if named:
-        stage: int = decided_by("deepspeed", str(named), base).get("zero_stage", 0)
-        return stage
-    shards = f"{settings.get('fsdp') or ''} {settings.get('fsdp_config') or ''}".lower()
-    return (2 if "shard_grad_op" in shards else 3) if shards.strip() else 0
+        found = decided_by("deepspeed", str(named), base)
+        return {"zero_stage": 0, **{knob: found[knob] for knob in ("zero_stage", "offload") if knob in found}}
+    inner = settings.get("fsdp_config")
+    shards = f"{settings.get('fsdp') or ''} {inner or ''}".lower()
+    if shards.strip() or kind.get("name") == "fsdp2":
+        is_gathered = isinstance(inner, Mapping) and inner.get("reshard_after_forward") is False
+        return {"zero_stage": 2 if is_gathered or "shard_grad_op" in shards else 3}
+    return {"zero_stage": 1 if settings.get("use_distributed_optimizer") in ON else 0}
 
 
 def decided_for(started: Started, base: Path) -> dict[str, Any]:
@@ -50,7 +76,7 @@ def decided_for(started: Started, base: Path) -> dict[str, Any]:
     if isinstance(settings.get("deepspeed"), str):
         found |= decided_by("deepspeed", str(settings["deepspeed"]), base)
     elif settings.get("fsdp"):
-        found["zero_stage"] = zero_stage_of(settings, base)
+        found |= sharding_of(settings, base)
     return found
 
 
@@ -76,5 +102,5 @@ def decided_by(name: str, file: str, base: Path) -> dict[str, Any]:
             return {knob: found[knob] for knob in knobs if found.get(knob) is not None}
     tail = path.name.lower()
     if stage := re.search(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", tail):
-        return {"zero_stage": int(stage[1])}
+        return {"zero_stage": int(stage[1]), **({"offload": "optimizer"} if "offload" in tail else {})}
     return {"zero_stage": 3} if "fsdp" in tail else {}

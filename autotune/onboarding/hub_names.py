@@ -31,4 +31,4 @@ def model_named(named: Any, base: Path, folder: Path) -> tuple[str, str] | None:
 def _tail(hub: str) -> str:
     """A hub id without owner and without what no shape depends on: how the weights were tuned, and the 3 or 3.1 of Llama's 8B and 70B."""
     name = re.sub(r"^(meta-)?llama-3-", "llama-3.1-", hub.rstrip("/").rpartition("/")[2].lower()).removeprefix("meta-")
-    return re.sub(r"-(hf|base|instruct|chat|it|sft|dpo)$", "", name)
+    return re.sub(r"-(hf|base|(instruct|thinking)(-2507)?|chat|it|sft|dpo)$", "", name)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from autotune.onboarding.decided_elsewhere import precision_of, zero_stage_of
+from autotune.errors import SpecError
+from autotune.onboarding.decided_elsewhere import ON, is_pure_bf16, precision_of, sharding_of
 from autotune.onboarding.draft import Draft, Entry, Item, file_name
 from autotune.onboarding.hub_names import model_named
 from autotune.onboarding.launch_script import Argument
 from autotune.onboarding.named_cluster import Place
 from autotune.onboarding.script_argv import written
 from autotune.onboarding.settings_program import SettingsProgram
+from autotune.spec.usual_names import optimizer_named
 from autotune.trainers.placeholders import braced
 
 STAND_IN_MODEL = "nano-llama"
@@ -41,8 +44,14 @@ class Settings:
 
 
 def settings_draft(told: Settings, place: Place, *, model: str | None = None, folder: Path) -> Draft:
-    """The draft for the settings; `folder`: of the spec, against which its paths are read."""
+    """The draft for the settings; `folder`: of the spec, against which its paths are read. Raises `SpecError` for settings that train nothing."""
     program, document = told.program, told.document
+    if other := sorted(program.others & {key for key, value in document.items() if value}):
+        raise SpecError(
+            f"{told.source.name} holds settings of {program.name} that train nothing: it has {', '.join(other)}",
+            remedy="give the file that you train with",
+            field="FILE",
+        )
     known = (model, "") if model else model_named(document.get(program.model), told.cwd, folder)
     micro, steps, seq_len = (
         _count(document, key) for key in (program.micro_batch_size, program.accumulation_steps, program.seq_len)
@@ -53,19 +62,28 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
         if key not in document
         else next((k for k, w in words.items() if w.lower() == str(document[key]).lower()), "full")
     )
-    fixed = {"precision": precision_of(document), "zero_stage": zero_stage_of(document, told.cwd)}
-    settings = {
-        program.micro_batch_size[0]: "{micro_batch_size}",
-        program.accumulation_steps[0]: "{accumulation_steps}",
-        key: "{recompute}",
+    degrees = {knob: max(_count(document, (name, 1)) for name in names) for knob, names in program.degrees.items()}
+    fixed = {
+        **{knob: degree for knob, degree in degrees.items() if degree > 1},
+        "precision": precision_of(document, program.precision),
+        **sharding_of(document, told.cwd),
     }
+    replicas = max(1, place.ranks // math.prod(degrees.get(knob, 1) for knob in ("tp", "pp", "cp")))
+    batch = micro * steps * replicas
+    by_steps = (program.accumulation_steps[0], "{accumulation_steps}")
+    if program.whole_batch:
+        by_steps = (program.whole_batch, "{global_batch_size}")
+        batch = _count(document, (program.whole_batch, micro * replicas))
+    settings = {program.micro_batch_size[0]: "{micro_batch_size}", by_steps[0]: by_steps[1], key: "{recompute}"}
     overrides = (*(f"{name}={value}" for name, value in settings.items()), *program.more)
     argv = [
         *(Item(word) for word in (*place.torchrun, "-m", program.module, *((told.file,) if told.file else ()))),
         *(Item(word) for argument in told.arguments for word in _kept(argument, {*settings, *program.own})),
         *(Item(f"{program.prefix}{word}" if told.file else f"--{word}".replace("'", "")) for word in overrides),
     ]
-    env = (Entry(key="env", value=dict(told.env), comment=f"as {told.source.name} exports it"),) if told.env else ()
+    added = {**program.env, **told.env}
+    why = f"as {told.source.name} exports it" if told.env else f"by which it is {program.name}"
+    env = (Entry(key="env", value=added, comment=why),) if added else ()
     trainer = (
         Entry(key="kind", value="command"),
         Entry(
@@ -77,9 +95,10 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
         Entry(key="values", value={"recompute": dict(words)}),
         *env,
         Entry(key="fixed", value=fixed, comment="what the settings decide alone"),
+        *((Entry(key="metrics", value=dict(program.metrics), comment="its log"),) if program.metrics else ()),
     )
     values = [micro // 2, micro, 2 * micro, 4 * micro]
-    space = {"micro_batch_size": sorted({max(1, value) for value in values}), "recompute": ["none", "full"]}
+    space = {"micro_batch_size": sorted({max(1, value) for value in values}), "recompute": list(words)}
     where, runner = place.entries
     entries = (
         Entry(key="name", value=file_name(told.source.name)),
@@ -88,13 +107,20 @@ def settings_draft(told: Settings, place: Place, *, model: str | None = None, fo
             value=known[0] if known else STAND_IN_MODEL,
             comment=known[1]
             if known
-            else f"fill in: {document.get(program.model)} by a catalog name or its config.json",
+            else f"fill in: {document.get(program.model) or 'the model'} by a catalog name or its config.json",
         ),
         where,
         Entry(
             key="workload",
-            value={"seq_len": seq_len, "global_batch_size": micro * steps * place.ranks, **_peft(program, document)},
-            comment=f"batch: {micro} x {steps} on {place.ranks} ranks",
+            value={
+                "seq_len": seq_len,
+                "global_batch_size": batch,
+                **_optimizer(program, document),
+                **({"pure_bf16": True} if is_pure_bf16(document) else {}),
+                **_peft(program, document),
+            },
+            comment=f"batch: {micro} x {batch // (micro * replicas)} on {place.ranks} ranks"
+            + (f", {replicas} of which have data of their own" if replicas < place.ranks else ""),
         ),
         Entry(key="space", value={**space, **{knob: [value] for knob, value in fixed.items()}}),
         Entry(
@@ -126,19 +152,47 @@ def _kept(argument: Argument, told: set[str]) -> Iterator[str]:
 def _notes(told: Settings) -> Iterator[str]:
     held = told.file or told.source.name
     yield f"{held} holds settings of {told.program.name}: it stays as it is, and each trial overrides some by its command"
-    if named := told.document.get("deepspeed"):
+    if isinstance(named := told.document.get("deepspeed"), str) and named:
         yield f"the ZeRO stage is that of deepspeed={named}; correct it under `fixed` if it is another"
+    program, document = told.program, told.document
+    if (said := _said_optimizer(program, document)) and optimizer_named(said) is None:
+        yield f"the optimizer {said} is counted as AdamW; its own memory and time are not known"
+    method = str(_at(document, program.peft[0]) or "")
+    if method not in (*program.whole, "lora", "qlora"):
+        yield f"{program.peft[0]}={method} is counted as if every weight were trained; plans know lora and qlora"
+    if document.get("load_in_8bit") in ON or document.get("quantization_bit") == 8:
+        yield "weights of 8 bits are counted in 16 bits: plans know 4 bits, as qlora has them"
+
+
+def _at(document: Mapping[str, Any], path: str) -> Any:
+    """The value under keys that are joined by dots; None where there is none."""
+    node: Any = document
+    for key in path.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
 
 
 def _count(document: Mapping[str, Any], key: tuple[str, int]) -> int:
-    value = document.get(key[0])
+    value = _at(document, key[0])
     return value if isinstance(value, int) and value > 0 else key[1]
 
 
+def _said_optimizer(program: SettingsProgram, document: Mapping[str, Any]) -> str:
+    """The optimizer as the settings call it; empty where they do not say."""
+    flag = next((name for name in program.optimizers if document.get(name) in ON), "")
+    return flag.removeprefix("use_") or str(_at(document, program.optimizer) or "")
+
+
+def _optimizer(program: SettingsProgram, document: Mapping[str, Any]) -> dict[str, Any]:
+    found = optimizer_named(_said_optimizer(program, document)) or "adamw"
+    return {} if found == "adamw" else {"optimizer": found}
+
+
 def _peft(program: SettingsProgram, document: Mapping[str, Any]) -> dict[str, Any]:
-    method = str(document.get(program.peft[0]) or "")
+    method = str(_at(document, program.peft[0]) or "")
     if method not in ("lora", "qlora"):
         return {}
-    is_quantized = method == "qlora" or document.get("quantization_bit") == 4 or bool(document.get("load_in_4bit"))
+    quantized = _at(document, "quant_config.quantization_bit") or document.get("quantization_bit")
+    is_quantized = method == "qlora" or quantized == 4 or bool(document.get("load_in_4bit"))
     method = "qlora" if is_quantized else "lora"
     return {"peft": {"method": method, "rank": _count(document, (program.peft[1], 8)), "library": "peft"}}

@@ -3,14 +3,15 @@
     torchrun -m llamafactory.launcher sft.yaml per_device_train_batch_size=2 ...
     torchrun -m axolotl.cli.train sft.yml --micro_batch_size=2 ...
 
-The file stays as it is. What the file alone decides (number format, sharding) is fixed. Facts of the programs: LLaMA-Factory 0.9.5 (hparams/parser.py),
-axolotl 0.21 (cli/train.py, cli/config.py).
+The file stays as it is. What the file alone decides (number format, sharding, degrees) is fixed. LLaMA-Factory is three programs by its file: its own
+trainer, Megatron Core's (USE_MCA=1), and the trainer of its next version (USE_V1=1). Facts of the programs: LLaMA-Factory 0.9.5 (hparams/, v1/config/),
+axolotl 0.21 (cli/train.py, cli/config.py, utils/schemas/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 
@@ -26,6 +27,10 @@ class SettingsProgram:
     """what people start"""
     marks: frozenset[str]
     """keys of which a file of this program has one, and files of others none"""
+    also: frozenset[str] = frozenset()
+    """keys of which its file has one beside them; empty where the marks tell enough"""
+    others: frozenset[str] = frozenset()
+    """keys by which its file says that nothing is trained"""
     prefix: str
     """before the name of a setting in the command"""
     model: str
@@ -39,6 +44,22 @@ class SettingsProgram:
     """keys of the kind and of the rank of adapters"""
     more: tuple[str, ...]
     """settings of every trial"""
+    optimizer: str = ""
+    """its key"""
+    optimizers: tuple[str, ...] = ()
+    """flags that put an optimizer in the place of that one"""
+    whole: tuple[str, ...] = ("", "none", "full")
+    """values of the kind of adapters with which every weight is trained"""
+    precision: str = "fp32"
+    """number format where the file does not say"""
+    degrees: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """keys of the degrees that its file alone decides, by knob"""
+    whole_batch: str = ""
+    """its key of the global batch, from which accumulation follows; empty: it has its own"""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """variables that make it this program"""
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """patterns of its log, where no usual one reads it"""
 
     @property
     def own(self) -> frozenset[str]:
@@ -46,21 +67,58 @@ class SettingsProgram:
         return frozenset({"launcher", *(word.partition("=")[0] for word in self.more)})
 
 
+_FACTORY = SettingsProgram(
+    name="LLaMA-Factory",
+    module="llamafactory.launcher",
+    commands=("llamafactory-cli train", "llamafactory.launcher"),
+    marks=frozenset({"finetuning_type", "cutoff_len"}),
+    others=frozenset({"export_dir", "infer_backend", "do_predict"}),
+    prefix="",
+    model="model_name_or_path",
+    micro_batch_size=("per_device_train_batch_size", 8),
+    accumulation_steps=("gradient_accumulation_steps", 1),
+    seq_len=("cutoff_len", 2048),
+    recompute=("disable_gradient_checkpointing", {"full": "false", "none": "true"}, "full"),
+    peft=("finetuning_type", "lora_rank"),
+    more=("max_steps={steps}", "logging_steps=1", "save_strategy='no'", "plot_loss=false"),
+    optimizer="optim",
+    optimizers=("use_muon", "use_galore", "use_apollo", "use_badam", "use_adam_mini"),
+)
 PROGRAMS = (
-    SettingsProgram(
-        name="LLaMA-Factory",
-        module="llamafactory.launcher",
-        commands=("llamafactory-cli train", "llamafactory.launcher"),
-        marks=frozenset({"finetuning_type", "cutoff_len"}),
-        prefix="",
-        model="model_name_or_path",
-        micro_batch_size=("per_device_train_batch_size", 8),
-        accumulation_steps=("gradient_accumulation_steps", 1),
-        seq_len=("cutoff_len", 2048),
-        recompute=("disable_gradient_checkpointing", {"full": "false", "none": "true"}, "full"),
-        peft=("finetuning_type", "lora_rank"),
-        more=("max_steps={steps}", "logging_steps=1", "save_strategy='no'", "plot_loss=false"),
+    replace(
+        _FACTORY,
+        name="LLaMA-Factory with Megatron Core",
+        commands=(),
+        also=frozenset({"tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"}),
+        recompute=("recompute_granularity", {"none": "null", "selective": "selective", "full": "full"}, "none"),
+        degrees={
+            "tp": ("tensor_model_parallel_size",),
+            "pp": ("pipeline_model_parallel_size",),
+            "cp": ("context_parallel_size",),
+            "ep": ("expert_model_parallel_size",),
+        },
+        env={"USE_MCA": "1"},
     ),
+    replace(
+        _FACTORY,
+        name="LLaMA-Factory's next version",
+        module="llamafactory.v1.launcher",
+        commands=("llamafactory-cli sft", "llamafactory.v1.launcher"),
+        marks=frozenset({"dist_config", "model_class", "batching_strategy"}),
+        model="model",
+        micro_batch_size=("micro_batch_size", 1),
+        whole_batch="global_batch_size",
+        recompute=("enable_activation_checkpointing", {"full": "true", "none": "false"}, "full"),
+        peft=("peft_config.name", "peft_config.r"),
+        more=("max_steps={steps}", "logging_steps=1"),
+        optimizer="optim_config.name",
+        optimizers=(),
+        precision="bf16",
+        degrees={"cp": ("dist_config.cp_size",)},
+        env={"USE_V1": "1"},
+        metrics={"loss": "loss: ([0-9.]+)", "grad_norm": "grad_norm: ([0-9.]+)", "step": "step: ([0-9]+)"},
+    ),
+    _FACTORY,
     SettingsProgram(
         name="axolotl",
         module="axolotl.cli.train",
@@ -74,6 +132,14 @@ PROGRAMS = (
         recompute=("gradient_checkpointing", {"none": "False", "full": "True"}, "none"),
         peft=("adapter", "lora_r"),
         more=("max_steps={steps}", "logging_steps=1"),
+        optimizer="optimizer",
+        precision="bf16",
+        degrees={
+            "tp": ("tensor_parallel_size",),
+            "cp": ("context_parallel_size", "sequence_parallel_degree"),
+            "ep": ("expert_parallel_size",),
+            "dp_replicas": ("dp_replicate_size",),
+        },
     ),
 )
 
@@ -84,4 +150,5 @@ COMMANDS = {command: program for program in PROGRAMS for command in program.comm
 
 def settings_program(document: Mapping[str, Any]) -> SettingsProgram | None:
     """The program whose file it is; None for none of these."""
-    return next((program for program in PROGRAMS if program.marks & document.keys()), None)
+    keys = document.keys()
+    return next((p for p in PROGRAMS if p.marks & keys and (not p.also or p.also & keys)), None)

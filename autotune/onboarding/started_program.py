@@ -51,6 +51,7 @@ def _draft(started: Started, path: Path, place: Place, *, model: str | None, fol
         told = dict(_settings(started.arguments))
         if file and (cwd / file).is_file():
             told = {**parse_document(file, read_present(cwd / file).files[Path(file).name]), **told}
+            program = settings_program(told) or program
         arguments = tuple(arguments_of(started.words[1:])) if file else started.arguments
         settings = Settings(
             program=program, document=told, source=path, cwd=cwd, file=file, arguments=arguments, env=started.env

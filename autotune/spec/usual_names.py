@@ -83,6 +83,16 @@ OF_A_RUN: Mapping[str, str] = {
     "load_best_model_at_end": "False",
 }
 """options of `TrainingArguments` by which a run is watched, saved and judged, each with the value that switches it off"""
+
+OPTIMIZERS: Mapping[str, str] = {
+    "adamw_8bit": "(paged_|ao_)?adamw?(_torch|_bnb)?_?8bit",
+    "adamw": "(paged_|flash_)?adamw?(_hf|_torch(_fused|_xla|_npu_fused)?|_apex_fused|_anyprecision|_?32bit)?|fusedadam|fused_adam",
+    "muon": "(dist_)?muon",
+    "adafactor": "adafactor",
+    "sgd": "(flash_)?sgdw?",
+}
+"""patterns of names of optimizers"""
+
 GPUS: Mapping[str, str] = {
     "a100-40gb": "a100_?(sxm4?_?)?40gb?",
     "a100-80gb": "a100_?(sxm4?_?)?80gb?|[dh]gx_a100",
@@ -108,6 +118,11 @@ _VENDOR = re.compile(r"^((nvidia|amd|geforce|instinct|radeon|tesla|quadro)_)+")
 def target_of(name: str) -> str | None:
     """The knob or figure that an option of this name stands for; None where autotune has no word for it."""
     return next((target for target, pattern in NAMES.items() if re.fullmatch(pattern, name)), None)
+
+
+def optimizer_named(word: str) -> str | None:
+    """The optimizer that programs call so; None for one whose memory nobody here knows, and for no word."""
+    return next((name for name, pattern in OPTIMIZERS.items() if re.fullmatch(pattern, word.lower())), None)
 
 
 @cache

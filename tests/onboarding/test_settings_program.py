@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from autotune import api
+from autotune.errors import SpecError
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.first_spec import first_draft
 from autotune.spec import ParallelConfig, Study
@@ -122,3 +123,84 @@ def test_a_model_that_nobody_knows_is_to_be_filled_in(tmp_path: Path) -> None:
     assert draft.fill_in == ("model",)
     assert "fill in: someone/else" in draft.text
     assert "--standalone" in draft.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "fixed", "batch"),
+    [
+        ({"tensor_parallel_size": 2, "context_parallel_size": 2}, {"tp": 2, "cp": 2}, 2 * 4 * 4),
+        ({"sequence_parallel_degree": 8}, {"cp": 8}, 2 * 4 * 2),
+        ({"dp_replicate_size": 2, "fsdp_config": {"reshard_after_forward": True}}, {"dp_replicas": 2}, 128),
+        ({"expert_parallel_size": 2}, {"ep": 2}, 128),
+        ({"deepspeed": "configs/zero3_bf16_cpuoffload_all.json"}, {"zero_stage": 3, "offload": "optimizer"}, 128),
+        ({"fsdp_config": {"reshard_after_forward": False}}, {"zero_stage": 2}, 128),
+        ({"bf16": None}, {"precision": "bf16"}, 128),
+        ({"bf16": False, "tf32": True}, {"precision": "tf32"}, 128),
+        ({"fp8": True}, {"precision": "fp8"}, 128),
+    ],
+)
+def test_degrees_and_number_format_of_axolotl_are_fixed(
+    changes: dict[str, Any], fixed: dict[str, Any], batch: int, tmp_path: Path
+) -> None:
+    document = drafted({**AXOLOTL, **changes}, tmp_path).document
+    assert {name: document["trainer"]["fixed"].get(name) for name in fixed} == fixed
+    assert document["workload"]["global_batch_size"] == batch
+
+
+@pytest.mark.parametrize(
+    ("changes", "workload", "note"),
+    [
+        ({"optim": "paged_adamw_8bit", "pure_bf16": True}, {"optimizer": "adamw_8bit", "pure_bf16": True}, ""),
+        ({"optim": "adamw_torch_fused"}, {}, ""),
+        ({"use_muon": True}, {"optimizer": "muon"}, ""),
+        ({"use_galore": True}, {}, "optimizer galore is counted as AdamW"),
+        ({"finetuning_type": "freeze"}, {}, "finetuning_type=freeze is counted as if every weight were trained"),
+        ({"finetuning_type": "lora", "quantization_bit": 8}, {}, "weights of 8 bits are counted in 16 bits"),
+    ],
+)
+def test_optimizer_and_kind_of_training_are_counted_or_named(
+    changes: dict[str, Any], workload: dict[str, Any], note: str, tmp_path: Path
+) -> None:
+    draft = drafted({**FACTORY, **changes}, tmp_path)
+    found = {k: v for k, v in draft.document["workload"].items() if k in ("optimizer", "pure_bf16")}
+    assert found == workload
+    assert note in " ".join(draft.notes)
+
+
+def test_settings_of_megatron_core_have_its_degrees_and_its_recomputation(tmp_path: Path) -> None:
+    core = {"pipeline_model_parallel_size": 4, "expert_model_parallel_size": 2, "use_distributed_optimizer": True}
+    factory = {key: value for key, value in FACTORY.items() if key != "deepspeed"}
+    document = drafted({**factory, **core, "recompute_granularity": "full"}, tmp_path).document
+    assert document["trainer"]["fixed"] == {"pp": 4, "ep": 2, "precision": "bf16", "zero_stage": 1}
+    assert document["trainer"]["env"] == {"USE_MCA": "1"}
+    assert "recompute_granularity={recompute}" in document["trainer"]["argv"]
+    assert "recompute=full" in document["baseline"]
+    assert document["workload"]["global_batch_size"] == 1 * 2 * 4
+
+
+def test_settings_of_the_next_version_are_read_by_its_names(tmp_path: Path) -> None:
+    settings = {
+        "model": "Qwen/Qwen3-0.6B",
+        "model_class": "llm",
+        "peft_config": {"name": "lora", "r": 32},
+        "dist_config": {"name": "fsdp2", "cp_size": 2},
+        "micro_batch_size": 1,
+        "cutoff_len": 4096,
+        "enable_activation_checkpointing": False,
+    }
+    study = loaded(drafted(settings, tmp_path), tmp_path)
+    assert study.workload.model.name == "qwen3-0.6b"
+    assert study.workload.peft is not None
+    assert (study.workload.peft.rank, study.workload.global_batch_sizes) == (32, (8,))
+    assert study.baseline is not None
+    told = (study.baseline.zero_stage, study.baseline.cp, study.baseline.precision, study.baseline.recompute)
+    assert told == (3, 2, "bf16", "none")
+    launch = trainer("command").launch(study.workload, study.baseline, study.trainer_options)
+    assert launch.argv[3:7] == ("llamafactory.v1.launcher", "sft.yml", "micro_batch_size=1", "global_batch_size=8")
+    assert launch.env["USE_V1"] == "1"
+
+
+@pytest.mark.parametrize("task", ["do_predict", "export_dir", "infer_backend"])
+def test_settings_that_train_nothing_are_refused(task: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=f"train nothing: it has {task}"):
+        drafted({**FACTORY, task: "x"}, tmp_path)
