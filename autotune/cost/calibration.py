@@ -213,7 +213,7 @@ def calibration_for(workload: Workload, *, known: Mapping[str, Any] | None = Non
 
     In order of preference: 1. constants fitted to measurements of this pair; 2. the hardware constants of the GPU family and the software constants
     of the trainer, each pooled from other pairs; 3. the geometric mean of all pairs. The error bars grow in that order. Where the GPU family was fitted
-    but not with this trainer, all times have the `level` of clusters of such programs that no fit had read; for a family that was never fitted none is known. On a CPU
+    but not with this trainer, all times have the `level` of clusters of such programs that no fit had read; for a family that was never fitted none is known, and the error bars are those of such families. On a CPU
     cluster the ranks share the cores of their node. The network's constants are those of the cluster's fabric (`autotune.cost.fabric`), and no efficiency
     is above what was ever measured on the GPU (`autotune.cost.bounds`). `known`: the content of `constants.json`, or of a fit that has not seen some rows.
     """
@@ -244,8 +244,11 @@ def known_constants(gpu: str, trainer: str, *, known: Mapping[str, Any] | None =
         return Calibration.from_dict({**known["cpu"], **names})
     hardware, software = known["hardware"].get(family, {}), known["software"].get(loop, {})
     said = [f"{family} hardware" if hardware else "datasheet", f"{loop} software" if software else "any trainer"]
-    levels = known.get("unread_trainer", {}).get("programs", {}) if hardware else {}
-    level = {"level": levels.get(traits_of(trainer).program, 1.0)}
+    unread = known.get("unread_trainer", {})
+    if hardware:
+        level = {"level": unread.get("programs", {}).get(traits_of(trainer).program, 1.0)}
+    else:
+        level = {"level_sigma": unread.get("unfitted_gpu_sigma", known["pooled"]["level_sigma"])}
     constants = {**known["pooled"], **hardware, **software, **level, **names}
     return Calibration.from_dict({**constants, "source": " and ".join(said) + ", pooled from other pairs"})
 

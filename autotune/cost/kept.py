@@ -21,20 +21,21 @@ from autotune.cost.activations import LayerActivations, layer_activations
 from autotune.cost.calibration import Calibration
 from autotune.cost.host_link import is_offloaded
 from autotune.cost.layout import Column, Layout
+from autotune.cost.parameters import dense_width
 from autotune.cost.recompute import BUDGETS
 from autotune.cost.traits import Traits
 from autotune.spec import ConfigTable, Workload
 
 
 def kept_bytes(
-    workload: Workload, table: ConfigTable, layout: Layout, traits: Traits, layer: LayerActivations
+    workload: Workload, table: ConfigTable, layout: Layout, traits: Traits, layer: LayerActivations, *, experts: bool
 ) -> tuple[Column, Column]:
-    """(kept for each micro-batch in flight, needed while one layer's backward pass runs), bytes per token."""
+    """(kept for each micro-batch in flight, needed while one layer's backward pass runs), bytes per token; `experts`: of a layer with experts."""
     everything = layer.everything
     some = {
         "scores": everything - layer.scores - layer.projected,
         "attention": everything - layer.scores - layer.attention,
-        "operators": _operators(workload, layer, layout),
+        "operators": _operators(workload, layer, layout, experts=experts),
     }[traits.selective]
     # behind an activation function that is no product, what torch's checkpoint drops is what it keeps as the input
     activated = layer.activated if traits.discards_outputs or workload.model.gated_mlp else 0.0
@@ -61,7 +62,7 @@ def mean_kept_bytes(
     for experts, part in ((False, 1.0 - share), (True, share)):
         if part > 0:
             layer = layer_activations(workload, table, layout, constants, traits, experts=experts)
-            total = total + part * kept_bytes(workload, table, layout, traits, layer)[0]
+            total = total + part * kept_bytes(workload, table, layout, traits, layer, experts=experts)[0]
     return total
 
 
@@ -70,9 +71,11 @@ def on_device(table: ConfigTable, layers: Column, held: Column) -> Column:
     return np.where(is_offloaded(table, "activations"), np.minimum(layers, 2.0), held * layers)
 
 
-def _operators(workload: Workload, layer: LayerActivations, layout: Layout) -> Column:
-    """torchtitan's policy: the outputs of attention and of every second matrix product."""
+def _operators(workload: Workload, layer: LayerActivations, layout: Layout, *, experts: bool) -> Column:
+    """torchtitan's policy: the outputs of attention, of every second matrix product, and of the all-to-alls to experts and back; none of experts' grouped products."""
     model = workload.model
     q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
     size = layer.boundary / model.hidden_size * np.where(layout.sequence_parallel, layout.tp, 1.0)
-    return np.asarray(2.0 * layer.boundary + size * (2.0 * q + kv + model.active_ffn_width) / layout.tp)
+    plain = model.shared_ffn_hidden_size if experts else dense_width(model)
+    sent = 2.0 * model.experts_per_token * model.hidden_size * layout.expert_tp * (layout.ep > 1) * experts
+    return np.asarray(2.0 * layer.boundary + size * (2.0 * q + kv + plain + sent) / layout.tp)

@@ -134,7 +134,7 @@ def _kind(
     workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, traits: Traits, experts: bool
 ) -> _Kind:
     layer = layer_activations(workload, table, layout, constants, traits, experts=experts)
-    kept, once = kept_bytes(workload, table, layout, traits, layer)
+    kept, once = kept_bytes(workload, table, layout, traits, layer, experts=experts)
     return _Kind(
         weights=weights_of_kind(workload.model, layout, experts=experts),
         kept=layout.tokens * kept,

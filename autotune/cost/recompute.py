@@ -4,7 +4,8 @@
     selective    depends on the trainer (`Traits.selective`):
       scores       attention scores and values, from queries, keys and values (Korthikanti et al., arXiv 2205.05198, section 5)
       attention    the whole attention block, from its input
-      operators    all operators except attention and every second matmul, whose outputs are kept (torchtitan's per-operator policy)
+      operators    all operators except attention, every second matmul and all-to-alls, whose outputs are kept (torchtitan's per-operator policy: its list of
+                   operators has `aten.mm`, but not the grouped products of experts, which are all computed again)
     norm         both norms and the MLP's activation function (`layernorm` and `moe_act` of Megatron's --recompute-modules)
     mlp          the MLP, or the experts with their dispatch (`mlp` and `moe`)
 
@@ -52,19 +53,23 @@ class Repeated:
 def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Traits, seq_len: float) -> Repeated:
     """The shares that are computed again; `seq_len`: tokens of a sequence that attend to one another."""
     work = dict.fromkeys(("inputs", "output", "up", "down"), 0.0)
+    grouped = dict.fromkeys(("up", "down"), 0.0)
     for matmul in layer_matmuls(model):
         work[matmul.part] += weighed(model, matmul)
+        if matmul.expert:
+            grouped[matmul.part] += weighed(model, matmul)
     qkv, out, up, down = work.values()
     all_four = qkv + out + up + down
     stops = traits.stops_early and not model.num_experts
     # with sequence parallelism each of the two collectives is a gather before and a scatter after its matmuls
     gather = np.where(layout.sequence_parallel, 0.25, 0.0)
     keys = model.hidden_size * model.num_kv_heads * model.head_dim
-    gate = up / 2.0 if model.gated_mlp else down
+    experts = grouped["up"] + grouped["down"]
+    gate = (up - grouped["up"]) / 2.0 if model.gated_mlp else down - grouped["down"]
     some_matmuls, some_scores, some_moved, some_gathers = {
         "scores": (0.0, 1.0, 0.0, 0.0),
         "attention": (qkv / all_four, 1.0, 0.0, 0.0),  # its gathered input is what is kept
-        "operators": ((keys + out + gate) / all_four, 0.0, 1.0, 2.0),
+        "operators": ((keys + out + gate + experts) / all_four, 0.0, 1.0, 2.0),
     }[traits.selective]
     behind = np.where(layout.sequence_parallel, 0.25, 0.5)
     ringless = whole_expert_share(model, layout)
@@ -104,7 +109,7 @@ def repeated(model: ModelSpec, table: ConfigTable, layout: Layout, traits: Trait
             mlp=mlp_rings - stops * behind,
             kept_by_compiler=budget[0] * 2.0 * gather,
         ),
-        dispatches=shares(full=1.0, selective=some_moved, norm=0.0, mlp=1.0, kept_by_compiler=budget[0]),
+        dispatches=shares(full=1.0, selective=0.0, norm=0.0, mlp=1.0, kept_by_compiler=budget[0]),
     )
 
 

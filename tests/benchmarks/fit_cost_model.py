@@ -149,12 +149,12 @@ def fitted_document(
     for name, known in unseen.items():
         of_others = of_file[name]
         own = {n: replace(c, level_sigma=of_others.shared_sigma) for n, c in fitted.items()}
-        rest = without(levels, name, prior_sigma=of_others.level_sigma)
+        rest = without(levels, name, prior_sigma=of_others.level_sigma, shared_sigma=of_others.shared_sigma)
         whole_document = document(_constants_of(known), old, of_others, rest)
         rows = judged(folds_of(FILES[name](), {**whole_document, "pairs": _with_widths(known, own)["pairs"]}))
         lines.append(line(name, "cluster and trainer", rows, of_others.values, level_is_known=False))
     print(f"levels of trainers that were not read: {levels}")
-    level = unread_trainer(levels, prior_sigma=errors.level_sigma)
+    level = unread_trainer(levels, prior_sigma=errors.level_sigma, shared_sigma=errors.shared_sigma)
     return document(fitted, old, errors, level), lines
 
 
@@ -163,7 +163,7 @@ def level_document(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> t
     levels, unread = unread_rows(old, files, jobs)
     print(f"levels of trainers that were not read: {levels}", flush=True)
     lines = [line(n, "cluster and trainer", unread[n], old["refit"], level_is_known=False) for n in files]
-    return {**old, "unread_trainer": unread_trainer(levels, prior_sigma=old["refit"]["level_sigma"])}, lines
+    return {**old, "unread_trainer": unread_trainer(levels, **_level_sigmas(old))}, lines
 
 
 def unread_rows(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> tuple[Levels, dict[str, Judged]]:
@@ -174,9 +174,14 @@ def unread_rows(old: Mapping[str, Any], files: Sequence[str], jobs: int) -> tupl
     levels = program_levels(unseen, old)
     rows = {}
     for name, known in unseen.items():
-        rest = without(levels, name, prior_sigma=old["refit"]["level_sigma"])
+        rest = without(levels, name, **_level_sigmas(old))
         rows[name] = judged(folds_of(FILES[name](), {**known, "unread_trainer": rest}))
     return levels, rows
+
+
+def _level_sigmas(old: Mapping[str, Any]) -> dict[str, float]:
+    """Standard deviations of a level before any file is read, and of level and constants together, as a document has them."""
+    return {"prior_sigma": old["refit"]["level_sigma"], "shared_sigma": old["pooled"]["level_sigma"]}
 
 
 def _errors_of(old: Mapping[str, Any]) -> Errors:

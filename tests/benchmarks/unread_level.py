@@ -14,7 +14,12 @@ The median, because few files have levels of very different size: one of 0.30 be
 The width about it stays that of all levels about zero (`error_fit`): the files are too few to narrow it, and with a narrower one `bayesian` gives up a
 misleading history later.
 
-Files are those of the fit and the sources of `published_unseen.csv`. Predictions must be of constants that never read the file, without a level. The level of a
+GPU families that were never fitted have no middle: some are a third faster than a datasheet's share says, others three times as slow. How far they lie off is the width:
+
+    sigma^2 = (k w^2 + sum of l_f^2) / (k + n)    inverse chi-squared about w, the width of fitted families, which counts as k = 4 files (Gelman et al., section 2.6)
+
+Files are those of the fit and the sources of `published_unseen.csv`; for GPU families that were never fitted those of all batches. Sources of the later batches would
+move the middles by a few percent and predict each other no better (`error_causes`). Predictions must be of constants that never read the file, without a level. The level of a
 file that is judged is that of the other files (`without`).
 """
 
@@ -30,22 +35,26 @@ from autotune.cost import calibration_for
 from autotune.cost.traits import traits_of
 from tests.benchmarks.held_out import Fold, Judged, folds_of, judged, kind_of, levels_of
 from tests.benchmarks.published import FILES
-from tests.benchmarks.published.unseen import unseen
+from tests.benchmarks.published.unseen import BATCHES, unseen
 
 KINDS = ("pooled", "any trainer")
 """what constants know of a pair whose GPU family was fitted with other trainers"""
 PROGRAMS = ("sharded", "cut")
+UNFITTED = "unfitted_gpu"
+"""name of the levels of GPU families that were never fitted, whatever the program"""
+PRIOR_FILES = 4
+"""k"""
 NORMAL = 1.4826
 """standard deviation of a normal distribution, in median distances from its median"""
 Levels = dict[str, dict[str, float]]
 """l_f by kind of program and file"""
 
 
-def file_levels(files: Mapping[str, Judged]) -> dict[str, float]:
-    """l_f of the files that have such rows."""
+def file_levels(files: Mapping[str, Judged], kinds: Sequence[str] = KINDS) -> dict[str, float]:
+    """l_f of the files that have rows whose constants are of these kinds."""
     levels = {}
     for name, rows in files.items():
-        of_kind = np.flatnonzero([kind_of(source) in KINDS for source in rows.source.tolist()])
+        of_kind = np.flatnonzero([kind_of(source) in kinds for source in rows.source.tolist()])
         if len(of_kind):
             levels[name] = float(np.mean(list(levels_of(rows.take(of_kind)).values())))
     return levels
@@ -55,17 +64,22 @@ def program_levels(known: Mapping[str, Mapping[str, Any]], shipping: Mapping[str
     """l_f of all files and sources. `known`: constants that have not read a file, by its name; `shipping`: those that have read all files, but no source."""
     folds = {name: folds_of(FILES[name](), _without_levels(constants)) for name, constants in known.items()}
     plain = _without_levels(shipping)
-    folds |= {
-        name: [(b, calibration_for(b.workload, known=plain)) for b in blocks] for name, blocks in unseen().items()
-    }
-    return {program: file_levels(_judged(folds, program)) for program in PROGRAMS}
+    batches = [
+        {name: [(b, calibration_for(b.workload, known=plain)) for b in blocks] for name, blocks in unseen(batch=batch).items()}
+        for batch in BATCHES
+    ]  # fmt: skip
+    levels = {program: file_levels(_judged({**folds, **batches[0]}, (program,))) for program in PROGRAMS}
+    every = {name: blocks for some in (folds, *batches) for name, blocks in some.items()}
+    return {**levels, UNFITTED: file_levels(_judged(every, PROGRAMS), ("datasheet",))}
 
 
-def unread_trainer(levels: Levels, *, prior_sigma: float) -> dict[str, Any]:
-    """The factors as `constants.json` keeps them, with the levels that they are of; none from fewer than two files. `prior_sigma`: t."""
-    programs = {p: middle(of.values(), prior_sigma=prior_sigma) for p, of in levels.items() if len(of) > 1}
+def unread_trainer(levels: Levels, *, prior_sigma: float, shared_sigma: float) -> dict[str, Any]:
+    """The factors and the width as `constants.json` keeps them, with the levels that they are of; no factor from fewer than two files. `prior_sigma`: t; `shared_sigma`: w."""
+    programs = {p: middle(of.values(), prior_sigma=prior_sigma) for p in PROGRAMS if len(of := levels.get(p, {})) > 1}
     rounded = {p: {name: float(f"{level:.4g}") for name, level in of.items()} for p, of in levels.items()}
-    return {"programs": programs, "levels": rounded} if programs else {}
+    unfitted = np.array(list(levels.get(UNFITTED, {}).values()))
+    width = math.sqrt((PRIOR_FILES * shared_sigma**2 + float(unfitted @ unfitted)) / (PRIOR_FILES + len(unfitted)))
+    return {"programs": programs, f"{UNFITTED}_sigma": float(f"{width:.4g}"), "levels": rounded}
 
 
 def middle(levels: Sequence[float], *, prior_sigma: float) -> float:
@@ -77,20 +91,20 @@ def middle(levels: Sequence[float], *, prior_sigma: float) -> float:
     return float(f"{math.exp(median * prior_sigma**2 / (prior_sigma**2 + of_median)):.4g}")
 
 
-def without(levels: Levels, name: str, *, prior_sigma: float) -> dict[str, Any]:
-    """The factors without one file."""
+def without(levels: Levels, name: str, *, prior_sigma: float, shared_sigma: float) -> dict[str, Any]:
+    """The factors and the width without one file."""
     rest = {program: {n: level for n, level in of.items() if n != name} for program, of in levels.items()}
-    return unread_trainer(rest, prior_sigma=prior_sigma)
+    return unread_trainer(rest, prior_sigma=prior_sigma, shared_sigma=shared_sigma)
 
 
 def _without_levels(constants: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in constants.items() if name != "unread_trainer"}
 
 
-def _judged(folds: Mapping[str, Sequence[Fold]], program: str) -> dict[str, Judged]:
-    """The files that have timed rows of that kind of program."""
+def _judged(folds: Mapping[str, Sequence[Fold]], programs: Sequence[str]) -> dict[str, Judged]:
+    """The files that have timed rows of such programs."""
     of_kind = {
-        n: [f for f in every if traits_of(f[0].workload.trainer).program == program] for n, every in folds.items()
+        n: [f for f in every if traits_of(f[0].workload.trainer).program in programs] for n, every in folds.items()
     }
     timed = {n: [(b, c) for b, c in every if np.isfinite(b.tokens_per_s_per_gpu).any()] for n, every in of_kind.items()}
     return {n: judged(every, with_sensitivity=False) for n, every in timed.items() if every}

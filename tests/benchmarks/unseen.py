@@ -97,7 +97,8 @@ def judge(name: str, blocks: Sequence[Block], recomputed: Sequence[Block]) -> So
 def unread_of(name: str) -> dict[str, Any]:
     """The constants that ship, but with the level of unread trainers that the other files and sources have."""
     shipping = json.loads(CONSTANTS.read_text(encoding="utf-8"))
-    rest = without(shipping["unread_trainer"]["levels"], name, prior_sigma=shipping["refit"]["level_sigma"])
+    sigmas = {"prior_sigma": shipping["refit"]["level_sigma"], "shared_sigma": shipping["pooled"]["level_sigma"]}
+    rest = without(shipping["unread_trainer"]["levels"], name, **sigmas)
     return {**shipping, "unread_trainer": rest}
 
 
