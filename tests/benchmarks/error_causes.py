@@ -86,6 +86,10 @@ class Row:
         )
 
 
+def _share_of(cause: str) -> Callable[[Row], float]:
+    return lambda row: row.shares[cause]
+
+
 Sources = dict[str, tuple[Judged, list[Row]]]
 COVARIATES: dict[str, Callable[[Row], float]] = {
     "8 or 4 bits": lambda r: r.config.precision in NARROW,
@@ -105,7 +109,7 @@ COVARIATES: dict[str, Callable[[Row], float]] = {
     "pipeline": lambda r: r.config.pp > 1,
     "context parallelism": lambda r: r.config.cp > 1,
     "log2 micro-batches": lambda r: float(np.log2(r.config.accumulation_steps)),
-    **{f"share of {n}": (lambda r, n=n: r.shares[n]) for n in ("tp_comm", "dp_comm", "ep_comm", "bubble", "optimizer", "other")},
+**{f"share of {n}": _share_of(n) for n in ("tp_comm", "dp_comm", "ep_comm", "bubble", "optimizer", "other")},
 }  # fmt: skip
 ALIKE: dict[str, Callable[[Row], Any]] = {
     "model": lambda r: r.model,

@@ -75,7 +75,9 @@ def program_levels(known: Mapping[str, Mapping[str, Any]], shipping: Mapping[str
 
 def unread_trainer(levels: Levels, *, prior_sigma: float, shared_sigma: float) -> dict[str, Any]:
     """The factors and the width as `constants.json` keeps them, with the levels that they are of; no factor from fewer than two files. `prior_sigma`: t; `shared_sigma`: w."""
-    programs = {p: middle(of.values(), prior_sigma=prior_sigma) for p in PROGRAMS if len(of := levels.get(p, {})) > 1}
+    programs = {
+        p: middle(list(of.values()), prior_sigma=prior_sigma) for p in PROGRAMS if len(of := levels.get(p, {})) > 1
+    }
     rounded = {p: {name: float(f"{level:.4g}") for name, level in of.items()} for p, of in levels.items()}
     unfitted = np.array(list(levels.get(UNFITTED, {}).values()))
     width = math.sqrt((PRIOR_FILES * shared_sigma**2 + float(unfitted @ unfitted)) / (PRIOR_FILES + len(unfitted)))
