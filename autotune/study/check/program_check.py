@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.ports import AttemptEnded, AttemptQueued, LogRead, StepsReported, TrialRequest, TrialRunner
 from autotune.spec import Failure, FailureKind, ParallelConfig, Study
+from autotune.study.check.doubts import doubts_of
 from autotune.trainers import Launch, StepMetrics, trainer
 from autotune.trainers.log_formats import stock_reader
 from autotune.trainers.pattern_proposals import TIMES, ends_step, propose_patterns, steps_read
@@ -71,6 +72,8 @@ class ProgramCheck:
     """patterns that would read the log, where no step was understood and the program did not fail of something else"""
     needs_no_patterns: bool
     """whether the log would be understood without the study's own patterns, which read nothing of it"""
+    doubts: tuple[str, ...] = ()
+    """figures of the log that do not agree with the spec or with the clock, each with what to do"""
 
     @property
     def understood(self) -> tuple[LogLine, ...]:
@@ -171,6 +174,7 @@ class _Reading:
         self._is_read = False
         self._times: list[float] = []
         self._losses: list[float] = []
+        self._arrivals: list[tuple[float, int]] = []
         self._is_stopped = False
         self.end: AttemptEnded | None = None
 
@@ -198,6 +202,8 @@ class _Reading:
             self._readers[node] = trainer(self._study.trainer).reader(self._study.trainer_options)
         found = self._readers[node](text)
         self._is_read = self._is_read or (found is not None and ends_step(found))
+        if found is not None and found.step is not None and ends_step(found):
+            self._arrivals.append((time.monotonic(), found.step))
         line = LogLine(node=node, text=text, metrics=_said(found) if found is not None else {})
         self._lines.append(line)
         self._on_line(line)
@@ -225,17 +231,20 @@ class _Reading:
         is_silent = not self._is_read and not self._times
         is_unclear = failure is None or failure.kind in (FailureKind.METRICS_MISSING, FailureKind.HANG)
         stock = stock_reader()
+        time_from = measured.time_from if measured is not None else ""
+        read = [line.text for line in self._lines if line.metrics]
         return ProgramCheck(
             study=self._study,
             config=config,
             lines=tuple(self._lines),
             step_times_s=tuple(self._times),
             losses=tuple(self._losses),
-            time_from=measured.time_from if measured is not None else "",
+            time_from=time_from,
             peak_memory_bytes=measured.peak_memory_bytes if measured is not None else None,
             failure=failure,
             interrupted=interrupted,
             proposal=propose_patterns(texts) if is_silent and is_unclear else {},
+            doubts=tuple(doubts_of(self._study, config, read, self._times, self._arrivals, time_from)),
             needs_no_patterns=is_silent and any(m is not None and ends_step(m) for m in map(stock, texts)),
         )
 

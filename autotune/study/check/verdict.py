@@ -25,7 +25,7 @@ class Verdict:
     message: str
     """the steps that were read, or what is wrong"""
     remedy: str = ""
-    """what to do about it"""
+    """what to do about it; of a study that can begin, what to look at first"""
 
     def __str__(self) -> str:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
@@ -62,7 +62,7 @@ def verdict_of(check: ProgramCheck) -> Verdict:
     if check.interrupted:
         return Verdict(ready=False, message="the check was interrupted")
     if failure is None:
-        return Verdict(ready=True, message=_ready(check))
+        return Verdict(ready=True, message=_ready(check), remedy="; ".join(check.doubts))
     if failure.kind is FailureKind.OUT_OF_MEMORY:
         return Verdict(
             ready=False,
@@ -113,6 +113,12 @@ def _not_understood(check: ProgramCheck, failure: Failure) -> Verdict:
         message, remedy = (
             _failed("the program printed nothing", failure),
             f"let it print a line for each step, such as {JSON_LINE}",
+        )
+    elif failure.kind is FailureKind.HANG and not (check.proposal or check.needs_no_patterns):
+        message = _failed(f"none of the {count} lines that the program printed is one of a step", failure)
+        remedy = (
+            "its last lines say how far it came: ranks that wait for each other (let torchrun choose the port: --standalone), a start that takes longer "
+            "(measure: {start_timeout_s: ...}), or steps that are not printed"
         )
     else:
         message = f"none of the {count} lines that the program printed was understood as a step"

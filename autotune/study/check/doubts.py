@@ -1,0 +1,77 @@
+"""Doubts about a log that was understood: figures in it that do not agree with the spec, or with the clock.
+
+    tokens     rate x step time, as the log prints them, against seq_len x global_batch_size: an option that accumulates was missed, say
+    times      the times in the log against when its numbered steps arrive: milliseconds taken for seconds, a timer that leaves out loading data
+
+Only plain disagreement counts: small windows, padding and other ranks' rates make figures differ that are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import mean, median
+
+from autotune.spec import ParallelConfig, Study
+from autotune.spec.duration import format_duration
+from autotune.trainers.printed_rates import printed_rate
+
+TOKENS_RATIO = 1.3
+"""figures of one step that differ by less agree"""
+TIMES_RATIO, TIMES_S = 2.0, 0.5
+"""times that differ by less, or over all steps by so few seconds, agree: lines are looked at a few times a second"""
+
+
+def doubts_of(
+    study: Study,
+    config: ParallelConfig,
+    lines: Sequence[str],
+    step_times_s: Sequence[float],
+    arrivals: Sequence[tuple[float, int]],
+    time_from: str,
+) -> Iterator[str]:
+    """In words, each with what to do. `lines`: those of which something was read; `arrivals`: (when, number) of steps that have a number."""
+    if len(step_times_s) < 2:
+        return
+    if time_from in ("log", "arrival"):
+        yield from _of_tokens(study, config, lines, median(step_times_s[1:]))
+    if time_from in ("log", "rate"):
+        yield from _of_times(step_times_s[1:], arrivals, is_rate=time_from == "rate")
+
+
+def _of_tokens(study: Study, config: ParallelConfig, lines: Sequence[str], step_time_s: float) -> Iterator[str]:
+    rate = printed_rate(lines)
+    if rate is None:
+        return
+    seq_len, batch, ranks = study.workload.seq_len, config.global_batch_size, config.world_size
+    expected = batch * (seq_len if rate.is_tokens else 1) / (ranks if rate.is_per_gpu else 1)
+    ratio = rate.per_s * step_time_s / expected
+    if any(1 / TOKENS_RATIO < ratio * share < TOKENS_RATIO for share in (1, ranks)):  # a rank may print its own rate
+        return
+    what = "tokens" if rate.is_tokens else "sequences"
+    product = f"seq_len {seq_len} x global_batch_size {batch}" if rate.is_tokens else f"global_batch_size {batch}"
+    yield (
+        f"its log prints {rate.per_s:,.0f} {rate.unit} at {format_duration(step_time_s)} per step, which is {expected * ratio:,.0f} {what} a step, "
+        f"but the spec says {expected:,.0f} ({product}{f' on {ranks} ranks' if rate.is_per_gpu else ''}): correct workload, or the options in argv "
+        "that the batch follows from; else every tokens/s of the study is wrong by that factor"
+    )
+
+
+def _of_times(step_times_s: Sequence[float], arrivals: Sequence[tuple[float, int]], *, is_rate: bool) -> Iterator[str]:
+    if len(arrivals) < 2 or arrivals[-1][1] <= arrivals[0][1]:
+        return
+    (first_s, first), (last_s, last) = arrivals[0], arrivals[-1]
+    steps, said_s = last - first, mean(step_times_s)
+    pace_s = (last_s - first_s) / steps
+    differ_s = abs(pace_s - said_s) * steps
+    if differ_s < TIMES_S or 1 / TIMES_RATIO < pace_s / said_s < TIMES_RATIO:
+        return
+    if is_rate:
+        why = "the workload of the spec is not that of the rate in the log"
+    elif pace_s > said_s:
+        why = "a timer that leaves out a part of the step, such as loading data, or does not wait for the GPU"
+    else:
+        why = "a time of several steps, or another unit"
+    yield (
+        f"its log says {format_duration(said_s)} per step, but its steps arrive every {format_duration(pace_s)}: {why}. "
+        f"Correct {'workload' if is_rate else 'the pattern'}, or leave that of the {'rate' if is_rate else 'time'} out of trainer.metrics: then steps are timed by when their lines arrive"
+    )
