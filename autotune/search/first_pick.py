@@ -85,7 +85,7 @@ def statement(
     within = -math.expm1(-shortfall * found[place - 1])
     if within > WORTH_SAYING:
         return (
-            f"with a confidence of {CONFIDENCE:.0%} no more could be said than that it is within {within:.0%} of the best one, which helps nobody: run more proxies, "
+            f"with a confidence of {CONFIDENCE:.0%} no more could be said than that it is within {within:.0%} of the best one: run more proxies, "
             "or proxies on more GPUs"
         )
     return Statement(within=within, confidence=CONFIDENCE, replays=len(found))
