@@ -112,7 +112,11 @@ def list_studies(
     if document["studies"]:
         consoles()[0].print(table)
     else:
-        note("no studies; start one with `autotune tune SPEC`")
+        note(
+            "no study matches"
+            if any(filters.values())
+            else "no studies; start one with `autotune tune SPEC`, or on a service with `autotune submit SPEC`"
+        )
 
 
 def status(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:

@@ -72,7 +72,7 @@ STATUS_COLOURS: Mapping[str, str] = {
 
 SPEEDS = "tokens per second; measured ones are relative to the default config of the same time; step: median"
 """under tables of trials: which figure a config has (`autotune.results.config_figures`)"""
-AS_MEASURED = "tokens per second, as measured: there is no default config to relate them to"
+AS_MEASURED = "tokens per second, as measured: the default config has no measurement to relate them to"
 """the same where the default config could not be measured"""
 MIN_CONFIG = 24
 """columns that a config has at the least; three or four knobs to a line"""

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from autotune.trainers import Trainer
 
 NO_CONTROLLER = (
-    "No controller is running this study. Run `autotune serve` on this store, or repeat `autotune tune SPEC`."
+    "No controller is running this study. A service on this store starts it again as soon as nothing is in the way, which its health names; "
+    "without one, run `autotune serve` on this store, or repeat `autotune tune SPEC`."
 )
 AGAIN_IN_PYTHON = (
     "No controller is running this study. Repeat the call in Python that started it: it holds the study's runner."
@@ -165,7 +166,7 @@ def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, A
     """A study as plain JSON values; `is_left`: it waits for another controller, as its message then says. `cluster` is the one that the job is meant for; `at_hand`: the smaller one that runs proxies of it, or null.
 
     `ray`: the Ray job that runs it, {job, url}, or null. `placed`: where the ranks are of the trials that run, or of the last that ran: {trial, node, ranks,
-    gpus}; empty where the runner cannot tell.
+    gpus}; empty where the runner cannot tell. `waiting`: the trials that wait for ranks, and why: {trial, reason}.
     """
     study, times = record.study, (record.created_at, record.started_at, record.ended_at, record.updated_at)
     created, started, ended, updated = (t.isoformat() if t else None for t in times)
@@ -196,6 +197,7 @@ def study_document(record: StudyRecord, *, is_left: bool = False) -> dict[str, A
         "tags": list(record.tags),
         "ray": record.result.get("ray"),
         "placed": list(record.result.get("placed") or ()),
+        "waiting": list(record.result.get("waiting") or ()),
         "result": dict(record.result),
     }
 

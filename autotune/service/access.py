@@ -107,7 +107,7 @@ class Gate:
                 403,
                 "forbidden",
                 f"this needs a token of scope {scope}, but yours has scope {caller.scope}",
-                remedy=f"ask whoever runs the service for one: `autotune token create --scope {scope}`",
+                remedy=f"ask whoever runs the service for one: `autotune token create --owner NAME --scope {scope}`",
             )
         return caller
 

@@ -31,7 +31,7 @@ class RetriedRay:
         self._open_ray = open_ray
         self._closing = threading.Event()
         self._ray: RayLauncher | None = None
-        self._problem = "Ray is being started"
+        self._problem = "Ray is being started or joined"
         self._thread = self._begin()
 
     def start(self, record: StudyRecord) -> None:
@@ -93,6 +93,7 @@ class RetriedRay:
         while not self._closing.is_set():
             try:
                 self._ray = self._open_ray(self._closing.is_set)
+                log.info("Ray is there: studies run at %s", self._ray.dashboard)
                 return
             except AutotuneError as error:
                 problem = str(error)

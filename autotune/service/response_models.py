@@ -97,6 +97,7 @@ class StudySummary(Answer):
     placed: list[Plain] = Field(
         default=[], description="where the ranks are of the trials that run, or ran last: trial, node, ranks, gpus"
     )
+    waiting: list[Plain] = Field(default=[], description="the trials that wait for ranks, and why: trial, reason")
     result: Plain
 
 

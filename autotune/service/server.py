@@ -31,7 +31,7 @@ from autotune.service.scrape_targets import ScrapeTargets
 from autotune.service.supervisor import Supervisor
 from autotune.settings import data_folder, settings
 from autotune.store import open_store
-from autotune.store.location import find_location
+from autotune.store.location import StoreLocation, find_location
 from autotune.trainers import trainer, trainer_names
 
 log = logging.getLogger("autotune.service")
@@ -58,7 +58,7 @@ def serve(
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        _check_tokens_exist(store.tokens, options)
+        _check_tokens_exist(store.tokens, options, find_location(address))
         _check_programs(options)
         _warn_of_readers(address)
         listener = _listen(options)
@@ -184,7 +184,7 @@ class PatientH11(H11Protocol):
             self._deadline = None
 
 
-def _check_tokens_exist(tokens: TokenStore, options: ServiceOptions) -> None:
+def _check_tokens_exist(tokens: TokenStore, options: ServiceOptions, store: StoreLocation) -> None:
     if options.on_loopback and not options.require_token:
         return
     from datetime import UTC, datetime
@@ -193,8 +193,8 @@ def _check_tokens_exist(tokens: TokenStore, options: ServiceOptions) -> None:
     valid = [t for t in tokens.list() if t.revoked_at is None and (t.expires_at is None or t.expires_at > now)]
     if not valid:
         raise SpecError(
-            f"a service on {options.host} needs a token from every caller, but there is no valid token",
-            remedy="make one first (autotune token create --owner NAME --scope admin), or serve on 127.0.0.1 without --require-token",
+            f"a service on {options.host} needs a token from every caller, but the store {store} has no valid token",
+            remedy="make one there first (autotune token create --owner NAME --scope admin), name the store of your tokens by --store or AUTOTUNE_STORE, or serve on 127.0.0.1 without --require-token",
             field="--host",
         )
 

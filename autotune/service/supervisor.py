@@ -92,7 +92,7 @@ class Supervisor:
         self._closing = threading.Event()
         self._wake = threading.Event()
         self._last_round_s = self._checked_s = monotonic()
-        self._problem = ""
+        self._problem = self._told = ""
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self) -> None:
@@ -184,16 +184,25 @@ class Supervisor:
                     adopted = True
                 self.round()
                 self._problem = ""
+                self._tell(self._launcher.health())
             except (StoreError, RunnerError) as error:
-                if str(error) != self._problem:
-                    log.warning("%s", error)
                 self._problem = str(error)
+                self._tell(self._problem)
             except Exception as error:  # one broken study must not stop the others
                 log.exception("unexpected error in the supervisor")
                 self._problem = f"{type(error).__name__}: {error}"
             self._last_round_s = self._monotonic()
             self._wake.wait(self._poll_s)
             self._wake.clear()
+
+    def _tell(self, problem: str) -> None:
+        """Logs what is in the way of studies, and that it no longer is, when that changes."""
+        if problem != self._told:
+            if problem:
+                log.warning("%s", problem)
+            else:
+                log.info("studies go on: what was in the way has ended")
+        self._told = problem
 
     def _candidates(self, free: int) -> list[StudyRecord]:
         """Studies to start: first those whose lease still names a dead process of this host, then those that nobody holds, oldest first."""

@@ -83,7 +83,7 @@ def _check_may_run(option: Option, options: ServiceOptions, may_run: bool) -> No
             403,
             "forbidden",
             f"{why}, which needs a token of scope run",
-            remedy="ask whoever runs the service for one (`autotune token create --scope run`), or leave the option out",
+            remedy="ask whoever runs the service for one (`autotune token create --owner NAME --scope run`), or leave the option out",
             field=field,
         )
 

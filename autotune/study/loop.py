@@ -88,6 +88,9 @@ ASKED: dict[Wanted, Event] = {
 }
 """The event for what people want of the study."""
 
+OF_NOW = ("ray", "placed", "waiting")
+"""what a study's result says of the moment, which no later controller takes over"""
+
 
 class Loop:
     """Runs one study until it ends or rests."""
@@ -112,6 +115,8 @@ class Loop:
         self._leave, self._findings, self._about = leave, findings, dict(about or {})
         self._placed: list[dict[str, Any]] = []
         """where the ranks are of the attempts that run, or of the last that ran"""
+        self._waiting: dict[int, str] = {}
+        """why each trial that waits for ranks does"""
         self._steps: list[StepsReported] = []
         self._change = ""
         """the last change of the machine's speed, in words"""
@@ -136,7 +141,7 @@ class Loop:
     def _run(self) -> StudyRecord:
         glanced = checked = self.monotonic()
         record = self.lease.record()
-        self._result = {name: value for name, value in record.result.items() if name != "ray"}
+        self._result = {name: value for name, value in record.result.items() if name not in OF_NOW}
         self._placed = list(record.result.get("placed") or ())
         self._hear(record)
         self._adopt()
@@ -189,6 +194,8 @@ class Loop:
 
     def _keep(self, event: Event, commands: Sequence[Command]) -> None:
         """Stores all facts that follow from the event in one transaction, before anything is done about them."""
+        for command in commands:
+            self._locate(command)
         facts = [fact for command in commands if (fact := self._fact(command, commands)) is not None]
         phases = [c for c in commands if isinstance(c, EnterPhase)]
         heard = any(isinstance(c, NoteRest) for c in commands)
@@ -217,6 +224,23 @@ class Loop:
         else:
             self.lease.decide(why, facts, status=end.status, message=end.message, **fields)
 
+    def _locate(self, command: Command) -> None:
+        """Takes in where ranks are now, and which trials wait for some."""
+        live = {number for _, number, _ in self.controller.attempts.live}
+        match command:
+            case NoteQueued(number=number, reason=reason):
+                self._waiting[number] = reason
+                self._placed = [row for row in self._placed if row["trial"] in live - {number}]
+            case NoteStarted(number=number, places=places):
+                self._waiting.pop(number, None)
+                kept = [row for row in self._placed if row["trial"] in live - {number}]
+                self._placed = [*kept, *({"trial": number, **to_plain(place)} for place in places)]
+            case CloseAttempt(number=number):  # it is tried again, elsewhere
+                self._waiting.pop(number, None)
+                self._placed = [row for row in self._placed if row["trial"] != number]
+            case EndTrial(trial=trial):
+                self._waiting.pop(trial.number, None)
+
     def _fact(self, command: Command, others: Sequence[Command]) -> Fact | None:
         """What is stored of a command together with the others; None: nothing, or step metrics, which are stored in bulk."""
         match command:
@@ -244,10 +268,7 @@ class Loop:
                 self.runner.start(request)
             case NoteQueued(number=number, reason=reason):
                 tell(Notice(message=f"trial {number} waits: {reason}"))
-            case NoteStarted(number=number, attempt=attempt, places=places):
-                live = {of_trial for _, of_trial, _ in self.controller.attempts.live} - {number}
-                kept = [row for row in self._placed if row["trial"] in live]
-                self._placed = [*kept, *({"trial": number, **to_plain(place)} for place in places)]
+            case NoteStarted(number=number, attempt=attempt):
                 tell(TrialStarted(number=number, attempt=attempt))
             case KeepSteps(steps=steps):
                 self._steps.append(steps)
@@ -276,11 +297,13 @@ class Loop:
     def _spent(self) -> dict[str, Any]:
         """What is known of the study beside its trials: with the rank-seconds, which a later controller cannot add up from the trials (their wall-clock times
         include outages and clock changes), and the counts of configs that cannot be run here, which are no trials."""
+        waiting = [{"trial": number, "reason": reason} for number, reason in sorted(self._waiting.items())]
         return {
             **self._result,
             **self._findings(),
             **self._about,
             **({"placed": self._placed} if self._placed else {}),
+            **({"waiting": waiting} if waiting else {}),
             "gpu_s": self.controller.spent.gpu_s,
             "infeasible": dict(self.controller.infeasible),
         }

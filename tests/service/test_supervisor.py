@@ -37,6 +37,7 @@ class PaperLauncher:
         self.killed: list[str] = []
         self.known: frozenset[str] = frozenset()
         self.broken = ""
+        self.away = ""
 
     def adopted(self) -> frozenset[str]:
         return self.known
@@ -54,7 +55,7 @@ class PaperLauncher:
         self.killed.append(study)
 
     def health(self) -> str:
-        return ""
+        return self.away
 
     def scrape_targets(self) -> list[dict[str, Any]]:
         return []
@@ -105,6 +106,24 @@ def test_the_oldest_go_first_and_no_more_than_fit(store: SqlStore) -> None:
     launcher.over = [Ended(study=made[0], code=0)]
     watch.round()
     assert launcher.started == made[:3]
+
+
+def test_what_is_in_the_way_of_studies_is_logged_once_and_so_is_its_end(
+    store: SqlStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "autotune.service")
+    launcher = PaperLauncher()
+    watch = Supervisor(store, launcher, max_studies=2, poll_s=0.01)
+    watch.start()
+    try:
+        launcher.away = "Ray's dashboard cannot be reached"
+        until(lambda: caplog.messages)
+        time.sleep(0.1)
+        launcher.away = ""
+        until(lambda: len(caplog.messages) > 1)
+    finally:
+        watch.close()
+    assert caplog.messages == ["Ray's dashboard cannot be reached", "studies go on: what was in the way has ended"]
 
 
 def test_a_study_of_another_runner_is_left_waiting_and_says_for_what(store: SqlStore) -> None:

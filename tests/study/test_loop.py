@@ -9,6 +9,7 @@ from autotune.errors import ConflictError, RunnerError, StoreUnavailableError
 from autotune.ports import (
     AttemptEnded,
     AttemptId,
+    AttemptQueued,
     AttemptStarted,
     NodePlace,
     RunnerEvent,
@@ -21,7 +22,7 @@ from autotune.results.answers import result_of, study_document
 from autotune.search.grid import GridSearcher
 from autotune.search.searcher import Problem
 from autotune.space import SearchSpace
-from autotune.spec import StudyStatus, TrialPurpose, TrialStatus, Wanted
+from autotune.spec import Failure, FailureKind, StudyStatus, TrialPurpose, TrialStatus, Wanted
 from autotune.store import MemoryStore
 from autotune.study.controller import Controller
 from autotune.study.lease import StudyLease
@@ -139,6 +140,32 @@ def test_the_study_says_which_job_runs_it_and_where_its_ranks_are(store: Store) 
     last = store.trials(study_id)[-1].number
     assert told["placed"] == [{"trial": last, "node": "gpu-7", "ranks": [0, 1], "gpus": ["2", "3"]}]
     assert placed_lines(told) == [f"trial {last} had ranks 0 to 1 on gpu-7 with GPUs 2, 3"]
+
+
+def test_a_trial_that_waits_says_why_and_not_where_its_lost_attempt_was(store: Store) -> None:
+    class Crowded(InstantRunner):
+        def start(self, request: TrialRequest) -> None:
+            super().start(request)
+            if request.number == 3:
+                there = AttemptStarted(id=request.id, places=(NodePlace(node="gpu-7", ranks=(0, 1), gpus=()),))
+                lost = Failure(kind=FailureKind.WORKER_LOST, message="gpu-7 gave no sign of life")
+                first = [there, AttemptEnded(id=request.id, failure=lost)]
+                self.events[-3:] = first if request.attempt == 1 else [AttemptQueued(id=request.id, reason="no room")]
+
+        def poll(self, timeout_s: float) -> list[RunnerEvent]:
+            if not self.events and self.started[-1].number == 3:
+                told.append(study_document(store.study(study_id)))
+                super().start(self.started[-1])  # now there is room
+            return super().poll(timeout_s)
+
+    study_id, told = begun(store), list[dict[str, Any]]()
+    with StudyLease.claim(store, study_id, lease_s=LONG_S) as lease:
+        lease.move(StudyStatus.RUNNING)
+        record = loop_on(store, lease, Crowded()).run()
+    assert [(t["placed"], t["waiting"]) for t in told] == [([], [{"trial": 3, "reason": "no room"}])]
+    assert placed_lines(told[0]) == ["trial 3 waits: no room"]
+    assert record.status is StudyStatus.COMPLETED
+    assert study_document(record)["waiting"] == []
 
 
 def test_a_changed_machine_is_told_kept_and_shown(store: Store) -> None:

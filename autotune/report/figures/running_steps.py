@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.report.figures.source import CONFIG, TRIAL, FigureSource
 from autotune.report.svg.axes import Axis, Line, Point, plot
@@ -35,9 +35,13 @@ class StepsLeft:
     """seconds that are left at least; None before the first step"""
     most_s: float | None
     """seconds that are left at most; None before the first step"""
+    waits: bool = False
+    """whether it has no ranks yet"""
 
     def __str__(self) -> str:
         said = f"trial {self.trial.number}: {self.done} of at most {self.most} steps"
+        if self.waits:
+            return f"{said}; it waits for ranks"
         if self.least_s is None or self.most_s is None:
             return f"{said}; it starts, and its time is not known yet"
         if self.most_s <= 0:
@@ -48,8 +52,10 @@ class StepsLeft:
 
 def steps_left(source: FigureSource) -> list[StepsLeft]:
     """Of each running trial, by number."""
-    study = source.result.record.study
-    return [_left(t, study, source.steps.get(t.number, {}).get("step_time_s", ())) for t in _running(source)]
+    record = source.result.record
+    waiting = {row["trial"] for row in record.result.get("waiting") or ()}
+    left = [_left(t, record.study, source.steps.get(t.number, {}).get("step_time_s", ())) for t in _running(source)]
+    return [replace(each, waits=each.trial.number in waiting) for each in left]
 
 
 def running_steps(source: FigureSource) -> Figure | None:

@@ -68,7 +68,7 @@ async def study(request: Request) -> Response:
             "whole": f"?{request.url.include_query_params(**{WHOLE: 1}).query}",
             **results,
             "scripted": is_late or not results["figures"],
-            "placed": placed_lines(document),
+            "placed": placed_lines(document) if status.is_terminal else [],
             "actions": _possible_actions(status, record.wanted) if tools["mine"] and not status.is_terminal else [],
             "events": [event.to_dict() for event in reversed(events)],
             "refresh": 0 if status.is_terminal else REFRESH_S,
@@ -176,12 +176,13 @@ def _figures(service: ServiceState, result: Result) -> Markup:
 
 
 def _running(service: ServiceState, result: Result) -> dict[str, Any]:
-    """How far the running trials are, and their steps."""
+    """How far the running trials are, where, and their steps."""
     source, at = service.views.running(result), _figures_at(result)
     figure = running_steps(source)
     files = {suffix: f"{at}/{figure.name}.{suffix}" for suffix in ("csv", "svg")} if figure is not None else {}
     return {
         "running": steps_left(source),
+        "running_places": placed_lines({**result.record.result, "ended_at": result.record.ended_at}),
         "running_figure": Markup(figure_html(figure, **files)) if figure is not None else "",
     }
 
