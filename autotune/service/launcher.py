@@ -85,7 +85,7 @@ class ProcessLauncher:
         return frozenset()
 
     def start(self, record: StudyRecord) -> None:
-        """Asks the fork server for a child; a fork server that died is replaced."""
+        """Asks the fork server for a child. Raises `RunnerError` while one that died has not been taken note of (`ended`)."""
         server = self._running_server()
         assert server.stdin is not None
         try:
@@ -123,7 +123,7 @@ class ProcessLauncher:
                 os.kill(pid, signal.SIGKILL)
 
     def health(self) -> str:
-        """Empty: a fork server that died is replaced at the next start."""
+        """Empty: a fork server that died is replaced in the next round."""
         return ""
 
     def scrape_targets(self) -> list[dict[str, Any]]:
@@ -148,7 +148,8 @@ class ProcessLauncher:
         self._forget()
 
     def _running_server(self) -> subprocess.Popen[bytes]:
-        if self._fork_server is not None and self._fork_server.poll() is None:
+        """The fork server. One that has died stays until `ended` has taken note of its children."""
+        if self._fork_server is not None:
             return self._fork_server
         self._logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         own = {"AUTOTUNE_STORE": self._store_url, "OMP_NUM_THREADS": "1"}

@@ -440,3 +440,22 @@ def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
         assert client.status(study)["study"]["status"] == "RUNNING"  # its process lives, and keeps its lease
         client.act(study, "cancel")
         until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2])
+
+
+def test_a_fork_server_that_dies_between_two_looks_takes_no_study_along(tmp_path: Path) -> None:
+    """Where another study were started on a new server before anybody noticed, the children of the old one would count as running for ever."""
+    store = open_store(tmp_path / "results.db")
+    study = api.load_study(spec())
+    running, waiting = store.submit(study, {}), store.submit(study, {})
+    launcher = ProcessLauncher(tmp_path / "logs", store_url=str(tmp_path / "results.db"))
+    try:
+        launcher.start(running)
+        launcher._fork_server.kill()
+        launcher._fork_server.wait()
+        with pytest.raises(RunnerError, match="has died"):
+            launcher.start(waiting)
+        assert [end.study for end in launcher.ended()] == [running.id]
+        launcher.start(waiting)
+    finally:
+        launcher.close(30.0)
+        store.close()
