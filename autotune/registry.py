@@ -38,6 +38,8 @@ VIEWS = "autotune.views"
 
 OWN = "autotune"
 """the distribution whose names nobody else can take"""
+PASSED = "python:"
+"""begins the name of an object that Python code passes instead of a registered name"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,11 @@ class Registration:
     """of that distribution"""
     entry: metadata.EntryPoint
     """where it is: MODULE:OBJECT"""
+
+
+def passed_name(kind: Any) -> str:
+    """By what name a study records a class or function that was passed, or the class of an object that was: `python:MODULE.NAME`."""
+    return f"{PASSED}{kind.__module__}.{kind.__qualname__}"
 
 
 def registered(group: str) -> Mapping[str, Registration]:

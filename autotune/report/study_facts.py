@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+from autotune.registry import PASSED
 from autotune.report.findings import status_counts
 from autotune.report.notes import infeasible_line
 from autotune.report.terminal import format_bytes, format_count, format_duration
@@ -14,7 +15,6 @@ from autotune.results.result import Result
 from autotune.reward import tokens_per_s
 from autotune.spec import Trial, TrialPurpose, config_label
 from autotune.spec.speedup import format_speedup
-from autotune.study.passed_runner import PASSED
 from autotune.trainers import python_line
 
 TRIAL_HEADS = (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ExportError, MissingExtraError, NotFoundError, RunnerError, SpecError
 from autotune.ports import HistoryReader, StudyReader, StudyRecord
+from autotune.registry import PASSED
 from autotune.results.config_figures import with_figures
 from autotune.results.confirmed import confirmed_best
 from autotune.results.result import Result
@@ -21,7 +22,6 @@ from autotune.spec.duration import format_duration
 from autotune.spec.study import SIMULATED
 from autotune.spec.usual_names import OF_A_RUN
 from autotune.study.controller import Winner, training_s
-from autotune.study.passed_runner import PASSED
 from autotune.study.process_id import is_gone
 
 if TYPE_CHECKING:

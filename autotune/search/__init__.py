@@ -1,6 +1,7 @@
 """Searchers: which config to try next. They are registered as entry points of the group `autotune.searchers`, here and by other packages.
 
     searcher.py         Searcher, the base class: ask, tell, expected_gain, reason; Problem: what is searched
+    by_name.py          makes a searcher of its name             passed_searcher.py  one that Python code passes as an object
     random.py           grid.py           cost_ranked.py           rule_of_thumb.py
     bayesian.py         the default: Bayesian search on the cost model's prediction, corrected by every trial
     reinforce.py        a policy trained on simulated clusters, adapted during the study
@@ -23,227 +24,28 @@ A family of searchers has several names, FAMILY:VARIANT: its class has `variants
 Assumptions: the candidates are enumerated (`SearchSpace`). A trial takes far longer than choosing it. One loop owns a searcher.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, final
-
-from autotune.errors import CatalogError, MissingExtraError, RunnerError, SpecError
-from autotune.registry import SEARCHERS, find, load, registered
+from autotune.registry import PASSED
+from autotune.search.by_name import (
+    SearcherFactory,
+    check_searcher,
+    make_searcher,
+    make_target_searcher,
+    searcher_name,
+    searcher_names,
+)
+from autotune.search.passed_searcher import PassedSearcher
 from autotune.search.searcher import Problem, Searcher, score
 from autotune.search.transfer import transfer_weight
-from autotune.spec import Estimate, Objective, ParallelConfig, Study, Trial, Workload
-from autotune.spec.checks import nearest
-
-if TYPE_CHECKING:
-    from autotune.cost import Calibration
-    from autotune.search.target_searcher import TargetSearcher
-    from autotune.space import SearchSpace
-
-PASSED = "python:"
-"""begins the name of a searcher that was passed as an object"""
-SearcherFactory = Callable[[Problem], Searcher]
-"""A class of `Searcher`, or a function that makes one of a problem"""
-
-
-def make_searcher(
-    searcher: str | SearcherFactory,
-    space: SearchSpace,
-    *,
-    seed: int = 0,
-    estimate: Estimate | None = None,
-    calibration: Calibration | None = None,
-    objective: Objective | None = None,
-    history: Iterable[tuple[Workload, Trial]] = (),
-    enqueue: Iterable[ParallelConfig] = (),
-    **options: Any,
-) -> Searcher:
-    """The searcher of that name (or of that class, or that such a function makes) over the candidates of `space`.
-
-    `estimate`: prediction for all candidates (default: the cost model's). `calibration`: constants of the cost model, for the history and for
-    configs outside the space. `history`: trials of earlier studies, each with its workload. `enqueue`: configs to try first.
-
-    Raises `CatalogError` for an unknown name, `MissingExtraError` for a searcher whose extra is not installed, `RunnerError` for one that
-    cannot be loaded for another reason, `SpecError` for an unknown option and `ConfigError` for an enqueued config outside the space.
-    """
-    problem = Problem(
-        space=space,
-        seed=seed,
-        estimate=estimate,
-        calibration=calibration,
-        objective=objective or Objective(),
-        history=tuple(history),
-        enqueue=tuple(enqueue),
-        options=options,
-    )
-    factory, allowed = _find(searcher) if isinstance(searcher, str) else (searcher, _options(searcher))
-    for option in options:
-        if option not in allowed:
-            raise SpecError(
-                f"searcher {searcher_name(searcher)!r} has no option {option!r}",
-                remedy=nearest(option, allowed) or f"options: {', '.join(allowed) or 'none'}",
-                field="searcher",
-            )
-    made: object = factory(problem)
-    if not isinstance(made, Searcher):
-        raise RunnerError(
-            f"a searcher must be a subclass of autotune.search.Searcher, but {searcher_name(searcher)!r} made {type(made).__name__}",
-            field="searcher",
-        )
-    return made
-
-
-def make_target_searcher(
-    study: Study,
-    space: SearchSpace,
-    *,
-    estimate: Estimate | None = None,
-    calibration: Calibration | None = None,
-    history: Iterable[tuple[Workload, Trial]] = (),
-) -> TargetSearcher:
-    """The searcher of a study with a target, which asks for proxies on the cluster at hand whatever searcher the study names."""
-    from autotune.search.target_searcher import WORTH, TargetSearcher
-    from autotune.trainers import trainer
-
-    if study.at_hand is None:
-        raise ValueError(f"the study {study.name} has no target")
-    problem = Problem(
-        space=space,
-        seed=study.seed,
-        estimate=estimate,
-        calibration=calibration,
-        objective=study.objective,
-        history=tuple(history),
-        enqueue=study.enqueue,
-    )
-
-    def refuse(workload: Workload, config: ParallelConfig) -> str:
-        return "; ".join(str(limit) for limit in trainer(study.trainer).limits(workload, config, study.trainer_options))
-
-    worth = WORTH if study.budget.min_gain is None else study.budget.min_gain
-    return TargetSearcher(problem, study.at_hand, worth=worth, refuse=refuse)
-
-
-def searcher_names() -> tuple[str, ...]:
-    """All names that may be asked for; of a family those of its variants. One that cannot be loaded is there by its plain name."""
-    names: list[str] = []
-    for name in registered(SEARCHERS):
-        try:
-            variants = _variants(load(SEARCHERS, name))
-        except (RunnerError, MissingExtraError):
-            variants = {}
-        names += [f"{name}:{variant}" for variant in variants] or [name]
-    return tuple(names)
-
-
-def check_searcher(name: str) -> None:
-    """Raises `CatalogError` unless that is the name of a searcher. Imports no more than a family whose variant is named."""
-    if ":" in name:
-        _find(name)
-    else:
-        find(SEARCHERS, name)
-
-
-def searcher_name(searcher: str | SearcherFactory) -> str:
-    """By what name a study records its searcher: the registered one, or `python:MODULE.NAME` for one that was passed as an object."""
-    if isinstance(searcher, str):
-        return searcher
-    if isinstance(searcher, OneSearcher):
-        searcher = type(searcher.searcher)
-    if not callable(searcher):
-        raise SpecError(
-            f"searcher must be a name, a Searcher, a class of Searcher or a function of a Problem, but is {searcher!r}",
-            remedy="pass the class, or `lambda problem: MySearcher(problem, ...)`",
-            field="searcher",
-        )
-    named = searcher if hasattr(searcher, "__qualname__") else type(searcher)
-    return f"{PASSED}{named.__module__}.{named.__qualname__}"
-
-
-@final
-class OneSearcher:
-    """Makes no searcher anew, but hands out one that its owner made: once for a study, before it was told anything.
-
-    Whoever resumes the study passes a fresh one, which is then told all trials again.
-    """
-
-    def __init__(self, searcher: Searcher) -> None:
-        self.searcher = searcher
-
-    def __call__(self, problem: Problem) -> Searcher:
-        """The searcher. Raises `SpecError` when it searches another space than the study's, or has been told trials already."""
-        mine = self.searcher
-        if mine.trials or mine.state.any():
-            raise SpecError(
-                "a searcher that is passed must be a fresh one: a study tells it all its trials, but this one was asked or told before",
-                remedy="pass a new one, or its class",
-                field="searcher",
-            )
-        if not _are_same(mine.space, problem.space):
-            raise SpecError(
-                f"a searcher that is passed must search the study's space of {len(problem.space):,} configs, but its own has {len(mine.space):,}",
-                remedy="make it with SearchSpace.of_study(study), or pass its class",
-                field="searcher",
-            )
-        if tuple(mine.problem.enqueue) != problem.enqueue:
-            raise SpecError(
-                f"a searcher that is passed must try the study's {len(problem.enqueue)} enqueued configs first, but it has {len(mine.problem.enqueue)}",
-                remedy="make it with Problem(space=..., enqueue=study.enqueue), or pass its class",
-                field="searcher",
-            )
-        return mine
-
-
-def _are_same(one: SearchSpace, other: SearchSpace) -> bool:
-    """Whether two spaces hold the same configs in the same order."""
-    a, b = one.table, other.table
-    return len(a) == len(b) and a.knobs == b.knobs and all((a.column(n) == b.column(n)).all() for n in a.knobs)
-
-
-def _find(name: str) -> tuple[SearcherFactory, tuple[str, ...]]:
-    """What makes the searcher of that name, NAME or FAMILY:VARIANT, and the options that it takes."""
-    if name.startswith(PASSED):
-        raise CatalogError(
-            f"the searcher {name.removeprefix(PASSED)!r} was passed to autotune.tune as an object and is known by no name",
-            remedy="go on with autotune.tune(study, searcher=...) and the same object, or register it in the group autotune.searchers",
-            field="searcher",
-        )
-    stem, colon, variant = name.partition(":")
-    factory: Callable[..., Searcher] = load(SEARCHERS, stem)
-    variants = _variants(factory)
-    if not colon and not variants:
-        return factory, _options(factory)
-    if variant not in variants:
-        known = [f"{stem}:{one}" for one in variants] or [stem]
-        raise CatalogError(
-            f"no searcher is called {name!r}",
-            remedy=(nearest(name, known) if variant else "") or f"there are {', '.join(known)}",
-            field="searcher",
-        )
-    return partial(factory, variant=variant), _options(factory)
-
-
-def _options(factory: Any) -> tuple[str, ...]:
-    """Names of the options that it takes; a function takes none."""
-    found: tuple[str, ...] = getattr(factory, "options", ())
-    return found
-
-
-def _variants(factory: Any) -> Mapping[str, str]:
-    """Names of a family's members with a line about each; empty for a searcher that stands alone."""
-    found: Mapping[str, str] = getattr(factory, "variants", {})
-    return found
-
 
 __all__ = [
     "PASSED",
-    "OneSearcher",
+    "PassedSearcher",
     "Problem",
     "Searcher",
     "SearcherFactory",
     "check_searcher",
     "make_searcher",
+    "make_target_searcher",
     "score",
     "searcher_name",
     "searcher_names",

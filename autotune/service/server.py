@@ -27,7 +27,7 @@ from autotune.service.app import create_app
 from autotune.service.launcher import Launcher, ProcessLauncher
 from autotune.service.options import ServiceOptions
 from autotune.service.presence import announced
-from autotune.service.scrape_targets import ScrapeTargets
+from autotune.service.scrape_targets import ScrapeTargets, Targets
 from autotune.service.supervisor import Supervisor
 from autotune.settings import data_folder, settings
 from autotune.store import open_store
@@ -53,19 +53,21 @@ def serve(
     Raises `SpecError` when other machines could reach the service but no token exists, `ServiceError` when the port is taken, and `StoreError`.
     """
     address = store_url or settings().store
-    store = open_store(address)
-    try:
+    with contextlib.ExitStack() as at_the_end:
+        store = at_the_end.enter_context(contextlib.closing(open_store(address)))
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         logging.getLogger("httpx").setLevel(logging.WARNING)
         _check_tokens_exist(store.tokens, options, find_location(address))
         _check_programs(options)
         _warn_of_readers(address)
-        listener = _listen(options)
+        listener = at_the_end.enter_context(_listen(options))
         url = _url(options, listener)
-        launcher = _launcher(options, address, url) if run_studies else None
-        supervisor = (
-            Supervisor(
+        supervisor: Supervisor | None = None
+        ray_targets: Callable[[], Targets] = list
+        if run_studies:
+            launcher = _launcher(options, address, url)
+            supervisor = Supervisor(
                 store,
                 launcher,
                 max_studies=options.max_studies,
@@ -73,20 +75,12 @@ def serve(
                 poll_s=options.poll_s,
                 grace_s=options.grace_s,
             )
-            if launcher is not None
-            else None
-        )
+            at_the_end.callback(supervisor.close)
+            at_the_end.enter_context(announced(address))
+            ray_targets = launcher.scrape_targets
+        at_the_end.enter_context(ScrapeTargets(url, ray_targets))
         app = create_app(store, options, supervisor=supervisor)
-        presence = announced(address) if run_studies else contextlib.nullcontext()
-        try:
-            with presence, ScrapeTargets(url, launcher.scrape_targets if launcher else list):
-                _Server(app, options, lambda: on_ready(url)).run(sockets=[listener])
-        finally:
-            listener.close()
-            if supervisor is not None:
-                supervisor.close()
-    finally:
-        store.close()
+        _Server(app, options, lambda: on_ready(url)).run(sockets=[listener])
 
 
 def config_of(app: FastAPI, options: ServiceOptions) -> uvicorn.Config:

@@ -41,8 +41,12 @@ class Launchable:
 
     def why_not(self, workload: Workload, config: ParallelConfig) -> str | None:
         """Why the trainer cannot launch the config, in words; None when it can."""
-        limits = self.trainer.limits(workload, config, self.options)
-        return f"{self.trainer.name} cannot express {'; '.join(map(str, limits))}" if limits else None
+        refusal = self.refusal(workload, config)
+        return f"{self.trainer.name} cannot express {refusal}" if refusal else None
+
+    def refusal(self, workload: Workload, config: ParallelConfig) -> str:
+        """The values that the trainer cannot express, each with the reason; empty when it can launch the config."""
+        return "; ".join(map(str, self.trainer.limits(workload, config, self.options)))
 
     def cut(self, workload: Workload, table: ConfigTable) -> tuple[NDArray[np.bool_], dict[str, int]]:
         """Which rows it can launch, shape (N,), and how many it cannot, by the first knob that stands against it."""

@@ -18,7 +18,7 @@ from autotune.errors import InfeasibleError, RunnerError
 from autotune.planning import fits, nearest_miss
 from autotune.ports import KnowledgeStore, StudyReader, StudyRecord, TrialRunner
 from autotune.results.calibrations import stored_calibration
-from autotune.space import SearchSpace, default_config, why_not
+from autotune.space import Launchable, SearchSpace, default_config, why_not
 from autotune.spec import Estimate, ParallelConfig, Study, Trial, Workload
 from autotune.spec.size import format_bytes
 from autotune.spec.study import SIMULATED
@@ -95,12 +95,7 @@ class Assembly:
 
     def refuse(self, config: ParallelConfig) -> str:
         """Why the trainer cannot run this config, in words; empty when it can."""
-        from autotune.trainers import trainer
-
-        study = self.study
-        return "; ".join(
-            str(limit) for limit in trainer(study.trainer).limits(study.workload, config, study.trainer_options)
-        )
+        return Launchable.of(self.study).refusal(self.study.workload, config)
 
     @property
     def references(self) -> dict[int, ParallelConfig]:
@@ -253,23 +248,26 @@ def make_runner_of(assembly: Assembly, passed: TrialRunner | None = None) -> Tri
     if passed is None:
         check_here(study, assembly.space)
     runner = passed or make_runner(study.runner, **dict(study.runner_options))
-    least = int(assembly.space.table.world_size.min())
-    if (check := getattr(runner, "check_study", None)) is not None:
-        try:
-            check(study)
-        except RunnerError:
-            runner.close()
-            raise
-    trouble = ""
-    if study.trainer not in runner.trainers:
-        trouble = (
-            f"the runner {study.runner!r} cannot run the trainer {study.trainer!r}, only {', '.join(runner.trainers)}"
-        )
-        remedy = "choose another runner or trainer, or use `autotune plan` and `autotune export`, which run nothing"
-    elif runner.capacity < least:
-        trouble = f"the smallest config of the space needs {least} ranks, but the runner {study.runner!r} has {runner.capacity} here"
-        remedy = "check whether a node is away, name the cluster that is here (`cluster: local`), or allow smaller world_sizes in the space"
-    if trouble:
+    try:
+        _check_runs(runner, assembly)
+    except BaseException:
         runner.close()
-        raise RunnerError(trouble, remedy=remedy)
+        raise
     return runner
+
+
+def _check_runs(runner: TrialRunner, assembly: Assembly) -> None:
+    """Raises `RunnerError` when this runner cannot run the study's trainer, or has too few ranks for any config."""
+    study, least = assembly.study, int(assembly.space.table.world_size.min())
+    if (check := getattr(runner, "check_study", None)) is not None:
+        check(study)
+    if study.trainer not in runner.trainers:
+        raise RunnerError(
+            f"the runner {study.runner!r} cannot run the trainer {study.trainer!r}, only {', '.join(runner.trainers)}",
+            remedy="choose another runner or trainer, or use `autotune plan` and `autotune export`, which run nothing",
+        )
+    if runner.capacity < least:
+        raise RunnerError(
+            f"the smallest config of the space needs {least} ranks, but the runner {study.runner!r} has {runner.capacity} here",
+            remedy="check whether a node is away, name the cluster that is here (`cluster: local`), or allow smaller world_sizes in the space",
+        )

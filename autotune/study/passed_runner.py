@@ -6,15 +6,13 @@ from dataclasses import replace
 
 from autotune.errors import CatalogError, ConflictError
 from autotune.ports import TrialRunner
+from autotune.registry import PASSED, passed_name
 from autotune.spec import Study
-
-PASSED = "python:"
-"""begins the name of a runner that was passed as an object"""
 
 
 def runner_name(runner: TrialRunner) -> str:
     """By what name a study records it: `python:MODULE.CLASS`."""
-    return f"{PASSED}{type(runner).__module__}.{type(runner).__qualname__}"
+    return passed_name(type(runner))
 
 
 def run_by(study: Study, runner: TrialRunner) -> Study:

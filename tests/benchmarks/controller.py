@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from autotune.ports import AttemptEnded
+from autotune.ports import AttemptEnded, StartAttempt
 from autotune.search import make_searcher
 from autotune.space import SearchSpace
 from autotune.spec import (
@@ -26,7 +26,7 @@ from autotune.spec import (
     Workload,
     catalog,
 )
-from autotune.study.controller import Controller, StartAttempt, Tick
+from autotune.study.controller import Controller, Tick
 
 MORE = 100
 STEPS = 20

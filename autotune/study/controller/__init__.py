@@ -8,7 +8,8 @@ attempts.py        ranks in use, deadlines, lost attempts        rest.py        
 trial_index.py     all trials, with running counts               trial_requests.py   a trial as a request to the runner
 final_rounds.py    which runs of the finals count
 remeasure.py       what a changed machine asks for              machine_changes.py  its changes in words
-scoring.py         a report becomes a terminal trial             finals.py        who is measured again, and who won
+scoring.py         a report becomes a terminal trial             finals.py        who is measured again
+winner.py          who won, and by how much
 budget.py          what is used up                               stop_rule.py     whether further trials pay
 admission.py       trials as they are asked for, or refused
 accounts.py        running time and rank-seconds over all controllers
@@ -24,33 +25,29 @@ from autotune.study.controller.commands import (
     AttemptAdopted,
     CancelAsked,
     CancelAttempt,
-    CloseAttempt,
     Command,
     EndStudy,
-    EndTrial,
     EnterPhase,
     Event,
     InterruptAsked,
     KeepLate,
-    KeepSteps,
-    KeepTrial,
     NoteMachineChange,
     NoteQueued,
     NoteRest,
     NoteStarted,
     PauseAsked,
     ResumeAsked,
-    StartAttempt,
     StopAsked,
     StudyPhase,
     Tick,
     cause,
 )
-from autotune.study.controller.finals import Winner, decide, failed_in_finals
+from autotune.study.controller.finals import failed_in_finals
 from autotune.study.controller.machine_changes import change_in_words, plan_in_words
 from autotune.study.controller.scoring import HOPELESS
 from autotune.study.controller.state_machine import Controller
 from autotune.study.controller.stop_rule import training_s
+from autotune.study.controller.winner import Winner, decide
 
 __all__ = [
     "CANCELLED_ON_REQUEST",
@@ -61,24 +58,19 @@ __all__ = [
     "AttemptAdopted",
     "CancelAsked",
     "CancelAttempt",
-    "CloseAttempt",
     "Command",
     "Controller",
     "EndStudy",
-    "EndTrial",
     "EnterPhase",
     "Event",
     "InterruptAsked",
     "KeepLate",
-    "KeepSteps",
-    "KeepTrial",
     "NoteMachineChange",
     "NoteQueued",
     "NoteRest",
     "NoteStarted",
     "PauseAsked",
     "ResumeAsked",
-    "StartAttempt",
     "StopAsked",
     "StudyPhase",
     "Tick",

@@ -21,7 +21,6 @@ from autotune.ports import (
     KeepSteps,
     KeepTrial,
     NodePlace,
-    RunnerEvent,
     StartAttempt,
     StepsReported,
 )
@@ -214,38 +213,3 @@ def cause(event: Event) -> dict[str, Any]:
         case InterruptAsked(reason=reason):
             return {**named, "reason": reason}
     return named
-
-
-__all__ = [
-    "CANCELLED_ON_REQUEST",
-    "PAUSED_ON_REQUEST",
-    "STOPPED_ON_REQUEST",
-    "AttemptEnded",
-    "AttemptQueued",
-    "AttemptStarted",
-    "CancelAsked",
-    "CancelAttempt",
-    "CloseAttempt",
-    "Command",
-    "EndStudy",
-    "EndTrial",
-    "EnterPhase",
-    "Event",
-    "InterruptAsked",
-    "KeepLate",
-    "KeepSteps",
-    "KeepTrial",
-    "NoteMachineChange",
-    "NoteQueued",
-    "NoteRest",
-    "NoteStarted",
-    "PauseAsked",
-    "ResumeAsked",
-    "RunnerEvent",
-    "StartAttempt",
-    "StepsReported",
-    "StopAsked",
-    "StudyPhase",
-    "Tick",
-    "cause",
-]

@@ -8,11 +8,11 @@ from typing import Any
 from autotune.space.exclusion import in_words
 from autotune.spec import Study, StudyStatus, Trial
 from autotune.study.controller.commands import STOPPED_ON_REQUEST, EndStudy, StudyPhase
-from autotune.study.controller.finals import decide
 from autotune.study.controller.infeasible import InfeasibleConfigs
 from autotune.study.controller.repeated_failure import repeated_failure
 from autotune.study.controller.scoring import Scorer
 from autotune.study.controller.trial_index import TrialIndex
+from autotune.study.controller.winner import decide
 
 
 class Ending:

@@ -16,7 +16,18 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from autotune.ports import AttemptId
+from autotune.ports import (
+    AttemptEnded,
+    AttemptId,
+    AttemptQueued,
+    AttemptStarted,
+    CloseAttempt,
+    EndTrial,
+    KeepSteps,
+    KeepTrial,
+    StartAttempt,
+    StepsReported,
+)
 from autotune.spec import Failure, ParallelConfig, Study, StudyStatus, Trial, TrialPurpose, TrialStatus
 from autotune.study.controller.accounts import Accounts
 from autotune.study.controller.admission import Admission, Correct, Predict, Refuse
@@ -24,28 +35,19 @@ from autotune.study.controller.attempts import CUT_OFF, OVERDUE, SILENT, UNASKED
 from autotune.study.controller.budget import Spent, everything_is_over
 from autotune.study.controller.commands import (
     AttemptAdopted,
-    AttemptEnded,
-    AttemptQueued,
-    AttemptStarted,
     CancelAsked,
     CancelAttempt,
-    CloseAttempt,
     Command,
-    EndTrial,
     EnterPhase,
     Event,
     InterruptAsked,
     KeepLate,
-    KeepSteps,
-    KeepTrial,
     NoteMachineChange,
     NoteQueued,
     NoteRest,
     NoteStarted,
     PauseAsked,
     ResumeAsked,
-    StartAttempt,
-    StepsReported,
     StopAsked,
     StudyPhase,
     Tick,

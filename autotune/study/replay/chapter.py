@@ -8,25 +8,22 @@ from __future__ import annotations
 
 from typing import final
 
-from autotune.ports import StudyRecord, Unfollowed
+from autotune.ports import AttemptQueued, CloseAttempt, KeepSteps, StudyRecord, Unfollowed
 from autotune.search import Searcher
 from autotune.spec import Estimate, ParallelConfig, StudyStatus, TrialPurpose, Wanted
 from autotune.study.assembly import Assembly
 from autotune.study.beginning import Beginning
 from autotune.study.controller import (
     AttemptAdopted,
-    CloseAttempt,
     Command,
     Controller,
     EndStudy,
     EnterPhase,
     Event,
-    KeepSteps,
     NoteRest,
     NoteStarted,
     Tick,
 )
-from autotune.study.controller.commands import AttemptQueued
 from autotune.study.replay.facts import Fact, differ_in_words, expected, kept
 from autotune.study.replay.history import STATES, Decided
 from autotune.study.replay.known import Known

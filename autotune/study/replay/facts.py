@@ -9,20 +9,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.ports import AttemptEnded, HistoryEvent
+from autotune.ports import AttemptEnded, CloseAttempt, EndTrial, HistoryEvent, KeepTrial, StartAttempt
 from autotune.spec import Trial
 from autotune.spec.plain import finite
-from autotune.study.controller import (
-    CancelAttempt,
-    CloseAttempt,
-    Command,
-    EndTrial,
-    KeepLate,
-    KeepTrial,
-    NoteMachineChange,
-    NoteQueued,
-    StartAttempt,
-)
+from autotune.study.controller import CancelAttempt, Command, KeepLate, NoteMachineChange, NoteQueued
 from autotune.study.replay.known import Known
 
 SAME = 1e-9

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.errors import StoreCorruptError
-from autotune.ports import AttemptEnded, AttemptId, StepsReported
+from autotune.ports import AttemptEnded, AttemptId, AttemptQueued, AttemptStarted, StepsReported
 from autotune.spec import Failure, Measurement, Trial, TrialStatus
 from autotune.study.controller import (
     CancelAsked,
@@ -23,7 +23,7 @@ from autotune.study.controller import (
     Tick,
 )
 from autotune.study.controller.attempts import UNASKED
-from autotune.study.controller.commands import AttemptAdopted, AttemptQueued, AttemptStarted
+from autotune.study.controller.commands import AttemptAdopted
 from autotune.study.replay.history import Decided
 
 WISHES: Mapping[str, Event] = {type(e).__name__: e for e in (PauseAsked(), ResumeAsked(), StopAsked(), CancelAsked())}

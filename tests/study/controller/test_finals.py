@@ -15,8 +15,9 @@ from autotune.spec import (
     TrialPurpose,
     TrialStatus,
 )
-from autotune.study.controller.finals import contenders, decide, next_final, participants
+from autotune.study.controller.finals import contenders, next_final, participants
 from autotune.study.controller.trial_index import TrialIndex
+from autotune.study.controller.winner import decide
 from tests.study.controller.world import BASELINE, CONFIGS, measured, study
 
 A, B, C = CONFIGS[:3]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.ports import AttemptEnded, AttemptQueued
+from autotune.ports import AttemptEnded, AttemptQueued, CloseAttempt, EndTrial, StartAttempt
 from autotune.spec import (
     Estimate,
     FailureKind,
@@ -23,15 +23,12 @@ from autotune.study.controller import (
     AttemptAdopted,
     CancelAsked,
     CancelAttempt,
-    CloseAttempt,
-    EndTrial,
     EnterPhase,
     InterruptAsked,
     NoteQueued,
     NoteRest,
     PauseAsked,
     ResumeAsked,
-    StartAttempt,
     StopAsked,
 )
 from autotune.study.controller.attempts import CANCEL_GRACE_S, DEADLINE_GRACE_S, MAX_ATTEMPTS

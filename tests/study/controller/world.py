@@ -7,7 +7,16 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotune.ports import AttemptEnded, AttemptId, TrialRequest
+from autotune.ports import (
+    AttemptEnded,
+    AttemptId,
+    CloseAttempt,
+    EndTrial,
+    KeepSteps,
+    KeepTrial,
+    StartAttempt,
+    TrialRequest,
+)
 from autotune.search.grid import GridSearcher
 from autotune.search.searcher import Problem, Searcher
 from autotune.space import SearchSpace
@@ -31,17 +40,12 @@ from autotune.spec import (
 from autotune.study.controller import (
     AttemptAdopted,
     CancelAttempt,
-    CloseAttempt,
     Command,
     Controller,
     EndStudy,
-    EndTrial,
     EnterPhase,
     Event,
     KeepLate,
-    KeepSteps,
-    KeepTrial,
-    StartAttempt,
     Tick,
 )
 from autotune.study.loop import CHECKPOINT_S

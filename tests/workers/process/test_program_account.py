@@ -73,6 +73,15 @@ def test_a_program_of_a_service_sees_no_secret(monkeypatch: pytest.MonkeyPatch) 
     assert {"MY_SETTING", "HF_TOKEN"} <= set(program_environment())
 
 
+def test_what_a_launcher_told_this_process_is_left_out_and_names_that_begin_alike_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "host", "RANKING_FILE": "a.csv", "MASTER_ADDRESS_BOOK": "b"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert given.keys() & program_environment().keys() == {"RANKING_FILE", "MASTER_ADDRESS_BOOK"}
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start programs as another user")
 @pytest.mark.usefixtures("secrets")
 def test_a_program_runs_as_the_user_that_the_service_names(monkeypatch: pytest.MonkeyPatch) -> None:

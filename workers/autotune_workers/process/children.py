@@ -26,17 +26,10 @@ from autotune_workers.gang.wire import Lines, to_line
 from autotune_workers.process.network_interface import interface_of
 
 LOG = logging.getLogger(__name__)
-_PRIVATE = (
-    "AUTOTUNE_",
-    "PGPASS",
-    "RAY_AUTH_",
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_",
-)
+_PRIVATE = ("AUTOTUNE_", "PGPASS", "RAY_AUTH_", "TORCHELASTIC_")
+"""beginnings of names"""
+_LAUNCHERS = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+"""what a launcher tells its ranks: of the one that started this process it would be wrong for a trial's"""
 ANSWER_S = 60.0
 """longest time to a server's answer, which takes milliseconds; to its first one it takes the time to import torch"""
 FIRST_ANSWER_S = 300.0
@@ -67,7 +60,7 @@ class Child(Protocol):
 
 def inherited_environment() -> dict[str, str]:
     """Our environment without secrets of ours (settings, passwords of the database, Ray's token) and other launchers' variables."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
+    return {name: value for name, value in os.environ.items() if not (name.startswith(_PRIVATE) or name in _LAUNCHERS)}
 
 
 def rank_environment(extra: Mapping[str, str], *, host: str) -> dict[str, str]:

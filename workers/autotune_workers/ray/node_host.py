@@ -73,13 +73,15 @@ class NodeHost(OwnedActor):
         """Starts the program of that attempt."""
         if not self._is_owner(owner) or attempt != self._attempt:
             return
+        folder = ""
         try:
             folder = self._unpacked()
             keeper = KeeperProcess(detached=True)
         except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
             self._tell({"event": "refused", "reason": f"node {self._address}: {error}"}, attempt)
             return
-        with self._lock:
+        with self._lock:  # with its reader at once: `_end_program` ends both or finds neither
             self._keeper = keeper
             keeper.begin(
                 order,
@@ -89,10 +91,10 @@ class NodeHost(OwnedActor):
                 environment=self._environment,
                 lease_s=self._lease_s,
             )
-        self._reader = threading.Thread(
-            target=self._relay, args=(keeper, attempt), name="autotune-keeper-reader", daemon=True
-        )
-        self._reader.start()
+            self._reader = threading.Thread(
+                target=self._relay, args=(keeper, attempt), name="autotune-keeper-reader", daemon=True
+            )
+            self._reader.start()
 
     def _unpacked(self) -> str:
         """A new folder with the files of the program; empty when none were sent along."""

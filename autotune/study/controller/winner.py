@@ -1,0 +1,158 @@
+"""The winner of a study, and by how much: by the final rounds that count, else by the first measurements.
+
+    tied       a config whose reward cannot be told from the leader's: within the margin of the noise between runs
+    default    where the leader is tied with the default config, that wins: nothing is claimed that chance explains
+    interval   of the speedup, 95%: the noise between runs, and that the best of several was picked
+
+Without finals the claim rests on one measurement each, at the slowest figure that the machine's levels allow; its interval reaches up to the fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import final
+
+from autotune.reward import MachineLevels, RunNoise, by_reward, known_noise_scale, tokens_per_s, within_run_variance
+from autotune.spec import ParallelConfig, Study, Trial
+from autotune.study.controller.final_rounds import (
+    baseline_of,
+    ended_finals,
+    measured_finals,
+    rounds_of,
+    runs_beside,
+)
+from autotune.study.controller.finals import (
+    cannot_run,
+    confirmed_by,
+    contenders,
+    failed_in_finals,
+    first_measurements,
+    noise_of,
+    participants,
+    slope_of,
+    total_of,
+)
+from autotune.study.controller.machine_changes import changes_in_words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Winner:
+    """Who won, and by what."""
+
+    best: Trial | None
+    """the trial in which the winning config was first measured; after finals with their measurement and reward"""
+    baseline: Trial | None
+    """the same of the baseline; None when it could not be measured"""
+    speedup: float | None
+    """winner against baseline in tokens per second; None without a baseline"""
+    speedup_low: float | None = None
+    """lower end of its 95% interval; None without a speedup"""
+    speedup_high: float | None = None
+    """its upper end"""
+    tied_with: tuple[int, ...] = ()
+    """trials whose configs cannot be told from the winner"""
+    rounds: int = 0
+    """final rounds of the winner that count"""
+    confirmed: tuple[Trial, ...] = ()
+    """all configs that were measured again, best reward first, with the finals' measurements and rewards"""
+    notes: tuple[str, ...] = ()
+    """what else must be said, in words"""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Comparison:
+    """By what two trials of a ranking are told apart."""
+
+    noise: RunNoise
+    rounds: int
+    """in which both were measured"""
+    rivals: int
+    """among which the leader was picked"""
+    slope: float
+    """by how much a reward moves with ln speed"""
+    unknown: Mapping[int, float] = field(default_factory=dict)
+    """by trial, ln by which it may be faster than it counts, because nobody saw when the machine changed"""
+
+    def margin(self, one: Trial, other: Trial | None) -> float:
+        """Half-width of the interval of their difference in ln speed."""
+        measured = [t.measurement for t in (one, other) if t is not None and t.measurement is not None]
+        return self.noise.half_width(self.rounds, configs=self.rivals, within=sum(map(within_run_variance, measured)))
+
+    def are_tied(self, leader: Trial, other: Trial) -> bool:
+        """Whether the other may be as good as the leader."""
+        margin = self.margin(leader, other) + self.unknown.get(other.number, 0.0)
+        return abs(total_of(leader) - total_of(other)) <= self.slope * margin
+
+
+def decide(trials: Sequence[Trial], study: Study, who: Sequence[ParallelConfig] | None = None) -> Winner:
+    """The winner by the final rounds that count, else by the first measurements. `who` took part in the finals (default: `participants`)."""
+    finals, levels = ended_finals(trials), MachineLevels(trials)
+    failed, baseline = failed_in_finals(finals), baseline_of(trials)
+    alive = [c for c in (participants(trials, study) if who is None else who) if c not in failed]
+    is_raced = len(alive) > 1 and all(measured_finals(c, finals) for c in alive)
+    confirmed = confirmed_by(trials, study, alive) if is_raced else []
+    default = next((t for t in confirmed if baseline is not None and t.config == baseline.config), baseline)
+    notes = [
+        *(f"{config} failed when it was measured again" for config in failed),
+        *(f"{t.config} could not be measured again: {t.reason}" for t in cannot_run(finals)),
+        *changes_in_words(levels, trials, default),
+    ]
+    ranked = confirmed or [t for t in contenders(trials, study) if t.config not in failed]
+    if not ranked:
+        return Winner(best=None, baseline=baseline, speedup=None, notes=tuple(notes))
+    best, rivals, slope = ranked[0], len(ranked) - 1, slope_of(study)
+    if is_raced:
+        rounds = rounds_of(best.config, alive, finals, baseline)
+        counted = len(runs_beside(best.config, alive, finals, baseline)[0])
+        compared = _Comparison(noise=noise_of(trials, alive, rounds), rounds=counted, rivals=rivals, slope=slope)
+    else:
+        rounds, noise = 0, RunNoise.of(t.measurement for t in ranked[:2] if t.measurement)
+        unknown = {t.number: levels.at(t.number).width for t in ranked}
+        compared = _Comparison(noise=noise, rounds=1, rivals=rivals, slope=slope, unknown=unknown)
+    tied = [t for t in ranked[1:] if compared.are_tied(best, t)]
+    if is_raced and default is not None and default in tied:
+        best = default
+        tied = [t for t in ranked if t is not best and compared.are_tied(best, t)]
+        notes.append("nothing that was tried is faster than the default config by more than the noise between runs")
+    measured = best  # the trial of the best config that the speedup is of
+    if not rounds:
+        if {t.config for t in (*ranked, default) if t is not None} != {best.config}:
+            notes.append("without a finished final round the winner and the speedup rest on one measurement each")
+    elif baseline is not None and default is baseline:
+        notes.append("the baseline was not measured again: the speedup rests on one measurement each")
+        measured = next(t for t in first_measurements(trials, study) if t.config == best.config)
+        compared = replace(compared, rounds=1, unknown={measured.number: levels.at(measured.number).width})
+    if study.objective.metric == "goodput" and not any(known_noise_scale(t.measurement) is not None for t in trials):
+        notes.append(
+            "no trial measured the gradient noise scale: larger batches were assumed to learn nothing more per step"
+        )
+    speedup, low, high = _speedup(measured, default, compared)
+    return Winner(
+        best=best,
+        baseline=default,
+        speedup=speedup,
+        speedup_low=low,
+        speedup_high=high,
+        tied_with=tuple(t.number for t in tied),
+        rounds=rounds,
+        confirmed=tuple(sorted(confirmed, key=lambda t: (t.config != best.config, by_reward(t)))),
+        notes=tuple(notes),
+    )
+
+
+def _speedup(
+    best: Trial, default: Trial | None, compared: _Comparison
+) -> tuple[float, float, float] | tuple[None, None, None]:
+    """Tokens per second against the default config's around the same time, which the reward holds: after the finals that of the same rounds; with the ends of its
+    interval."""
+    if default is None:
+        return None, None, None
+    if best.config == default.config:
+        return 1.0, 1.0, 1.0
+    ratio = best.reward.parts.get("tokens_per_s_ratio") if best.reward is not None else None
+    speedup = ratio or tokens_per_s(best) / tokens_per_s(default)
+    spread = math.exp(compared.margin(best, default))
+    return speedup, speedup / spread, speedup * spread * math.exp(compared.unknown.get(best.number, 0.0))
