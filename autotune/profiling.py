@@ -36,6 +36,8 @@ FIRST_PROFILE = (
 """what to say before the first dry run, where a person waits"""
 CHECK_DEPTH = 6
 """layers of a check run, or all where the model has fewer"""
+_Made = tuple[ProfileRun, DryRun]
+"""a run, and what it said"""
 OnRun = Callable[[int, int, str], None]
 """is told of a dry run before it begins: its number from 1, how many there may be, what is run"""
 
@@ -97,7 +99,7 @@ def make_profile(
     runs = fitted_runs(workload, table)[:MOST_RUNS]
     asked = [layout for layout, _ in layouts(table)]
     count = min(MOST_RUNS, len(runs) + len(checked_runs(workload, asked, depth=CHECK_DEPTH)))
-    by_kind, failed = dict[str, list[tuple[ProfileRun, DryRun]]](), dict[str, DryRunError]()
+    by_kind, failed = dict[str, list[_Made]](), dict[str, DryRunError]()
     for number, run in enumerate(runs, start=1):
         if run.kind in failed:
             continue
@@ -112,24 +114,10 @@ def make_profile(
             failed[run.kind] = error
         else:
             by_kind.setdefault(run.kind, []).append((run, found))
-    for kind, pairs in by_kind.items():
-        base = kind.removesuffix(LATER_STAGE)  # which comes before its later stages
-        try:
-            if base in failed:
-                raise failed[base]
-            # a kind that cannot be read would spoil the others
-            profile_of(pairs if base == kind else [*by_kind[base], *pairs], "")
-        except DryRunError as error:
-            failed[kind] = error
-    made = [pair for kind, pairs in by_kind.items() if kind not in failed for pair in pairs]
-    if not made:
-        raise next(iter(failed.values()))
-    profile = profile_of(made, profile_fingerprint(workload))
+    profile = profile_of(_readable(by_kind, failed), profile_fingerprint(workload))
     composed = (layout for layout in asked if not profile.why_not(workload, layout))
-    checks = list(profile.checks)
-    for number, run in enumerate(checked_runs(workload, composed, depth=CHECK_DEPTH), start=len(runs) + 1):
-        if number > count:
-            break
+    checks, left = list(profile.checks), count - len(runs)
+    for number, run in enumerate(checked_runs(workload, composed, depth=CHECK_DEPTH)[:left], start=len(runs) + 1):
         tell(number, count, f"check of {run.kind} weights: {run.config}")
         try:
             found = runner.run(run.workload, run.config, pp_rank=run.pp_rank, limits=limits)
@@ -142,6 +130,21 @@ def make_profile(
     if store is not None:
         store.save_profile(profile.fingerprint, profile.to_dict())
     return profile
+
+
+def _readable(by_kind: Mapping[str, list[_Made]], failed: dict[str, DryRunError]) -> list[_Made]:
+    """The runs of the kinds that can be read: one that cannot would spoil the others, and is added to `failed`. Raises its error where none is left."""
+    for kind, pairs in by_kind.items():
+        base = kind.removesuffix(LATER_STAGE)  # which comes before its later stages
+        try:
+            if base in failed:
+                raise failed[base]
+            profile_of(pairs if base == kind else [*by_kind[base], *pairs], "")
+        except DryRunError as error:
+            failed[kind] = error
+    if made := [pair for kind, pairs in by_kind.items() if kind not in failed for pair in pairs]:
+        return made
+    raise next(iter(failed.values()))
 
 
 def answers_for(profile: Profile, workload: Workload, table: ConfigTable) -> bool:

@@ -27,14 +27,12 @@ def note(
     json: JsonOption = False,
 ) -> None:
     """Writes a note on a study, shows its notes, or removes one."""
-    from autotune.cli.named_study import tell_namesakes
-    from autotune.cli.source import open_source
+    from autotune.cli.named_study import source_of
     from autotune.errors import SpecError
 
     if text is not None and remove is not None:
         raise SpecError("a note is either written or removed, but TEXT and --remove are both given", field="--remove")
-    with open_source(store, url) as source:
-        tell_namesakes(source, study)
+    with source_of(study, store, url) as source:
         if text is not None:
             document = source.add_note(study, text)
             said = f"note {document['note']['number']} is on study {study}"
@@ -66,11 +64,9 @@ def tag(
     json: JsonOption = False,
 ) -> None:
     """Adds, removes or shows the tags of a study."""
-    from autotune.cli.named_study import tell_namesakes
-    from autotune.cli.source import open_source
+    from autotune.cli.named_study import source_of
 
-    with open_source(store, url) as source:
-        tell_namesakes(source, study)
+    with source_of(study, store, url) as source:
         asked = tags or remove
         document = source.tag(study, add=tags or (), remove=remove or ()) if asked else source.status(study)
     found = document["study"]

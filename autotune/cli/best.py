@@ -12,10 +12,10 @@ from autotune.cli.output import (
     StoreOption,
     StudyArgument,
     UrlOption,
-    bare_table,
     consoles,
     emit,
     note,
+    print_table,
 )
 from autotune.cli.quantities import sequence_tokens
 
@@ -106,7 +106,7 @@ def best(
 
     If nothing was measured for --model and --cluster, it shows the configs of the nearest known workload, otherwise the cost model's ranking.
     """
-    from autotune.cli.named_study import tell_namesakes
+    from autotune.cli.named_study import source_of
     from autotune.cli.source import open_source
     from autotune.errors import SpecError
 
@@ -124,16 +124,15 @@ def best(
         raise SpecError(
             f"--pareto shows all configs of the front, but --top {top} is given too", remedy="leave one of them out"
         )
-    with open_source(store, url) as source:
-        if study:
-            tell_namesakes(source, study)
-            document = source.best(study, top=top or 1, pareto=pareto, metric=metric, stability_weight=stability_weight)
-        else:
-            days = asked.pop("days")
-            after = datetime.now(UTC) - timedelta(days=days) if days is not None else None
-            document = source.best_across(
-                **asked, measured_after=after, metric=metric, stability_weight=stability_weight, top=top or 1
-            )
+    ranking: dict[str, Any] = {"metric": metric, "stability_weight": stability_weight, "top": top or 1}
+    if study:
+        with source_of(study, store, url) as source:
+            document = source.best(study, pareto=pareto, **ranking)
+    else:
+        del asked["days"]
+        after = datetime.now(UTC) - timedelta(days=days) if days is not None else None
+        with open_source(store, url) as source:
+            document = source.best_across(**asked, measured_after=after, **ranking)
     if (target := document.get("target")) is not None and top:
         document["target"] = {**target, "configs": target["configs"][:top]}
     found = document["best"] is not None or target is not None
@@ -163,7 +162,8 @@ def _print_best(document: dict[str, Any], *, pareto: bool) -> None:
     if pareto:
         from autotune.report.reward_tables import front_rows
 
-        _print_rows(*front_rows(document["configs"]), text=2)
+        heads, rows = front_rows(document["configs"])
+        print_table(heads, rows, numbers=heads[2:])
         out.print("no other measured config is at least as good in all four columns and better in one")
     elif document.get("source") == "cost_model":
         _print_predicted(document)
@@ -188,7 +188,8 @@ def _print_predicted(document: dict[str, Any]) -> None:
         memory = format_bytes(predicted["peak_memory_bytes"])
         risk = f"{predicted['oom_probability']:.0%}"
         rows.append([str(rank), config_label(ParallelConfig.from_dict(config)), *sizes, memory, risk])
-    _print_rows(["rank", "config", "tokens/s", "step", "memory", "OOM risk"], rows, text=2)
+    numbers = ("tokens/s", "step", "memory", "OOM risk")
+    print_table(("rank", "config", *numbers), rows, numbers=numbers)
     print("predicted by the cost model; nothing similar has been measured")
     assumed = document["assumed"]
     batches = ", ".join(map(str, assumed["global_batch_size"]))
@@ -228,17 +229,6 @@ def _print_evidence(document: dict[str, Any]) -> None:
             note(remark)
 
 
-def _print_rows(heads: list[str], rows: list[list[str]], *, text: int) -> None:
-    """Prints a table; the first `text` columns hold words, the others numbers."""
-    out, _ = consoles()
-    table = bare_table()
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="left" if i < text else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)
-
-
 def explain(
     study: StudyArgument,
     trial: Annotated[
@@ -252,13 +242,11 @@ def explain(
 
     It shows the parts of the trial's reward, compared with the baseline and the runner-up.
     """
-    from autotune.cli.named_study import tell_namesakes
-    from autotune.cli.source import open_source
+    from autotune.cli.named_study import source_of
     from autotune.report.reward_tables import formula_rows, reward_rows
     from autotune.reward import STABILITY_RULE
 
-    with open_source(store, url) as source:
-        tell_namesakes(source, study)
+    with source_of(study, store, url) as source:
         document = source.explain(study, trial)
     if json:
         emit(document)
@@ -268,7 +256,7 @@ def explain(
     heads, rows = reward_rows(document)
     if rows:
         print()
-        _print_rows(heads, rows, text=1)
+        print_table(heads, rows, numbers=heads[1:])
         print(STABILITY_RULE)
         heads, rows = formula_rows(document)
-        _print_rows(heads, rows, text=2)
+        print_table(heads, rows, numbers=heads[2:])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, emit, note
+from autotune.cli.output import JsonOption, StoreOption, emit, note, print_table
 
 
 def register(app: typer.Typer) -> None:
@@ -25,22 +26,13 @@ def calibrate(
     """
     from autotune import api
 
-    results = api.open_store(store)
-    try:
+    with closing(api.open_store(store)) as results:
         calibration = api.calibrate(cluster, store=results, on_progress=note)
-    finally:
-        results.close()
     document = calibration.to_dict()
     if json:
         emit({"calibration": document})
         return
-    table = bare_table()
-    table.add_column("constant")
-    table.add_column("value", justify="right")
-    for name, value in document.items():
-        if isinstance(value, float):
-            table.add_row(name, f"{value:.4g}")
-        elif isinstance(value, str | int):
-            table.add_row(name, str(value))
-    consoles()[0].print(table)
+    shown = {name: value for name, value in document.items() if isinstance(value, str | int | float)}
+    rows = [[name, f"{value:.4g}" if isinstance(value, float) else str(value)] for name, value in shown.items()]
+    print_table(("constant", "value"), rows, numbers=("value",))
     note("stored; plan, estimate and tune use these values for this cluster from now on")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,15 +42,12 @@ def check(
     from autotune.cli.exit_codes import FAILED
 
     study = api.load_study(spec, overrides={"runner": runner} if runner else None)
-    database = api.open_store(store)
-    try:
+    with closing(api.open_store(store)) as database:
         shown = _LogView()
         prepared = api.prepare_check(study, store=database)
         if not json:
             _print_launch(prepared)
         found = api.run_check(prepared, on_line=(lambda _: None) if json else shown.show, on_wait=note)
-    finally:
-        database.close()
     verdict = api.check_verdict(found)
     if json:
         emit(api.check_document(prepared, found))

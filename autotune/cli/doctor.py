@@ -218,8 +218,10 @@ def _store(url: str | None) -> Check:
 
 def _disk(url: str | None) -> Check:
     from autotune.settings import data_folder
+    from autotune.store.location import find_location
 
-    folder = Path(url).parent if url and "://" not in url else data_folder()
+    path = find_location(url).path
+    folder = path.parent if path is not None else data_folder()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free

@@ -56,8 +56,7 @@ def export(
     """
     import shlex
 
-    from autotune.cli.named_study import tell_namesakes
-    from autotune.cli.source import open_source
+    from autotune.cli.named_study import source_of
     from autotune.errors import SpecError
     from autotune.trainers import Launch, trainer, write_launch
     from autotune.trainers.schedulers import scheduler
@@ -73,8 +72,7 @@ def export(
     starter = scheduler(on)
     if to:
         trainer(to)
-    with open_source(store, url) as source:
-        tell_namesakes(source, study)
+    with source_of(study, store, url) as source:
         found = source.export(study, to or source.status(study)["study"]["trainer"], options, on=starter.name)
     launch = Launch(
         argv=tuple(found["argv"]),
@@ -126,13 +124,12 @@ def report(
 
     It shows the trials, the winner, why it won and what failed. The page is self-contained, with figures; in Markdown the figures are tables with bars.
     """
-    from autotune.cli.named_study import tell_namesakes
-    from autotune.cli.source import open_source, study_with_trials
+    from autotune.cli.named_study import source_of
+    from autotune.cli.source import study_with_trials
     from autotune.errors import SpecError
     from autotune.report import html_report, markdown_report
 
-    with open_source(store, url) as source:
-        tell_namesakes(source, study)
+    with source_of(study, store, url) as source:
         record, trials = study_with_trials(source, study)
         service = source.url
     is_markdown = form == "markdown" or (form is None and output is not None and output.suffix.lower() == ".md")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,13 +94,10 @@ def fit(
     study = api.load_study(spec, limits=limits)
     chosen = None if config is None else complete(study.workload, config, study.space.own_knobs)
     space = SearchSpace.of_study(study) if profile else None
-    database = api.open_store(store)
-    try:
+    with closing(api.open_store(store)) as database:
         with _progress() as tell:
             answers = api.fit(study, chosen, top=top or 1, store=database, limits=limits, on_rank=tell, space=space)
         profiled = None if space is None else _profiled(study, space, database, limits)
-    finally:
-        database.close()
     if output is not None:
         from autotune.report.fit_page import fit_page
 

@@ -14,10 +14,10 @@ from autotune.cli.output import (
     StoreOption,
     StudyArgument,
     UrlOption,
-    bare_table,
     consoles,
     emit,
     note,
+    print_table,
 )
 
 POLL_S = 1.0
@@ -101,31 +101,29 @@ def list_studies(
     if json:
         emit(document)
         return
-    table = bare_table()
-    for name in ("id", "name", "status", "model", "cluster", "trials", "speedup", "created"):
-        table.add_column(name, justify="right" if name in ("trials", "speedup") else "left", overflow="fold")
-    for s in document["studies"]:
-        speedup = format_speedup(s["speedup"], *interval_of(s)) if s.get("speedup") else ""
-        created = str(s["created_at"])[:19].replace("T", " ")
-        trials = f"{sum(s['trials'].values()):,}"
-        table.add_row(s["id"], s["name"], s["status"], s["model"], s["cluster"], trials, speedup, created)
-    if document["studies"]:
-        consoles()[0].print(table)
-    else:
+    if not document["studies"]:
         note(
             "no study matches"
             if any(filters.values())
             else "no studies; start one with `autotune tune SPEC`, or on a service with `autotune submit SPEC`"
         )
+        return
+    rows = []
+    for s in document["studies"]:
+        speedup = format_speedup(s["speedup"], *interval_of(s)) if s.get("speedup") else ""
+        created = str(s["created_at"])[:19].replace("T", " ")
+        trials = f"{sum(s['trials'].values()):,}"
+        rows.append([s["id"], s["name"], s["status"], s["model"], s["cluster"], trials, speedup, created])
+    heads = ("id", "name", "status", "model", "cluster", "trials", "speedup", "created")
+    print_table(heads, rows, numbers=("trials", "speedup"))
 
 
 def status(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
     """Shows a study: its status, trials and best config."""
-    from autotune.cli.named_study import tell_namesakes
-    from autotune.cli.source import open_source, shown_trials
+    from autotune.cli.named_study import source_of
+    from autotune.cli.source import shown_trials
 
-    with open_source(store, url) as source:
-        tell_namesakes(source, study)
+    with source_of(study, store, url) as source:
         document = source.status(study)
         trials = [] if json else shown_trials(source, document["study"]["id"])
     if json:
@@ -138,11 +136,9 @@ def status(study: StudyArgument, store: StoreOption = None, url: UrlOption = Non
 
 def watch(study: StudyArgument, store: StoreOption = None, url: UrlOption = None, json: JsonOption = False) -> None:
     """Follows a study until it ends; Ctrl-C leaves it running."""
-    from autotune.cli.named_study import tell_namesakes
-    from autotune.cli.source import open_source
+    from autotune.cli.named_study import source_of
 
-    with open_source(store, url) as source:
-        tell_namesakes(source, study)
+    with source_of(study, store, url) as source:
         _watch(source, source.status(study)["study"]["id"], json)
 
 
@@ -195,13 +191,11 @@ def logs(
 
     Of a failed trial it prints the kind of failure, the exception and the last log lines.
     """
-    from autotune.cli.named_study import tell_namesakes
-    from autotune.cli.source import open_source
+    from autotune.cli.named_study import source_of
     from autotune.cli.study_text import logged_line
     from autotune.errors import NotFoundError
 
-    with open_source(store, url) as source:
-        tell_namesakes(source, study)
+    with source_of(study, store, url) as source:
         if trial is None:
             events: list[dict[str, Any]] = []
             while more := source.events(study, after=events[-1]["sequence"] if events else 0):

@@ -7,7 +7,8 @@ to delete     the only one of that name, else the id is asked for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import note
@@ -29,6 +30,16 @@ def tell_namesakes(source: Source, asked: str) -> None:
         )
         for study in found[1:LISTED]:
             note(f"  {described(study)}")
+
+
+@contextmanager
+def source_of(study: str, store: str | None, url: str | None) -> Iterator[Source]:
+    """The source of the study that is shown, after saying which others have its name."""
+    from autotune.cli.source import open_source
+
+    with open_source(store, url) as source:
+        tell_namesakes(source, study)
+        yield source
 
 
 def to_act_on(source: Source, asked: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,6 +81,16 @@ def bare_table() -> Table:
     from autotune.report.tab_table import TabTable
 
     return TabTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str] = ()) -> None:
+    """Prints a table on stdout; columns with the heads `numbers` are aligned to the right."""
+    table = bare_table()
+    for head in heads:
+        table.add_column(head, justify="right" if head in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    consoles()[0].print(table)
 
 
 def emit(document: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +13,11 @@ from autotune.cli.output import (
     NoProfileOption,
     SpecArgument,
     StoreOption,
-    bare_table,
     consoles,
     emit,
     note,
     palette_of,
+    print_table,
 )
 from autotune.cli.quantities import tokens
 
@@ -67,8 +68,7 @@ def plan(
             field="--tokens",
         )
     study = api.load_study(spec)
-    database = api.open_store(store)
-    try:
+    with closing(api.open_store(store)) as database:
         found = api.plan_of(study, top=top, store=database, profile=not no_profile, on_dry_run=_tell)
         not_here = api.cannot_run_here(study)
         meant = study.at_hand is not None and bool(found.rows)
@@ -78,8 +78,6 @@ def plan(
         compared = (
             api.compare_clusters_of(study, names, tokens=train_tokens, store=database) if clusters is not None else ()
         )
-    finally:
-        database.close()
     document = found.to_dict() | {"cannot_run_here": not_here}
     document |= proxied if study.at_hand is not None else {}
     document |= {"what_if": [row.to_dict() for row in sizes]} if gpus else {}
@@ -147,20 +145,19 @@ def _print_plan(study: Any, found: Any, sizes: Any) -> None:
         for remedy in miss.remedies:
             out.print(f"  {remedy}")
     if sizes:
-        table = bare_table()
         budgeted = any(row.days is not None for row in sizes)
-        for name in ("GPUs", "config", "tokens/s", "MFU", *(("days", "cost") if budgeted else ())):
-            table.add_column(name, justify="left" if name == "config" else "right")
+        rows = []
         for row in sizes:
             if row.estimate is None:
-                table.add_row(f"{row.num_gpus:,}", row.reason)
+                rows.append([f"{row.num_gpus:,}", row.reason])
                 continue
             cost = "" if row.cost_usd is None else f"${row.cost_usd:,.0f}"
             days = "" if row.days is None else f"{row.days:,.1f}"
             rate, mfu = format_count(float(row.estimate.tokens_per_s)), f"{float(row.estimate.mfu):.1%}"
             spent = (days, cost) if budgeted else ()
-            table.add_row(f"{row.num_gpus:,}", config_label(row.config), rate, mfu, *spent)
-        out.print(table)
+            rows.append([f"{row.num_gpus:,}", config_label(row.config), rate, mfu, *spent])
+        numbers = ("tokens/s", "MFU", *(("days", "cost") if budgeted else ()))
+        print_table(("GPUs", "config", *numbers), rows, numbers=("GPUs", *numbers))
 
 
 def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
@@ -173,12 +170,7 @@ def _print_proxies(study: Any, found: Any, proxies: Any, findings: Any) -> None:
     out, _ = consoles()
     target, at_hand = study.workload.cluster, study.at_hand
     out.print(f"what would run on {at_hand.name} in their place, {target.num_gpus / at_hand.num_gpus:g} times smaller:")
-    table = bare_table()
-    for i, head in enumerate(PROXY_HEADS):
-        table.add_column(head, justify="left" if i == 1 else "right", overflow="fold")
-    for row in proxy_rows(proxies):
-        table.add_row(*row)
-    out.print(table)
+    print_table(PROXY_HEADS, proxy_rows(proxies), numbers=[head for i, head in enumerate(PROXY_HEADS) if i != 1])
     if unknown := blind_words(name for row in proxies if row["proxy"] for name in row["proxy"]["blind"]):
         out.print(f"proxies cannot tell: {', '.join(unknown)}")
     first = ParallelConfig.from_dict(findings["configs"][0]["config"])
@@ -236,11 +228,8 @@ def estimate(
             emit({"config": asked.to_dict(), "legal": False, "reason": reason, "estimate": None, "source": ""})
         note(f"illegal: {reason}")
         raise typer.Exit(BAD_INPUT)
-    database = api.open_store(store)
-    try:
+    with closing(api.open_store(store)) as database:
         predicted, source = api.estimate_of(study, asked, store=database, profile=not no_profile, on_dry_run=_tell)
-    finally:
-        database.close()
     if json:
         emit(
             {"config": asked.to_dict(), "legal": True, "reason": "", "estimate": predicted.to_dict(), "source": source}

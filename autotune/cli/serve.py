@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from autotune.cli.help_pages import GroupedCommands
-from autotune.cli.output import JsonOption, StoreOption, bare_table, consoles, emit, note
+from autotune.cli.output import JsonOption, StoreOption, emit, note, print_table
 
 
 def register(app: typer.Typer) -> None:
@@ -159,12 +160,9 @@ def create(
 
     owner = owner or getpass.getuser()
     lifetime_s = time_span_s(expires, "--expires") if expires else None
-    database = open_store(store)
-    try:
+    with closing(open_store(store)) as database:
         token, text = database.tokens.create(owner, scope, expires_in_s=lifetime_s)
         database.record_audit("command line", "token.create", token.id, {"owner": owner, "scope": scope})
-    finally:
-        database.close()
     if json:
         emit({"token": text, **_plain(token)})
         return
@@ -176,24 +174,17 @@ def list_tokens(store: StoreOption = None, json: JsonOption = False) -> None:
     """Lists tokens, without their secrets."""
     from autotune.store import open_store
 
-    database = open_store(store)
-    try:
+    with closing(open_store(store)) as database:
         found = [_plain(token) for token in database.tokens.list()]
-    finally:
-        database.close()
     if json:
         emit({"tokens": found})
         return
     if not found:
         note("this store has no tokens; name another with --store")
         return
-    table = bare_table()
     names = ("id", "owner", "scope", "created_at", "expires_at", "revoked_at")
-    for name in names:
-        table.add_column(name.removesuffix("_at"), overflow="fold")
-    for token in found:
-        table.add_row(*(str(token[name] or "")[:19].replace("T", " ") for name in names))
-    consoles()[0].print(table)
+    rows = [[str(token[name] or "")[:19].replace("T", " ") for name in names] for token in found]
+    print_table([name.removesuffix("_at") for name in names], rows)
 
 
 def revoke(
@@ -204,12 +195,9 @@ def revoke(
     """Revokes a token; from then on it is refused."""
     from autotune.store import open_store
 
-    database = open_store(store)
-    try:
+    with closing(open_store(store)) as database:
         revoked = database.tokens.revoke(token)
         database.record_audit("command line", "token.revoke", revoked.id)
-    finally:
-        database.close()
     if json:
         emit({"token": _plain(revoked)})
     else:
@@ -231,28 +219,23 @@ def audit(
     """
     from autotune.store import open_store
 
-    database = open_store(store)
-    try:
+    with closing(open_store(store)) as database:
         found = database.audit_events(after=after, limit=limit)
-    finally:
-        database.close()
     names = ("sequence", "at", "actor", "action", "subject", "data")
     lines = [{name: getattr(event, name) for name in names} for event in found]
     lines = [{**line, "at": line["at"].isoformat(), "data": dict(line["data"])} for line in lines]
     if json:
         emit({"audit": lines})
         return
-    table = bare_table()
-    for name in ("number", *names[1:]):
-        table.add_column(name, overflow="fold")
+    if not lines:
+        note("the audit log is empty")
+        return
+    rows = []
     for line in lines:
         what = " ".join(f"{key}={value}" for key, value in line["data"].items())
         cells = (str(line["sequence"]), line["at"][:19].replace("T", " "), line["actor"], line["action"])
-        table.add_row(*cells, line["subject"], what)
-    if lines:
-        consoles()[0].print(table)
-    else:
-        note("the audit log is empty")
+        rows.append([*cells, line["subject"], what])
+    print_table(("number", *names[1:]), rows)
 
 
 def _plain(token: Any) -> dict[str, Any]:

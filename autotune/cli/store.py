@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,12 +65,9 @@ def check(
     from autotune.study.replay import replay_study
 
     asked = Asked(replay=replay, named=tuple(study or ()), since=since, everyone=everyone)
-    database = _existing_store(store)
-    try:
+    with closing(_existing_store(store)) as database:
         replays = partial(replay_study, database) if replay else None
         found = examine(database, replay=replays, of=asked.chosen(database), on_study=Teller())
-    finally:
-        database.close()
     if json:
         emit(document(found, asked))
     else:
@@ -89,11 +87,8 @@ def backup(
     """Copies the database; it may be in use."""
     from autotune.store import maintenance
 
-    database = _existing_store(store)
-    try:
+    with closing(_existing_store(store)) as database:
         maintenance.backup(database, target)
-    finally:
-        database.close()
     if json:
         emit({"wrote": str(target)})
     note(f"wrote {target}")
@@ -161,11 +156,8 @@ def export(
     """
     from autotune.store import maintenance
 
-    database = _existing_store(store)
-    try:
+    with closing(_existing_store(store)) as database:
         written = maintenance.export(database, folder, format=format)
-    finally:
-        database.close()
     if json:
         emit({"wrote": [str(path) for path in written]})
     for path in written:
@@ -176,11 +168,8 @@ def vacuum(store: StoreOption = None, json: JsonOption = False) -> None:
     """Returns unused space to the disk."""
     from autotune.store import maintenance
 
-    database = _existing_store(store)
-    try:
+    with closing(_existing_store(store)) as database:
         maintenance.vacuum(database)
-    finally:
-        database.close()
     if json:
         emit({"ok": True})
     note("unused space is returned to the disk")

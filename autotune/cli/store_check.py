@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.output import bare_table, consoles, note
+from autotune.cli.output import note, print_table
 from autotune.cli.time_span import time_span_s
 from autotune.errors import SpecError
 from autotune.spec.duration import format_duration
@@ -115,18 +115,17 @@ def document(found: Examination, asked: Asked) -> dict[str, Any]:
 
 def show(found: Examination, asked: Asked) -> None:
     """The table on stdout, what was not checked and the faults on stderr."""
-    table = bare_table()
-    for heading in ("study", "events", "trials", "attempts", "decisions", "follow", "faults"):
-        table.add_column(heading, justify="left" if heading == "study" else "right")
     faulty = [study for study in found.studies if study.faults]
     sound = [study for study in found.studies if not study.faults]
+    rows = []
     for study in [*sound[-MOST_SHOWN:], *faulty]:
         counts = [f"{study.rows.get(name, 0):,}" for name in ("events", "trials", "attempts")]
         replayed = study.replayed
         counts += [f"{replayed.decisions:,}", f"{replayed.followed:,}"] if replayed else ["-", "-"]
-        table.add_row(study.id, *counts, str(len(study.faults)))
-    if found.studies:
-        consoles()[0].print(table)
+        rows.append([study.id, *counts, str(len(study.faults))])
+    if rows:
+        heads = ("study", "events", "trials", "attempts", "decisions", "follow", "faults")
+        print_table(heads, rows, numbers=heads[1:])
     if (more := len(sound) - MOST_SHOWN) > 0:
         note(f"{more:,} older studies without a fault are not shown; --json has them")
     for reason, count in _not_checked(found, asked).items():

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.cli.output import bare_table, consoles
+from autotune.cli.output import bare_table, consoles, print_table
 from autotune.report.notes import infeasible_line, note_of
 from autotune.report.placement_text import placed_lines
 from autotune.report.table_layout import Column, FittedTable, Shortening
@@ -99,12 +99,8 @@ def print_target(target: Mapping[str, Any], *, top: int | None = None) -> None:
     from autotune.report.target_text import HEADS, TEXT_COLUMNS, target_rows, target_sentences
 
     out, _ = consoles()
-    table = bare_table()
-    for i, head in enumerate(HEADS):
-        table.add_column(head, justify="left" if i in TEXT_COLUMNS else "right", overflow="fold")
-    for row in target_rows(target)[:top]:
-        table.add_row(*row)
-    out.print(table)
+    numbers = [head for i, head in enumerate(HEADS) if i not in TEXT_COLUMNS]
+    print_table(HEADS, target_rows(target)[:top], numbers=numbers)
     for sentence in target_sentences(target):
         out.print(sentence)
 

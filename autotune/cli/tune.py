@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
@@ -65,8 +66,7 @@ def tune(
     }
     overrides: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
     study = api.load_study(document if spec == "-" else spec, overrides=overrides)
-    database = api.open_store(store)
-    try:
+    with closing(api.open_store(store)) as database:
         with places_in(document, but=overrides), LiveView(study) as view:
             result = api.tune(
                 study,
@@ -83,8 +83,6 @@ def tune(
             why = api.explain(database, result.record.id)["text"] if result.best else ()
             print_study(answer, [trial.to_dict() for trial in result.shown], why=why)
             note(f"stored in {find_location(store)}")
-    finally:
-        database.close()
     if result.record.status is StudyStatus.PAUSED:
         note("paused; all results are stored, and the same command continues the study")
         raise typer.Exit(INTERRUPTED)

@@ -108,8 +108,13 @@ class Loop:
         about: Mapping[str, Any] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`interrupted()` turns true when the study shall pause at once; `leave`: its status then stays, so that another controller takes it over.
-        `findings`: what the study's trials show beside its winner, as plain values; stored with its result, as is `about`, what is to be known of this controller. The caller closes the runner."""
+        """The caller closes the runner.
+
+        interrupted()   turns true when the study shall pause at once
+        leave           an interrupted study keeps its status, so that another controller takes it over; else it is PAUSED
+        findings()      what the trials show beside the winner; plain values, stored with the study's result
+        about           what is to be known of this controller; stored there too
+        """
         self.controller, self.runner, self.lease = controller, runner, lease
         self.on_event, self.interrupted, self.monotonic = on_event, interrupted, monotonic
         self._leave, self._findings, self._about = leave, findings, dict(about or {})

@@ -88,9 +88,21 @@ class Controller:
         references: Mapping[int, ParallelConfig] = MappingProxyType({}),
         fp32_losses: Mapping[int, tuple[float, ...]] = MappingProxyType({}),
     ) -> None:
-        """`capacity`: ranks of the runner. `baseline`: the default config (None: there is none to beat). `predict`, `correct`, `refuse`: see
-        `admission`. `past`: the trials of the store, terminal ones in the order in which they ended. `lost`: by trial, the attempts that were lost. `elapsed_s`, `gpu_s`, `stop_reason`: as of the last checkpoint (`gpu_s` None: there is none, go by what was measured). `references`: fp32 configs by global batch, to
-        be measured for their losses before anything but the baseline is tried at that batch in another precision. `fp32_losses`: losses by tokens per step that are known."""
+        """What it needs of the study and of the machine:
+
+            capacity                   ranks of the runner
+            baseline                   the default config; None: there is none to beat
+            predict, correct, refuse   see `admission`
+            references                 fp32 configs by global batch. Each is measured before another precision is tried at its batch, the baseline aside
+            fp32_losses                losses by tokens per step that earlier studies measured
+
+        and of the controllers before it:
+
+            past                       the trials of the store, terminal ones in the order in which they ended
+            lost                       by trial, how many of its attempts were lost
+            elapsed_s, gpu_s           running time and rank-seconds at the last checkpoint; `gpu_s` None: add up what was measured
+            stop_reason                why the search has ended, where it has
+        """
         self.study_id, self.study = study_id, study
         self.attempts = Attempts(capacity, lost)
         self.index = TrialIndex(study)

@@ -19,9 +19,6 @@ from typing import Any
 from autotune_workers.gang.members import Member
 from autotune_workers.gang.wire import Message
 
-NEXT = {"where": "abort", "stop": "abort", "clean-up": "abort", "abort": "terminate", "terminate": "kill"}
-"""the rung after each, when its time is over; after any other, `give up`"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
@@ -44,6 +41,28 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """What the ranks that are still busy are told, and what comes next when they are not idle or gone by then."""
+
+    commands: tuple[str, ...] = ()
+    """messages"""
+    signal: str = ""
+    """TERM or KILL"""
+    then: str = "give up"
+    """the next rung"""
+
+
+RUNGS = {
+    "where": Rung(commands=("where",), then="abort"),
+    "stop": Rung(commands=("stop",), then="abort"),
+    "clean-up": Rung(then="abort"),
+    "abort": Rung(commands=("stop", "abort"), then="terminate"),
+    "terminate": Rung(signal="TERM", then="kill"),
+    "kill": Rung(signal="KILL"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """A message to a rank, or its end: `signal` TERM or KILL."""
 
@@ -57,7 +76,15 @@ class Ladder:
 
     def __init__(self, members: list[Member], *, run: int, patience: Patience, clean_up_s: float) -> None:
         """`run`: number of the launch, which every message carries; `clean_up_s`: time for `clean-up`."""
-        self._members, self._run, self._patience, self._clean_up_s = members, run, patience, clean_up_s
+        self._members, self._run = members, run
+        self._lasts_s = {
+            "where": patience.evidence_s,
+            "stop": patience.stop_s,
+            "clean-up": clean_up_s,
+            "abort": patience.abort_s,
+            "terminate": patience.terminate_s,
+            "kill": patience.gone_s,
+        }
         self._orders: list[Order] = []
         self.rung = ""
         """where it is now; empty before the end has begun"""
@@ -83,47 +110,26 @@ class Ladder:
 
     def due(self, now_s: float) -> str:
         """The rung that has to be taken now; empty while there is time."""
-        return NEXT.get(self.rung, "give up") if now_s >= self.until_s else ""
+        return RUNGS[self.rung].then if now_s >= self.until_s else ""
 
     def step_on(self, rung: str, now_s: float) -> list[int]:
         """Gives the orders of that rung to the ranks that are still busy, and sets the time for the next. Returns the ranks that it gives up."""
-        patience = self._patience
+        if rung in ("leave", "give back"):
+            for member in self._members:
+                member.idle = not member.gone and (member.ready or rung == "leave")
+        self.rung = "terminate" if rung == "give back" else rung
         busy = [r for r, m in enumerate(self._members) if not m.over]
-        self.rung = rung
-        if rung == "where":
-            self.until_s = now_s + patience.evidence_s
-            for rank in busy:
-                self.tell(rank, command="where")
-        elif rung == "stop":
-            self.until_s = now_s + patience.stop_s
-            for rank in busy:
-                self.tell(rank, command="stop")
-        elif rung == "clean-up":
-            self.until_s = now_s + self._clean_up_s
-        elif rung == "abort":
-            self.has_aborted = True
-            self.until_s = now_s + patience.abort_s
-            for rank in busy:
-                self.tell(rank, command="stop")
-                self.tell(rank, command="abort")
-        elif rung == "leave":
-            for member in self._members:
-                member.idle = not member.gone
-        elif rung == "give back":
-            for member in self._members:
-                member.idle = member.ready and not member.gone
-            return self.step_on("terminate", now_s)
-        elif rung == "terminate":
-            self.until_s = now_s + patience.terminate_s
-            for rank in busy:
-                self.signal(rank, "TERM")
-        elif rung == "kill":
-            self.until_s = now_s + patience.gone_s
-            for rank in busy:
-                self.signal(rank, "KILL")
-        else:
+        if self.rung == "give up":
             self.until_s = math.inf
             for rank in busy:
                 self._members[rank].gone = True
             return busy
+        if (orders := RUNGS.get(self.rung)) is not None:
+            self.until_s = now_s + self._lasts_s[self.rung]
+            self.has_aborted |= self.rung == "abort"
+            for rank in busy:
+                for command in orders.commands:
+                    self.tell(rank, command=command)
+                if orders.signal:
+                    self.signal(rank, orders.signal)
         return []
