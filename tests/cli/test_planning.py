@@ -139,6 +139,17 @@ def test_doctor(run):
     assert {c["status"] for c in done.document["checks"] if c["name"] == "Ray dashboard panels"} == {"hint"}
 
 
+def test_doctor_looks_at_the_disk_of_the_store(monkeypatch, tmp_path):
+    from autotune.cli import doctor
+
+    def looked_at(url):
+        return doctor._disk(url).detail.rpartition(" at ")[2]
+
+    assert looked_at(f"sqlite:///{tmp_path}/results.db") == looked_at(str(tmp_path / "results.db")) == str(tmp_path)
+    monkeypatch.setenv("AUTOTUNE_STORE", str(tmp_path / "not" / "yet" / "results.db"))
+    assert looked_at(None) == str(tmp_path)
+
+
 def test_doctor_says_that_gpus_are_announced_and_torch_cannot_use_them(run, monkeypatch):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
