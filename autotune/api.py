@@ -161,10 +161,10 @@ def tune(
     if not isinstance(study, Study):
         spec = read_document(study) if spec is None else spec
         study = load_study(study)
-    from autotune.search import PassedSearcher, Searcher
+    from autotune.search import OneSearcher, Searcher
 
     if isinstance(searcher, Searcher):
-        searcher = PassedSearcher(searcher)
+        searcher = OneSearcher(searcher)
     made_by = None if searcher is None or isinstance(searcher, str) else searcher
     if searcher is not None:
         study, spec = _with_searcher(study, spec, searcher)

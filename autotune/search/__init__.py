@@ -33,13 +33,13 @@ from autotune.search.by_name import (
     searcher_name,
     searcher_names,
 )
-from autotune.search.passed_searcher import PassedSearcher
+from autotune.search.passed_searcher import OneSearcher
 from autotune.search.searcher import Problem, Searcher, score
 from autotune.search.transfer import transfer_weight
 
 __all__ = [
     "PASSED",
-    "PassedSearcher",
+    "OneSearcher",
     "Problem",
     "Searcher",
     "SearcherFactory",

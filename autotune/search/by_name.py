@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import CatalogError, MissingExtraError, RunnerError, SpecError
 from autotune.registry import PASSED, SEARCHERS, find, load, passed_name, registered
-from autotune.search.passed_searcher import PassedSearcher
+from autotune.search.passed_searcher import OneSearcher
 from autotune.search.searcher import Problem, Searcher
 from autotune.spec import Estimate, Objective, ParallelConfig, Study, Trial, Workload
 from autotune.spec.checks import nearest
@@ -123,7 +123,7 @@ def searcher_name(searcher: str | SearcherFactory) -> str:
     """By what name a study records its searcher: the registered one, or `python:MODULE.NAME` for one that was passed as an object."""
     if isinstance(searcher, str):
         return searcher
-    if isinstance(searcher, PassedSearcher):
+    if isinstance(searcher, OneSearcher):
         searcher = type(searcher.searcher)
     if not callable(searcher):
         raise SpecError(

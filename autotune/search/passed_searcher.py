@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @final
-class PassedSearcher:
+class OneSearcher:
     """Makes no searcher anew, but hands out one that its owner made: once for a study, before it was told anything.
 
     Whoever resumes the study passes a fresh one, which is then told all trials again.
