@@ -19,7 +19,6 @@ from typing import Any
 from autotune.onboarding.library_options import LIGHTNING_TRAINER, TRAINER_ARGUMENTS
 from autotune.onboarding.syntax import called_name, keywords_of, last_name, literal_or_none
 
-DATACLASS_PARSERS = ("HfArgumentParser", "TrlParser", "tyro", "simple_parsing", "ArgumentParser", "CLI")
 CONFIGURATOR = "configurator.py"
 _KINDS = {"int": "int", "float": "float", "str": "text", "bool": "flag"}
 

@@ -34,7 +34,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 """wait before a study's process is started again; doubles after each death"""
 STORE_WAIT_S = 5.0
 CHECK_S, STRAGGLE_S = 10.0, 60.0
-"""time between checks of the running processes; time that a process may take to end after its study has"""
+"""time between two checks of the running processes; longest time between the end of a study and that of its process"""
 HUNG_CHECKS = 30
 """after so many checks without a renewed lease a process that still exists counts as hung. One that only waits for a database that it cannot write to
 gives up long before that (`StudyLease`, 120 s)"""

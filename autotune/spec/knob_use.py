@@ -39,15 +39,15 @@ class KnobUse:
     own_knobs_neutral: str = ""
     """why the knobs that a single study adds change nothing there; empty: they are refused"""
 
-    def forgotten(self, knobs: Mapping[str, Knob] = KNOBS) -> tuple[Knob, ...]:
+    def forgotten(self) -> tuple[Knob, ...]:
         """The knobs that it neither reads nor declares neutral or impossible."""
         declared = self.reads | self.neutral.keys() | self.cannot.keys()
-        return tuple(knob for name, knob in knobs.items() if name not in declared)
+        return tuple(knob for name, knob in KNOBS.items() if name not in declared)
 
-    def mistakes(self, knobs: Mapping[str, Knob] = KNOBS) -> tuple[str, ...]:
+    def mistakes(self) -> tuple[str, ...]:
         """What is wrong with the declaration itself, in words: names that are no knob, values that a knob has not, and knobs declared in two ways."""
         whole, single = _split(self.cannot)
-        strange = sorted((self.reads | self.neutral.keys() | whole | {name for name, _ in single}) - knobs.keys())
+        strange = sorted((self.reads | self.neutral.keys() | whole | {name for name, _ in single}) - KNOBS.keys())
         answers = (
             (self.reads, "reads it"),
             (self.neutral.keys(), "declares it neutral"),
@@ -63,7 +63,7 @@ class KnobUse:
             *(
                 f"the {self.part} says that it cannot {name}={value}, which {name} is never"
                 for name, value in sorted(single)
-                if name in knobs and value not in map(knobs[name].text, knobs[name].values)
+                if name in KNOBS and value not in map(KNOBS[name].text, KNOBS[name].values)
             ),
             *(
                 f"the {self.part} says that it cannot {name}={value}, but does not read {name}"

@@ -123,7 +123,7 @@ class StudyLease:
         return self._patiently(lambda: self.store.study(self.study_id))
 
     def glance(self) -> StudyRecord | None:
-        """The same, tried once: None while the database is away. Unreachable is not cancelled."""
+        """The study as it is kept, read without repeating: None while the database is away, which does not mean that the study was cancelled."""
         try:
             return self.store.study(self.study_id)
         except StoreUnavailableError:
@@ -198,7 +198,7 @@ class StudyLease:
         wanted: Wanted | None = None,
         **fields: Unpack[StudyFields],
     ) -> StudyRecord:
-        """Sets status, message and fields of the study (None: it stays); a study that has ended is left as it is. `wanted`: only if people want this."""
+        """Sets status, message (None: they stay) and fields of the study. One that has ended is left as it is. `wanted`: only if people want this of it."""
         while True:
             found = self.record()
             if found.status.is_terminal:

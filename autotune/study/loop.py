@@ -76,9 +76,9 @@ from autotune.study.progress import (
 POLL_S = 0.2
 """the longest wait for the runner's next event"""
 GLANCE_S = 1.0
-"""how often the loop reads what people want (pause, stop, cancel) and stores step metrics, besides whenever the runner reports"""
+"""how often the loop reads what people want (pause, stop, cancel) and stores step metrics, besides when an attempt ends"""
 CHECKPOINT_S = 2.0
-"""how often elapsed time and rank-seconds are stored, besides at each trial's end; a killed study loses at most so much of its accounts"""
+"""how often elapsed time and rank-seconds are stored, besides at each trial's end: a study that is killed forgets at most so much of them"""
 
 ASKED: dict[Wanted, Event] = {
     Wanted.RUN: ResumeAsked(),

@@ -136,10 +136,10 @@ class CancelAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteRest:
-    """What the study is asked to do instead of going on is another than before. Later decisions follow from it."""
+    """The request to come to rest has changed: there is another one, or none any more. Later decisions follow from it."""
 
     status: StudyStatus | None
-    """in which it shall come to rest; None: it goes on"""
+    """the one that the study shall come to rest in; None: it goes on"""
     reason: str
     """in words"""
 

@@ -45,11 +45,11 @@ from autotune.study.controller.final_rounds import (
 )
 
 WORTH = 0.01
-"""relative gain for which no further round is run"""
+"""For a smaller relative gain no further round is run."""
 LOST = 2
-"""rounds in which the machine changed that are made up for"""
+"""Rounds in which the machine changed are repeated, at most so many."""
 RACE = 2
-"""times the runs of `final_rounds` rounds of `finalists` and baseline that a race may take"""
+"""A race takes at most so many times the runs of `final_rounds` rounds of `finalists` and baseline."""
 
 
 def first_measurements(trials: Sequence[Trial], study: Study) -> list[Trial]:

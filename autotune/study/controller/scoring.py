@@ -36,8 +36,8 @@ SURELY_TOO_BIG = 0.95
 """above this predicted probability of running out of memory the default config is not tried"""
 
 STOP_CONFIDENCE = 0.977
-"""by what chance does not explain with this probability a trial must be slower than the best before it is stopped: two standard deviations of the difference of two
-runs, were these known; of Student's t, because they are not (`python -m tests.benchmarks.run_noise`)"""
+"""A trial is stopped early only when it is slower than the best by more than chance explains with this probability: the quantile of two standard deviations, taken
+of Student's t because the noise between runs is estimated (`python -m tests.benchmarks.run_noise`)."""
 SHOW_THE_DATA = (TrialPurpose.BASELINE, TrialPurpose.REFERENCE)
 """trials that show what the data do to losses and gradients, whatever the config"""
 

@@ -25,9 +25,9 @@ class TrialIndex:
         self._study = study
         self.trials: dict[int, Trial] = {}
         self.asked = 0
-        """that the searcher asked for and that were neither cancelled nor INFEASIBLE"""
+        """trials that the searcher asked for, without the cancelled and INFEASIBLE ones"""
         self.failed = 0
-        """of any purpose"""
+        """trials that failed, of any purpose"""
         self.baseline: Trial | None = None
         """first measurement of the default config"""
         self.levels = MachineLevels()
@@ -76,8 +76,8 @@ class TrialIndex:
 
     @property
     def trial_s(self) -> float:
-        """Mean seconds of what the searcher asked for and was measured (before that: of all that was), by the clocks that measured it: a restart finds the
-        same."""
+        """Mean seconds of a measured trial that the searcher asked for; before there is one, of any measured trial. By the clocks that measured it, so that a
+        restart finds the same."""
         return self._search_seconds / self._searched if self._searched else self._seconds / max(1, self._runs)
 
     @property

@@ -50,7 +50,7 @@ class Gang:
         begun: Collection[int] = (),
         joined: Collection[int] = (),
     ) -> None:
-        """`run`: number of this launch, carried by its messages; `faults`: plain values, injected by the ranks. `begun`, `joined`: see `adopted`."""
+        """`run`: number of this launch, carried by its messages. `faults`: plain values, injected by the ranks for tests. `begun`, `joined`: see `adopted`."""
         self.request = request
         self.size = request.config.world_size
         self.phase = GangPhase.READY
@@ -163,8 +163,8 @@ class Gang:
         why: str = "",
         host_lost: bool = False,
     ) -> None:
-        """The process of that rank is gone; after our own kill that is what was wanted. A `code` of None: its host is gone, which is not.
-        `host_lost`: the host went by itself, so that it is the cause of whatever else was found."""
+        """The process of that rank is gone. That is no evidence after our own signal, unless its host went too (`code` None). `host_lost`: the host went by
+        itself, so that it is the cause of whatever else was found."""
         member = self._members[rank]
         if member.gone:
             return

@@ -79,11 +79,6 @@ def cut_places(places: Sequence[str], num_stages: int) -> list[str]:
     return [places[end - 1] for end in itertools.accumulate(sizes[:-1])]
 
 
-def tied_weight(built: BuiltModel) -> str:
-    """Name of the weight that an embedding and a later module share, as the model lists it; empty where there is none."""
-    return next(iter(aliases(built.model).values()), "")
-
-
 def aliases(module: nn.Module) -> dict[str, str]:
     """Other names of shared weights, each with the first one."""
     first: dict[nn.Parameter, str] = {}
