@@ -46,7 +46,9 @@ def to_act_on(source: Source, asked: str) -> str:
     """The id or name to act on. Raises `NotFoundError` when several studies of this name have not ended."""
     from autotune.spec import StudyStatus
 
-    open_ones = [study for study in _named(source, asked) if not StudyStatus(study["status"]).is_terminal]
+    statuses = [status for status in StudyStatus if not status.is_terminal]
+    open_ones = [study for status in statuses for study in _named(source, asked, status=status)]
+    open_ones.sort(key=lambda study: str(study["created_at"]), reverse=True)
     return _only(asked, open_ones, "studies that have not ended")
 
 
@@ -68,11 +70,11 @@ def interval_of(study: dict[str, Any]) -> tuple[float | None, float | None]:
     return result.get("speedup_low"), result.get("speedup_high")
 
 
-def _named(source: Source, asked: str) -> list[dict[str, Any]]:
-    """The studies of this name, newest first; none where it is the id of one."""
+def _named(source: Source, asked: str, **filters: Any) -> list[dict[str, Any]]:
+    """The first studies of this name that match the filters, newest first; none where it is the id of one."""
     if not asked:
         return []  # no filter
-    found: list[dict[str, Any]] = source.studies(limit=LISTED + 1, name=asked)["studies"]
+    found: list[dict[str, Any]] = source.studies(limit=LISTED + 1, name=asked, **filters)["studies"]
     return found
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 
 from autotune import api
+from autotune.cli.named_study import LISTED
+from autotune.schema import read_spec
 from autotune.store import open_store
 
 
@@ -37,6 +39,17 @@ def test_several_open_studies_of_a_name_are_not_acted_on(run, write) -> None:
     assert run("cancel", "small").code == 0, "one alone is open"
     with closing(open_store()) as store:
         assert {str(store.study(study).status) for study in (first, second)} == {"CANCELLED"}
+
+
+def test_the_one_that_has_not_ended_is_acted_on_however_many_ended_since(run, write) -> None:
+    document = read_spec(write())
+    study = api.load_study(document)
+    with closing(open_store()) as store:
+        oldest, *others = (api.submit_study(store, study, document).id for _ in range(LISTED + 2))
+        for other in others:
+            api.act(store, other, "cancel")
+        assert run("pause", "small").code == 0
+        assert str(store.study(oldest).status) == "PAUSED"
 
 
 def test_none_of_several_studies_of_a_name_is_deleted(run, write) -> None:
