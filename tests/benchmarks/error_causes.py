@@ -36,7 +36,7 @@ from autotune.spec import ParallelConfig
 from tests.benchmarks.fit_cost_model import CONSTANTS, timed_files, unread_rows
 from tests.benchmarks.held_out import FREE, Fold, Judged, judged, kind_of
 from tests.benchmarks.published import FILES
-from tests.benchmarks.published.unseen import BATCHES, unseen
+from tests.benchmarks.published.unseen import READ, unseen
 from tests.benchmarks.study_trials import errors_after
 from tests.benchmarks.unseen import unread_of
 
@@ -136,7 +136,7 @@ GROUPS: dict[str, Callable[[Row], Any]] = {
 def folds() -> dict[str, list[Fold]]:
     """The blocks with printed speeds of all sources, with their constants."""
     found = {}
-    for batch in BATCHES:
+    for batch in READ:
         for name, blocks in unseen(batch=batch).items():
             timed = [b for b in blocks if np.isfinite(b.tokens_per_s_per_gpu).any()]
             if timed:

@@ -29,7 +29,7 @@ from autotune.cost.error_scale import DEGREES, SCALE
 from autotune.cost.refit import uncertain
 from tests.benchmarks.fit_cost_model import CONSTANTS, timed_files, unread_rows
 from tests.benchmarks.held_out import FREE, Judged, judged
-from tests.benchmarks.published.unseen import BATCHES, unseen
+from tests.benchmarks.published.unseen import READ, unseen
 from tests.benchmarks.study_trials import studies
 from tests.benchmarks.unseen import unread_of
 
@@ -65,7 +65,7 @@ class Left:
 
 def sources() -> Iterator[tuple[str, str, Judged, list[np.ndarray]]]:
     """Every source: its group, its name, its rows, and those that stand for a study."""
-    for batch in BATCHES:
+    for batch in READ:
         for name, blocks in unseen("none", batch).items():
             timed = [b for b in blocks if np.isfinite(b.tokens_per_s_per_gpu).any()]
             if timed:

@@ -18,7 +18,7 @@ GPU families that were never fitted have no middle: some are a third faster than
 
     sigma^2 = (k w^2 + sum of l_f^2) / (k + n)    inverse chi-squared about w, the width of fitted families, which counts as k = 4 files (Gelman et al., section 2.6)
 
-Files are those of the fit and the sources of `published_unseen.csv`; for GPU families that were never fitted those of all batches. Sources of the later batches would
+Files are those of the fit and the sources of `published_unseen.csv`; for GPU families that were never fitted those of all batches that have been read. Sources of the later batches would
 move the middles by a few percent and predict each other no better (`error_causes`). Predictions must be of constants that never read the file, without a level. The level of a
 file that is judged is that of the other files (`without`).
 """
@@ -35,7 +35,7 @@ from autotune.cost import calibration_for
 from autotune.cost.traits import traits_of
 from tests.benchmarks.held_out import Fold, Judged, folds_of, judged, kind_of, levels_of
 from tests.benchmarks.published import FILES
-from tests.benchmarks.published.unseen import BATCHES, unseen
+from tests.benchmarks.published.unseen import READ, unseen
 
 KINDS = ("pooled", "any trainer")
 """what constants know of a pair whose GPU family was fitted with other trainers"""
@@ -66,7 +66,7 @@ def program_levels(known: Mapping[str, Mapping[str, Any]], shipping: Mapping[str
     plain = _without_levels(shipping)
     batches = [
         {name: [(b, calibration_for(b.workload, known=plain)) for b in blocks] for name, blocks in unseen(batch=batch).items()}
-        for batch in BATCHES
+        for batch in READ
     ]  # fmt: skip
     levels = {program: file_levels(_judged({**folds, **batches[0]}, (program,))) for program in PROGRAMS}
     every = {name: blocks for some in (folds, *batches) for name, blocks in some.items()}

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.unseen             a line for every source, and the worst rows
     python -m tests.benchmarks.unseen --rows      every row
-    python -m tests.benchmarks.unseen --batch 2   another batch of sources, of three
+    python -m tests.benchmarks.unseen --batch 2   another batch of sources, of four
 
 Rows: `published/unseen.py`. Each is predicted by the constants that ship, for a preset of its GPU and a trainer as its user would name it; the level
 of unread trainers, to which these sources contribute, is that of the other files and sources.
