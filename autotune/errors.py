@@ -10,6 +10,7 @@
     ├── ProgramError (RuntimeError)       the study's program does not work with any config (exit code 1)
     ├── DryRunError (RuntimeError)        the model cannot be run dry: the operator or line is named, and what to do
     ├── RunnerError (RuntimeError)        trials cannot run here: Ray does not start, no ranks, missing data
+    │   └── ClusterTooSmallError          the cluster has fewer ranks than any config needs; nodes that are away may come back
     ├── StoreError (RuntimeError)         the results database failed
     │   ├── StoreUnavailableError         it cannot be reached or written now; a later attempt may succeed (exit code 3)
     │   ├── StoreCorruptError             the file is damaged
@@ -126,6 +127,10 @@ class MissingExtraError(AutotuneError, ImportError):
 
 class RunnerError(AutotuneError, RuntimeError):
     """Trials cannot be run here."""
+
+
+class ClusterTooSmallError(RunnerError):
+    """The cluster has fewer ranks than any config needs, or no GPU; nodes that are away may come back."""
 
 
 class DryRunError(AutotuneError, RuntimeError):

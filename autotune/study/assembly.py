@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from autotune.errors import InfeasibleError, RunnerError
+from autotune.errors import ClusterTooSmallError, InfeasibleError, RunnerError
 from autotune.planning import fits, nearest_miss
 from autotune.ports import KnowledgeStore, StudyReader, StudyRecord, TrialRunner
 from autotune.results.calibrations import stored_calibration
@@ -239,7 +239,7 @@ def studies_alike(
 
 def make_runner_of(assembly: Assembly, passed: TrialRunner | None = None) -> TrialRunner:
     """The study's runner: `passed`, where it was passed as an object. Raises `RunnerError` when it cannot run this trainer, or has too few ranks for
-    any config; where the runner can say so beforehand, before it is made."""
+    any config (`ClusterTooSmallError`); where the runner can say so beforehand, before it is made."""
     from autotune.registry import make_runner
 
     assembly = assembly.runs_here
@@ -257,7 +257,7 @@ def make_runner_of(assembly: Assembly, passed: TrialRunner | None = None) -> Tri
 
 
 def _check_runs(runner: TrialRunner, assembly: Assembly) -> None:
-    """Raises `RunnerError` when this runner cannot run the study's trainer, or has too few ranks for any config."""
+    """Raises `RunnerError` when this runner cannot run the study's trainer, `ClusterTooSmallError` when it has too few ranks for any config."""
     study, least = assembly.study, int(assembly.space.table.world_size.min())
     if (check := getattr(runner, "check_study", None)) is not None:
         check(study)
@@ -267,7 +267,7 @@ def _check_runs(runner: TrialRunner, assembly: Assembly) -> None:
             remedy="choose another runner or trainer, or use `autotune plan` and `autotune export`, which run nothing",
         )
     if runner.capacity < least:
-        raise RunnerError(
+        raise ClusterTooSmallError(
             f"the smallest config of the space needs {least} ranks, but the runner {study.runner!r} has {runner.capacity} here",
             remedy="check whether a node is away, name the cluster that is here (`cluster: local`), or allow smaller world_sizes in the space",
         )

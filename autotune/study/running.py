@@ -11,12 +11,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError, CallbackError, CatalogError, ConflictError, RunnerError, StoreError
+from autotune.errors import (
+    AutotuneError,
+    CallbackError,
+    CatalogError,
+    ClusterTooSmallError,
+    ConflictError,
+    RunnerError,
+    StoreError,
+)
 from autotune.ports import LeasedStore, Store, StudyFields, StudyRecord, TrialRunner
 from autotune.results.answers import result_of
 from autotune.results.result import Result
 from autotune.spec import Study, StudyStatus, Wanted
-from autotune.study.assembly import assemble, history_of, make_runner_of
+from autotune.study.assembly import Assembly, assemble, history_of, make_runner_of
 from autotune.study.beginning import Beginning
 from autotune.study.check.unseen_program import check_unseen, needs_check
 from autotune.study.controller import CANCELLED_ON_REQUEST, PAUSED_ON_REQUEST, STOPPED_ON_REQUEST
@@ -43,6 +51,8 @@ WANTED = {
 """What each action asks for, and the message of the study until its controller has heard it."""
 SETTLE_S = 10.0
 """time that a controller which comes to rest gets to leave the study, s"""
+AWAY_S, LOOK_S = 3600.0, 10.0
+"""how long a study that ran before waits for nodes that are away, and the time between two looks, s"""
 
 
 def submit_study(
@@ -190,6 +200,36 @@ def _rests_as_wanted(lease: StudyLease) -> bool:
     return record.wanted is Wanted.CANCEL
 
 
+def _runner_in_time(
+    assembly: Assembly,
+    passed: TrialRunner | None,
+    lease: StudyLease,
+    tell: OnEvent,
+    stop: Callable[[], bool],
+    *,
+    waits: bool,
+) -> TrialRunner | None:
+    """The study's runner. `waits`: on a cluster that has become too small it is tried again until its nodes are back, as after a restart of
+    Ray's head; None when that was interrupted, or people want the study to rest."""
+    end_s = time.monotonic() + (AWAY_S if waits else 0.0)
+    while True:
+        try:
+            return make_runner_of(assembly, passed)
+        except ClusterTooSmallError as error:
+            if time.monotonic() >= end_s:
+                raise
+            message = f"waits for nodes that are away: {error.message}"
+        if lease.record().message != message:
+            lease.move(None, message)
+            tell(Notice(message=message))
+        look_s = time.monotonic() + LOOK_S
+        while time.monotonic() < look_s:
+            lease.come_round()
+            if stop() or _rests_as_wanted(lease):
+                return None
+            time.sleep(min(1.0, LOOK_S))
+
+
 def _run(
     store: Store,
     lease: StudyLease,
@@ -218,7 +258,9 @@ def _run(
             store.record_event(record.id, "guess.filled_in", {"message": guess})
     past = lease.told_in_order()
     # The runner comes before a calibration, which shares its connection to Ray: of a process that connects a second time Ray shows no metrics any more.
-    runner = make_runner_of(assembly, passed)
+    runner = _runner_in_time(assembly, passed, lease, tell, stop, waits=leave and record.started_at is not None)
+    if runner is None:
+        return
     try:
         if passed is None and needs_calibration(assembly.runs_here.study, store, past, len(assembly.space)):
             constants = calibrate_quickly(assembly.runs_here.study, store, tell, interrupted)

@@ -10,8 +10,10 @@ from autotune import api
 from autotune.errors import CatalogError, ConflictError, RunnerError
 from autotune.ports import Store
 from autotune.registry import runner_class
-from autotune.spec import StudyStatus
+from autotune.spec import StudyStatus, Wanted
 from autotune.store import MemoryStore
+from autotune.study import running
+from autotune.study.progress import Notice
 from autotune.study.running import run_study
 from tests.small_studies import QUIET, configs, spec
 from tests.study.test_passed_searcher import interrupt_at
@@ -73,6 +75,56 @@ def test_a_runner_that_cannot_run_the_study_is_closed_and_named(store: Store) ->
     with pytest.raises(RunnerError, match="has 1 here"):
         api.tune(spec(), store=store, runner=runner)
     assert runner.closed
+
+
+class Returning(Counting):
+    """One on a cluster whose nodes are away at first, and back after so many looks."""
+
+    def __init__(self, *, looks: int, **options: object) -> None:
+        super().__init__(**options)
+        self.looks = looks
+
+    @property
+    def capacity(self) -> int:
+        return 1 if self.looks > 0 else super().capacity
+
+    def close(self) -> None:
+        self.looks -= 1
+        if self.looks < 0:
+            super().close()
+
+
+def test_a_study_that_ran_before_waits_under_a_service_for_nodes_that_are_away(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "LOOK_S", 0.01)
+    begun = api.tune(spec(), store=store, runner=Returning(looks=0, time_scale=0.001), on_event=interrupt_at(3)).record
+    api.act(store, begun.id, "resume")
+    heard = list[str]()
+
+    def hear(event: object) -> None:
+        if isinstance(event, Notice):
+            heard.append(store.study(begun.id).message)
+
+    result = run_study(store, begun.id, leave=True, runner=Returning(looks=2), on_event=hear)
+    assert result.record.status is StudyStatus.COMPLETED
+    assert [m for m in heard if "away" in m][:1] == [m for m in heard if "away" in m]
+    assert heard[0].startswith("waits for nodes that are away: the smallest config of the space needs")
+
+
+def test_who_waits_for_nodes_can_be_interrupted_and_paused(store: Store) -> None:
+    begun = api.tune(spec(), store=store, runner=Returning(looks=0, time_scale=0.001), on_event=interrupt_at(3)).record
+    api.act(store, begun.id, "resume")
+    run_study(store, begun.id, leave=True, runner=Returning(looks=9), interrupted=lambda: True)
+    assert store.study(begun.id).status is StudyStatus.RUNNING  # for the next controller
+    run_study(
+        store,
+        begun.id,
+        leave=True,
+        runner=Returning(looks=9),
+        on_event=lambda _: store.want(begun.id, Wanted.PAUSE, message=""),
+    )
+    assert store.study(begun.id).status is StudyStatus.PAUSED
 
 
 def test_specs_name_runners_as_before() -> None:

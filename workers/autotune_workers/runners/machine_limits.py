@@ -72,11 +72,13 @@ def is_torch_for_gpus() -> bool:
     return _PLATFORM.search(text) is not None
 
 
-def check_device(study: Study, *, on_gpu: bool, on_cpu: str, where: str = "on this machine") -> None:
-    """Raises when a study of GPUs would train on the CPU and nobody asked for that. `on_cpu`: the option that asks for it; `where`: the place in which it would train, in words."""
+def check_device(
+    study: Study, *, on_gpu: bool, on_cpu: str, where: str = "on this machine", error: type[RunnerError] = RunnerError
+) -> None:
+    """Raises `error` when a study of GPUs would train on the CPU and nobody asked for that. `on_cpu`: the option that asks for it; `where`: the place in which it would train, in words."""
     gpu = study.workload.cluster.gpu
     if not gpu.is_cpu and not on_gpu:
-        raise RunnerError(
+        raise error(
             f"the cluster {study.workload.cluster.name} has GPUs ({gpu.name}), but no GPU is visible {where}, where the runner {study.runner!r} would train",
             remedy=f"run it where those GPUs are, name what is here (`cluster: local`), or train on the CPU all the same with "
             f"runner: {{kind: {study.runner}, {on_cpu}}}",

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from autotune.errors import ClusterTooSmallError
 from autotune.extras import require_extra
 from autotune.ports import AttemptId
 from autotune.spec import ParallelConfig, Study
@@ -134,8 +135,14 @@ class RayRunner(AnyTrainerRunner):
             check_data(study)
 
     def check_study(self, study: Study) -> None:
-        """Raises `RunnerError` for a study of GPUs on a cluster without any."""
-        check_device(study, on_gpu=self._trains_as_asked, on_cpu="gpus_per_rank: 0", where="in the Ray cluster")
+        """Raises `ClusterTooSmallError` for a study of GPUs on a cluster without any."""
+        check_device(
+            study,
+            on_gpu=self._trains_as_asked,
+            on_cpu="gpus_per_rank: 0",
+            where="in the Ray cluster",
+            error=ClusterTooSmallError,
+        )
 
     def adopt(self, study: str, attempts: Collection[AttemptId]) -> list[AttemptId]:
         """Takes over the gangs that an earlier runner left behind for this study. Returns those of `attempts` that they run, or have ended.
