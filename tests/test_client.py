@@ -253,6 +253,20 @@ def test_a_stream_that_breaks_goes_on_where_it_broke(client_of: Any) -> None:
 
 
 @both
+def test_a_quiet_stream_may_break_again_and_again_as_long_as_it_is_opened_and_lasts(client_of: Any) -> None:
+    quiet = (200, {"Content-Type": "text/event-stream"}, b": open\n\n: still here\n\n")
+    end = (200, {}, b': open\n\nevent: end\ndata: {"status": "COMPLETED"}\n\n')
+    with Script(*[None, quiet] * (module.RETRIES + 1), end) as script, client_of(script.url) as client:
+        assert list(client.stream("x")) == []
+    with (
+        Script(None) as script,
+        client_of(script.url) as client,
+        pytest.raises(AutotuneError, match="cannot be reached"),
+    ):
+        list(client.stream("x"))
+
+
+@both
 def test_waiting_has_an_end(client_of: Any) -> None:
     running = (200, {}, {"study": {"id": "x", "status": "RUNNING"}})
     with Script(running) as script, client_of(script.url) as client, pytest.raises(ServiceError, match="still RUNNING"):

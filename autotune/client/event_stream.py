@@ -20,17 +20,23 @@ class EventStream:
         self._url, self._path, self._after = url, of(study_id, "events"), after
         self._failures = 0
         self._kind, self._data = "", list[str]()
+        self._is_open = False
+        """whether the service has answered the last request"""
         self.ended = False
         """whether the study's last event has arrived"""
 
     def call(self) -> Call:
         """The next request. Drops the incomplete event of a broken connection."""
-        self._kind, self._data = "", []
+        self._kind, self._data, self._is_open = "", [], False
         return Call(path=self._path, params={"after": self._after}, headers={"Accept": "text/event-stream"})
 
     def feed(self, line: str) -> Document | None:
         """Takes a line; returns the event that it completes, if any."""
-        if line.startswith("event:"):
+        if line.startswith(":"):  # a comment: the first one opens the stream, a later one shows that it has lasted
+            if self._is_open:
+                self._failures = 0
+            self._is_open = True
+        elif line.startswith("event:"):
             self._kind = line[6:].strip()
         elif line.startswith("data:"):
             self._data.append(line[5:].strip())
