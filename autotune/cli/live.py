@@ -46,6 +46,7 @@ class LiveView:
         self.phase = "starting"
         self.message = ""
         self.began = time.monotonic()
+        """when the study would have begun, had it been running without a break"""
         self._live: Any = None
 
     def __enter__(self) -> LiveView:
@@ -71,6 +72,7 @@ class LiveView:
         match event:
             case progress.StudyOpened(record=record, past=past):
                 self.trials = {trial.number: trial for trial in past}
+                self.began = time.monotonic() - record.elapsed_s
                 self._line(
                     f"study {record.id} ({record.study.name})"
                     + (f", continued after {len(past)} trials" if past else "")

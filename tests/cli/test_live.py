@@ -14,6 +14,7 @@ from autotune.cli.live import LiveView
 from autotune.cli.study_text import configs_table, next_best, speedup_line, trials_line
 from autotune.reward import slowed
 from autotune.spec import TrialPurpose, TrialStatus
+from autotune.study.progress import StudyOpened
 from tests.report.worlds import record, trial, trials
 
 
@@ -55,6 +56,14 @@ def test_a_view_without_trials() -> None:
     console = terminal(80, 24)
     console.print(LiveView(record().study, console=console))
     assert console.file.getvalue().startswith("starting")  # type: ignore[attr-defined]
+
+
+def test_a_study_that_continues_has_been_running_as_long_as_before() -> None:
+    """Else its trials seem to take next to nothing, and so does the rest of the study."""
+    console = terminal(80, 24)
+    view = LiveView(record().study, console=console)
+    view.on_event(StudyOpened(record=replace(record(), elapsed_s=600.0), past=tuple(trials())))
+    assert view._summary().endswith("10 min 00 s elapsed, at most 50 min 00 s left")
 
 
 def test_nothing_of_the_view_is_left_in_the_scrollback() -> None:

@@ -1,4 +1,4 @@
-"""What Ray reports of its nodes does not reach the standard output."""
+"""What Ray reports of its nodes does not reach the standard output, and a connection that is of no use is ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ pytest.importorskip("ray")
 
 from ray._private import worker as of_ray
 
+from autotune.errors import RunnerError
 from autotune_workers.ray.connection import LOG, reports_are_logged
+from autotune_workers.runners import ray as runners_ray
 
 
 class Subscriber:
@@ -51,3 +53,22 @@ def test_another_connection_of_this_process_prints_them_again(capsys: pytest.Cap
         pass
     hear_a_report()
     assert "the node has been marked dead" in capsys.readouterr().out
+
+
+def test_a_runner_whose_cluster_does_not_answer_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Headless:
+        closed = False
+
+        def __init__(self, **options: object) -> None:
+            """Connects."""
+
+        def totals(self) -> dict[str, float]:
+            raise RunnerError("the head does not answer")
+
+        def close(self) -> None:
+            Headless.closed = True
+
+    monkeypatch.setattr(runners_ray, "RayCluster", Headless)
+    with pytest.raises(RunnerError, match="does not answer"):
+        runners_ray.RayRunner()
+    assert Headless.closed

@@ -119,6 +119,24 @@ def test_a_folder_that_cannot_be_unpacked_is_refused_and_nothing_of_it_stays(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_of_a_keeper_that_cannot_be_started_no_folder_stays(
+    host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*, detached: bool) -> None:
+        raise OSError("no process is left")
+
+    packed = io.BytesIO()
+    zipfile.ZipFile(packed, "w").close()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("ray.get", lambda reference: reference)
+    monkeypatch.setattr(module, "KeeperProcess", refuse)
+    host._package = [packed.getvalue()]
+    host.prepare("owner", 1)
+    host.begin("owner", 1, order(SLEEP))
+    assert "no process is left" in Owner(host).until("refused")[-1]["reason"]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("how", ["end", "prepare", "abandon"])
 def test_the_program_ends_when_its_owner_wants_it_or_is_gone(host: Any, how: str) -> None:
     owner = Owner(host)

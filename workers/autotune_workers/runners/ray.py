@@ -86,8 +86,12 @@ class RayRunner(AnyTrainerRunner):
         environment = NodeEnvironment.of(env, node_env)
         _check_sizes(num_cpus=num_cpus, num_gpus=num_gpus, cpus_per_rank=cpus_per_rank)
         self._cluster = RayCluster(address=address, num_cpus=_cpus(num_cpus), num_gpus=num_gpus, dashboard=dashboard)
-        _name_absent_nodes(environment, self._cluster)
-        gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
+        try:
+            _name_absent_nodes(environment, self._cluster)
+            gpus = gpus_per_rank if gpus_per_rank is not None else float(self._cluster.totals().get("GPU", 0.0) >= 1)
+        except BaseException:
+            self._cluster.close()
+            raise
         self._trains_as_asked = gpus > 0 or gpus_per_rank is not None
         bundle = {k: v for k, v in (("CPU", cpus_per_rank), ("GPU", gpus)) if v}
         self._groups = ActorGroups(
