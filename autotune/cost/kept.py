@@ -77,5 +77,5 @@ def _operators(workload: Workload, layer: LayerActivations, layout: Layout, *, e
     q, kv = float(model.num_attention_heads * model.head_dim), float(model.num_kv_heads * model.head_dim)
     size = layer.boundary / model.hidden_size * np.where(layout.sequence_parallel, layout.tp, 1.0)
     plain = model.shared_ffn_hidden_size if experts else dense_width(model)
-    sent = 2.0 * model.experts_per_token * model.hidden_size * layout.expert_tp * (layout.ep > 1) * experts
+    sent = 2.0 * model.experts_per_token * model.hidden_size * layout.expert_tp * (layout.ep > 1) if experts else 0.0
     return np.asarray(2.0 * layer.boundary + size * (2.0 * q + kv + plain + sent) / layout.tp)

@@ -1,4 +1,4 @@
-"""What the errors of published runs that nothing was fitted to depend on: the three batches of `published/unseen.py` as one table, each source counting once.
+"""What the errors of published runs that nothing was fitted to depend on: the batches that were read of `published/unseen.py` as one table, each source counting once.
 
     python -m tests.benchmarks.error_causes                 the tables below (half a minute)
     python -m tests.benchmarks.error_causes --rows          every row with its covariates
@@ -9,6 +9,7 @@ e = log(measured / predicted). Each source is predicted by the constants that sh
 
     spread       median |predicted / measured - 1| that is left once the median of e is known of each source, cluster and software, precision, model, ...: mean and
                  median over the sources. A group of one row leaves nothing, so the lines of narrow groups flatter
+    middles      of trainers that were never fitted, by kind of program: how they are estimated, and from which sources; the median error is that of sources that were left out
     variance     shares of the mean square of e: of the sources' means about nothing, of the clusters' about those, of the models' and precisions', and the rest
     levels       median of e by source, by what the constants know of GPU and trainer
     covariates   slope of e on a covariate within clusters, the median over the other sources, and what it takes from the spread (median distance from the median)
@@ -38,6 +39,7 @@ from tests.benchmarks.held_out import FREE, Fold, Judged, judged, kind_of
 from tests.benchmarks.published import FILES
 from tests.benchmarks.published.unseen import READ, unseen
 from tests.benchmarks.study_trials import errors_after
+from tests.benchmarks.unread_level import KINDS, NORMAL, PROGRAMS
 from tests.benchmarks.unseen import unread_of
 
 MOVED = ("matmul_efficiency", "half_size", "attention_efficiency", "memory_efficiency", "layer_host_s", "intra_efficiency", "inter_efficiency", "data_overlap", "latency_factor", "fp8_factor", "expert_host_s")  # fmt: skip
@@ -70,6 +72,9 @@ class Row:
     """causes of the predicted step"""
     error: float
     """log(measured / predicted)"""
+    level: float
+    """log of the middle in the prediction"""
+    batch: int
 
     @property
     def tokens(self) -> float:
@@ -133,18 +138,18 @@ GROUPS: dict[str, Callable[[Row], Any]] = {
 }
 
 
-def folds() -> dict[str, list[Fold]]:
-    """The blocks with printed speeds of all sources, with their constants."""
+def folds() -> dict[tuple[int, str], list[Fold]]:
+    """The blocks with printed speeds of all sources, by batch and name, with their constants."""
     found = {}
     for batch in READ:
         for name, blocks in unseen(batch=batch).items():
             timed = [b for b in blocks if np.isfinite(b.tokens_per_s_per_gpu).any()]
             if timed:
-                found[name] = [(b, calibration_for(b.workload, known=unread_of(name))) for b in timed]
+                found[batch, name] = [(b, calibration_for(b.workload, known=unread_of(name))) for b in timed]
     return found
 
 
-def rows_of(name: str, blocks: Sequence[Fold], found: Judged) -> list[Row]:
+def rows_of(name: str, blocks: Sequence[Fold], found: Judged, batch: int) -> list[Row]:
     """The rows of a source with their covariates, in the order of `judged`."""
     errors, rows = iter(found.error.tolist()), []
     for whole, constants in blocks:
@@ -161,7 +166,7 @@ def rows_of(name: str, blocks: Sequence[Fold], found: Judged) -> list[Row]:
                     source=name, cluster=b.where, known=kind_of(constants.source), program=traits_of(w.trainer).program, trainer=w.trainer, gpu=w.cluster.gpu.name,
                     fabric=w.cluster.inter_node.fabric or "one node", model=w.model.name, experts=w.model.num_experts > 0, adapters=w.peft.method if w.peft else "",
                     seq_len=w.seq_len, config=config, width=w.model.hidden_size, nodes=-(-config.world_size // w.cluster.gpus_per_node),
-                    shares={n: float(v[i]) for n, v in parts.items()}, error=next(errors),
+                    shares={n: float(v[i]) for n, v in parts.items()}, error=next(errors), level=float(np.log(constants.level)), batch=batch,
                 )
             )  # fmt: skip
     return rows
@@ -223,6 +228,68 @@ def levels(sources: Sources) -> list[str]:
     return lines
 
 
+def _relative(levels: np.ndarray) -> float:
+    """The middle of least |exp(middle - level) - 1|: a median with weights exp(-level)."""
+    ordered = np.sort(levels)
+    weights = np.exp(-ordered)
+    return float(np.interp(0.5, (np.cumsum(weights) - weights / 2.0) / weights.sum(), ordered))
+
+
+def _mode(levels: np.ndarray) -> float:
+    """Mean of the shortest half."""
+    ordered, half = np.sort(levels), len(levels) // 2 + 1
+    start = int(np.argmin(ordered[half - 1 :] - ordered[: len(ordered) - half + 1]))
+    return float(ordered[start : start + half].mean())
+
+
+def _pooled(levels: Sequence[float], location: Callable[[np.ndarray], float], prior_sigma: float) -> float:
+    """Partial pooling as `unread_level.middle`, about another location."""
+    every = np.array(levels)
+    if len(every) < 2:
+        return 0.0
+    at = location(every)
+    spread = NORMAL * float(np.median(np.abs(every - at)))
+    return at * prior_sigma**2 / (prior_sigma**2 + 0.5 * np.pi * spread**2 / len(every))
+
+
+def middles(sources: Sources) -> list[str]:
+    """Median errors of sources that were left out, by how the middle of the others is estimated."""
+    shipping = json.loads(CONSTANTS.read_text(encoding="utf-8"))
+    of_files = {p: [v for n, v in shipping["unread_trainer"]["levels"][p].items() if n not in sources] for p in PROGRAMS}  # fmt: skip
+    found: dict[str, dict[str, float]] = {p: {} for p in PROGRAMS}
+    for name, (_, rows) in sources.items():
+        for p in PROGRAMS:
+            clusters: dict[str, list[float]] = {}
+            for r in rows:
+                if r.known in KINDS and r.program == p:
+                    clusters.setdefault(r.cluster, []).append(r.error + r.level)
+            if clusters:
+                found[p][name] = float(np.mean([np.median(some) for some in clusters.values()]))
+    ways: dict[str, Callable[[np.ndarray], float]] = {"none": lambda v: 0.0, "median, as they ship": lambda v: float(np.median(v)), "median of relative errors": _relative, "mean of the shortest half": _mode}  # fmt: skip
+    lines = ["", "| middle | from the levels of | sharded | cut | median error, mean of sources | median of sources |", "|---|---|---|---|---|---|"]  # fmt: skip
+    for way, location in ways.items():
+        for batches, from_which in (((1,), "the first batch"), (tuple(READ), "all batches"))[
+            : 1 if way == "none" else 2
+        ]:
+            known = {n for n, (_, rows) in sources.items() if rows[0].batch in batches}
+
+            def middle_of(program: str, without: str, known: set[str] = known, location: Callable[[np.ndarray], float] = location) -> float:  # fmt: skip
+                others = [v for n, v in found[program].items() if n in known and n != without]
+                return _pooled([*of_files[program], *others], location, shipping["refit"]["level_sigma"])
+
+            errors = []
+            for name, (_, rows) in sources.items():
+                middle = {p: middle_of(p, name) for p in PROGRAMS}
+                errors.append(
+                    size([r.error + r.level - (middle[r.program] if r.known in KINDS else 0.0) for r in rows])
+                )
+            whole = " | ".join(f"{middle_of(p, ''):+.3f}" for p in PROGRAMS)
+            lines.append(
+                f"| {way} | {from_which} | {whole} | {100 * np.mean(errors):.1f}% | {100 * np.median(errors):.1f}% |"
+            )
+    return lines
+
+
 def covariates(sources: Sources) -> list[str]:
     """Slopes within clusters, and what those of the other sources explain of one that was left out."""
     lines = ["", "| covariate | sources | median slope | spread of a source left out, before | after | improved |", "|---|---|---|---|---|---|"]  # fmt: skip
@@ -273,7 +340,7 @@ def one_trial(sources: Sources) -> list[str]:
     return lines
 
 
-def moved_constants(every: Mapping[str, Sequence[Fold]]) -> list[str]:
+def moved_constants(every: Mapping[Any, Sequence[Fold]]) -> list[str]:
     """Median errors with a constant a quarter lower and a third higher for all sources."""
 
     def errors(name: str, factor: float) -> np.ndarray:
@@ -328,14 +395,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(moved_constants(every)))
         return 0
     sources: Sources = {}
-    for name, blocks in every.items():
+    for (batch, name), blocks in every.items():
         found = judged(blocks, with_sensitivity=not options.rows)
-        sources[name] = (found, rows_of(name, blocks, found))
+        sources[name] = (found, rows_of(name, blocks, found, batch))
     print(f"{len(sources)} sources with speeds, {sum(len(rows) for _, rows in sources.values())} rows")
     if options.rows:
         print("\n".join(r.text() for _, rows in sources.values() for r in rows))
         return 0
-    for table in (spreads, variances, levels, covariates, one_trial):
+    for table in (spreads, variances, levels, middles, covariates, one_trial):
         print("\n".join(table(sources)), flush=True)
     if options.files:
         print("\n".join(files()))
