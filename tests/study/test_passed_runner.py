@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from autotune import api
-from autotune.errors import CatalogError, ConflictError, RunnerError
+from autotune.errors import CatalogError, ConflictError, MissingExtraError, RunnerError
 from autotune.ports import Store
 from autotune.registry import runner_class
 from autotune.spec import StudyStatus, Wanted
 from autotune.store import MemoryStore
 from autotune.study import running
+from autotune.study.assembly import assemble, make_runner_of
+from autotune.study.passed_runner import run_by
 from autotune.study.progress import Notice
 from autotune.study.running import run_study
 from tests.small_studies import QUIET, configs, spec
@@ -74,6 +76,17 @@ def test_a_runner_that_cannot_run_the_study_is_closed_and_named(store: Store) ->
     runner = Counting(capacity=1)
     with pytest.raises(RunnerError, match="has 1 here"):
         api.tune(spec(), store=store, runner=runner)
+    assert runner.closed
+
+
+def test_a_runner_that_raises_when_it_is_asked_is_closed() -> None:
+    class Asked(Counting):
+        def check_study(self, study: object) -> None:
+            raise MissingExtraError("it lacks a package", remedy="install it")
+
+    runner = Asked()
+    with pytest.raises(MissingExtraError):
+        make_runner_of(assemble(run_by(api.load_study(spec()), runner)), runner)
     assert runner.closed
 
 
