@@ -11,7 +11,7 @@ from autotune.onboarding.configuration_files import importing_trainers, read_pre
 from autotune.onboarding.decided_elsewhere import ranks_asked
 from autotune.onboarding.draft import Draft
 from autotune.onboarding.imported_spec import import_draft
-from autotune.onboarding.launch_script import started_by
+from autotune.onboarding.launch_script import Started, started_by
 from autotune.onboarding.named_cluster import Place
 from autotune.onboarding.script import read_script
 from autotune.onboarding.script_spec import script_draft
@@ -40,7 +40,8 @@ def first_draft(path: Path, *, model: str | None = None, cluster: str | None = N
         if (program := settings_program(document)) is not None:
             told = Settings(program=program, document=document, source=path, cwd=path.parent, file=path.name)
             return settings_draft(told, Place(cluster), model=model, folder=folder)
-    if path.suffix in SHELL_SCRIPTS and name != "megatron" and (started := started_by(present.files[path.name])):
+    started = started_by(present.files[path.name]) if path.suffix in SHELL_SCRIPTS else None
+    if started is not None and (name != "megatron" or _is_of_deepspeed(started)):
         place = Place(cluster, *ranks_asked(started, path.parent))
         return started_draft(started, path, place, model=model, folder=folder)
     if name is None:
@@ -52,6 +53,13 @@ def first_draft(path: Path, *, model: str | None = None, cluster: str | None = N
             field="FILE",
         )
     return _imported(present, name, path, model=model, cluster=cluster, folder=folder)
+
+
+def _is_of_deepspeed(started: Started) -> bool:
+    """Whether the program is told by DeepSpeed: Megatron-DeepSpeed has flags of Megatron-LM, too, but is no Megatron-LM."""
+    return started.launcher == "deepspeed" or any(
+        argument.name.startswith("deepspeed") for argument in started.arguments
+    )
 
 
 def _imported(

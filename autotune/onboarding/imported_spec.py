@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -124,10 +125,23 @@ def import_draft(
         )
     if settings:
         notes.append(f"kept as they are, and written again by every export: {', '.join(dotted(settings))}")
+    if away := [path for path in dotted(settings) if _is_offload(path, settings)]:
+        notes.append(
+            f"not counted by plans: {', '.join(away)}: weights or states that it keeps in host memory are taken to be on the GPU"
+        )
     if watching := split_by_path(settings, subject.watching)[1]:
         notes.append(f"only exports have what watches a run, trials go without: {', '.join(watching)}")
     heading = (f"The present configuration of {name}, read from {path.name} by `autotune import`.",)
     return Draft(heading=heading, entries=tuple(entries), fill_in=tuple(fill_in), notes=tuple(notes))
+
+
+def _is_offload(path: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a setting moves weights or states to host memory."""
+    node: Any = settings
+    for key in path.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    is_off = node in (None, False, "none", "null", "false", 0, "0", {})
+    return bool(re.search(r"offload(?!.*(pin_memory|buffer|fast_init|ratio|nvme_path|pipeline))", path)) and not is_off
 
 
 def _what_model_is() -> str:

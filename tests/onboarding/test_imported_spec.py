@@ -13,6 +13,7 @@ from autotune import api
 from autotune.errors import SpecError
 from autotune.onboarding.configuration_files import importing_trainers, read_present, recognized
 from autotune.onboarding.draft import Draft
+from autotune.onboarding.first_spec import first_draft
 from autotune.onboarding.imported_spec import import_draft
 from autotune.spec import ClusterSpec, ParallelConfig, Workload, catalog
 from autotune.trainers import trainer, write_launch
@@ -211,3 +212,13 @@ def test_a_file_whose_aliases_grow_without_end_is_no_configuration(text: str, tm
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(SpecError, match=r"run\.yaml holds itself, or more than 100,000 values"):
         trainer("nanotron").read_config(read_present(tmp_path / "run.yaml"))
+
+
+def test_what_is_kept_in_host_memory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true, fsdp_version: 2}\nmixed_precision: bf16\nnum_processes: 8\n"
+    )
+    draft = first_draft(tmp_path / "fsdp.yaml", folder=tmp_path)
+    assert any("not counted by plans: fsdp_config.fsdp_offload_params" in note for note in draft.notes)
+    (tmp_path / "fsdp.yaml").write_text((tmp_path / "fsdp.yaml").read_text().replace("params: true", "params: false"))
+    assert not any("not counted" in note for note in first_draft(tmp_path / "fsdp.yaml", folder=tmp_path).notes)

@@ -220,3 +220,15 @@ def test_trials_of_transformers_save_nothing_and_the_exported_launch_says_so(fol
         drafted(folder, "torchrun --nproc_per_node 2 train.py --max_steps 100\n", "cpu-1x2", "run.sh"), folder
     )
     assert "--save_strategy=no" in argv(study, ParallelConfig(dp=2, micro_batch_size=8, accumulation_steps=1))
+
+
+def test_megatron_under_deepspeed_stays_the_program_that_it_is(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        'ds="--deepspeed --zero-stage=3 --deepspeed_config=ds.json"\n'
+        "deepspeed --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
+        "--micro-batch-size 2 --global-batch-size 16 --seq-length 128 --train-iters 10 --fp16 --checkpoint-activations $ds\n"
+    )
+    draft = first_draft(tmp_path / "run.sh", folder=tmp_path)
+    assert draft.document["trainer"]["kind"] == "command"
+    assert "precision=fp16,recompute=full,zero_stage=3" in draft.document["baseline"]
+    assert "--deepspeed_config=ds.json" in draft.document["trainer"]["argv"]

@@ -23,10 +23,14 @@ PRECISIONS = {
 STAGES = {
     "auto": 0,
     "ddp": 0,
-    "ddp_find_unused_parameters_true": 0,
+    **{
+        f"ddp_{kind}": 0
+        for kind in ("find_unused_parameters_true", "find_unused_parameters_false", "spawn", "notebook")
+    },
     "fsdp": 3,
+    "fsdp_native": 3,
     "deepspeed": 2,
-    **{f"deepspeed_stage_{stage}": stage for stage in (1, 2, 3)},
+    **{f"deepspeed_stage_{stage}{tail}": stage for stage in (1, 2, 3) for tail in ("", "_offload")},
 }
 """ZeRO stage of the strategies that are named by a word"""
 SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3}
@@ -47,7 +51,7 @@ def read(present: PresentConfiguration) -> Reading:
         keys.find("trainer.precision") == "bf16-true" and "deepspeed" not in str(keys.find("trainer.strategy")).lower()
     )
     precision = keys.word("trainer.precision", PRECISIONS) or "fp32"
-    devices, nodes = keys.count("trainer.devices"), keys.count("trainer.num_nodes") or 1
+    devices, nodes = _devices(keys), keys.count("trainer.num_nodes") or 1
     program = exported_program(present)
     own = own_program(present, "--config")
     knobs: dict[str, Any] = {
@@ -93,10 +97,27 @@ def read(present: PresentConfiguration) -> Reading:
     )
 
 
+def _devices(keys: KeyReader) -> int | None:
+    """Ranks of a node, of a list as many as it names: `[0, 1]` or `"0,1"`; None where the program finds out."""
+    said = keys.find("trainer.devices")
+    listed = said.split(",") if isinstance(said, str) and "," in said else said
+    if isinstance(listed, list):
+        keys.drop("trainer.devices")
+        return len(listed)
+    if said in (-1, "-1"):
+        keys.drop("trainer.devices")
+        return None
+    return keys.count("trainer.devices")
+
+
 def _strategy(keys: KeyReader) -> tuple[int, dict[str, int | None], bool]:
     """(ZeRO stage, degrees that the strategy states, whether every layer is recomputed)"""
     written = keys.find("trainer.strategy")
     if not isinstance(written, dict):
+        if str(written).endswith("_offload"):
+            keys.remarks.append(
+                f"{keys.name}: trainer.strategy={written}: what it keeps in host memory is taken to be on the GPU"
+            )
         return keys.word("trainer.strategy", STAGES) or 0, {"tp": 1}, False
     kind = str(keys.text("trainer.strategy.class_path")).rpartition(".")[2]
     inner = "trainer.strategy.init_args"

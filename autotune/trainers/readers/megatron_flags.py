@@ -29,6 +29,12 @@ STRATEGIES = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3, "no_shard":
 """ZeRO stage of Megatron-FSDP's sharding strategies"""
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
 """values of optimizer"""
+_SIZE = re.compile(r"^num-|-(size|dim|rank|heads|groups|experts?)$")
+"""what flags look like that may hold a size of the model"""
+_NO_SIZE = re.compile(
+    r"parallel|pipeline|mscale|in-bf16|offloaded|seqlen|worker|batch|thread|iters|samples|buffer|bucket|cache|router|token|padding|window|recompute|instances|init|distributed"
+)
+"""those among them that hold none"""
 RECIPES = {"mxfp8": "mxfp8", "delayed": "fp8", "tensorwise": "fp8", "blockwise": "fp8"}
 """values of fp8-recipe"""
 CHECKPOINTS = ("save", "load", "save-interval", "pretrained-checkpoint", "finetune", "no-load-optim", "no-load-rng")
@@ -86,12 +92,26 @@ def read(present: PresentConfiguration) -> Reading:
         options |= {name: keys.text(name.replace("_", "-")) for name in ("tokenizer_type", "tokenizer_model")}
     elif keys.flag("mock-data"):
         keys.drop("tokenizer-type")
+    seq_len, optimizer = keys.count("seq-length"), OPTIMIZERS.get(str(keys.find("optimizer")), "")
+    keys.drop(*(("optimizer",) if optimizer else ()))
+    if not optimizer and (kept := keys.find("optimizer")) is not None:
+        keys.remarks.append(
+            f"{keys.name}: --optimizer {kept} is kept, and counted as AdamW: its own memory and time are not known"
+        )
+    if unread := [flag for flag in keys.left if _SIZE.search(flag) and not _NO_SIZE.search(flag)]:
+        named = ", ".join(f"--{flag}" for flag in unread)
+        keys.remarks.append(
+            f"{keys.name}: {named} may be sizes of the model, which are not read here: compare the model of the spec"
+        )
+    if keys.find("deepspeed") or keys.find("deepspeed-config"):
+        remark = "--deepspeed is of Megatron-DeepSpeed, but exports are launches of Megatron-LM: `autotune init` keeps the program as it is"
+        keys.remarks.append(f"{keys.name}: {remark}")
     return Reading(
         knobs=knobs,
         model=model,
-        seq_len=keys.count("seq-length"),
+        seq_len=seq_len,
         global_batch_size=batch or batch_of(knobs),
-        optimizer=keys.word("optimizer", OPTIMIZERS) or "",
+        optimizer=optimizer,
         unfused_attention=_is_unfused(keys),
         options={option: value for option, value in options.items() if value is not None},
         settings={**keys.left, **more},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.trainers.key_reader import KeyReader
@@ -22,6 +24,20 @@ MODEL = {
     "vocab_size": "vocab_size",
 }
 """the keys of `model.model_config`, by our fields"""
+OTHER_SIZES = (
+    "is_moe",
+    "moe_num_experts",
+    "num_kv_heads",
+    "grouped_query",
+    "multi_query",
+    "sinusoidal_position_embedding",
+)
+"""keys of models that have other layers than Llama"""
+
+
+def _section(keys: KeyReader) -> Mapping[str, Any]:
+    found = keys.find("model.model_config")
+    return found if isinstance(found, Mapping) else {}
 
 
 def read(present: PresentConfiguration) -> Reading:
@@ -48,7 +64,22 @@ def read(present: PresentConfiguration) -> Reading:
     if keys.find("optimizer.accumulate_grad_in_fp32") == (dtype == "bf16"):
         keys.drop("optimizer.accumulate_grad_in_fp32")
     model: dict[str, Any] = {field: keys.count(f"model.model_config.{key}") for field, key in MODEL.items()}
-    if found := {field: value for field, value in model.items() if value is not None}:
+    other = next(
+        (
+            key
+            for key, is_on in _section(keys).items()
+            if is_on is True and re.fullmatch(r"is_(?!llama|qwen2)\w+_config", key)
+        ),
+        "",
+    )
+    others = [other] if other else [key for key in OTHER_SIZES if keys.find(f"model.model_config.{key}")]
+    if others:
+        keys.remarks.append(
+            f"{name}: model_config has {', '.join(others)}: the sizes of such a model are not read, and exports are of Llama and Qwen2; "
+            "name the model of the spec"
+        )
+    found = {field: value for field, value in model.items() if value is not None} if not others else {}
+    if found:
         tied = keys.flag("model.model_config.tie_word_embeddings")
         model = {**found, "gated_mlp": True, "tied_embeddings": bool(tied)}
     keys.drop("logging.iteration_step_info_interval")  # a launch logs every step
@@ -60,7 +91,7 @@ def read(present: PresentConfiguration) -> Reading:
         keys.drop("model.model_config._attn_implementation")
     if is_qwen and not keys.find("model.model_config.attention_bias"):
         keys.drop("model.model_config.attention_bias")
-    if keys.find("model.model_config.moe_config"):
+    if found and keys.find("model.model_config.moe_config"):
         keys.remarks.append(
             f"{name}: its experts (model_config.moe_config) are not read: plans are of a dense model of these sizes"
         )

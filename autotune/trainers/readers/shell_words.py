@@ -18,6 +18,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import NamedTuple, final
 
 from autotune.errors import SpecError
@@ -32,8 +33,11 @@ _REFERENCE = re.compile(
 _SETS_DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?=([^{}]*)\}")
 _ALL_ARGUMENTS = re.compile(r"\"\$\{?[@*]\}?\"|\$\{?[@*]\}?")
 _QUOTED_ARRAY = re.compile(r"\"(\$\{[A-Za-z_][A-Za-z0-9_]*\[[@*]\]\})\"")
-_ARITHMETIC = re.compile(r"\$\(\(([^()]{1,200})\)\)")
+_INNER = r"\((?:[^()]|\([^()]{0,200}\)){0,200}\)"
+_ARITHMETIC = re.compile(rf"\$\(\(((?:[^()]|{_INNER}){{1,200}})\)\)")
 _SUBSTITUTION = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`")
+_OPERATOR = re.compile(r"\||\|&|;|&|&&|\|\||(?:\d|&)?>>?(?:&\d)?")
+"""words that end a command"""
 _SPACE = "\ue000"
 """stands for a space that parts no words"""
 _HERE = re.compile(r"`pwd`|\$\(pwd\)|\$PWD\b|\$\{PWD\}")
@@ -233,9 +237,10 @@ def _options(words: tuple[str, ...]) -> int:
 
 
 def _programs(command: str) -> Iterator[tuple[str, ...]]:
-    """The command's words; and those of each command in a text that it gives to a shell: `srun bash -c "torchrun ..."`."""
+    """The command's words, up to a pipe or redirection that a variable brings; and those of each command in a text that it gives to a shell:
+    `srun bash -c "torchrun ..."`."""
     words = _words(command)
-    yield words
+    yield tuple(takewhile(lambda word: not _OPERATOR.fullmatch(word), words))
     for place, word in enumerate(words[:-1]):
         is_shell = word.startswith("-") and word.endswith("c") and words[place - 1].rpartition("/")[2] in ("bash", "sh")
         if is_shell or word == "eval":
@@ -250,7 +255,10 @@ def _assign(variables: dict[str, str], name: str, appends: str, value: str) -> N
     if is_array:
         value = _elements(_ALL_ARGUMENTS.sub("", _QUOTED_ARRAY.sub(r"\1", value[1:-1])))
     elif len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+        is_json = value[0] == "'" and value[1] in "{["
         value = value[1:-1]
+        if is_json:  # its quotes and spaces part no words
+            value = re.sub(r"\s", _SPACE, value.replace('"', '\\"'))
     value = re.sub(
         rf"\$(?:{name}\b|\{{{name}(?:\[[@*]\])?{_DEFAULT}\}})", lambda found: before or found[1] or "", value
     )
@@ -315,9 +323,17 @@ def _filled(text: str, variables: dict[str, str], unset: dict[str, None]) -> str
 
 
 def _computed(expression: str, variables: dict[str, str]) -> str:
-    """The value of whole numbers and variables with + - * / %; empty for anything else."""
+    """The value of whole numbers and variables with + - * / % and parentheses; empty for anything else."""
     filled = re.sub(r"[A-Za-z_]\w*", lambda found: variables.get(found[0], ""), expression)
-    terms = re.findall(r"\d{1,12}|\S", filled)
+    for _ in range(_DEPTH):
+        before, filled = filled, re.sub(r"\(([^()]*)\)", lambda found: _without_parentheses(found[1]) or "?", filled)
+        if filled == before:
+            break
+    return _without_parentheses(filled)
+
+
+def _without_parentheses(expression: str) -> str:
+    terms = re.findall(r"\d{1,12}|\S", expression)
     total, product, sign, operation = 0, 1, 1, "*"
     if not terms or len(terms) % 2 == 0:
         return ""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import yaml
 
 from autotune.errors import SpecError
 from autotune.spec import ParallelConfig
@@ -387,3 +389,47 @@ def test_what_a_run_keeps_and_reports_is_no_setting_of_a_trial() -> None:
     said = " ".join(reading.remarks)
     assert "save_strategy, save_steps, eval_strategy, report_to belong to the run" in said
     assert "read as zero_stage=2 by its name" in said
+
+
+def test_sizes_that_the_reader_of_megatron_does_not_know_are_named() -> None:
+    flags = "--num-layers 27 --hidden-size 2048 --num-attention-heads 16 --num-shared-experts 2 --mamba-state-dim 128 --num-workers 4"
+    reading = trainer("megatron").read_config(
+        PresentConfiguration(argv=("pretrain_gpt.py", *flags.split(), "--optimizer", "dion"))
+    )
+    assert reading.settings["optimizer"] == "dion"
+    said = " ".join(reading.remarks)
+    assert "--optimizer dion is kept, and counted as AdamW" in said
+    assert "--num-shared-experts, --mamba-state-dim may be sizes" in said
+
+
+@pytest.mark.parametrize(
+    ("config", "other"),
+    [
+        ({"is_starcoder2_config": True}, "is_starcoder2_config"),
+        ({"is_moe": True, "moe_num_experts": 8}, "is_moe, moe_num_experts"),
+        ({"is_llama_config": True}, ""),
+        ({}, ""),
+    ],
+)
+def test_models_of_nanotron_that_are_not_llamas_are_not_read_as_one(config: dict[str, Any], other: str) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
+    text = yaml.safe_dump({"model": {"model_config": {**sizes, **config}}, "tokens": {"sequence_length": 128}})
+    reading = trainer("nanotron").read_config(PresentConfiguration(files={"config.yaml": text}))
+    assert bool(reading.model) is not bool(other)
+    assert f"model_config has {other}: " in " ".join(reading.remarks) or not other
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "dp"),
+    [
+        ([0, 1, 2, 3], "ddp_find_unused_parameters_false", 4),
+        ("0,1", "deepspeed_stage_3_offload", 2),
+        (-1, "ddp", None),
+    ],
+)
+def test_lightning_counts_the_devices_that_it_is_told(devices: Any, strategy: str, dp: int | None) -> None:
+    text = yaml.safe_dump({"trainer": {"devices": devices, "strategy": strategy, "precision": "bf16-mixed"}})
+    reading = trainer("lightning").read_config(PresentConfiguration(files={"lightning.yaml": text}))
+    assert reading.knobs.get("dp") == dp
+    assert reading.knobs["zero_stage"] == (3 if "stage_3" in strategy else 0)
+    assert any("host memory" in remark for remark in reading.remarks) is strategy.endswith("_offload")

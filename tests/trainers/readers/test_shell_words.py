@@ -103,3 +103,26 @@ def test_the_longest_file_is_split_in_linear_time(piece: str) -> None:
         return time.process_time() - began
 
     assert seconds(1 << 18) < 16 * 5 * max(seconds(1 << 14), 0.002)
+
+
+def test_arithmetic_has_parentheses() -> None:
+    script = "GBS=64 MBS=2 NODES=2\nGAS=$((GBS / (MBS * (NODES * 8))))\nrun --gas $GAS --left $(( (GBS - 4) % 7 ))"
+    assert command_of(script).words == ("run", "--gas", "2", "--left", "4")
+
+
+def test_the_pipe_of_a_command_in_a_variable_ends_it() -> None:
+    script = 'RUN="torchrun train.py --lr 1e-4"\nRUN="$RUN 2>&1 | tee train.log"\neval ${RUN}'
+    assert command_of(script).words == ("eval", "torchrun", "train.py", "--lr", "1e-4")
+
+
+def test_json_in_a_variable_keeps_its_quotes() -> None:
+    script = 'KINDS=\'{"mode": "packed"}\'\nARGS=(--kinds "$KINDS" --seed 1)\nrun "${ARGS[@]}" --again "$KINDS"'
+    assert command_of(script).words == (
+        "run",
+        "--kinds",
+        '{"mode": "packed"}',
+        "--seed",
+        "1",
+        "--again",
+        '{"mode": "packed"}',
+    )
