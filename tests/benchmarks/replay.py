@@ -1,6 +1,6 @@
 """Replays searchers on published sweeps: how many trials until the best so far is within 5% of the best of the cell?
 
-    python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ... | --worlds 60 | --invented 100 | --near-equals 60 | --wild 60] [--model held_out]
+    python -m tests.benchmarks.replay --searchers bayesian,random --seeds 20 --jobs 2 [--csv FILE ... | --worlds 60 | --invented 100 | --near-equals 60 | --wild 60 | --own-knobs 40] [--model held_out]
 
 Columns, over all cells and seeds: mean, median and 90th percentile of the trials until within 5%; failed trials among them; mean regret after 3, 5 and
 10 trials. For searchers that estimate their expected gain: trials and regret when a further trial no longer paid for a training of unsaid length
@@ -38,6 +38,7 @@ from tests.benchmarks.figure import curves_svg
 from tests.benchmarks.models import MODELS, Prediction, held_out_constants, prediction
 from tests.benchmarks.replay_invented import invented_cells
 from tests.benchmarks.replay_near_equals import near_equal_cells
+from tests.benchmarks.replay_own_knobs import own_knob_cells
 from tests.benchmarks.replay_wild import wild_cells
 from tests.benchmarks.replay_worlds import simulated_cells
 
@@ -192,6 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="number of invented cells with a best far ahead and first picks far too slow",
     )
     parser.add_argument(
+        "--own-knobs", type=int, default=0, help="number of cells of knobs that the cost model does not know"
+    )
+    parser.add_argument(
         "--unfitted", action="store_true", help="invented cells: of trainers that no constant was fitted to"
     )
     parser.add_argument("--searchers", default="bayesian,cost_ranked,rule_of_thumb,random", help="names, by commas")
@@ -223,6 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             *invented_cells(args.invented, is_fitted=not args.unfitted),
             *near_equal_cells(args.near_equals),
             *wild_cells(args.wild, is_fitted=not args.unfitted),
+            *own_knob_cells(args.own_knobs),
         ]
         cells = made or [cell for path in paths for cell in read_cells(path, unknown_cause=args.unknown_failure)]
     except (OSError, KeyError, ValueError, AutotuneError) as error:

@@ -1,14 +1,16 @@
 """The cost model's prediction, corrected by observations (Kennedy & O'Hagan 2001, here with one factor for each part).
 
-    g(x) = log sum_k part_k(x) exp(f_k) + e(x)
+    g(x) = log sum_k part_k(x) exp(f_k) + e(x) + h(z(x))
 
     part_k   the cost model's prediction by cause, K of them: seconds or bytes
     f_k      log of the factor by which the cost model is wrong about cause k: f ~ N(0, S), S = diag(s_k^2) + s_all^2
     e        residual that no factor explains: Gaussian process, covariance a^2 ((1 - o) matern52 + o [same config])
     o        nugget: share of the residual's variance that is independent in each config
+    h        effect of the study's own knobs z(x), where it has any: Gaussian process, covariance s_own^2 k (`kernel.own_correlations`). The cost model knows
+             nothing of these, so its error e is the same whatever they are, and each of them has an effect of its own, which is learnt apart
 
 Conditioning linearizes the sum about the mode of f (Gauss-Newton): J = dg/df, where dg/df_k is the share of part k in the sum. Then g is one Gaussian
-process with covariance J S J' + cov(e). The scales of S and a are not fixed: `model_average` averages over a small grid of them, so a bad cost
+process with covariance J S J' + cov(e) + cov(h). The scales of S, a and s_own are not fixed: `model_average` averages over a small grid of them, so a bad cost
 model is recognized after a few trials and a good one is trusted at once.
 
 Observations of other workloads (the history) have factors of their own, correlated with ours by `transfer_weight`, 0 to 1: the covariance
@@ -25,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 
-from autotune.search.surrogate.kernel import distances, matern52
+from autotune.search.surrogate.kernel import Alike, apart, matern52, own_variance
 from autotune.search.surrogate.observations import Observations
 
 Array = NDArray[np.float64]
@@ -76,6 +78,10 @@ class Prior:
     """correlation of each workload's factors with those of the searched one, by number; 1 for the first, shape (W,)"""
     residual_weights: Array
     """the same for the residual, shape (W,)"""
+    own_sd: float = 0.0
+    """standard deviation of the effect of one own knob of the study"""
+    own: int = 0
+    """number of own knobs: the last columns of the points"""
 
     def factor_transfer(self, a: NDArray[np.intp], b: NDArray[np.intp]) -> Array:
         """Multipliers of the factors' covariance between rows of workloads a and b, shape (len(a), len(b)), or (1, 1) without a history."""
@@ -94,6 +100,8 @@ class Scales:
     """multiplier of s_k and s_all"""
     residual: float = 1.0
     """multiplier of a"""
+    own: float = 1.0
+    """multiplier of the effects of own knobs"""
     length: float = 3.0
     """of the covariance, in doublings of a degree"""
     nugget: float = 0.5
@@ -106,8 +114,9 @@ class Scales:
 
     @property
     def log_prior(self) -> float:
-        """Log prior density, up to a constant: both multipliers are log-normal with median one."""
-        return float(-0.5 * (np.log(self.factors) ** 2 + np.log(self.residual) ** 2) / SCALE_SPREAD**2)
+        """Log prior density, up to a constant: the multipliers are log-normal with median one."""
+        logs = np.log([self.factors, self.residual, self.own])
+        return float(-0.5 * logs @ logs / SCALE_SPREAD**2)
 
 
 class CorrectedGP:
@@ -141,12 +150,13 @@ class CorrectedGP:
         """The most probable factor of each part, shape (K,)."""
         return np.exp(self._f)
 
-    def predict(self, rows: Rows, near: Array | None = None) -> tuple[Array, Array]:
-        """Mean and standard deviation of g, shape (N,) each; `near`: correlations of `rows` with the observations, if already computed."""
+    def predict(self, rows: Rows, alike: Alike | None = None) -> tuple[Array, Array]:
+        """Mean and standard deviation of g, shape (N,) each; `alike`: of `rows` to the observations, if already computed."""
         mean, shares = _log_sum(rows.parts, self._f)
         variance = np.einsum("nk,kl,nl->n", shares, self._covariance(), shares) + self._residual_variance
+        variance += self._own_variance * own_variance(self._prior.own)
         if len(self._observations):
-            residual = self._residual(rows, near)
+            residual = self._residual(rows, alike)
             mean = mean + residual @ self._weights
             across = self._factor_covariance(rows, shares) + residual
             explained = solve_triangular(self._lower, across.T, lower=True, check_finite=False)
@@ -207,11 +217,19 @@ class CorrectedGP:
     def _residual_variance(self) -> float:
         return (self._prior.residual_sd * self.scales.residual) ** 2
 
-    def _residual(self, rows: Rows, near: Array | None = None) -> Array:
-        """Covariance of e between `rows` and the observations, shape (N, n)."""
-        if near is None:
-            near = self.scales.correlations(distances(rows.points, self._rows.points))
-        return near * self._prior.residual_transfer(rows.workloads, self._rows.workloads) * self._residual_variance
+    @property
+    def _own_variance(self) -> float:
+        return (self._prior.own_sd * self.scales.own) ** 2
+
+    def _residual(self, rows: Rows, alike: Alike | None = None) -> Array:
+        """Covariance of e + h between `rows` and the observations, shape (N, n)."""
+        if alike is None:
+            away, own = apart(rows.points, self._rows.points, self._prior.own)
+            alike = Alike(self.scales.correlations(away), own)
+        covariance = self._residual_variance * alike.residual
+        if self._prior.own:
+            covariance += self._own_variance * alike.own
+        return np.asarray(covariance * self._prior.residual_transfer(rows.workloads, self._rows.workloads))
 
     def _factor_covariance(self, rows: Rows, shares: Array) -> Array:
         """Covariance between `rows` and the observations that is due to the factors, shape (N, n)."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from autotune.search.surrogate.corrected_gp import CorrectedGP, Prior, Rows, Scales
-from autotune.search.surrogate.kernel import distances
+from autotune.search.surrogate.kernel import Alike, apart
 from autotune.search.surrogate.observations import Observations
 
 Array = NDArray[np.float64]
@@ -36,6 +36,8 @@ BLOCK = 1 << 15
 FACTORS, RESIDUALS = (1.0, 3.0), (1.0 / 3.0, 1.0, 3.0)
 """grid of `Scales`. No factor scale is below one: the first candidates consist of the same parts, so that their agreement with the prediction
 says little about the other parts. The residual scale may shrink, because every trial informs it."""
+OWN = (1.0 / 3.0, 1.0, 3.0)
+"""grid of the scale of what own knobs do"""
 ORDERING_PRIOR = 0.5
 """probability, before any trial, that the cost model is right about the order and nothing else"""
 ORDERING_SDS = (0.25, 0.75)
@@ -64,9 +66,9 @@ class Model:
     subset: NDArray[np.bool_] | None = None
     """mask of the observations that it is conditioned on, shape (n,); None: all"""
 
-    def predict(self, rows: Rows, near: Array) -> tuple[Array, Array]:
-        """Mean and standard deviation of g, shape (N,) each; `near`: correlations of `rows` with all n observations, shape (N, n)."""
-        return self.gp.predict(at_level(rows, self.level), near if self.subset is None else near[:, self.subset])
+    def predict(self, rows: Rows, alike: Alike) -> tuple[Array, Array]:
+        """Mean and standard deviation of g, shape (N,) each; `alike`: of `rows` to all n observations."""
+        return self.gp.predict(at_level(rows, self.level), alike if self.subset is None else alike.take(self.subset))
 
     def fantasized(self, rows: Rows, noise: float) -> Model:
         """The posterior if these rows came out at their predicted mean (a fantasy: Ginsbourger et al. 2010, kriging believer)."""
@@ -85,6 +87,8 @@ class ModelAverage:
     """log of the model weights, shape (M,); the weights add up to one"""
     points: Array
     """coordinates of the n observations, shape (n, d)"""
+    own: int = 0
+    """number of own knobs, the last columns of the points"""
 
     @classmethod
     def of(cls, prior: Prior, rows: Rows, observations: Observations, *, candidates: Rows) -> ModelAverage:
@@ -94,18 +98,19 @@ class ModelAverage:
         """
         if not (rows.workloads == 0).any():
             only = Model(gp=CorrectedGP(prior, rows, observations))
-            return cls(models=(only,), log_weights=np.zeros(1), points=rows.points)
+            return cls(models=(only,), log_weights=np.zeros(1), points=rows.points, own=prior.own)
         weighted = [
             *_corrected_models(prior, rows, observations),
             *_ordering(prior, rows, observations),
-            _uninformed(prior, rows, observations, candidates),
+            *_uninformed(prior, rows, observations, candidates),
         ]
         least = max(log for log, _ in weighted) + math.log(NEGLIGIBLE)
         kept = [(log, model) for log, model in weighted if log >= least]
         for _, model in kept:
             model.gp.fit()
         log_weights = log_softmax([log for log, _ in kept])
-        return cls(models=tuple(model for _, model in kept), log_weights=log_weights, points=rows.points)
+        models = tuple(model for _, model in kept)
+        return cls(models=models, log_weights=log_weights, points=rows.points, own=prior.own)
 
     def predict(self, rows: Rows) -> tuple[Array, Array]:
         """Mean and standard deviation of g in each model, shape (M, N) each."""
@@ -113,14 +118,14 @@ class ModelAverage:
         for start in range(0, len(rows), BLOCK):
             some = slice(start, start + BLOCK)
             block = rows.take(some)
-            away = distances(block.points, self.points)
+            away, own = apart(block.points, self.points, self.own)
             near: dict[tuple[float, float], Array] = {}
             for m, model in enumerate(self.models):
                 scales = model.gp.scales
                 kind = (scales.length, scales.nugget)
                 if kind not in near:
                     near[kind] = scales.correlations(away)
-                both[:, m, some] = model.predict(block, near[kind])
+                both[:, m, some] = model.predict(block, Alike(near[kind], own))
         return both[0], both[1]
 
     def fantasized(self, rows: Rows, noise: float) -> ModelAverage:
@@ -138,7 +143,7 @@ def _corrected_models(prior: Prior, rows: Rows, observations: Observations) -> I
     """The corrected cost model for each combination of scales and data, with its log weight up to a constant."""
     ours = rows.workloads == 0
     subsets: list[NDArray[np.bool_] | None] = [None] if ours.all() else [None, ours]
-    grid = [Scales(factors=f, residual=r) for f, r in itertools.product(FACTORS, RESIDUALS)]
+    grid = [Scales(factors=f, residual=r, own=o) for f, r, o in itertools.product(FACTORS, RESIDUALS, _own(prior))]
     log_priors = (
         log_softmax([scales.log_prior for scales in grid])
         + math.log1p(-UNINFORMED_PRIOR - ORDERING_PRIOR)
@@ -154,20 +159,30 @@ def _ordering(prior: Prior, rows: Rows, observations: Observations) -> Iterator[
     """The models that believe the predicted order alone, with their log weights up to the same constant."""
     ours = rows.workloads == 0
     our_rows, our_observations = rows.take(ours), observations.take(ours)
-    for residual_sd in ORDERING_SDS:
+    for residual_sd, (own, log_prior) in itertools.product(ORDERING_SDS, _own(prior).items()):
         free = replace(prior, factor_sds=np.zeros_like(prior.factor_sds), common_sd=LEVEL_SD, residual_sd=residual_sd)
-        gp = CorrectedGP(free, our_rows, our_observations, scales=Scales(nugget=1.0), iterations=ITERATIONS)
-        log_weight = math.log(ORDERING_PRIOR / len(ORDERING_SDS)) + gp.log_predictive(np.ones(ours.sum(), np.bool_))
-        yield log_weight, Model(gp=gp, subset=ours)
+        gp = CorrectedGP(free, our_rows, our_observations, scales=Scales(nugget=1.0, own=own), iterations=ITERATIONS)
+        log_prior += math.log(ORDERING_PRIOR / len(ORDERING_SDS))
+        yield log_prior + gp.log_predictive(np.ones(ours.sum(), np.bool_)), Model(gp=gp, subset=ours)
 
 
-def _uninformed(prior: Prior, rows: Rows, observations: Observations, candidates: Rows) -> tuple[float, Model]:
-    """The uninformed model with its log weight up to the same constant."""
+def _own(prior: Prior) -> dict[float, float]:
+    """Multipliers of the effects of own knobs, with the log of their probability before any trial."""
+    multipliers = OWN if prior.own else (1.0,)
+    return dict(zip(multipliers, log_softmax([Scales(own=o).log_prior for o in multipliers]).tolist(), strict=True))
+
+
+def _uninformed(
+    prior: Prior, rows: Rows, observations: Observations, candidates: Rows
+) -> Iterator[tuple[float, Model]]:
+    """The uninformed models with their log weights up to the same constant."""
     predicted = np.log(candidates.parts.sum(axis=1))
     level, spread = math.exp(float(predicted.mean())), max(float(predicted.std()), prior.residual_sd)
     flat = replace(prior, factor_sds=np.array([LEVEL_SD]), common_sd=0.0, residual_sd=spread)
     ours = rows.workloads == 0
-    our_rows, scales = at_level(rows.take(ours), level), Scales(length=LENGTH, nugget=NUGGET)
-    gp = CorrectedGP(flat, our_rows, observations.take(ours), scales=scales, iterations=ITERATIONS)
-    log_weight = math.log(UNINFORMED_PRIOR) + gp.log_predictive(np.ones(ours.sum(), np.bool_))
-    return log_weight, Model(gp=gp, level=level, subset=ours)
+    our_rows = at_level(rows.take(ours), level)
+    for own, log_prior in _own(prior).items():
+        scales = Scales(length=LENGTH, nugget=NUGGET, own=own)
+        gp = CorrectedGP(flat, our_rows, observations.take(ours), scales=scales, iterations=ITERATIONS)
+        log_prior += math.log(UNINFORMED_PRIOR)
+        yield log_prior + gp.log_predictive(np.ones(ours.sum(), np.bool_)), Model(gp=gp, level=level, subset=ours)

@@ -22,7 +22,7 @@ from autotune.search.searcher import Problem
 from autotune.search.surrogate import training_data
 from autotune.search.surrogate.corrected_gp import Rows
 from autotune.search.surrogate.failure_rate import failure_rate
-from autotune.search.surrogate.kernel import distances, matern52
+from autotune.search.surrogate.kernel import distances, matern52, surrogate_points
 from autotune.search.surrogate.model_average import ModelAverage
 from autotune.search.surrogate.training_data import REPEAT_SD, DataPoint
 from autotune.search.transfer import residual_transfer_weight, transfer_weight
@@ -44,8 +44,9 @@ class Posterior:
         self._table = problem.space.table
         self._estimate = problem.predict()
         self._points = problem.space.coordinates()
-        self._time_rows = training_data.time_rows(self._estimate, self._points)
-        self._memory_rows = training_data.memory_rows(self._estimate, self._points)
+        self._own = sum(len(knob.values) > 1 for knob in self._table.own)
+        self._time_rows = training_data.time_rows(self._estimate, self._surrogate_points(self._points))
+        self._memory_rows = training_data.memory_rows(self._estimate, self._surrogate_points(self._points))
         self._log_tokens = np.log(self._table.global_batch_size * float(problem.space.workload.seq_len))
         self._log_cost = log_cost(problem.objective, self._table)
         self._log_limits = training_data.log_limits(self._estimate, problem.space.workload.cluster.gpu.memory_bytes)
@@ -75,17 +76,22 @@ class Posterior:
     def _fit(self) -> None:
         timed = [p for p in self._data if p.has_time and (p.workload == 0 or not self._problem.times_are_learnt)]
         sized = [p for p in self._data if p.has_memory]
-        rows = _joined([training_data.time_rows(p.estimate, p.point, p.workload) for p in timed], self._time_rows)
+        at = self._surrogate_points
+        rows = _joined([training_data.time_rows(p.estimate, at(p.point), p.workload) for p in timed], self._time_rows)
         weights = (self._transfer_weights, self._residual_weights)
         self.time = ModelAverage.of(
-            training_data.time_prior(self._estimate, *weights, measured=any(p.workload == 0 for p in timed)),
+            training_data.time_prior(
+                self._estimate, *weights, measured=any(p.workload == 0 for p in timed), own=self._own
+            ),
             rows,
             training_data.time_observations(timed),
             candidates=self._time_rows,
         )
-        rows = _joined([training_data.memory_rows(p.estimate, p.point, p.workload) for p in sized], self._memory_rows)
+        rows = _joined(
+            [training_data.memory_rows(p.estimate, at(p.point), p.workload) for p in sized], self._memory_rows
+        )
         self.memory = ModelAverage.of(
-            training_data.memory_prior(self._estimate, *weights),
+            training_data.memory_prior(self._estimate, *weights, own=self._own),
             rows,
             training_data.memory_observations(sized),
             candidates=self._memory_rows,
@@ -122,9 +128,12 @@ class Posterior:
         They count as configs of the workload that is searched: what is known of the causes of its memory is known of theirs."""
         predicted, points = training_data.predicted_trainings(self._problem, workload, configs)
         limits = training_data.log_limits(predicted, workload.cluster.gpu.memory_bytes)
-        mean, sd = self.memory.predict(training_data.memory_rows(predicted, points))
+        mean, sd = self.memory.predict(training_data.memory_rows(predicted, self._surrogate_points(points)))
         log_fits = log_ndtr((limits - mean) / np.hypot(sd, REPEAT_SD))
         return np.asarray(np.exp(logsumexp(self.memory.log_weights[:, None] + log_fits, axis=0)))
+
+    def _surrogate_points(self, points: Array) -> Array:
+        return surrogate_points(points, self._table.own)
 
     @cached_property
     def _no_points(self) -> Array:

@@ -46,6 +46,8 @@ MEMORY_SDS = {
 """the same for each cause of memory: small for weights, which are counted exactly; large for activations, which depend on the trainer's kernels"""
 COMMON_SD = 0.1
 """standard deviation of the error that all causes share, where the estimate does not state one (memory)"""
+OWN_TIME_SD, OWN_MEMORY_SD = 0.15, 0.05
+"""standard deviation of the effect of one of the study's own knobs on the log step time and on the log peak"""
 REPEAT_SD = 0.02
 """relative standard deviation between repeats of a step time or a peak"""
 CERTAIN = 1e-9
@@ -64,7 +66,9 @@ def memory_rows(estimate: Estimate, points: Array, workload: int = 0) -> Rows:
     return _rows(estimate.memory_parts_bytes, MEMORY_SDS, points, workload)
 
 
-def time_prior(estimate: Estimate, transfer_weights: Array, residual_weights: Array, *, measured: bool) -> Prior:
+def time_prior(
+    estimate: Estimate, transfer_weights: Array, residual_weights: Array, *, measured: bool, own: int = 0
+) -> Prior:
     """Prior of the time model: `TIME_SDS` for the factors, the level's spread for the error that all causes share, and for the residual the width
     of the estimate's interval without the level.
 
@@ -76,10 +80,12 @@ def time_prior(estimate: Estimate, transfer_weights: Array, residual_weights: Ar
         residual_sd=float(np.median(config_sigma(estimate))),
         transfer_weights=transfer_weights,
         residual_weights=residual_weights,
+        own_sd=OWN_TIME_SD,
+        own=own,
     )
 
 
-def memory_prior(estimate: Estimate, transfer_weights: Array, residual_weights: Array) -> Prior:
+def memory_prior(estimate: Estimate, transfer_weights: Array, residual_weights: Array, *, own: int = 0) -> Prior:
     """Prior of the memory model: `MEMORY_SDS` for the factors, and the width of the estimate's interval for the residual."""
     low, high = np.asarray(estimate.peak_memory_low_bytes), np.asarray(estimate.peak_memory_high_bytes)
     return Prior(
@@ -88,6 +94,8 @@ def memory_prior(estimate: Estimate, transfer_weights: Array, residual_weights: 
         residual_sd=float(np.median(np.log(np.atleast_1d(high / low)) / (2 * Z90))),
         transfer_weights=transfer_weights,
         residual_weights=residual_weights,
+        own_sd=OWN_MEMORY_SD,
+        own=own,
     )
 
 
