@@ -105,9 +105,11 @@ class Searcher(ABC):
         return configs
 
     def tell(self, trials: Iterable[Trial]) -> None:
-        """Takes in the state of these trials, in this order."""
+        """Takes in the state of these trials, in this order. A trial that was told before is no further evidence."""
         for trial in trials:
             index = self.space.index_of(trial.config)
+            if self._was_told(index, trial):
+                continue
             if not trial.status.is_terminal or trial.status is TrialStatus.CANCELLED:
                 self._move(index, FREE if trial.status.is_terminal else PENDING)
                 continue
@@ -172,6 +174,10 @@ class Searcher(ABC):
     def pending(self) -> NDArray[np.intp]:
         """Candidates whose trial was proposed or is running, in the order of the space."""
         return np.flatnonzero(self.state == PENDING)
+
+    def _was_told(self, index: int | None, trial: Trial) -> bool:
+        is_new = index is not None and self.state[index] != DONE
+        return not is_new and any(i == index and told == trial for i, told in self.trials)
 
     def _move(self, index: int | None, state: int) -> None:
         if index is not None and self.state[index] != DONE:

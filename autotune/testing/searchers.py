@@ -261,6 +261,15 @@ class SearcherContract:
         searcher.tell(_measured_only(played))
         assert not {*searcher.ask(1)} & {t.config for t in played}
 
+    def test_a_trial_that_is_told_twice_counts_once(self) -> None:
+        """Whoever tells all trials anew each time comes to the same next config."""
+        once, again = self.make(), self.make()
+        played = self.play(once, trials=4)
+        for known in range(1, len(played) + 1):
+            again.tell(played[:known])
+        assert again.trials == once.trials
+        assert again.ask(1) == once.ask(1)
+
 
 def _measured_only(trials: Iterable[Trial]) -> list[Trial]:
     return [t for t in trials if t.is_measured]
