@@ -9,6 +9,7 @@ import pytest
 from autotune import api, assets
 from autotune.service.access import COOKIE
 from autotune.service.pages.rendering import render
+from autotune.spec import StudyStatus
 from autotune.spec.speedup import format_speedup
 from autotune.store import history, locking
 from tests.service.running import Service, slow_spec, spec, until
@@ -170,6 +171,19 @@ def test_pages_write_counts_in_groups_of_three_digits(service: Service) -> None:
     assert b'<td class="n">12,345</td>' in render("studies.html", studies=[listed], more=False, page=1, **values).body
     for template in (assets.dashboards() / "web").glob("*.html"):
         assert "format(" not in template.read_text().replace("|format(", ""), "there is one filter for it: thousands"
+
+
+def test_the_page_of_a_study_that_ended_without_trials_leads_nowhere_in_vain(service: Service) -> None:
+    with service.client() as client:
+        study = client.submit(spec(name="vain"))["study"]["id"]
+    assert f'href="/studies/{study}/export"' in service.http.get(f"/studies/{study}").text
+    message = "no GPU is visible; name what is here (`cluster: local`, not `<b>`)"
+    service.store.set_status(study, StudyStatus.FAILED, expect=[StudyStatus.QUEUED], message=message)
+    page = service.http.get(f"/studies/{study}").text
+    assert "(<code>cluster: local</code>, not <code>&lt;b&gt;</code>)." in page
+    assert "No config was measured." in page
+    assert not any(f'href="/studies/{study}/{part}"' in page for part in ("export", "ranking", "compare"))
+    assert f'href="/compare?study={study}"' in page
 
 
 def test_pages_say_what_went_wrong(service: Service) -> None:

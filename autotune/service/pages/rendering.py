@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
 from autotune import assets
@@ -49,7 +51,7 @@ def environment() -> Environment:
         "trials": trial_numbers,
         "config": lambda config: config_label(ParallelConfig.from_dict(config)),
         "label": config_label,
-        "sentence": lambda text: text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else "."),
+        "sentence": _sentence,
         "moment": lambda text: str(text or "")[:19].replace("T", " "),
     }
     made.globals |= {
@@ -60,6 +62,15 @@ def environment() -> Environment:
     }
     made.globals["loopback"] = LOOPBACK
     return made
+
+
+def _sentence(text: str) -> Markup:
+    """The text as a sentence, in which what stands between backticks is code."""
+    whole = text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(whole))))
+
+
+_CODE = re.compile("`([^`]+)`")
 
 
 def _mark(name: str) -> str:
