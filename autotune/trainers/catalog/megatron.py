@@ -31,6 +31,9 @@ NARROW = {
     "nvfp4": {"fp4-format": "e2m1", "fp4-recipe": "nvfp4"},
 }
 """flags of precisions below 16 bits, beside bf16"""
+OWN_DATA = frozenset({"train-data-path", "data-args-path", "per-split-data-args-path"})
+"""flags that name data beside data-path"""
+MOCK_NOTE = "it trains on mock data; set the options data_path, tokenizer_type and tokenizer_model to train on your own"
 
 
 class MegatronTrainer(Trainer):
@@ -152,9 +155,7 @@ class MegatronTrainer(Trainer):
                 "run it in a checkout of Megatron-LM, or set the option entrypoint to the path of pretrain_gpt.py"
             )
         if not options["data_path"]:
-            notes.append(
-                "it trains on mock data; set the options data_path, tokenizer_type and tokenizer_model to train on your own"
-            )
+            notes.append(MOCK_NOTE)
         return Launch(argv=(*start, options["entrypoint"], *_spell(flags)), env=env, notes=tuple(notes))
 
     def read_config(self, present: PresentConfiguration) -> Reading:
@@ -162,8 +163,14 @@ class MegatronTrainer(Trainer):
         return megatron_flags.read(present)
 
     def with_settings(self, launch: Launch, settings: Mapping[str, Any]) -> Launch:
-        """The flags at the end of the command, where they count."""
-        return replace(launch, argv=(*launch.argv, *_spell(settings)))
+        """The flags at the end of the command, where they count. Data that they name take the place of mock data, which Megatron-LM would take before them."""
+        if not OWN_DATA & settings.keys():
+            return replace(launch, argv=(*launch.argv, *_spell(settings)))
+        named = {"tokenizer-type": "NullTokenizer"} if "tokenizer-type" in settings else {}
+        mock = _spell({"mock-data": True, **named})
+        kept = [word for word in launch.argv if word not in mock]
+        notes = tuple(note for note in launch.notes if note != MOCK_NOTE)
+        return replace(launch, argv=(*kept, *_spell(settings)), notes=notes)
 
     def present_of(self, settings: Mapping[str, Any]) -> PresentConfiguration:
         """The flags alone."""

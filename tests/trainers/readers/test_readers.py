@@ -433,3 +433,16 @@ def test_lightning_counts_the_devices_that_it_is_told(devices: Any, strategy: st
     assert reading.knobs.get("dp") == dp
     assert reading.knobs["zero_stage"] == (3 if "stage_3" in strategy else 0)
     assert any("host memory" in remark for remark in reading.remarks) is strategy.endswith("_offload")
+
+
+def test_data_of_an_imported_megatron_launch_take_the_place_of_mock_data() -> None:
+    own = {"train-data-path": "data/train", "tokenizer-type": "HuggingFaceTokenizer", "tokenizer-model": "gpt2"}
+    config = ParallelConfig(dp=8, micro_batch_size=1, accumulation_steps=8)
+    launches = [
+        trainer("megatron").launch(WORKLOAD, config, {"settings": told})
+        for told in ({}, {"lr-decay-style": "WSD"}, own)
+    ]
+    assert ["--mock-data" in launch.argv for launch in launches] == [True, True, False]
+    assert launches[2].argv.count("--tokenizer-type") == 1
+    assert any("mock data" in note for note in launches[1].notes)
+    assert not any("mock data" in note for note in launches[2].notes)
