@@ -7,7 +7,7 @@
 
 The prior is s_0^2 = 2%^2 + what the steps of a typical run tell of its mean, worth nu_0 = 3 runs. Data are the rounds of the finals: in round r each config
 moves from the mean of its earlier rounds by d_cr; SS adds sum_c (d_cr - mean_c d_cr)^2 / (1 + 1 / (r - 1)) with C - 1 degrees of freedom (Helmert's
-contrasts). Runs that foreign load disturbed are left out. What moves all configs of a round together, a machine that drifts, cancels.
+contrasts). Runs that foreign load disturbed tell by their median step. What moves all configs of a round together, a machine that drifts, cancels.
 
 Differences of ln speeds over R rounds have the standard error sigma sqrt(2 / R) and follow Student's t. Where the best of m configs is looked at, the
 quantile is that of 1 - alpha / m (Bonferroni): the best of many is on average too good.

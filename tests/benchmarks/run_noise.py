@@ -1,9 +1,12 @@
 """What the noise between runs does to the early stop, to the finals and to the claim, on simulated machines.
 
-    python -m tests.benchmarks.run_noise [--studies 300] [--between 0.02]
+    python -m tests.benchmarks.run_noise [--studies 300] [--between 0.02] [--busy]
 
 A run of a config is as fast as the config times exp(N(0, between)); its steps have 3% noise that is correlated by 0.5 from step to step, and in a
 tenth of the runs a burst makes three steps in a row three times slower.
+
+`--busy`: other work shares the machine in most runs. Such a run is slower by a factor whose logarithm is exponential with mean 0.2, and each of its steps
+by a further one with mean 0.15; three runs in ten are quiet.
 
     equal      all configs as fast as the default one      spread   configs of 0.9 to 1.2 times the default's speed, 2% apart
     stopped    a search trial that was given up before its steps were measured
@@ -31,13 +34,14 @@ from tests.study.controller.world import BASELINE, CONFIGS, study
 STEP_NOISE, ALIKE = 0.03, 0.5
 BURSTS, BURST_STEPS, BURST = 0.1, 3, 3.0
 STEPS = 12
+BUSY, BUSY_RUN, BUSY_STEP = 0.7, 0.2, 0.15
 
 
 class Machine:
     """Measures configs of given true speeds."""
 
-    def __init__(self, speeds: Sequence[float], between: float, seed: int) -> None:
-        self.rng, self.between = np.random.default_rng(seed), between
+    def __init__(self, speeds: Sequence[float], between: float, seed: int, *, busy: bool = False) -> None:
+        self.rng, self.between, self.busy = np.random.default_rng(seed), between, busy
         others = [c for c in CONFIGS if c != BASELINE]
         self.speed = dict(zip([BASELINE, *others], speeds, strict=False))
         self.study: Study = study(measure=MeasureSpec(finalists=2, final_rounds=2))
@@ -50,6 +54,8 @@ class Machine:
         for i in range(1, steps):
             noise[i] = ALIKE * noise[i - 1] + math.sqrt(1 - ALIKE**2) * noise[i]
         times = np.exp(self.rng.normal(0, self.between) + STEP_NOISE * noise) / self.speed[config] * 0.1
+        if self.busy and self.rng.random() < BUSY:
+            times *= np.exp(self.rng.exponential(BUSY_RUN) + self.rng.exponential(BUSY_STEP, size=steps))
         if self.rng.random() < BURSTS:
             start = int(self.rng.integers(0, steps - BURST_STEPS + 1))
             times[start : start + BURST_STEPS] *= BURST
@@ -102,12 +108,12 @@ class Machine:
         return runs
 
 
-def claims(speeds: Sequence[float], between: float, studies: int) -> dict[str, float]:
+def claims(speeds: Sequence[float], between: float, studies: int, *, busy: bool = False) -> dict[str, float]:
     """Shares over simulated studies of these true speeds, the baseline's first."""
     above = held = regret = runs = steps = 0.0
     for seed in range(studies):
         order = np.random.default_rng(seed).permutation(len(speeds) - 1)
-        machine = Machine([speeds[0], *(speeds[1 + i] for i in order)], between, seed)
+        machine = Machine([speeds[0], *(speeds[1 + i] for i in order)], between, seed, busy=busy)
         machine.search()
         steps += sum(len(t.measurement.step_times_s) for t in machine.trials if t.measurement is not None)
         runs += machine.finals()
@@ -140,9 +146,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--studies", type=int, default=300)
     parser.add_argument("--between", type=float, nargs="*", default=[0.01, 0.02, 0.04])
+    parser.add_argument("--busy", action="store_true")
     asked = parser.parse_args()
     print("| between runs | equal configs stopped | best of ten dropped |\n|---|---|---|")
-    for between in asked.between:
+    for between in () if asked.busy else asked.between:
         equal, dropped = stops(between, asked.studies)
         print(f"| {between:.0%} | {equal:.1%} | {dropped:.1%} |", flush=True)
     print(
@@ -151,7 +158,7 @@ def main() -> None:
     worlds = {"equal": [1.0] * 11, "spread": [1.0, *np.arange(0.92, 1.21, 0.02)[:15]]}
     for between in asked.between:
         for name, speeds in worlds.items():
-            c = claims(speeds, between, asked.studies)
+            c = claims(speeds, between, asked.studies, busy=asked.busy)
             print(
                 f"| {between:.0%} | {name} | {c['above 1.02']:.1%} | {c['held']:.1%} | {c['regret']:.2%} | {c['runs']:.1f} | {c['steps']:.0f} |",
                 flush=True,

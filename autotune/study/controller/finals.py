@@ -160,12 +160,20 @@ def slope_of(study: Study) -> float:
 
 
 def noise_of(trials: Sequence[Trial], who: Sequence[ParallelConfig], rounds: int) -> RunNoise:
-    """The noise between the runs of the finals."""
+    """The noise between the runs of the finals. One that a burst disturbed tells of it too, by its median step, which a burst does not move: on a machine that
+    others share the run that counts may be the one quiet run of several."""
     finals = ended_finals(trials)
     runs = [runs_of(config, finals, rounds) for config in who]
     steady = which_are_steady(who, finals, trials, rounds)
     counted = [list(zip(config, which_count(config, steady), strict=True)) for config in runs if config]
-    squares, freedom = squares_of_rounds([[m.tokens_per_s if good else math.nan for m, good in c] for c in counted])
+    speeds = [
+        [
+            m.tokens_per_s if good else m.median_tokens_per_s if is_steady else math.nan
+            for (m, good), is_steady in zip(config, steady, strict=False)
+        ]
+        for config in counted
+    ]
+    squares, freedom = squares_of_rounds(speeds)
     return RunNoise.of((m for config in counted for m, good in config if good), squares, freedom)
 
 

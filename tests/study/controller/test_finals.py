@@ -270,3 +270,30 @@ def test_slow_steps_of_the_default_config_alone_widen_the_interval() -> None:
     assert winner.speedup_low is not None
     assert winner.speedup > 4.5
     assert winner.speedup_low < 4.0
+
+
+def test_one_quiet_run_among_busy_ones_has_an_interval_that_knows_of_the_others() -> None:
+    """Every second step of the busy runs is slow, so only the quiet run of each config counts: of A the fast one, of the default config another."""
+
+    def shared(number: int, config: ParallelConfig, step_time_s: float, *, is_quiet: bool) -> Trial:
+        trial = final(number, config, step_time_s)
+        assert trial.measurement is not None
+        times = tuple(step_time_s * (1 + (0.002 if is_quiet else 0.3) * (k % 2)) for k in range(9))
+        return replace(trial, measurement=replace(trial.measurement, step_times_s=times))
+
+    played = [
+        *((BASELINE, 0.4, False), (A, 0.4, False)),
+        *((A, 0.39, False), (BASELINE, 0.4, True)),
+        *((BASELINE, 0.4, True), (A, 0.22, True)),
+    ]
+    trials = [
+        *FIRST[:2],
+        *(
+            shared(n, config, step_time_s, is_quiet=quiet)
+            for n, (config, step_time_s, quiet) in enumerate(played, start=4)
+        ),
+    ]
+    winner = decide(trials, study(measure=MeasureSpec(finalists=1, final_rounds=3)), (BASELINE, A))
+    assert winner.speedup == pytest.approx(0.4 / 0.22, rel=0.01)
+    assert winner.speedup_low is not None
+    assert winner.speedup_low < 1.1
