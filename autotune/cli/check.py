@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, note
+from autotune.cli.stand_ins import note_stand_ins
 
 if TYPE_CHECKING:
     from autotune.study.check.prepared import PreparedCheck
@@ -42,6 +43,7 @@ def check(
     from autotune.cli.exit_codes import FAILED
 
     study = api.load_study(spec, overrides={"runner": runner} if runner else None)
+    note_stand_ins(spec)
     with closing(api.open_store(store)) as database:
         shown = _LogView()
         prepared = api.prepare_check(study, store=database)

@@ -12,6 +12,7 @@ import typer
 from autotune.cli.exit_codes import FAILED
 from autotune.cli.output import JsonOption, SpecArgument, StoreOption, consoles, emit, note, palette_of
 from autotune.cli.quantities import memory_gib, time_s
+from autotune.cli.stand_ins import note_stand_ins
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,6 +93,7 @@ def fit(
         raise SpecError(f"the page must be an .html file, but is {output}", remedy="e.g. -o fit.html", field="-o")
     limits = DryRunLimits(wall_s=max_wall_s, memory_bytes=max_memory_gib * 2**30)
     study = api.load_study(spec, limits=limits)
+    note_stand_ins(spec)
     chosen = None if config is None else complete(study.workload, config, study.space.own_knobs)
     space = SearchSpace.of_study(study) if profile else None
     with closing(api.open_store(store)) as database:

@@ -19,6 +19,7 @@ from autotune.cli.output import (
     note,
     print_table,
 )
+from autotune.cli.stand_ins import note_stand_ins
 
 POLL_S = 1.0
 
@@ -46,6 +47,7 @@ def submit(
     from autotune.schema import places_in, read_spec
 
     asked = read_spec(spec)
+    note_stand_ins(spec)
     if no_check:
         asked["check"] = False
     with open_source(store, url) as source:

@@ -20,6 +20,7 @@ from autotune.cli.output import (
     print_table,
 )
 from autotune.cli.quantities import tokens
+from autotune.cli.stand_ins import note_stand_ins
 
 
 def register(app: typer.Typer) -> None:
@@ -68,6 +69,7 @@ def plan(
             field="--tokens",
         )
     study = api.load_study(spec)
+    note_stand_ins(spec)
     with closing(api.open_store(store)) as database:
         found = api.plan_of(study, top=top, store=database, profile=not no_profile, on_dry_run=_tell)
         not_here = api.cannot_run_here(study)
@@ -221,6 +223,7 @@ def estimate(
     from autotune.space import complete, why_not_in
 
     study = api.load_study(spec)
+    note_stand_ins(spec)
     asked = complete(study.workload, config, study.space.own_knobs)
     reason = why_not_in(study, asked)
     if reason is not None:

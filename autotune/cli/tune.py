@@ -9,6 +9,7 @@ import typer
 
 from autotune.cli.output import JsonOption, NoCheckOption, NoProfileOption, SpecArgument, StoreOption, emit, note
 from autotune.cli.quantities import tokens
+from autotune.cli.stand_ins import note_stand_ins
 
 
 def register(app: typer.Typer) -> None:
@@ -66,6 +67,7 @@ def tune(
     }
     overrides: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
     study = api.load_study(document if spec == "-" else spec, overrides=overrides)
+    note_stand_ins(spec)
     with closing(api.open_store(store)) as database:
         with places_in(document, but=overrides), LiveView(study) as view:
             result = api.tune(

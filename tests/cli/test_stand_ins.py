@@ -1,0 +1,48 @@
+"""Values of a draft that nobody has filled in yet."""
+
+from __future__ import annotations
+
+from autotune.cli.stand_ins import stand_ins
+
+PROGRAM = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=4)
+args = parser.parse_args()
+for step in range(20):
+    print(f"step {step} loss 1.0 time 0.1s")
+"""
+
+
+def test_a_comment_stands_behind_its_value_or_above_it():
+    text = "\n".join(
+        (
+            "# Next: fill in what the comments name",
+            "model: nano-gpt    # fill in: `autotune models`",
+            "cluster: local     # this machine",
+            "# fill in: seq_len, tokens per sequence",
+            "workload: {seq_len: 1024}",
+            "trainer:",
+            "  argv:",
+            "    - --data=FILL-IN    # fill in: the script requires it (line 3)",
+        )
+    )
+    assert list(stand_ins(text)) == [(2, "model"), (5, "workload"), (8, "")]
+
+
+def test_commands_name_the_stand_ins_of_a_draft_until_the_comments_are_gone(run, tmp_path):
+    script, spec = tmp_path / "train.py", tmp_path / "study.yaml"
+    script.write_text(PROGRAM)
+    assert run("init", script, "-o", spec).code == 0
+    lines = spec.read_text().splitlines()
+    model = next(i for i, line in enumerate(lines, start=1) if line.startswith("model:"))
+    planned = run("plan", spec)
+    assert planned.code == 0, planned.err
+    assert f"still says `fill in` at line {model} (model), line" in planned.err
+    assert "(workload)" in planned.err
+    spec.write_text("\n".join(line.split("  #")[0] for line in lines if not line.startswith("#")))
+    assert "fill in" not in run("plan", spec).err
+
+
+def test_a_spec_of_ones_own_is_not_complained_of(run, write):
+    assert "fill in" not in run("plan", write()).err
