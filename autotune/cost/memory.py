@@ -103,12 +103,14 @@ def rank_memories(
 
         parts = with_logits(logits)
         maybe = sum(parts.values()) - sum(with_logits(fewer_logits).values()) if traits.may_cut_logits else 0.0
-        parts["optimizer"] = parts["optimizer"] + np.maximum(
-            states.in_step(own, traits) - parts["activations"] - parts["logits"], 0.0
-        )
+        buffers = states.buffers(own, constants, traits)
+        # FSDP frees what it gathered before the step; ZeRO keeps its buckets
+        freed = np.where(states.gathers & (not traits.master_weights), buffers, 0.0)
+        gone = sum(parts[name] for name in ("gradients", "activations", "logits")) + freed
+        parts["optimizer"] = parts["optimizer"] + np.maximum(states.in_step(own, traits) - gone, 0.0)
         shapes = sum(np.where(n > 0, kind.weights.shapes, 0.0) for n, kind in zip(counts, kinds, strict=True))
         framework = constants.framework_bytes * np.where(graph, 2.0, 1.0) + placeholder * (head + shapes)
-        framework = framework + states.buffers(own, constants, traits)
+        framework = framework + buffers
         static = sum(n * kind.boundary for n, kind in zip(counts, kinds, strict=True))
         framework = framework + np.where(layer_graphs, held * static, 0.0)
         allocated = framework + sum(parts.values())

@@ -117,11 +117,12 @@ class StateBytes:
         return np.where(self.may_cut_gradients, self.gradient * (rank.dense + rank.experts - sharded), 0.0)
 
     def in_step(self, rank: StageWeights, traits: Traits) -> Column:
-        """Bytes that live only in the optimizer's step, when activations and logits are gone."""
+        """Bytes of gradients and of what lives only in the optimizer's step, when activations and logits are gone and gradients are reduced."""
         whole = rank.dense + rank.experts
         sharded = rank.dense / self.shards + rank.experts / self.expert_shards
         held = np.where(self.zero >= 1, sharded, whole)
-        return self.step * np.where(self.zero >= 3, np.minimum(held, traits.step_weights), held)
+        step = self.step * np.where(self.zero >= 3, np.minimum(held, traits.step_weights), held)
+        return self.gradient * np.where(self.zero >= 2, sharded, whole) + step
 
     def buffers(self, rank: StageWeights, constants: Calibration, traits: Traits) -> Column:
         """Bytes of gathered layers and of reductions.
@@ -144,6 +145,7 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
     layer_moments, edge_moments = _moments(workload, traits)
     away = is_offloaded(table, "optimizer")
     main = np.where(master, 4.0, 0.0)
+    root = layer_moments / 2.0 if traits.foreach and workload.optimizer == "adamw" else 0.0
     fsdp = (zero >= 3) | ((zero >= 2) & (not traits.master_weights))
     # fp32 weights: ZeRO-2 keeps 16-bit copies of all of them gathered, autocast keeps its casts until the backward pass
     cast = np.where(
@@ -159,7 +161,7 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         "gradient": np.where(master, _gradient_bytes(table, traits), 4.0),
         "states": layer_moments + main,
         "edge_states": edge_moments + main,
-        "step": np.where(away | ~master, 0.0, traits.step_bytes),
+        "step": np.where(away, 0.0, np.where(master, traits.step_bytes, 0.0) + root),
     }
     if workload.pure_bf16:
         whole = dict.fromkeys(("weight", "edge_weight"), np.full_like(size, BF16_BYTES))
@@ -169,7 +171,7 @@ def state_bytes(workload: Workload, table: ConfigTable, layout: Layout, traits: 
         if workload.optimizer != "adamw_8bit":
             halves = {name: value / 2.0 for name, value in halves.items()}
         kept_gathered = np.where(fsdp & (zero == 2), BF16_BYTES, 0.0)
-        values = {**values, **whole, **halves, "gathered": kept_gathered, "step": np.zeros_like(size)}
+        values = {**values, **whole, **halves, "gathered": kept_gathered, "step": np.where(away, 0.0, root / 2.0)}
     if workload.peft is not None:
         adapter = ADAPTER_BYTES / 2.0 if workload.pure_bf16 else ADAPTER_BYTES
         kept = np.where(away, adapter / 2.0, adapter) * _adapter_share(workload, layout)

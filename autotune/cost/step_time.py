@@ -165,7 +165,7 @@ def time_parts(
         "cp_comm": m * layers * context,
         "ep_comm": m * layers * expert,
         "bubble": bubble_time_s(table, layout, others),
-        "optimizer": _optimizer_s(workload, table, layout, constants, weights, outer),
+        "optimizer": _optimizer_s(workload, table, layout, constants, traits, weights, outer),
     }
     if constants.full_speed_ranks > 0:
         # ranks share cores, so a rank that waits for the pipeline leaves its core to the others: their slowdown is taken from the bubble
@@ -218,18 +218,27 @@ def _ends(
 
 
 def _optimizer_s(
-    workload: Workload, table: ConfigTable, layout: Layout, constants: Calibration, weights: RankWeights, ends: Column
+    workload: Workload,
+    table: ConfigTable,
+    layout: Layout,
+    constants: Calibration,
+    traits: Traits,
+    weights: RankWeights,
+    ends: Column,
 ) -> Column:
     """Seconds of the update of a rank's weights, of which `ends` belong to embedding and output projection."""
     gpu = workload.cluster.gpu
     shards = np.where(layout.zero >= 1, layout.shard_group.size, 1.0)
     expert_shards = np.where(layout.zero >= 1, layout.expert_shard_group.size, 1.0)
     inner = (weights.dense - ends) / shards + weights.experts / expert_shards
-    moved = update_bytes(workload, inner, ends / shards)
+    moved = update_bytes(workload, inner, ends / shards, foreach=traits.foreach)
     here = moved / (gpu.memory_bytes_per_s * constants.memory_efficiency)
     here = here + orthogonal_s(workload, layout, constants, weights.layers, shards)
     away = is_offloaded(table, "optimizer")
-    return np.where(away, offloaded_update_s(workload, inner + ends / shards, moved), here) if away.any() else here
+    if not away.any():
+        return here
+    there = update_bytes(workload, inner, ends / shards)
+    return np.where(away, offloaded_update_s(workload, inner + ends / shards, there), here)
 
 
 def _activations_away(

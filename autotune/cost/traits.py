@@ -89,6 +89,8 @@ class Traits:
     """nothing says whether the program reduces each micro-batch, as FSDP does unless it is told to wait: whole gradients do not count in the risk of running out"""
     step_bytes: float = 0.0
     """bytes per weight of an fp32 copy of 16-bit gradients that the optimizer's step makes"""
+    foreach: bool = False
+    """AdamW is torch's default on a GPU, a chain of kernels that takes a tensor of the size of a moment beside its states (`update.py`)"""
     step_weights: float = math.inf
     """weights of a rank that the optimizer steps over at once under ZeRO-3 (DeepSpeed: `sub_group_size`)"""
     expandable_segments: bool = False
@@ -197,9 +199,9 @@ TRAITS = {
     ),
     "internevo": Traits(gradient_bytes=2.0, reduce_bytes=2.0, loss="copied", step_bytes=4.0),
     "alpa": Traits(gradient_bytes=2.0, reduce_bytes=2.0, fp16_reduce_bytes=2.0, loss="parallel", reduction="end"),
-    "accelerate": replace(EAGER, peft=True),
-    "hf_trainer": replace(EAGER, checkpoint_host=REENTRANT, holds_logits=False, peft=True),
-    "lightning": EAGER,
+    "accelerate": replace(EAGER, peft=True, foreach=True),
+    "hf_trainer": replace(EAGER, checkpoint_host=REENTRANT, holds_logits=False, peft=True, foreach=True),
+    "lightning": replace(EAGER, foreach=True),
     "native": NATIVE,
     "command": replace(NATIVE, may_reduce_each=True, casts_logits=False, may_cut_logits=True, weighs_in_fp32=False),
 }
@@ -213,6 +215,8 @@ reduction    Alpa compiles a step into one program, which XLA reduces at its end
              reducing (`no_sync`, `GradientAccumulationPlugin.sync_each_batch` is off by default), as do torch's pipeline schedules and the native loop;
              torchtitan's FSDP sums and reduces in fp32 (`mixed_precision_reduce`) even gradients of weights in bf16 (`training.dtype`)
 step         DeepSpeed's and InternEvo's ZeRO optimizers cast the flat gradients to fp32 for their step; DeepSpeed's ZeRO-3 those of one group of weights at a time
+foreach      the programs of launches of Accelerate and Lightning make torch.optim.AdamW without `fused`, HF Trainer's arguments say adamw_torch; the native loop, nanotron
+             (`torch_adam_is_fused`) and torchtitan fuse. Nothing says what a program of one's own does: counted as fused
 logits       transformers' models cast them to fp32 for their loss, and torchtitan does; torch's `cross_entropy` takes them as they are
 loss         torchtitan cuts projection and loss into chunks from release 0.3 on (`ChunkedLossWrapper`); Megatron-Bridge fuses by TransformerEngine; llm-foundry uses flash-attn's kernel, and its MPT models compute
              LanguageCrossEntropy and LanguagePerplexity of every micro-batch (`train_metrics` of ComposerMPTCausalLM); InternEvo casts its output to fp32 (NaiveAMPModel)
