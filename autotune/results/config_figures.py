@@ -5,8 +5,9 @@
 
     figure = V_0 v / v_0
 
-v_0 of a final round is the default config's run in it; where that was cancelled or failed, its run in the round before. Of the search it is V_0 less what the default config's median speeds (mean of the logarithms of its runs)
-gained from the search to the finals: one slow step among its few does not move all configs of the search against those of the finals.
+v_0 of a final round is V_0 times what the median speed of the default config's run in it is to that of its pooled rounds; where that run was cancelled or failed, its run in the round before counts.
+Of the search it is V_0 less what the default config's median speeds (mean of the logarithms of its runs) gained from the search to the finals. By medians, because one slow step among the few of a run of the default
+config would move all configs of the same time against the others.
 
 A machine does not stay as fast as it is, so measurements of different hours are compared by their ratios to the default config. A config that took part in
 the finals has the ratio of its final rounds, pooled. The search's measurement is left out of it: it is what the config was chosen by, and the best of many
@@ -57,8 +58,8 @@ def with_figures(winner: Winner, trials: Sequence[Trial], stability_weight: floa
     )
 
 
-def default_speed(trial: Trial, trials: Sequence[Trial]) -> float | None:
-    """v_0: tokens per second of the default config around the time of this measurement; None where it was not measured.
+def _default_speed(trial: Trial, trials: Sequence[Trial], figure: Trial) -> float | None:
+    """v_0: tokens per second of the default config around the time of this measurement; None where it was not measured. `figure`: the default config at V_0.
 
     Of a final trial: in the same round, or in the last one before it in which the default config was measured. Of any other, pooled ones included: what its reward is relative to.
     """
@@ -69,9 +70,15 @@ def default_speed(trial: Trial, trials: Sequence[Trial]) -> float | None:
         finals = ended_finals(trials)
         mine, theirs = (measured_finals(config, finals) for config in (trial.config, default.config))
         now = next((i for i, t in enumerate(mine) if t.number == trial.number), None)
-        return tokens_per_s(theirs[min(now, len(theirs) - 1)]) if theirs and now is not None else None
+        if not theirs or now is None:
+            return None
+        return tokens_per_s(figure) * _median_speed(theirs[min(now, len(theirs) - 1)]) / _median_speed(figure)
     ratio = trial.reward.parts.get("tokens_per_s_ratio") if trial.reward is not None else None
     return tokens_per_s(trial) / ratio if ratio else tokens_per_s(default)
+
+
+def _median_speed(trial: Trial) -> float:
+    return trial.measurement.median_tokens_per_s if trial.measurement is not None else math.nan
 
 
 def _at_figure(first: Trial, trial: Trial, winner: Winner, trials: Sequence[Trial]) -> Trial:
@@ -81,7 +88,7 @@ def _at_figure(first: Trial, trial: Trial, winner: Winner, trials: Sequence[Tria
         return trial
     in_race = any(t.number == default.number for t in winner.confirmed)
     source = trial if in_race else first
-    at_the_time = default_speed(source, trials)
+    at_the_time = _default_speed(source, trials, default)
     if not at_the_time:
         return trial
     return _slowed(trial, tokens_per_s(trial) / tokens_per_s(source) * at_the_time / tokens_per_s(default))

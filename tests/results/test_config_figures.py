@@ -134,6 +134,16 @@ def test_a_slow_step_of_the_default_config_in_the_search_moves_no_config_against
     assert shown.reward.parts["tokens_per_s_ratio"] == pytest.approx(SPEEDS[3])
 
 
+def test_a_slow_step_of_the_default_config_in_a_final_round_moves_no_run_of_that_round() -> None:
+    trials = study_on_a_machine_that_slows_down()
+    assert trials[4].measurement is not None
+    times = trials[4].measurement.step_times_s
+    bumpy = replace(trials[4].measurement, step_times_s=(*times, times[0], 3 * times[0]))
+    found = result_from(record(), [*trials[:4], replace(trials[4], measurement=bumpy), *trials[5:]])
+    first, second = (tokens_per_s(found.shown[number]) for number in (5, 8))
+    assert first == pytest.approx(second, rel=0.01)
+
+
 def test_a_default_config_that_failed_in_the_finals_leaves_the_ratios_of_the_search() -> None:
     trials = study_on_a_machine_that_slows_down()
     gone = Failure(kind=FailureKind.OUT_OF_MEMORY, message="rank 0 ran out of memory", rank=0, step=1)
