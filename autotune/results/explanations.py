@@ -48,7 +48,12 @@ def explained(result: Result, number: int | None = None) -> dict[str, Any]:
         trials=result.shown,
         can_win=reward.competes(trial, study),
     )
-    return {**explanation.to_dict(), "notes": list(result.notes) if won else []}
+    document = explanation.to_dict()
+    if won and runner_up is not None and runner_up.number in result.tied_with:
+        document["text"].append(
+            f"trial {trial.number} and trial {runner_up.number} are tied: in the final rounds runs of one config differ by as much as these two do"
+        )
+    return {**document, "notes": list(result.notes) if won else []}
 
 
 def _profiles(trials: tuple[Trial, ...]) -> dict[int, Mapping[str, float]]:

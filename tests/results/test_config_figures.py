@@ -164,6 +164,11 @@ def test_without_a_measured_default_config_speeds_stand_as_measured() -> None:
     assert [tokens_per_s(t) for t in found.shown] == [tokens_per_s(t) for t in trials[:3]]
 
 
+def test_an_explanation_says_that_winner_and_runner_up_are_tied(result: Result) -> None:
+    assert "trial 1 and trial 2 are tied" in explained(replace(result, tied_with=(2,)))["text"][-1]
+    assert "tied" not in " ".join(explained(replace(result, tied_with=()))["text"])
+
+
 def test_measurement_of_a_figure_keeps_memory_and_losses(result: Result) -> None:
     def rest(m: Measurement | None) -> tuple[object, ...]:
         assert m is not None
