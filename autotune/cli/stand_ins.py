@@ -13,10 +13,11 @@ _KEY = re.compile(r"\s*(?:- )?([\w.-]+):")
 
 
 def note_stand_ins(spec: str) -> None:
-    """Says, on stderr, which lines of the spec file still have such a comment. `-`, standard input, has no comments that can be read twice."""
-    if spec == "-":
+    """Says, on stderr, which lines of the spec file still have such a comment. Standard input (`-`) and pipes cannot be read twice."""
+    path = Path(spec)
+    if spec == "-" or not path.is_file():
         return
-    found = list(stand_ins(Path(spec).read_text(encoding="utf-8")))
+    found = list(stand_ins(path.read_text(encoding="utf-8")))
     if found:
         lines = ", ".join(f"line {number}{f' ({key})' if key else ''}" for number, key in found)
         note(

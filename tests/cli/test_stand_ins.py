@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.cli.stand_ins import stand_ins
+import os
+
+from autotune.cli.stand_ins import note_stand_ins, stand_ins
 
 PROGRAM = """\
 import argparse
@@ -46,3 +48,9 @@ def test_commands_name_the_stand_ins_of_a_draft_until_the_comments_are_gone(run,
 
 def test_a_spec_of_ones_own_is_not_complained_of(run, write):
     assert "fill in" not in run("plan", write()).err
+
+
+def test_a_pipe_is_not_opened_again(tmp_path, capsys):
+    os.mkfifo(tmp_path / "spec.yaml")  # nobody writes to it any more: opening it would wait for ever
+    note_stand_ins(str(tmp_path / "spec.yaml"))
+    assert capsys.readouterr().err == ""
