@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,12 @@ import pytest
 import autotune
 from autotune.cost import calibration_for
 from autotune.errors import ConfigError, DryRunError, SpecError
+from autotune.report.fit_text import other_verdict_line, verdict_line
 from autotune.report.memory_over_step import columns, phases
-from autotune.spec import MemorySample, Moment, ParallelConfig, catalog
-from autotune.will_it_fit import AT_THE_LIMIT, DOES_NOT_FIT, FITS, pipeline_ranks
+from autotune.space import why_not
+from autotune.spec import MemorySample, Moment, ParallelConfig, Workload, catalog
+from autotune.trainers import trainer_names
+from autotune.will_it_fit import AT_THE_LIMIT, DOES_NOT_FIT, FITS, PLAYED, pipeline_ranks
 from autotune.will_it_fit.findings import (
     flops_per_token,
     fullest_modules,
@@ -55,6 +59,39 @@ def test_the_verdict_follows_from_what_can_be_used(share, verdict):
     (again,) = autotune.fit(workload, CONFIG, runner=FakeDryRunner())
     assert again.verdict == verdict
     assert again.is_expected == (share < 1)
+
+
+@pytest.mark.parametrize("trainer", trainer_names())
+@pytest.mark.parametrize(("model", "cluster"), [("llama-8b", "h100-sxm-1x8"), ("gpt2-xl", "a100-40gb-1x8"), ("mixtral-8x7b", "h200-sxm-2x8")])  # fmt: skip
+def test_fit_and_estimate_never_give_two_verdicts(trainer, model, cluster):
+    """Over models, trainers and configs on both sides of a GPU's limit: one verdict, or both with the one that counts."""
+    gpus = catalog.cluster(cluster)
+    workload = Workload(model=catalog.model(model), cluster=gpus, seq_len=2048, global_batch_size=256, trainer=trainer)
+    knobs = itertools.product((1, 4, 8), (0, 1, 3), ("none", "selective", "full"))
+    asked = [
+        ParallelConfig(dp=gpus.num_gpus, micro_batch_size=size, accumulation_steps=256 // gpus.num_gpus // size, precision="bf16", zero_stage=stage, recompute=recompute)
+        for size, stage, recompute in knobs
+    ]  # fmt: skip
+    configs = [config for config in asked if why_not(workload, config) is None]
+    assert configs
+    for fit in autotune.fit(workload, configs, runner=FakeDryRunner()):
+        risk = float(autotune.estimate(workload, fit.config).oom_probability)
+        if trainer == PLAYED:
+            assert (fit.verdict == fit.cost_model_verdict) == (other_verdict_line(fit) == "")
+        else:
+            assert fit.oom_probability == pytest.approx(risk)
+            assert "no, it does not fit" not in verdict_line(fit)
+            assert f"cost model of {trainer}" in verdict_line(fit)
+
+
+def test_a_dry_run_that_contradicts_the_formulas_says_which_one_counts():
+    cluster = catalog.cluster("a100-40gb-1x8")
+    workload = Workload(model=catalog.model("llama-8b"), cluster=cluster, seq_len=2048, global_batch_size=8)
+    config = ParallelConfig(dp=8, precision="bf16", zero_stage=3, recompute="full")
+    (fit,) = autotune.fit(workload, config, runner=FakeDryRunner())  # its weights are not sharded
+    assert fit.verdict == DOES_NOT_FIT
+    assert fit.cost_model_verdict != DOES_NOT_FIT
+    assert "the dry run counts, because it runs the trainer's code" in other_verdict_line(fit)
 
 
 def test_fit_answers_for_each_config_in_order_and_tells_of_every_run():

@@ -189,6 +189,7 @@ def _print(answers: Sequence[Fit], *, chosen_by_plan: bool) -> None:
 def _print_one(out: Console, answer: Fit, palette: Palette, *, chosen_by_plan: bool) -> None:
     from autotune.report.fit_text import (
         closing_lines,
+        other_verdict_line,
         peak_lines,
         problem_lines,
         rank_names,
@@ -207,6 +208,8 @@ def _print_one(out: Console, answer: Fit, palette: Palette, *, chosen_by_plan: b
     colour = {"fits": "green", "at the limit": "yellow"}.get(answer.verdict, "red")
     verdict = safe(verdict_line(answer), palette)
     out.print(verdict, style="" if problem else f"bold {colour}")
+    if other := other_verdict_line(answer):
+        out.print(safe(other, palette))
     out.print(safe(workload_line(answer.workload), palette))
     why = " (the plan's choice; --config asks about another)" if chosen_by_plan else ""
     out.print(safe(config_label(answer.config) + why, palette))

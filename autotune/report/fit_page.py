@@ -10,6 +10,7 @@ from autotune import __version__
 from autotune.report.fit_text import (
     Rows,
     closing_lines,
+    other_verdict_line,
     peak_lines,
     problem_lines,
     rank_names,
@@ -72,6 +73,7 @@ def _answer(fit: Fit) -> list[str]:
         f"<h2><code>{escape(config_label(fit.config))}</code></h2>",
         '<div class="answer">',
         *(f"<p><b>{escape(line)}</b></p>" for line in (*problem_lines(fit), verdict_line(fit))),
+        *(f"<p>{escape(line)}</p>" for line in (other_verdict_line(fit),) if line),
         "</div>",
     ]
     for name, run in zip(rank_names(fit), fit.runs, strict=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from autotune.report.memory_over_step import CATEGORY_NAMES
 from autotune.report.terminal import format_bytes, format_count, format_duration
 from autotune.spec import DryRun, ParallelConfig, Workload, config_label
-from autotune.will_it_fit import AT_THE_LIMIT, FITS, Fit
+from autotune.will_it_fit import AT_THE_LIMIT, FITS, PLAYED, Fit
 from autotune.will_it_fit.findings import (
     active_parameters,
     beside_cost_model,
@@ -53,20 +53,42 @@ def problem_lines(fit: Fit) -> list[str]:
 
 
 def verdict_line(fit: Fit) -> str:
-    """The answer in one line: verdict, allocated, reserved, memory, risk. Without a dry run it is marked as the formulas' answer."""
+    """The answer in one line: verdict, whose it is, allocated, reserved, memory, risk."""
     place = "rank" if fit.workload.cluster.gpu.is_cpu else "GPU"
     reserved = (
         f"{format_bytes(fit.reserved.peak_bytes)} reserved "
         f"(90%: {format_bytes(fit.reserved.low_bytes)} to {format_bytes(fit.reserved.high_bytes)})"
     )
-    if fit.allocated_bytes is not None:
+    if fit.basis == "dry run":
         said = {FITS: "yes, it fits", AT_THE_LIMIT: "at the limit"}.get(fit.verdict, "no, it does not fit")
         size = f"{format_bytes(fit.allocated_bytes)} allocated at the peak, {reserved}"
     else:
         said = {FITS: "it should fit", AT_THE_LIMIT: "at the limit"}.get(fit.verdict, "it should not fit")
-        said, size = f"the cost model's formulas, which do not run the model's code, say: {said}", reserved
+        whose = (
+            f"the cost model of {fit.workload.trainer} says (the dry run below plays the {PLAYED} trainer's loop)"
+            if fit.runs
+            else "the cost model's formulas, which do not run the model's code, say"
+        )
+        said, size = f"{whose}: {said}", reserved
     memory = f"a {place} has {format_bytes(fit.memory_bytes)}, {format_bytes(fit.reserved.usable_bytes)} of it usable"
     return f"{said}: {size}; {memory}; P(OOM) {risk(fit)}"
+
+
+def other_verdict_line(fit: Fit) -> str:
+    """Where dry run and cost model are two answers: both, which one counts, and why. Empty where they agree."""
+    if not fit.runs or fit.allocated_bytes is None:
+        return ""
+    if not fit.is_played:
+        return (
+            f"the {PLAYED} trainer allocates {format_bytes(fit.allocated_bytes)} in this config, {fit.workload.trainer} keeps other tensors; "
+            "the table Dry run and formulas has both by category, with the reasons"
+        )
+    if fit.verdict == fit.cost_model_verdict:
+        return ""
+    return (
+        f"plan and estimate say {fit.cost_model_verdict!r} by formulas ({format_bytes(float(fit.estimate.peak_memory_bytes))}); "
+        "the dry run counts, because it runs the trainer's code: with --profile plan and estimate take the memory from it"
+    )
 
 
 def risk(fit: Fit) -> str:
@@ -118,17 +140,17 @@ def peak_lines(fit: Fit) -> list[str]:
 
 
 def cost_model(fit: Fit) -> Rows:
-    """The categories of the fullest rank beside those of the cost model."""
-    rows = [
-        (row.name, format_bytes(row.dry_run_bytes), format_bytes(row.cost_model_bytes))
-        for row in beside_cost_model(fit)
-    ]
-    total = (format_bytes(fit.allocated_bytes), format_bytes(float(fit.estimate.peak_memory_bytes)))
-    return Rows(
-        title="Dry run and formulas",
-        heads=("category", "dry run (allocated)", "formulas (reserved)"),
-        rows=(*rows, ("total", *total)),
-    )
+    """The categories of the fullest rank beside those of the cost model, with the reasons where they are two trainers'."""
+    found = beside_cost_model(fit)
+    rows = [(row.name, format_bytes(row.dry_run_bytes), format_bytes(row.cost_model_bytes)) for row in found]
+    total = ("total", format_bytes(fit.allocated_bytes), format_bytes(float(fit.estimate.peak_memory_bytes)))
+    if fit.is_played:
+        heads = ("category", "dry run (allocated)", "formulas (reserved)")
+        return Rows(title="Dry run and formulas", heads=heads, rows=(*rows, total))
+    trainer = fit.workload.trainer
+    heads = ("category", f"what {trainer} does otherwise", f"{PLAYED}, dry run", f"{trainer}, formulas")
+    reasons = [(name, row.why, *sizes) for row, (name, *sizes) in zip(found, rows, strict=True)]
+    return Rows(title="Dry run and formulas", heads=heads, rows=(*reasons, (total[0], "", *total[1:])), text=2)
 
 
 def modules(run: DryRun) -> Rows:
@@ -200,7 +222,9 @@ def closing_lines(fit: Fit) -> list[str]:
     """What was assumed, what was left out, versions and time."""
     gpu = fit.workload.cluster.gpu.name
     lines = (
-        [f"reserved: what the allocator of {gpu} takes beyond the tensors is {fit.reserved.source}"] if fit.runs else []
+        [f"reserved: what the allocator of {gpu} takes beyond the tensors is {fit.reserved.source}"]
+        if fit.basis == "dry run"
+        else []
     )
     lines += [f"assumed: {guess}" for guess in fit.guesses]
     lines += [f"note: {note}" for note in fit.notes]

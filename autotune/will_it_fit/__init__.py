@@ -11,7 +11,7 @@ A dry run says what is *allocated*: exact for the code that runs. What a GPU's a
 are never added up silently.
 """
 
-from autotune.will_it_fit.answer import AT_THE_LIMIT, DOES_NOT_FIT, FITS, Fit, Verdict
+from autotune.will_it_fit.answer import AT_THE_LIMIT, DOES_NOT_FIT, FITS, PLAYED, Fit, Verdict
 from autotune.will_it_fit.choice import configs_of
 from autotune.will_it_fit.document import fit_document, fits_document
 from autotune.will_it_fit.dry_runs import OnRank, RankProgress, answers, pipeline_ranks
@@ -20,6 +20,7 @@ __all__ = [
     "AT_THE_LIMIT",
     "DOES_NOT_FIT",
     "FITS",
+    "PLAYED",
     "Fit",
     "OnRank",
     "RankProgress",

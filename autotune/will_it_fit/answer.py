@@ -6,8 +6,11 @@ The verdict follows from the risk, P(OOM), the probability that the fullest rank
     at the limit    P(OOM) from `LIMIT` to 1 - `LIMIT`: try it for a few steps before you rely on it
     does not fit    P(OOM) above 1 - `LIMIT`
 
-A plan counts a config among those that are expected to fit up to `planning.FITS`, and so does `Fit.is_expected`. Where no dry run could be made, verdict and
-risk are those of the cost model's formulas; `Fit.fits` is None then, because the question was about the model's own code.
+A plan counts a config among those that are expected to fit up to `planning.FITS`, and so does `Fit.is_expected`.
+
+A dry run plays the training loop of `PLAYED`. It decides for studies of that trainer alone: another one keeps, frees and recomputes other tensors. For
+any other trainer, and where no dry run could be made, verdict and risk are those of the cost model's formulas for that trainer, which are also those of
+`plan` and `estimate`: two commands never give two verdicts. `Fit.fits` is None where no dry run could be made, because the question was about the model's code.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ Verdict = Literal["fits", "at the limit", "does not fit"]
 FITS: Verdict = "fits"
 AT_THE_LIMIT: Verdict = "at the limit"
 DOES_NOT_FIT: Verdict = "does not fit"
+PLAYED = "native"
+"""the trainer whose training loop a dry run plays"""
 LIMIT = 0.05
 """P(OOM) below which a config fits without a doubt worth naming"""
 
@@ -40,7 +45,7 @@ class Fit:
     estimate: Estimate
     """what the cost model says of the config, with floats"""
     reserved: Reserved
-    """of the fullest rank"""
+    """of the fullest rank: by the dry run where it decides, else by the formulas"""
     problem: str = ""
     """why no dry run could be made, in words; the cost model answers then"""
     remedy: str = ""
@@ -51,9 +56,14 @@ class Fit:
     """wall time of all runs"""
 
     @property
+    def is_played(self) -> bool:
+        """Whether a dry run plays the study's own trainer."""
+        return self.workload.trainer == PLAYED
+
+    @property
     def basis(self) -> Literal["dry run", "cost model"]:
         """What the answer rests on."""
-        return "dry run" if self.runs else "cost model"
+        return "dry run" if self.runs and self.is_played else "cost model"
 
     @property
     def fullest(self) -> DryRun | None:
@@ -78,9 +88,12 @@ class Fit:
     @property
     def verdict(self) -> Verdict:
         """The answer in words."""
-        if self.oom_probability < LIMIT:
-            return FITS
-        return AT_THE_LIMIT if self.oom_probability <= 1.0 - LIMIT else DOES_NOT_FIT
+        return _verdict(self.oom_probability)
+
+    @property
+    def cost_model_verdict(self) -> Verdict:
+        """The answer of the formulas, which `plan` and `estimate` give where they have no profile of the model."""
+        return _verdict(float(self.estimate.oom_probability))
 
     @property
     def is_expected(self) -> bool:
@@ -89,7 +102,7 @@ class Fit:
 
     @property
     def fits(self) -> bool | None:
-        """Whether a dry run expects it to fit; None where none could be made."""
+        """Whether it is expected to fit; None where no dry run could be made."""
         return self.is_expected if self.runs else None
 
     @property
@@ -101,3 +114,9 @@ class Fit:
     def versions(self) -> Mapping[str, str]:
         """Of the packages that decided the result."""
         return {name: version for run in self.runs for name, version in run.versions.items()}
+
+
+def _verdict(oom_probability: float) -> Verdict:
+    if oom_probability < LIMIT:
+        return FITS
+    return AT_THE_LIMIT if oom_probability <= 1.0 - LIMIT else DOES_NOT_FIT

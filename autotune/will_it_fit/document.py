@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from autotune.spec import DryRun, MemorySample
-from autotune.will_it_fit.answer import Fit
+from autotune.will_it_fit.answer import PLAYED, Fit
 from autotune.will_it_fit.findings import active_parameters, beside_cost_model, flops_per_token, over_six_n, traffic
 
 
@@ -24,6 +24,8 @@ def fit_document(fit: Fit) -> dict[str, Any]:
         "verdict": fit.verdict,
         "fits": fit.fits,
         "basis": fit.basis,
+        "played": PLAYED if fit.runs else None,
+        "cost_model_verdict": fit.cost_model_verdict,
         "oom_probability": fit.oom_probability,
         "allocated_bytes": fit.allocated_bytes,
         "reserved_bytes": fit.reserved.peak_bytes,

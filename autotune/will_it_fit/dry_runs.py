@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from autotune.cost import Calibration, calibration_for, estimate
-from autotune.cost.profiled_memory import PROFILED_TRAINERS
 from autotune.errors import DryRunError
 from autotune.ports import DryRunLimits, DryRunner
 from autotune.registry import dry_runner
 from autotune.spec import DryRun, Estimate, ParallelConfig, Workload
-from autotune.will_it_fit.answer import Fit
+from autotune.will_it_fit.answer import PLAYED, Fit
 from autotune.will_it_fit.reserved import Reserved
 
 
@@ -57,7 +56,10 @@ def answer(
     calibration: Calibration | None = None,
     on_rank: OnRank | None = None,
 ) -> Fit:
-    """Whether the config fits: by dry runs of its pipeline ranks, else by the cost model, with the reason in `Fit.problem`."""
+    """Whether the config fits: by dry runs of its pipeline ranks where they play the study's trainer, else by the cost model.
+
+    `Fit.problem` says why no dry run could be made.
+    """
     constants = calibration or calibration_for(workload)
     predicted = estimate(workload, config, calibration=constants)
     begun = time.monotonic()
@@ -82,13 +84,15 @@ def answer(
             took_s=time.monotonic() - begun,
         )
     allocated = max(run.peak.total_bytes for run in runs)
+    is_played = workload.trainer == PLAYED
     return Fit(
         workload=workload,
         config=config,
         runs=tuple(runs),
         estimate=predicted,
-        reserved=Reserved.of(allocated, workload, constants),
-        notes=_notes(workload),
+        reserved=Reserved.of(allocated, workload, constants)
+        if is_played
+        else _predicted(workload, predicted, constants),
         took_s=time.monotonic() - begun,
     )
 
@@ -125,13 +129,4 @@ def _predicted(workload: Workload, predicted: Estimate, constants: Calibration) 
         usable_bytes=workload.cluster.gpu.memory_bytes * constants.usable_fraction,
         oom_probability=float(predicted.oom_probability),
         source=constants.source,
-    )
-
-
-def _notes(workload: Workload) -> tuple[str, ...]:
-    """What the runs leave out, beside what they say themselves (`DryRun.guesses`)."""
-    if workload.trainer in PROFILED_TRAINERS:
-        return ()
-    return (
-        f"the native trainer's code was run dry; {workload.trainer} may keep other tensors, which only the constants of the cost model know",
     )

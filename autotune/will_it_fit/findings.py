@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from autotune.cost.trait_differences import memory_differences
 from autotune.spec import CollectiveCall, DryRun, MatrixProduct, MemorySample, ModuleCost
-from autotune.will_it_fit.answer import Fit
+from autotune.will_it_fit.answer import PLAYED, Fit
 
 BESIDE = (
     ("weights", ("parameters", "buffers"), ("weights",)),
@@ -33,6 +34,8 @@ class Beside:
     """allocated, at the peak of the fullest rank"""
     cost_model_bytes: float
     """of the cost model's fullest rank"""
+    why: str = ""
+    """what the study's trainer does otherwise than the one whose loop was run dry; empty where that is its own"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +79,13 @@ def beside_cost_model(fit: Fit) -> tuple[Beside, ...]:
     if fit.fullest is None:
         return ()
     found, predicted = fit.fullest.peak.parts_bytes, fit.estimate.memory_parts_bytes
+    why = {} if fit.is_played else memory_differences(fit.workload.trainer, PLAYED, fit.config)
     return tuple(
         Beside(
             name=name,
             dry_run_bytes=sum(found.get(category, 0) for category in categories),
             cost_model_bytes=sum(float(getattr(predicted, part)) for part in parts),
+            why="; ".join(why.get(name, ())),
         )
         for name, categories, parts in BESIDE
     )

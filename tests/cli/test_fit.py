@@ -118,8 +118,27 @@ def test_guesses_limits_and_what_was_left_out_are_said(run, write, fake):
     words = ("--config", "tp=2,micro_batch_size=2", "--max-wall-s", 7, "--max-memory-gib", 2)
     done = run("fit", write(trainer="megatron"), *words)
     assert "assumed: routing of layers.0.moe is taken to be balanced" in done.out
-    assert "megatron may keep other tensors" in done.out
+    assert done.out.startswith("the cost model of megatron says (the dry run below plays the native trainer's loop): ")
+    assert "megatron keeps other tensors" in done.out
     assert (fake.limits[0].wall_s, fake.limits[0].memory_bytes) == (7, 2 * 2**30)
+
+
+def test_a_trainer_that_was_not_played_has_the_verdict_of_estimate(run, write, fake):
+    """The dry run of another trainer's loop says how that one uses memory; it never says no for this one."""
+    spec = write(trainer="torchtitan", model="llama-8b", cluster="h100-sxm-1x8", workload={"seq_len": 8192, "global_batch_size": 16})  # fmt: skip
+    config = "tp1 pp1 dp8 mb2 acc1 bf16 selective-recompute zero3 compile"
+    estimate = run("estimate", spec, "--config", config, "--json").document["estimate"]
+    done = run("fit", spec, "--config", config, "--json")
+    (found,) = done.document["configs"]
+    assert done.code == 0
+    assert (found["basis"], found["played"], found["verdict"], found["fits"]) == ("cost model", "native", "fits", True)
+    assert found["oom_probability"] == pytest.approx(estimate["oom_probability"])
+    assert found["reserved_bytes"] == pytest.approx(estimate["peak_memory_bytes"])
+    (activations,) = [row for row in found["beside_cost_model"] if row["name"] == "activations"]
+    assert "recomputes all operators but attention" in activations["why"]
+    text = run("fit", spec, "--config", config).out
+    assert "native, dry run" in text
+    assert "recomputes all operators but attention" in text
 
 
 def test_limits_hold_where_a_model_of_ones_own_is_built(run, write, fake, monkeypatch):
