@@ -50,10 +50,17 @@ def serve(
     ] = "",
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option("--allowed-host", help="Further host name that requests may use; may be repeated."),
+        typer.Option(
+            "--allowed-host",
+            help="Further host name that requests may use, such as that of a proxy in front; may be repeated. Implies --require-token.",
+        ),
     ] = None,
     public_url: Annotated[
-        str, typer.Option("--public-url", help="URL of the web page, shown in the Ray dashboard.")
+        str,
+        typer.Option(
+            "--public-url",
+            help="URL of the web page, shown in the Ray dashboard. One that is not of this machine implies --require-token.",
+        ),
     ] = "",
     require_token: Annotated[
         bool, typer.Option("--require-token", help="Require a token from callers on this machine too.")
@@ -66,13 +73,14 @@ def serve(
         list[Path] | None,
         typer.Option(
             "--program-root",
-            help="Folder whose programs callers of scope run may name as a trainer's script; may be repeated. Default: none.",
+            help="Folder whose programs callers of scope run may name as a trainer's script; may be repeated. Implies --require-token. Default: none.",
         ),
     ] = None,
     program_user: Annotated[
         str,
         typer.Option(
-            "--program-user", help="User as whom trainers' programs run; needs root. Default: the service's own user."
+            "--program-user",
+            help="User as whom trainers' programs run; needs root. Implies --require-token. Default: the service's own user.",
         ),
     ] = "",
     program_env: Annotated[
@@ -93,6 +101,7 @@ def serve(
     """
     from autotune.service import ServiceOptions
     from autotune.service import serve as serve_until_stopped
+    from autotune.service.access import who_may_what
     from autotune.service.options import RUNNER_OPTIONS
     from autotune.spec.checks import one_of
 
@@ -125,8 +134,10 @@ def serve(
     )
 
     def ready(url: str) -> None:
+        access = who_may_what(options)
         if json:
-            emit({"url": url})
+            emit({"url": url, "access": access})
+        note(access)
         note(f"autotune serves at {url}; Ctrl-C ends it, and running studies continue when it is started again")
 
     serve_until_stopped(options, store_url=store, on_ready=ready)

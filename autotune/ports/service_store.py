@@ -36,6 +36,10 @@ class Token:
     revoked_at: datetime | None = None
     """None: it was not"""
 
+    def is_valid_at(self, now: datetime) -> bool:
+        """Whether it is neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEvent:

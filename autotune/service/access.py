@@ -5,8 +5,11 @@
     run      submit, also specs that name programs in the service's program folders
     admin    run, and act on everybody's studies
 
-Programs send a token as `Authorization: Bearer ...`, the web page as a cookie. On a loopback address a caller without a token counts as the user of
-this machine, with all rights. This does not hold behind a proxy, where strangers would seem local, nor with --require-token.
+Programs send a token as `Authorization: Bearer ...`, the web page as a cookie. A wrong token costs a fast hash and is counted by address; a valid one
+never waits for wrong ones. What outlives a request's first moment (an event stream, a place in a queue) asks again whether its token is valid still.
+
+On a loopback address a caller without a token counts as the user of this machine, with all rights. Behind a proxy strangers come from loopback too, so
+this holds only for a service that was told of no outside (`ServiceOptions.asks_everybody`), and for no request that shows a proxy (`_is_passed_on`).
 
 A request that changes something is refused when a browser sends it for a page of another site. Origin and Sec-Fetch-Site are checked for everybody;
 callers that the browser authenticates by itself (by cookie or loopback) must also send a form token.
@@ -14,11 +17,13 @@ callers that the browser authenticates by itself (by cookie or loopback) must al
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
@@ -26,14 +31,19 @@ from starlette.requests import Request
 
 from autotune.ports import SCOPES, StudyRecord, Token, TokenStore
 from autotune.service.error_responses import RefusalError
+from autotune.service.middleware import host_in
 from autotune.service.options import ServiceOptions, is_loopback
 from autotune.service.rates import Limiter
 
 COOKIE = "autotune_token"
 LOOPBACK = "loopback"
-MOST_GOOD = 10_000
-"""digests of valid tokens that are remembered"""
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+RECHECK_S = 0.5
+"""time for which a reading of the ended tokens serves event streams"""
+_OF_PROXIES = (
+    ("forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip", "x-scheme")
+)  # fmt: skip
+_OF_PROXIES_BEGIN = ("x-forwarded", "x-original-", "x-envoy-", "x-amzn-", "cf-", "tailscale-")
+"""headers that proxies and tunnels add, and how others of theirs begin"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +60,8 @@ class Caller:
     """whether a browser authenticates it by itself; its changes then need the form token"""
     form_token: str = ""
     """the token that its forms must carry"""
+    token: str = ""
+    """the id of its token; empty for the user of loopback"""
 
     @property
     def owner(self) -> str:
@@ -83,7 +95,7 @@ class Gate:
         self._secret = secrets.token_bytes(32)
         self._rate, self._writes = Limiter(options.rate), Limiter(options.write_rate)
         self._refusals = Limiter(options.refusal_rate)
-        self._good: set[bytes] = set()
+        self._reading: tuple[asyncio.Future[frozenset[str]] | None, float] = (None, 0.0)
 
     async def admit(self, request: Request, scope: str, *, changes: bool = False) -> Caller:
         """The caller, if it has that scope. Raises `RefusalError` (401, 403, 429)."""
@@ -94,7 +106,9 @@ class Gate:
             raise RefusalError(
                 401,
                 "unauthorized",
-                "this service asks for a token",
+                "this service asks for a token"
+                if self._options.asks_everybody or not _is_passed_on(request)
+                else "this request came through a proxy or names another host than this machine, so it needs a token",
                 remedy="set AUTOTUNE_TOKEN, or send Authorization: Bearer TOKEN; `autotune token create` makes a token",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -115,21 +129,14 @@ class Gate:
         """The caller; None without a token where one is needed. Raises `RefusalError` for a wrong token."""
         header = request.headers.get("authorization")
         cookie = request.cookies.get(COOKIE)
-        address = request.client.host if request.client else ""
         if header is None and cookie is None:
-            return self._local(request.headers, address)
+            return self._local(request)
         kind, _, text = (f"Bearer {cookie}" if header is None else header).partition(" ")
         token = await self.check_token(request, text.strip()) if kind.lower() == "bearer" else None
         if token is None:
             if header is None:
-                return self._local(request.headers, address)  # a cookie with an expired token is no attack
-            raise RefusalError(
-                401,
-                "unauthorized",
-                "the token is unknown, expired or revoked",
-                remedy="`autotune token list` shows which tokens are valid",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+                return self._local(request)  # a cookie with an expired token is no attack
+            raise _wrong_token()
         browser = header is None
         return Caller(
             name=token.owner,
@@ -137,22 +144,36 @@ class Gate:
             key=token.id,
             by_browser=browser,
             form_token=self._form_token(text) if browser else "",
+            token=token.id,
         )
 
     async def check_token(self, request: Request, text: str) -> Token | None:
         """The valid token of that text, or None. Raises `RefusalError` when too many wrong ones came from the same address."""
-        address = request.client.host if request.client else ""
-        mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        wait = self._refusals.wait_s(address, take=False)
-        if wait and mark not in self._good:  # wrong tokens of others at this address do not lock out a valid one
-            raise too_many("too many wrong tokens came from this address", wait)
         token = await run_in_threadpool(self._tokens.check, text)
-        if token is None:
-            self._good.discard(mark)
-            self._refusals.wait_s(address)
-        elif len(self._good) < MOST_GOOD:
-            self._good.add(mark)
+        if token is None and (wait := self._refusals.wait_s(_address(request))):
+            raise too_many("too many wrong tokens came from this address", wait)
         return token
+
+    def check_still_valid(self, caller: Caller) -> None:
+        """Raises `RefusalError` (401) when the caller's token was revoked or has expired since it was admitted. Reads the store."""
+        if caller.token and caller.token in self._ended_tokens():
+            raise _wrong_token()
+
+    async def is_still_valid(self, caller: Caller) -> bool:
+        """The same as a question; all event streams share one reading of the store for `RECHECK_S`."""
+        if not caller.token:
+            return True
+        now_s = time.monotonic()
+        reading, at_s = self._reading
+        if reading is None or now_s - at_s >= RECHECK_S:
+            reading = asyncio.ensure_future(run_in_threadpool(self._ended_tokens))
+            self._reading = reading, now_s
+        return caller.token not in await asyncio.shield(reading)
+
+    def _ended_tokens(self) -> frozenset[str]:
+        """The tokens that are revoked or expired; not the valid ones, among which a reading lacks those that were made since."""
+        now = datetime.now(UTC)
+        return frozenset(token.id for token in self._tokens.list() if not token.is_valid_at(now))
 
     def check_form(self, caller: Caller, given: str) -> None:
         """Raises `RefusalError` (403) unless the form came from this service's own page."""
@@ -164,10 +185,9 @@ class Gate:
                 remedy="reload the page and try again",
             )
 
-    def _local(self, headers: Mapping[str, str], address: str) -> Caller | None:
-        options = self._options
-        trusted = options.on_loopback and not options.require_token and is_loopback(address)
-        if not trusted or any(name in headers for name in _FORWARDED):
+    def _local(self, request: Request) -> Caller | None:
+        address = _address(request)
+        if self._options.asks_everybody or not is_loopback(address) or _is_passed_on(request):
             return None
         return Caller(name=LOOPBACK, scope="admin", key=address, by_browser=True, form_token=self._form_token(LOOPBACK))
 
@@ -183,6 +203,40 @@ class Gate:
             raise RefusalError(
                 403, "csrf", "pages of other sites may not send this request", remedy="use this service's own page"
             )
+
+
+def who_may_what(options: ServiceOptions) -> str:
+    """Who may do what at a service with these options, in a sentence."""
+    if asking := options.asks_everybody:
+        return f"every caller needs a token, also on this machine ({asking}); its scope says what it allows (`autotune token create --scope ...`)"
+    return (
+        "whoever sends a request from this machine may do everything, without a token, other users and programs of this machine too; "
+        "with --require-token all need one"
+    )
+
+
+def _is_passed_on(request: Request) -> bool:
+    """Whether a request shows that a proxy passed it on: by a header, or by a host that is not of this machine. A plain `proxy_pass` of nginx
+    adds no header and puts a loopback address for the host, but asks in HTTP/1.0, as no client of this machine does."""
+    return (
+        request.scope.get("http_version") == "1.0"
+        or not is_loopback(host_in(request.headers.get("host", "")))
+        or any(name in _OF_PROXIES or name.startswith(_OF_PROXIES_BEGIN) for name in request.headers)
+    )
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _wrong_token() -> RefusalError:
+    return RefusalError(
+        401,
+        "unauthorized",
+        "the token is unknown, expired or revoked",
+        remedy="`autotune token list` shows which tokens are valid",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
 
 
 def too_many(message: str, wait_s: float) -> RefusalError:

@@ -58,7 +58,7 @@ class RequestGuards:
 
     def _check_host(self, scope: Scope) -> None:
         names = [value for name, value in scope["headers"] if name == b"host"]
-        host = _host(names[0].decode("latin-1")) if len(names) == 1 else ""
+        host = host_in(names[0].decode("latin-1")) if len(names) == 1 else ""
         if not host or not allowed_host(host, self.options):
             raise RefusalError(
                 421,
@@ -106,7 +106,7 @@ def allowed_host(host: str, options: ServiceOptions) -> bool:
     return host in {name.lower() for name in names} or (options.on_loopback and is_loopback(host))
 
 
-def _host(header: str) -> str:
+def host_in(header: str) -> str:
     """The host in a Host header, in lower case and without port; empty when the header is malformed."""
     text = header.strip().lower()
     if text.startswith("["):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from autotune.settings import PROGRAM_ENVIRONMENT, PROGRAM_USER
 from autotune.spec.checks import one_of, positive, positive_int
@@ -59,7 +61,7 @@ class ServiceOptions:
     public_url: str = ""
     """URL of the web page, for the metadata of Ray jobs; empty: the address listened on"""
     require_token: bool = False
-    """whether callers on loopback need a token too"""
+    """whether callers on loopback need a token too; `asks_everybody` says what else has that effect"""
     max_studies: int = 4
     """most studies that run at once on this host"""
     way: str = "process"
@@ -97,7 +99,7 @@ class ServiceOptions:
     write_rate: Rate = Rate(per_s=50.0, burst=1500)
     """rate limit of submissions, actions and plans, per caller"""
     refusal_rate: Rate = Rate(per_s=1.0, burst=20)
-    """rate limit of wrong tokens, per address; checking one costs a slow hash"""
+    """rate limit of wrong tokens, per address"""
     lease_s: float = 10.0
     """time after which a controller's lease runs out unless it is renewed"""
     poll_s: float = 0.5
@@ -122,12 +124,36 @@ class ServiceOptions:
         """Whether only this machine can reach it."""
         return is_loopback(self.host)
 
+    @property
+    def asks_everybody(self) -> str:
+        """The option for which every caller needs a token; empty when callers of this machine need none.
+
+        A service that was told of an outside may stand behind a proxy, whose requests come from loopback whoever sent them; and one that starts programs
+        gives a stranger more than studies.
+        """
+        outside = next((name for name in sorted(self.allowed_hosts) if not is_loopback(name)), "")
+        host = ""
+        with suppress(ValueError):  # no URL, and so no address of this machine either
+            host = urlsplit(self.public_url).hostname or ""
+        reasons = {
+            "--require-token": self.require_token,
+            f"--host {self.host}": not self.on_loopback,
+            f"--allowed-host {outside}": bool(outside),
+            f"--public-url {self.public_url}": bool(self.public_url) and not is_loopback(host),
+            "--program-root": bool(self.program_roots),
+            "--program-user": bool(self.program_user),
+        }
+        return next((option for option, holds in reasons.items() if holds), "")
+
 
 def is_loopback(host: str) -> bool:
     """Whether `host` is a loopback address. Of names, only `localhost` counts."""
-    if host.lower() == "localhost":
+    name = host.strip("[]").lower()
+    if name.removesuffix(".") == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(name)
     except ValueError:
         return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any
 
@@ -58,8 +59,8 @@ def serve(
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        _check_tokens_exist(store.tokens, options, find_location(address))
         _check_programs(options)
+        _check_tokens_exist(store.tokens, options, find_location(address))
         _warn_of_readers(address)
         listener = at_the_end.enter_context(_listen(options))
         url = _url(options, listener)
@@ -179,17 +180,14 @@ class PatientH11(H11Protocol):
 
 
 def _check_tokens_exist(tokens: TokenStore, options: ServiceOptions, store: StoreLocation) -> None:
-    if options.on_loopback and not options.require_token:
+    if not (asking := options.asks_everybody):
         return
-    from datetime import UTC, datetime
-
     now = datetime.now(UTC)
-    valid = [t for t in tokens.list() if t.revoked_at is None and (t.expires_at is None or t.expires_at > now)]
-    if not valid:
+    if not any(token.is_valid_at(now) for token in tokens.list()):
         raise SpecError(
-            f"a service on {options.host} needs a token from every caller, but the store {store} has no valid token",
-            remedy="make one there first (autotune token create --owner NAME --scope admin), name the store of your tokens by --store or AUTOTUNE_STORE, or serve on 127.0.0.1 without --require-token",
-            field="--host",
+            f"a service with {asking} needs a token from every caller, but the store {store} has no valid token",
+            remedy=f"make one there first (autotune token create --owner NAME --scope admin), name the store of your tokens by --store or AUTOTUNE_STORE, or serve without {asking}",
+            field=asking.split()[0],
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Path, Query, Request
@@ -55,7 +56,7 @@ class ServiceState:
         default_factory=lambda: FairQueue("plans and searches", places=2, places_per_caller=1, waiting_per_caller=200)
     )
     _submissions: FairQueue = field(
-        default_factory=lambda: FairQueue("submissions", places=2, places_per_caller=2, waiting_per_caller=2000)
+        default_factory=lambda: FairQueue("submissions", places=2, places_per_caller=1, waiting_per_caller=2000)
     )
 
     def __post_init__(self) -> None:
@@ -71,11 +72,16 @@ class ServiceState:
 
     async def plan(self, caller: Caller, what: Callable[[], T]) -> T:
         """Runs a CPU-heavy function that answers a question. Raises `RefusalError` (429) when too many of the caller wait."""
-        return await self._plans.run(caller.name, what)
+        return await self._plans.run(caller.name, partial(self._of_valid_caller, caller, what))
 
     async def submit(self, caller: Caller, what: Callable[[], T]) -> T:
         """Runs a function that stores a study; it waits behind no plan. Raises `RefusalError` (429) when too many of the caller wait."""
-        return await self._submissions.run(caller.name, what)
+        return await self._submissions.run(caller.name, partial(self._of_valid_caller, caller, what))
+
+    def _of_valid_caller(self, caller: Caller, what: Callable[[], T]) -> T:
+        """Runs the function, unless the caller's token was revoked or expired while it waited for its turn."""
+        self.gate.check_still_valid(caller)
+        return what()
 
     @property
     def streams(self) -> int:

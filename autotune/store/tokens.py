@@ -1,10 +1,9 @@
-"""Access tokens: shown once and stored as a scrypt hash, with owner, scope, expiry and revocation.
+"""Access tokens: shown once and stored as a hash, with owner, scope, expiry and revocation.
 
     at_ID_SECRET     ID finds the row; SECRET is 256 random bits
 
-A checked token is remembered for a minute by its SHA-256, so that the slow hash (RFC 7914: N = 2^14, r = 8, p = 1; 16 MiB, some tens of
-milliseconds) is paid once a minute and not on every request, also when hundreds of requests bring the token at the same moment; expiry and revocation
-are read from the row each time.
+Nobody guesses 256 random bits, so a fast hash (HMAC-SHA-256, with a salt) keeps a secret as safe as a slow one, and a wrong token costs no more than a
+right one. Stores of earlier releases hold scrypt hashes. Such a token pays the slow hash once: when it is first shown, its row gets the fast hash.
 """
 
 from __future__ import annotations
@@ -13,23 +12,20 @@ import hashlib
 import hmac
 import secrets
 import threading
-import time
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Row, bindparam, insert, select, update
 
-from autotune.errors import NotFoundError, SpecError
+from autotune.errors import NotFoundError, SpecError, StoreError
 from autotune.ports import SCOPES, Token
 from autotune.spec.checks import one_of
 from autotune.store.database import Database, from_us, now_us
 from autotune.store.rows import clean
 from autotune.store.tables import tokens
 
-REMEMBER_S = 60.0
-"""time for which a checked token is not hashed again, s"""
-MAX_REMEMBERED = 1024
-HASHES_AT_ONCE = 8
-"""most tokens of known ids that are hashed at the same time"""
+FAST = b"hmac-sha256:"
+"""how a fast hash begins; a scrypt hash has 32 bytes and no beginning"""
 
 _FIND = select(tokens).where(tokens.c.id == bindparam("of_id"))
 
@@ -39,10 +35,10 @@ class TokenKeeper:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._remembered: dict[bytes, tuple[bytes, float]] = {}
-        self._lock = threading.Lock()
-        self._hashing = [threading.Lock() for _ in range(HASHES_AT_ONCE)]
-        """each token has one of them: who brings it while it is hashed waits for the answer instead of hashing it too"""
+        self._renewed: dict[bytes, bytes] = {}
+        """fast hashes by the slow ones that they replace, also where the row cannot be written"""
+        self._slowly = threading.Lock()
+        """one slow hash at a time: whoever shows an old token while it is hashed waits for the answer instead of hashing it too"""
 
     def create(self, owner: str, scope: str, *, expires_in_s: float | None = None) -> tuple[Token, str]:
         """A new token and its text, which cannot be shown again. Raises `SpecError` for an unknown scope or a lifetime that is not positive."""
@@ -75,14 +71,9 @@ class TokenKeeper:
             return None
         with self._database.read() as connection:
             row = connection.execute(_FIND, {"of_id": name}).first()
-        if row is None:
-            _hash(
-                secret, b"no such token..."
-            )  # takes as long as a wrong secret, so that timing does not reveal which ids exist
+        if row is None or row.revoked_us is not None or (row.expires_us is not None and now_us() >= row.expires_us):
             return None
-        if not self._matches(text, secret, row) or row.revoked_us is not None:
-            return None
-        return _read(row) if row.expires_us is None or now_us() < row.expires_us else None
+        return _read(row) if self._matches(secret, row) else None
 
     def revoke(self, token_id: str) -> Token:
         """Revokes the token, from now on. Raises `NotFoundError`."""
@@ -100,28 +91,29 @@ class TokenKeeper:
         with self._database.read() as connection:
             return [_read(row) for row in connection.execute(select(tokens).order_by(tokens.c.created_us, tokens.c.id))]
 
-    def _matches(self, text: str, secret: str, row: Row[Any]) -> bool:
-        mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        if self._is_remembered(mark, row):
-            return True
-        with self._hashing[mark[0] % HASHES_AT_ONCE]:
-            if self._is_remembered(mark, row):
-                return True
-            if not hmac.compare_digest(_hash(secret, row.salt), row.hash):
+    def _matches(self, secret: str, row: Row[Any]) -> bool:
+        given = _hash(secret, row.salt)
+        known = row.hash if row.hash.startswith(FAST) else self._renewed.get(row.hash)
+        if known is not None:
+            return hmac.compare_digest(given, known)
+        with self._slowly:
+            if row.hash in self._renewed:
+                return hmac.compare_digest(given, self._renewed[row.hash])
+            if not hmac.compare_digest(_slow_hash(secret, row.salt), row.hash):
                 return False
-            with self._lock:
-                if len(self._remembered) >= MAX_REMEMBERED:
-                    self._remembered.clear()
-                self._remembered[mark] = (row.hash, time.monotonic() + REMEMBER_S)
-            return True
-
-    def _is_remembered(self, mark: bytes, row: Row[Any]) -> bool:
-        with self._lock:
-            known, until = self._remembered.get(mark, (b"", 0.0))
-        return known == row.hash and time.monotonic() < until
+            self._renewed[row.hash] = given
+        renewal = update(tokens).where(tokens.c.id == row.id, tokens.c.hash == row.hash).values(hash=given)
+        with suppress(StoreError), self._database.write() as connection:  # one that cannot be written now works as well
+            connection.execute(renewal)
+        return True
 
 
 def _hash(secret: str, salt: bytes) -> bytes:
+    return FAST + hmac.digest(salt, secret.encode("utf-8", "surrogatepass"), "sha256")
+
+
+def _slow_hash(secret: str, salt: bytes) -> bytes:
+    """The hash of releases before this one (RFC 7914: 16 MiB, some tens of milliseconds)."""
     return hashlib.scrypt(secret.encode("utf-8", "surrogatepass"), salt=salt, n=1 << 14, r=8, p=1, dklen=32)
 
 

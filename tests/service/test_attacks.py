@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from autotune.errors import SpecError
+from autotune.service.access import COOKIE
 from autotune.service.options import Rate, ServiceOptions
 from autotune.service.server import serve
 from autotune.spec import StudyStatus
+from autotune.store import open_store
+from autotune.store.tables import tokens
 from autotune.trainers import Option, trainer_names
 from autotune.trainers import trainer as trainer_of
-from tests.service.running import API, DEADLINE_S, Service, bearer, spec
+from tests.service.running import API, DEADLINE_S, Service, bearer, spec, until
+from tests.service.served import served
 
 MANY = Rate(per_s=1000.0, burst=1000)
 
@@ -425,11 +433,52 @@ def test_who_asks_too_often_waits(tmp_path: Path) -> None:
 def test_guessing_tokens_is_slowed_but_locks_nobody_out(tmp_path: Path) -> None:
     options = ServiceOptions(port=0, require_token=True, refusal_rate=Rate(per_s=0.001, burst=3))
     with Service(tmp_path, options=options) as service:
-        good = bearer(service.token("read"))
-        assert service.http.get(f"{API}/studies", headers=good).status_code == 200
+        good = [bearer(service.token(scope)) for scope in ("read", "submit", "run", "admin")]  # never seen before
         codes = [service.http.get(f"{API}/studies", headers=bearer(f"at_{n:012x}_guess")).status_code for n in range(6)]
         assert codes == [401] * 3 + [429] * 3
-        assert service.http.get(f"{API}/studies", headers=good).status_code == 200
+        login = {"data": {"token": "at_0_guess"}, "headers": {"Sec-Fetch-Site": "same-origin"}}
+        assert service.http.post("/login", **login).status_code == 429
+        for _ in range(3):
+            assert [service.http.get(f"{API}/studies", headers=g).status_code for g in good] == [200] * 4
+        cookie = {"Cookie": f"{COOKIE}={service.token('read')}"}
+        assert service.http.get("/studies", headers=cookie).status_code == 200
+        assert service.http.post("/login", data={"token": service.token("read")}).status_code == 303
+
+
+def test_valid_tokens_are_answered_after_a_restart_while_strangers_guess(tmp_path: Path) -> None:
+    """One of them is of an earlier release, whose slow hash is still in the store."""
+    store: Any = open_store(tmp_path / "results.db")
+    good = [store.tokens.create(scope, scope)[1] for scope in ("read", "submit", "run", "admin")]
+    with store.database.write() as connection:
+        name, secret = good[-1].split("_", 2)[1:]
+        salt = connection.execute(tokens.select().where(tokens.c.id == name)).one().salt
+        old = hashlib.scrypt(secret.encode(), salt=salt, n=1 << 14, r=8, p=1, dklen=32)
+        connection.execute(tokens.update().where(tokens.c.id == name).values(hash=old))
+    store.close()
+    done = threading.Event()
+    with served(tmp_path, "--require-token") as (_, url), httpx.Client(base_url=url, timeout=DEADLINE_S) as http:
+        refused: list[int] = []
+
+        def guess() -> None:
+            for number in itertools.count():
+                if done.is_set():
+                    return
+                answer = http.post("/login", data={"token": f"at_{number:012x}_x"})
+                refused.append(answer.status_code)
+
+        strangers = [threading.Thread(target=guess) for _ in range(2)]
+        for stranger in strangers:
+            stranger.start()
+        try:
+            until(lambda: 429 in refused)
+            for _ in range(5):
+                codes = [http.get(f"{API}/studies", headers=bearer(token)).status_code for token in good]
+                assert codes == [200] * 4
+        finally:
+            done.set()
+            for stranger in strangers:
+                stranger.join()
+    assert set(refused) == {401, 429}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])

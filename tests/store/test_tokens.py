@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from autotune.errors import StoreUnavailableError
 from autotune.store import MemoryStore
 from autotune.store.tables import tokens
+from autotune.store.tokens import FAST
 
 
 def test_a_token_is_kept_as_a_hash() -> None:
@@ -20,12 +22,14 @@ def test_a_token_is_kept_as_a_hash() -> None:
     store.close()
     secret = text.split("_", 2)[2]
     assert secret not in repr(row._mapping)
-    assert len(row.hash) == 32
+    assert row.hash.startswith(FAST)
+    assert secret.encode() not in row.hash
 
 
-def test_a_token_that_many_requests_bring_at_once_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, hashed = MemoryStore(), []
-    token, text = store.tokens.create("ada", "submit")
+@pytest.fixture
+def slow_hashes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The secrets that were hashed by scrypt."""
+    hashed: list[Any] = []
     scrypt = hashlib.scrypt
 
     def counted(*secret: Any, **options: Any) -> bytes:
@@ -33,9 +37,72 @@ def test_a_token_that_many_requests_bring_at_once_is_hashed_once(monkeypatch: py
         return scrypt(*secret, **options)
 
     monkeypatch.setattr(hashlib, "scrypt", counted)
+    return hashed
+
+
+def hash_of(store: Any) -> bytes:
+    with store.database.read() as connection:
+        return bytes(connection.execute(tokens.select()).one().hash)
+
+
+def with_old_hash(store: Any, text: str) -> bytes:
+    """Gives the store's only token the hash that earlier releases wrote, and returns it."""
+    with store.database.write() as connection:
+        salt = connection.execute(tokens.select()).one().salt
+        old = hashlib.scrypt(text.split("_", 2)[2].encode(), salt=salt, n=1 << 14, r=8, p=1, dklen=32)
+        connection.execute(tokens.update().values(hash=old))
+    return old
+
+
+def test_tokens_right_and_wrong_cost_a_fast_hash(slow_hashes: list[Any]) -> None:
+    store = MemoryStore()
+    token, text = store.tokens.create("ada", "submit")
+    assert store.tokens.check(text) == token
+    assert [store.tokens.check(wrong) for wrong in (text[:-1], f"at_{'0' * 12}_x", "nonsense")] == [None] * 3
+    assert slow_hashes == []
+    store.close()
+
+
+def test_a_token_of_an_earlier_release_is_hashed_slowly_once_and_its_row_renewed(slow_hashes: list[Any]) -> None:
+    store = MemoryStore()
+    token, text = store.tokens.create("ada", "submit")
+    with_old_hash(store, text)
+    slow_hashes.clear()
+    assert store.tokens.check(text[:-1] + "~") is None
+    assert len(slow_hashes) == 1
     with ThreadPoolExecutor(20) as pool:
         assert set(pool.map(store.tokens.check, [text] * 60)) == {token}
-    assert len(hashed) == 1
-    assert store.tokens.check(text[:-1]) is None
-    assert len(hashed) == 2
+    assert len(slow_hashes) == 2
+    assert hash_of(store).startswith(FAST)
+    assert store.tokens.check(text[:-1] + "~") is None
+    assert len(slow_hashes) == 2
+    store.close()
+
+
+def test_an_old_token_works_where_its_row_cannot_be_renewed(
+    slow_hashes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    token, text = store.tokens.create("ada", "submit")
+    old = with_old_hash(store, text)
+    slow_hashes.clear()
+
+    def away(**options: Any) -> Any:
+        raise StoreUnavailableError("the database cannot be written")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.database, "write", away)
+        assert [store.tokens.check(text) for _ in range(3)] == [token] * 3
+    assert (len(slow_hashes), hash_of(store)) == (1, old)
+    store.close()
+
+
+def test_a_revoked_token_of_an_earlier_release_costs_no_hash(slow_hashes: list[Any]) -> None:
+    store = MemoryStore()
+    token, text = store.tokens.create("ada", "submit")
+    with_old_hash(store, text)
+    slow_hashes.clear()
+    store.tokens.revoke(token.id)
+    assert store.tokens.check(text) is None
+    assert slow_hashes == []
     store.close()

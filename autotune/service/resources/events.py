@@ -1,7 +1,7 @@
 """A study's history: one page as JSON, or a live stream of server-sent events (`Accept: text/event-stream`).
 
 The id of each event is its sequence number, so that a client whose connection broke continues with `Last-Event-ID`. After the study's last event
-the stream sends an event `end` and closes.
+the stream sends an event `end` and closes. It closes without one when its caller's token is revoked or expires.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from autotune.errors import AutotuneError, NotFoundError
+from autotune.service.access import Caller
 from autotune.service.error_responses import StrictJSONResponse
 from autotune.service.response_models import EventList, responses
 from autotune.service.service_state import STREAM_POLL_S, Limit, Reader, ServiceState, StudyId, TheService
@@ -53,15 +54,17 @@ async def events(
     places.take(caller.name, is_owner=caller.owns(record))
     if last_event_id and last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 18:
         after = max(after, int(last_event_id))
-    return PlacedStream(_stream(service, study, after), places=places, caller=caller.name, media_type=STREAM)
+    return PlacedStream(_stream(service, caller, study, after), places=places, caller=caller.name, media_type=STREAM)
 
 
-async def _stream(service: ServiceState, study: str, after: int) -> AsyncIterator[str]:
+async def _stream(service: ServiceState, caller: Caller, study: str, after: int) -> AsyncIterator[str]:
     silent_s, seen = 0.0, None
     yield ": open\n\n"
     while not service.closing.is_set():
         found, record = [], None
         try:
+            if not await service.gate.is_still_valid(caller):
+                return  # a client that asks again is told
             revision = await service.revisions.read(study)
             if revision != seen:
                 # read the study before its events: a study is terminal only after its last event
