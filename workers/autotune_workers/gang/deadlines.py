@@ -8,8 +8,9 @@ from autotune.spec import FailureKind, MeasureSpec
 class Deadlines:
     """When an attempt began, when it last made progress, and which deadline it has missed."""
 
-    def __init__(self, measure: MeasureSpec, now_s: float) -> None:
-        self._measure = measure
+    def __init__(self, measure: MeasureSpec, now_s: float, *, compiles: bool = False) -> None:
+        """`compiles`: whether the first step compiles the model."""
+        self._measure, self._compiles = measure, compiles
         self._launched_s = now_s
         self._progress_s = now_s
         self.setup_s: float | None = None
@@ -46,7 +47,11 @@ class Deadlines:
             return FailureKind.TIMEOUT, f"the trial took longer than trial_timeout_s={measure.trial_timeout_s:g}"
         if self.setup_s is None:
             if now_s - self._launched_s >= measure.start_timeout_s:
-                return FailureKind.HANG, f"no first step within start_timeout_s={measure.start_timeout_s:g}"
+                law = f"no first step within start_timeout_s={measure.start_timeout_s:g}"
+                if self._compiles:
+                    why = "with compile it may still be compiling; raise measure.start_timeout_s"
+                    return FailureKind.TIMEOUT, f"{law}: {why}"
+                return FailureKind.HANG, law
         elif now_s - self._progress_s >= measure.step_timeout_s:
             return (
                 FailureKind.HANG,

@@ -16,12 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.spec import Failure, FailureKind
+from autotune_workers.gang.exception_kinds import judged, lacks_memory
 
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|cannot allocate memory|std::bad_alloc|unable to allocate"
-    r"|STATUS_ALLOC_FAILED|DefaultCPUAllocator: not enough memory|Failed to allocate",
-    re.IGNORECASE,
-)
 PEER_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited|socket (closed|error)"
     r"|not (currently )?connected|application timeout caused pair closure|failed to recv|recvValue failed|sendBytes failed"
@@ -34,7 +30,16 @@ _KILLED = re.compile(r"\bSIGKILL\b|\bexitcode\s*:\s*-9\b|^Killed$", re.MULTILINE
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 """the last line of a traceback"""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_SHELL_KILLED = 128 + signal.SIGKILL
+_FATAL = (
+    signal.SIGILL,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGKILL,
+    signal.SIGSEGV,
+    signal.SIGTERM,
+)
+"""signals whose numbers exit statuses carry"""
 
 EXPLOSION_FACTOR = 2.0
 EXPLODED_STEPS = 3
@@ -99,8 +104,9 @@ def divergence(losses: Sequence[float], vocab_size: int) -> str:
 def of_exception(
     report: Mapping[str, Any], *, rank: int | None, phase: str = "", log_tail: Sequence[str] = ()
 ) -> Evidence:
-    """Evidence of an exception that a rank reported: `type`, `text`, `errno`, `step`, and `failure` when the trainer named it itself; `waited`: whether it
-    came while the rank waited for its peers; `aborted`: whether the rank had been told to break off its collectives before."""
+    """Evidence of an exception that a rank reported: `type`, `text`, `errno`, `step`, `code` (the line that raised it), and `failure` when the trainer
+    named it itself; `waited`: whether it came while the rank waited for its peers; `aborted`: whether the rank had been told to break off its
+    collectives before."""
     step = report.get("step")
     where = place(rank, step, phase)
     name, text = str(report.get("type", "Exception")), str(report.get("text", ""))
@@ -124,16 +130,15 @@ def of_exception(
         )
 
     first_line = text.strip().splitlines()[0][:300] if text.strip() else name
-    if (
-        name in ("MemoryError", "OutOfMemoryError")
-        or report.get("errno") == errno.ENOMEM
-        or _OUT_OF_MEMORY.search(text)
-    ):
+    said = judged(name, text, code=str(report.get("code") or ""), is_started=bool(step))
+    if report.get("errno") == errno.ENOMEM or (said is not None and said.weight == "memory"):
         return evidence("memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory: {first_line}")
     if report.get("errno") in _DISK_FULL:
         return evidence("exception", FailureKind.ERROR, f"{where} found the disk full: {first_line}")
     if report.get("aborted"):
         return evidence("echo", FailureKind.ERROR, f"{where} was aborted: {first_line}")
+    if said is not None:
+        return evidence(said.weight, said.kind, f"{where} {said.verb}: {first_line}")
     if "Dist" in name or name in ("RuntimeError", "ConnectionError", "ConnectionResetError", "BrokenPipeError"):
         if PEER_GONE.search(text):
             return evidence("echo", FailureKind.WORKER_LOST, f"{where} lost the connection to a peer: {first_line}")
@@ -155,8 +160,10 @@ def of_death(
     log_tail: Sequence[str] = (),
     kernel_oom: bool = False,
     why: str = "",
+    is_explained: bool = False,
 ) -> Evidence:
-    """Evidence of a process that is gone. `code`: exit status, negative for a signal, None when nobody knows; `why`: what else is known.
+    """Evidence of a process that is gone. `code`: exit status, negative for a signal, None when nobody knows; `why`: what else is known;
+    `is_explained`: whether its log has said why, so that words in its last lines say nothing more.
 
     `kernel_oom`: the kernel's out-of-memory killer has struck since the trial began. An unprivileged process cannot read which process
     it killed, so a SIGKILL (or a launcher's log line about one) at the same time is attributed to it: an inference.
@@ -172,11 +179,13 @@ def of_death(
     if code is None:
         lost = place(rank, step, phase, "was lost")
         return evidence("death", FailureKind.WORKER_LOST, f"{lost}: {why or 'its host is lost'}", why)
-    if kernel_oom and (code == -signal.SIGKILL or code == _SHELL_KILLED or (code > 0 and _KILLED.search(text))):
+    code, passed_on = died_of(code), f" (exit code {code})" if died_of(code) != code else ""
+    if kernel_oom and (code == -signal.SIGKILL or (code > 0 and _KILLED.search(text))):
         message = f"{where} was killed by the kernel: the machine ran out of memory"
         return evidence("memory", FailureKind.OUT_OF_MEMORY, message, "SIGKILL by the kernel's out-of-memory killer")
+    says_memory = not is_explained and lacks_memory(text)
     if code >= 0:
-        if _OUT_OF_MEMORY.search(text):
+        if says_memory:
             return evidence(
                 "memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory and ended", f"exit code {code}"
             )
@@ -188,11 +197,17 @@ def of_death(
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    if name in ("SIGABRT", "SIGSEGV", "SIGBUS") and _OUT_OF_MEMORY.search(text):
+    if name in ("SIGABRT", "SIGSEGV", "SIGBUS") and says_memory:
         return evidence("memory", FailureKind.OUT_OF_MEMORY, f"{where} ran out of memory and died of {name}", name)
     if name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"):
-        return evidence("death", FailureKind.ERROR, f"{where} crashed with {name}", name)
-    return evidence("death", FailureKind.WORKER_LOST, f"{where} was killed by {name}", name)
+        return evidence("death", FailureKind.ERROR, f"{where} crashed with {name}{passed_on}", name)
+    return evidence("death", FailureKind.WORKER_LOST, f"{where} was killed by {name}{passed_on}", name)
+
+
+def died_of(code: int) -> int:
+    """The signal, as a negative number, that an exit status passes on: shells end with 128 + n, Python's launchers by `sys.exit(-n)`, which is 256 - n.
+    Any other status as it is."""
+    return next((-number for number in _FATAL if code in (128 + number, 256 - number)), code)
 
 
 def follows(evidence: Evidence, earlier: Iterable[Evidence], *, has_aborted: bool) -> bool:

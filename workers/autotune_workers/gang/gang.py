@@ -58,7 +58,7 @@ class Gang:
         self._patience = patience = patience or Patience()
         self._faults = [to_plain(f) for f in faults]
         self._members = [Member(heard_s=now_s) for _ in range(self.size)]
-        self._deadlines = Deadlines(request.measure, now_s)
+        self._deadlines = Deadlines(request.measure, now_s, compiles=request.config.compile)
         self._ladder = Ladder(self._members, run=run, patience=patience, clean_up_s=request.measure.step_timeout_s)
         self._evidence: list[Evidence] = []
         self._series = StepSeries(request)

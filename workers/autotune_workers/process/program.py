@@ -15,6 +15,7 @@ from autotune.cost import training_flops_per_token
 from autotune.ports import AttemptEnded, StepsReported, TrialRequest
 from autotune.spec import Failure, FailureKind, Measurement
 from autotune.stopping import trial_decision
+from autotune.trainers.pattern_proposals import propose_patterns
 from autotune.trainers.trainer import LineReader
 from autotune_workers.gang.failure_kind import divergence, weigh
 from autotune_workers.process.failure_cause import CauseReader
@@ -105,10 +106,23 @@ class ProgramTrial:
             self._fail(FailureKind.TIMEOUT, law, step=done or None)
         elif not done and now_s - self._launched_s >= measure.start_timeout_s:
             law = f"the log says no first step within start_timeout_s={measure.start_timeout_s:g}"
-            self._fail(FailureKind.HANG, law)
+            if why := self._still_builds():
+                self._fail(FailureKind.TIMEOUT, f"{law}: {why}; raise measure.start_timeout_s")
+            else:
+                self._fail(FailureKind.HANG, law)
         elif done and now_s - self._progress_s >= measure.step_timeout_s:
             law = f"the log says no step after step {done - 1} within step_timeout_s={measure.step_timeout_s:g}"
             self._fail(FailureKind.HANG, law, step=done)
+
+    def _still_builds(self) -> str:
+        """Why it may still be preparing its first step; empty where nothing speaks for that. A log that has step lines which nobody reads is no
+        compiler's."""
+        if any(cause.is_building for cause in self._causes):
+            return "its last lines are of a compiler that is still at work"
+        is_unread = any(propose_patterns(cause.last_lines) for cause in self._causes)
+        return (
+            "" if is_unread or not self.request.config.compile else "with compile its first step may still be compiling"
+        )
 
     def cancel(self) -> None:
         """Ends the attempt as cancelled, unless it is already ending."""
@@ -125,7 +139,9 @@ class ProgramTrial:
             return AttemptEnded(id=self.request.id, cancelled=True)
         failure = self._cause(ends)
         if failure is not None and not failure.log_tail:
-            failure = replace(failure, log_tail=log_tail(ends))
+            # what a program says when it is told to end is no evidence: `SignalException: Process 71 got signal: 15`
+            heard = [replace(end, log_tail=self._causes[end.node].last_lines) if self.ending else end for end in ends]
+            failure = replace(failure, log_tail=log_tail(heard))
         stopped = "" if failure else self._stopped
         return AttemptEnded(id=self.request.id, failure=failure, measurement=self._measured(ends), stopped=stopped)
 

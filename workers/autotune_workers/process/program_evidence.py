@@ -100,9 +100,17 @@ def _of_node(end: NodeEnd, causes: CauseReader, steps_done: int, nodes: int) -> 
         is_named = nodes == 1 or (end.address and end.address in end.gone)
         why = end.gone if is_named else f"{where}: {end.gone}"
         return of_death(rank=None, code=None, step=step, log_tail=end.log_tail, why=why)
-    death = of_death(rank=None, code=end.code, step=step, log_tail=end.log_tail, kernel_oom=end.kernel_oom)
     told = weigh(causes.evidence(causes.steps_heard, kernel_oom=end.kernel_oom))  # what peers did later says nothing
-    if told is None or (death.weight == "memory" and told.weight != "memory"):
+    is_explained = told is not None and told.weight not in ("echo", "timeout")
+    death = of_death(
+        rank=None,
+        code=end.code,
+        step=step,
+        log_tail=end.log_tail,
+        kernel_oom=end.kernel_oom,
+        is_explained=is_explained,
+    )
+    if told is None or (death.weight == "memory" and told.weight not in ("memory", "verdict")):
         evidence = death
     elif told.weight == "echo":
         evidence = replace(death, message=f"{death.message}: {told.exception}"[:400], log_tail=told.log_tail)

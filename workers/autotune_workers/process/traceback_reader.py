@@ -25,9 +25,12 @@ MORE_LINES = 4
 """lines of an exception's text that are kept after its first"""
 _HEADER = re.compile(r"(?P<before>.*?)(?P<box>╭─* ?)?Traceback \(most recent call last\)")
 _EXCEPTION = re.compile(
-    r"^(?P<name>(?:\w+\.)+[A-Za-z]\w*|[A-Z]\w*[A-Z]\w*|[A-Z]\w*(?:Error|Exception))(?:: ?(?P<text>.*))?$"
+    r"^(?P<name>(?:\w+\.)+[A-Za-z_]\w*|[A-Z]\w*[A-Z]\w*|[A-Z]\w*(?:Error|Exception)|Exception)(?:\((?P<inner>\w+)\))?(?:: ?(?P<text>.*))?$"
 )
-"""a dotted name, or a word with two capitals or the usual ending: `loss: 2.3` of another rank is none"""
+"""a dotted name, or a word with two capitals or the usual ending: `loss: 2.3` of another rank is none; Ray has the name of the exception that it
+passes on in parentheses, and that one's traceback behind it"""
+_GOES_ON = re.compile(r"^(nccl\w+: |Last error:|Original Traceback)")
+"""lines by which NCCL's and torch's exceptions go on"""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _THROWN = re.compile(r"^terminate called after throwing an instance of '(?P<name>.+)'")
 _WHAT = re.compile(r"^\s*what\(\):\s*(?P<text>.*)")
@@ -116,7 +119,13 @@ class TracebackReader:
         found = _EXCEPTION.match(text)
         if found is None:  # a line of somebody else in between
             return
-        self.raised[-1].chain.append((found["name"], (found["text"] or "").strip()))
+        chain = self.raised[-1].chain
+        if found["inner"]:  # the exception itself comes behind the frames that follow
+            chain.append((found["inner"], ""))
+            return
+        if chain and chain[-1] == (found["name"].rpartition(".")[2], ""):
+            del chain[-1]
+        chain.append((found["name"], (found["text"] or "").strip()))
         self._state, self._more = "text", MORE_LINES
 
     def _goes_on(self, text: str) -> bool:
@@ -126,7 +135,7 @@ class TracebackReader:
             not text.strip()
             or self._more == 0
             or _LOG_RECORD.match(text)
-            or not (self._is_alone or known.endswith((",", ":")))
+            or not (self._is_alone or known.endswith((",", ":")) or _GOES_ON.match(text))
         ):
             return False
         self._more -= 1

@@ -1,0 +1,213 @@
+"""What an exception's name and text say of the kind of a failure: one table, read from the top.
+
+    memory     allocators of torch, NCCL, cuBLAS, cuDNN, HIP, numpy and the kernel; Ray's memory monitor
+    diverged   trainers that end a run because a loss or a gradient is not a number, or because the loss scale is used up
+    timeout    rendezvous, heartbeats, barriers and NCCL's watchdog
+    lost       a process or a node that is gone, as Ray and torch's agent tell it
+    refused    parsers and validators of settings: these count before the first step only, because later ones are about data
+
+Words of memory in a `ValueError` and its like are advice ("if you run out of memory, ..."), and count for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import NamedTuple, final
+
+from autotune.spec import FailureKind
+
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemory|(can't|cannot) allocate memory|std::bad_alloc|unable to allocate|not enough memory"
+    r"|STATUS_?ALLOC_?FAILED|HOST_ALLOCATION_FAILED|failed to (cuda |hip )?(host )?[mc]?alloc\b"
+    r"|failed to allocate (?!\w* ?(ports?|ids?|address|name|slot)\b)|no executable batch size found"
+    r"|node running low on memory|no available memory for the cache",
+    re.IGNORECASE,
+)
+"""a text that says that memory could not be had"""
+_NO_SIZE = re.compile(r"more than 1EB memory|tried to allocate \d+ ?(EiB|EB)\b", re.IGNORECASE)
+"""a size that no machine has: a damaged number, as a broken collective leaves it behind"""
+_OTHER_MEMORY = re.compile(r"ibv_(reg|create)\w*.{0,80}cannot allocate memory|memlock|shared memory", re.IGNORECASE)
+"""limits of locked, shared and on-chip memory, which no smaller batch mends"""
+_ADVICE = re.compile(
+    r"\b(if|when|whenever|in case|avoid\w*|prevent\w*|against|may|might|could(?! not)|can(?! not)(?!')|would|should|hint|tip|note|reduce\w*|risk)\b.{0,80}$",
+    re.IGNORECASE,
+)
+"""what stands before words of memory that only advise"""
+_OF_PROGRAMMERS = frozenset(
+    [
+        "ValueError",
+        "TypeError",
+        "KeyError",
+        "IndexError",
+        "AttributeError",
+        "NameError",
+        "UnboundLocalError",
+        "ImportError",
+        "ModuleNotFoundError",
+        "AssertionError",
+        "NotImplementedError",
+        "SyntaxError",
+        "IndentationError",
+        "FileNotFoundError",
+        "PermissionError",
+        "UnicodeDecodeError",
+        "StopIteration",
+    ]
+)
+"""exceptions that no allocator raises"""
+_NOT_OF_VALUES = _OF_PROGRAMMERS - {"ValueError", "AssertionError"}
+"""exceptions that nobody raises for a loss"""
+
+_NOT_FINITE = r"(?<![\w-])-?(nans?|inf|infs|infinite|infinity|non-?finite|not finite)(?![\w-])"
+_TRAINED = r"(loss(es)?|grad(ient)?s?|grad[_ ]norm|norm|loss[_ ]scale|logits?|activations?|weights?|param(eter)?s?|updates?|probability tensor)"
+_DIVERGED = re.compile(
+    rf"\b{_TRAINED}\b.{{0,80}}?{_NOT_FINITE}|{_NOT_FINITE}.{{0,80}}?\b{_TRAINED}\b"
+    r"|loss scale (is )?already at minimum|minimum loss scale (has been )?reached|unexpected result -?(nan|inf)\b"
+    r"|returned (nan|inf) values in its|\bloss (has )?(diverged|exploded)|detected nan and/or inf values|training (has )?diverged",
+    re.IGNORECASE,
+)
+_ASKS_FINITE = re.compile(r"\b(isnan|isfinite|isinf|is_nan|is_finite)\b")
+"""a line of code that asserts it"""
+DIVERGED_LINE = re.compile(
+    rf"\bloss(es)?\b.{{0,40}}{_NOT_FINITE}.{{0,80}}\b(stop|abort|exit|terminat)\w*"
+    rf"|\b(stop|abort|exit|terminat)\w*.{{0,60}}{_NOT_FINITE}",
+    re.IGNORECASE,
+)
+"""a line with which a program ends itself, without an exception: `Loss is nan, stopping training`"""
+
+TIMED_OUT = re.compile(
+    r"collective operation timeout|watchdog('s)? (thread )?(got stuck|.{0,40}timeout)|heartbeat\w*.{0,40}tim(ed|e) ?out"
+    r"|timed out (after .{1,30} )?waiting for clients|(client )?socket has timed out|socket timeout|wait timeout after"
+    r"|timed out (initializing process group|in store based barrier)|failed to pass monitoredbarrier"
+    r"|monitored ?barrier.{0,80}tim(ed|e) ?out|rendezvous.{0,80}tim(ed|e) ?out|tim(ed|e) ?out.{0,80}rendezvous",
+    re.IGNORECASE,
+)
+"""somebody did not come to where the others waited"""
+_TIMEOUT_NAMES = frozenset({"RendezvousTimeoutError", "GetTimeoutError", "NCCLTimeoutError"})
+_LOST_NAMES = frozenset(
+    [
+        "ActorDiedError",
+        "RayActorError",
+        "WorkerCrashedError",
+        "NodeDiedError",
+        "LocalRayletDiedError",
+        "RayletDiedError",
+        "OwnerDiedError",
+        "ActorUnavailableError",
+        "ObjectLostError",
+        "NodePreemptedError",
+    ]
+)
+"""Ray's, for a process or a node that is gone"""
+_REFUSALS = re.compile(
+    r"^(pydantic(_core|_settings)?\.|omegaconf\.errors\.|hydra\.errors\.(Config|Override|Missing|Hydra\w*Config)|jsonargparse\.|argparse\.Argument"
+    r"|click\.exceptions\.|typer\.|absl\.flags\.|tyro\.|dacite\.exceptions\.|draccus\.|simple_parsing\.|jsonschema\.exceptions\.|marshmallow\."
+    r"|cattrs?\.(errors|v)|confuse\.|voluptuous\.|strictyaml\.)"
+)
+"""modules of parsers and validators"""
+_REFUSAL_NAMES = frozenset(
+    [
+        "ConfigAttributeError",
+        "ConfigKeyError",
+        "ConfigTypeError",
+        "ConfigCompositionException",
+        "MissingMandatoryValue",
+        "MissingConfigException",
+        "OverrideParseException",
+        "UnrecognizedFlagError",
+        "IllegalFlagValueError",
+        "NSKeyError",
+        "ArgumentError",
+        "BadParameter",
+        "NoSuchOption",
+        "UsageError",
+    ]
+)
+"""their names, where a log has them without a module"""
+_REFUSAL_TEXTS = re.compile(
+    r"(keys|arguments) are not used by the HfArgumentParser|\bNon-existent config key\b|^\d+ validation errors? for "
+)
+
+_SIGNALS = (
+    re.compile(r"<Signals\.(?P<name>SIG[A-Z]+)"),
+    re.compile(
+        r"(?:terminated|killed|died|exited|crashed)\b.{0,30}\b(?P<name>SIG(?:KILL|SEGV|ABRT|BUS|TERM|ILL|FPE))\b"
+    ),
+    re.compile(r"(?:(?:got|by|on|with) |\()signal:? (?P<number>\d{1,2})\b", re.IGNORECASE),
+    re.compile(r"is killed by signal: (?P<word>Killed|Segmentation fault|Bus error|Aborted|Terminated)"),
+)
+_WORDS = {
+    "Killed": signal.SIGKILL,
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Aborted": signal.SIGABRT,
+    "Terminated": signal.SIGTERM,
+}
+"""how shells and launchers name what a process died of"""
+
+
+@final
+class Judged(NamedTuple):
+    """What is made of an exception."""
+
+    weight: str
+    """one of `failure_kind.WEIGHTS`"""
+    kind: FailureKind
+    verb: str
+    """what stands between who and the text"""
+
+
+def judged(name: str, text: str, *, code: str = "", is_started: bool = False) -> Judged | None:
+    """What the exception says by itself; None where only its circumstances can tell. `code`: the line that raised it; `is_started`: whether a step
+    was done before."""
+    short = name.rpartition(".")[2].rpartition(":")[2]
+    is_trusted = short not in _OF_PROGRAMMERS
+    if _NO_SIZE.search(text):
+        return Judged("echo", FailureKind.ERROR, "asked for a size that no machine has")
+    is_named = short in ("MemoryError", "OutOfMemoryError") or short.endswith(("OutOfMemoryError", "MemoryError"))
+    says_memory = is_trusted and lacks_memory(text)
+    if is_named or says_memory or re.search("no available memory for the cache", text, re.IGNORECASE):
+        return Judged("memory", FailureKind.OUT_OF_MEMORY, "ran out of memory")
+    is_assertion = short == "AssertionError" and not text and _ASKS_FINITE.search(code) is not None
+    if short not in _NOT_OF_VALUES and (_DIVERGED.search(text) or short == "OLMoNonFiniteError" or is_assertion):
+        return Judged("exception", FailureKind.DIVERGED, "ended because training diverged")
+    if short in _TIMEOUT_NAMES or (is_trusted and TIMED_OUT.search(text)):
+        return Judged("timeout", FailureKind.HANG, "waited for others until it timed out")
+    if short in _LOST_NAMES:
+        return Judged("death", FailureKind.WORKER_LOST, "lost a process")
+    if short == "SignalException":
+        return Judged("death", FailureKind.WORKER_LOST, "was ended by a signal")
+    if not is_started and (_REFUSALS.match(name) or short in _REFUSAL_NAMES or _REFUSAL_TEXTS.search(text)):
+        return Judged("verdict", FailureKind.INVALID, "refused its settings")
+    return None
+
+
+def lacks_memory(text: str) -> bool:
+    """Whether a line of it says that memory could not be had, and does not only advise."""
+    for line in text.splitlines():
+        found = OUT_OF_MEMORY.search(line)
+        if (
+            found
+            and not _OTHER_MEMORY.search(line)
+            and not _NO_SIZE.search(line)
+            and not _ADVICE.search(line[: found.start()])
+        ):
+            return True
+    return False
+
+
+def signal_named(text: str) -> int | None:
+    """The signal by which a text says that a process died; None where it says none."""
+    for pattern in _SIGNALS:
+        if (found := pattern.search(text)) is not None:
+            groups = found.groupdict()
+            if groups.get("name"):
+                return int(getattr(signal, groups["name"], 0)) or None
+            return int(groups["number"]) if groups.get("number") else int(_WORDS[groups["word"]])
+    return None
+
+
+def signal_worded(word: str) -> int | None:
+    """The signal of a shell's word: `Killed`, `Segmentation fault`."""
+    return next((int(number) for said, number in _WORDS.items() if word.startswith(said)), None)
